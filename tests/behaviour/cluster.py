@@ -22,7 +22,7 @@ from slurm_watchdog.model.protocol import (
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 EPOCH = 1_700_000_000.0
@@ -135,6 +135,7 @@ class Scripted:
     away: bool = False
     silent: set[str] = field(default_factory=set)
     """Nodes whose agents say nothing."""
+    reservations: dict[str, Reservation] = field(default_factory=dict)
     leftovers: list[Leftover] = field(default_factory=list)
     files: dict[tuple[str, str], str] = field(default_factory=dict)
     """(node, path) -> content: kill switches."""
@@ -401,6 +402,31 @@ class Scripted:
             self.nodes[node.name] = replace(now, state="IDLE", reason="", reason_at=None)
 
         self._request("undrain", f"undrain {node.name}", effect)
+
+    async def read_reservations(self) -> tuple[Reservation, ...]:
+        self._answer_or_not()
+        return tuple(self.reservations.values())
+
+    async def reserve_node(self, node: str, name: str) -> None:
+        self._arrives("reserve_node")
+        if name in self.reservations:
+            raise SlurmUnavailable("Reservation name is a duplicate")
+
+        def effect() -> None:
+            self.reservations[name] = Reservation(name=name, start_at=EPOCH, end_at=EPOCH, nodes=(node,), flags=("MAINT",))
+            self.nodes[node] = replace(self.nodes[node], state="IDLE+MAINT+RESERVED")
+
+        self._request("reserve", f"reserve {node}", effect)
+
+    async def delete_reservation(self, name: str) -> None:
+        self._arrives("delete_reservation")
+        (node,) = self.reservations[name].nodes
+
+        def effect() -> None:
+            del self.reservations[name]
+            self.nodes[node] = replace(self.nodes[node], state="IDLE")
+
+        self._request("unreserve", f"unreserve {node}", effect)
 
     # ---------------------------------------------------------------------------------------- agents
 

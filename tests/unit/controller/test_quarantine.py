@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from msgspec.structs import replace
@@ -16,7 +17,7 @@ from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
+from slurm_watchdog.model.quarantine import RESERVED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.behaviour.cluster import EPOCH, Scripted
 from tests.builders.node_past import event
@@ -33,7 +34,8 @@ class Killed(BaseException):
 class Cluster:
     """Four nodes, of which n1 is suspect; the controller may be killed at its n-th step towards the world."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, by: Literal["drain", "reservation"] = "drain") -> None:
+        self.policy = POLICY.model_copy(update={"quarantine_by": by})
         self.now, self.steps, self.dies_at = 10.0, 0, -1
         self.slurm = DyingSlurm(now=lambda: self.now)
         self.slurm.point = self.point
@@ -49,20 +51,32 @@ class Cluster:
             raise Killed
 
     def says(self, kind: str, name: str = "t1", place: str = "") -> None:
+        self.says_of("n1", kind, name, place)
+
+    def says_of(self, node: str, kind: str, name: str, place: str = "") -> None:
         self.now += 1.0
-        key = f"{kind}:root:{name}:n1:{place}"
-        event = NodeEvent(key=key, node="n1", kind=kind, at=EPOCH + self.now, what=f"{kind} {name}")
+        key = f"{kind}:root:{name}:{node}:{place}"
+        event = NodeEvent(key=key, node=node, kind=kind, at=EPOCH + self.now, what=f"{kind} {name}")
         self.journal.node_events.save(event)
 
     def sweep(self, suspects: tuple[tuple[str, str], ...] = SUSPECT, *, drains: bool = True) -> None:
         """A round; a controller that dies in it is started again."""
         self.now += 60.0
-        record = self.journal.node_events.save
-        tools = QuarantineTools(self.journal, self.slurm, POLICY, record, lambda: EPOCH + self.now)
+        tools = QuarantineTools(self.journal, self.slurm, self.policy, self.record, lambda: EPOCH + self.now)
         try:
             asyncio.run(sweep(tools, suspects, tuple(self.slurm.nodes.values()), drains=drains))
         except Killed:
             self.dies_at = -1
+
+    def record(self, event: NodeEvent) -> None:
+        self.point()
+        self.journal.node_events.save(event)
+        self.point()
+
+    def told(self) -> list[str]:
+        """What the history of n1 says of its quarantine."""
+        ours = (NodeEventKind.QUARANTINED, NodeEventKind.MENDED)
+        return [each.what for each in self.journal.node_events.of_node(("n1",)) if each.kind in ours]
 
     def all(self) -> list[Quarantine]:
         return self.journal.quarantines.of_node("n1")
@@ -85,6 +99,16 @@ class DyingSlurm(Scripted):
         await super().undrain_node(node)
         self.point()
 
+    async def reserve_node(self, node: str, name: str) -> None:
+        self.point()
+        await super().reserve_node(node, name)
+        self.point()
+
+    async def delete_reservation(self, name: str) -> None:
+        self.point()
+        await super().delete_reservation(name)
+        self.point()
+
 
 class DyingQuarantines(SqlQuarantines):
     def __init__(self, database: Database, point: Callable[[], None]) -> None:
@@ -96,8 +120,8 @@ class DyingQuarantines(SqlQuarantines):
         work()
         self.point()
 
-    def intend(self, node: str, incident_id: str, reason: str, at: float) -> None:
-        self._die_around(lambda: super(DyingQuarantines, self).intend(node, incident_id, reason, at))
+    def intend(self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None) -> None:
+        self._die_around(lambda: super(DyingQuarantines, self).intend(node, incident_id, reason, at, reservation))
 
     def drained(self, quarantine_id: int, reason_at: float | None) -> None:
         self._die_around(lambda: super(DyingQuarantines, self).drained(quarantine_id, reason_at))
@@ -194,19 +218,34 @@ def test_an_answer_of_slurm_that_was_lost_is_looked_for_and_the_node_drained_onc
     assert cluster.done == ["drain n1"] and cluster.all()[0].state is QuarantineState.DRAINED
 
 
-@pytest.mark.parametrize("point", range(1, 11))
-def test_wherever_the_controller_dies_the_node_is_drained_once_and_returned_once(cluster: Cluster, point: int) -> None:
-    cluster.dies_at = point
-    for _ in range(3):
-        cluster.sweep()
-    assert cluster.done == ["drain n1"]
-    assert [each.state for each in cluster.all()] == [QuarantineState.DRAINED]
-    cluster.says("test_passed")
-    for _ in range(3):
-        cluster.sweep(())
-    assert cluster.done == ["drain n1", "undrain n1"]
-    assert [each.state for each in cluster.all()] == [QuarantineState.RETURNED]
-    assert cluster.dies_at == -1, "it died"
+@pytest.mark.parametrize(
+    ("by", "done"), [("drain", ["drain n1", "undrain n1"]), ("reservation", ["reserve n1", "unreserve n1"])]
+)
+def test_wherever_the_controller_dies_the_node_is_taken_once_and_returned_once(
+    tmp_path: Path, by: Literal["drain", "reservation"], done: list[str]
+) -> None:
+    """Before and after every write, every event of the node and every request to Slurm, until one is not reached."""
+    for point in range(1, 100):
+        (tmp_path / str(point)).mkdir()
+        cluster = Cluster(tmp_path / str(point), by)
+        cluster.dies_at = point
+        for _ in range(3):
+            cluster.sweep()
+        assert cluster.done == done[:1]
+        assert [each.state for each in cluster.all()] == [QuarantineState.DRAINED]
+        cluster.says("test_passed")
+        for _ in range(3):
+            cluster.sweep(())
+        assert cluster.done == done and cluster.slurm.reservations == {}
+        assert [each.state for each in cluster.all()] == [QuarantineState.RETURNED]
+        assert [what.partition(" ")[0].rstrip(":") for what in cluster.told()] == [
+            f"{by}ed".replace("reservation", "reserv"),
+            "returned",
+        ]
+        cluster.journal.close()
+        if cluster.dies_at != -1:
+            break
+    assert point == 15
 
 
 def test_a_node_that_somebody_drains_between_the_intent_and_the_drain_is_his(cluster: Cluster) -> None:
@@ -215,6 +254,55 @@ def test_a_node_that_somebody_drains_between_the_intent_and_the_drain_is_his(clu
     cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], state="IDLE+DRAIN", reason="ann", reason_at=1.0)
     cluster.sweep()
     assert cluster.done == [] and cluster.all()[0].state is QuarantineState.LEFT
+
+
+@pytest.fixture
+def reserving(tmp_path: Path) -> Iterator[Cluster]:
+    found = Cluster(tmp_path, "reservation")
+    yield found
+    found.journal.close()
+
+
+def test_a_reservation_that_somebody_deletes_or_changes_is_left_to_him(reserving: Cluster) -> None:
+    reserving.sweep()
+    ((name, ours),) = reserving.slurm.reservations.items()
+    assert name.startswith(RESERVED_MARK) and "n1-i1-" in name
+    reserving.slurm.reservations[name] = replace(ours, nodes=("n1", "n2"))
+    reserving.says("test_passed")
+    reserving.sweep()
+    assert reserving.all()[0].state is QuarantineState.LEFT and name in reserving.slurm.reservations
+    del reserving.slurm.reservations[name]
+    reserving.says("gpu_fault", "f2")
+    reserving.slurm.nodes["n1"] = replace(reserving.slurm.nodes["n1"], state="IDLE")
+    reserving.sweep()
+    reserving.slurm.reservations.clear()
+    reserving.sweep()
+    assert [each.state for each in reserving.all()] == [QuarantineState.LEFT] * 2
+    assert reserving.done == ["reserve n1", "reserve n1"]
+
+
+def test_a_reserved_node_counts_in_the_budget_and_a_drain_of_somebody_stays_when_it_is_returned(
+    reserving: Cluster,
+) -> None:
+    reserving.sweep()
+    reserving.says_of("n2", "gpu_fault", "f2")
+    reserving.sweep((("n1", "i1"), ("n2", "i2")))
+    assert reserving.done == ["reserve n1"]
+    reserving.slurm.nodes["n1"] = replace(reserving.slurm.nodes["n1"], state="IDLE+DRAIN", reason="ann", reason_at=1.0)
+    reserving.says("test_passed")
+    reserving.sweep(())
+    assert reserving.done == ["reserve n1", "unreserve n1"]
+    assert reserving.all()[0].state is QuarantineState.RETURNED
+
+
+@pytest.mark.parametrize("fate", ["done", "not done"])
+def test_an_answer_about_a_reservation_that_was_lost_is_looked_for_and_it_is_made_once(
+    reserving: Cluster, fate: str
+) -> None:
+    reserving.slurm.loses["reserve"] = [fate]
+    reserving.sweep()
+    reserving.sweep()
+    assert reserving.done == ["reserve n1"] and reserving.all()[0].state is QuarantineState.DRAINED
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,12 @@ def test_what_is_asked_for_is_chosen_and_what_is_not_free_to_be_tested_has_a_rea
     assert found.after == ("7" if asked.job else "")
 
 
+def test_a_node_that_we_keep_in_a_reservation_is_as_good_as_drained_by_us_unless_somebody_else_drained_it() -> None:
+    reserved = SlurmNode(name="n6", address="n6", state="IDLE+MAINT+RESERVED", partitions=("main",))
+    found = choose_nodes(Selection(drained_by_us=True), SlurmView(jobs=(), nodes=(*NODES, reserved)), {"n4", "n6"})
+    assert [node.name for node in found.nodes] == ["n3", "n6"]
+
+
 @pytest.mark.parametrize("asked", [Selection(names=("n9",)), Selection(job="8"), Selection(partition="none")])
 def test_what_slurm_does_not_know_is_refused_with_a_sentence(asked: Selection) -> None:
     with pytest.raises(ValueError, match=r"Slurm knows no|No node fits"):

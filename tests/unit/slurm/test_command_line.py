@@ -127,6 +127,23 @@ def test_a_node_name_can_not_be_another_argument(client: Client) -> None:
         asyncio.run(client("exit 0").set_excluded_nodes("1", ["n1", "n2 Nodelist=n3"]))
 
 
+def test_a_node_is_reserved_for_root_and_a_reservation_s_name_can_not_be_another_argument(
+    client: Client, tmp_path: Path
+) -> None:
+    slurm = client('echo "$@" >> "$T/called"')
+    asyncio.run(slurm.reserve_node("n1", "slurm-watchdog-suspect-n1-0a-7"))
+    asyncio.run(slurm.delete_reservation("slurm-watchdog-suspect-n1-0a-7"))
+    for name in ("", "theirs,mine", "a Nodes=ALL", "=x"):
+        for call in (slurm.reserve_node("n1", name), slurm.delete_reservation(name)):
+            with pytest.raises(SlurmRefused, match="no name of a reservation"):
+                asyncio.run(call)
+    assert (tmp_path / "called").read_text().splitlines() == [
+        "create reservation ReservationName=slurm-watchdog-suspect-n1-0a-7 Nodes=n1 Users=root StartTime=now Duration=525600 "
+        "Flags=MAINT,IGNORE_JOBS",
+        "delete reservation=slurm-watchdog-suspect-n1-0a-7",
+    ]
+
+
 def test_the_outcome_of_each_request_is_counted(client: Client) -> None:
     seen: list[tuple[str, str]] = []
     slurm = client(

@@ -74,7 +74,7 @@ class Options:
 @click.option(
     "--drained-by-us",
     is_flag=True,
-    help="Nodes that slurm-watchdog drained, by a reservation, as an administrator; of NODES also idle ones, as peers.",
+    help="Nodes that slurm-watchdog drained or reserved, as an administrator; of NODES also idle ones, as peers.",
 )
 @click.option("--only", metavar="PART,…", help="Of: cpu memory disk mount gpu site_check network. [default: all]")
 @click.option("--seconds", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Of each figure.")
@@ -186,6 +186,7 @@ def _selection(asked: Options) -> Selection:
 async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen, Report]:
     """Chooses the nodes and tests them; SIGINT and SIGTERM cancel it, and with it its jobs."""
     from slurm_watchdog.config.types import parse_duration
+    from slurm_watchdog.model.quarantine import RESERVED_MARK
     from slurm_watchdog.nodetest import out_of_service, past
     from slurm_watchdog.nodetest.conduct import Terms, conduct
     from slurm_watchdog.nodetest.select import choose_nodes
@@ -205,7 +206,11 @@ async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen,
     place, cluster = state_home(Path.home(), os.environ), config.cluster_name
     reservations = Reservations(commands, _user())
     await out_of_service.put_back_what_was_left(client, reservations, place, _say)
-    chosen = choose_nodes(_selection(asked), await client.read_view())
+    selection, reserved = _selection(asked), frozenset[str]()
+    if asked.drained_by_us:
+        ours = [each for each in await client.read_reservations() if each.name.startswith(RESERVED_MARK)]
+        reserved = frozenset(node for each in ours for node in each.nodes)
+    chosen = choose_nodes(selection, await client.read_view(), reserved)
     placement = _placement(asked, chosen)
 
     def earlier(models: Mapping[str, str]) -> Mapping[str, list[Mapping[str, float]]]:

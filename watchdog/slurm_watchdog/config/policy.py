@@ -144,6 +144,11 @@ class Policy(Section):
         description="Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), "
         "and given back when an operator's test passes or they are mended.",
     )
+    quarantine_by: Literal["drain", "reservation"] = Field(
+        "drain",
+        description="How: drain, or a reservation of their own for maintenance (users=root, flags=MAINT,IGNORE_JOBS), "
+        "which is deleted when the node is given back.",
+    )
     renamed_nodes: dict[str, str] = Field(
         {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
     )

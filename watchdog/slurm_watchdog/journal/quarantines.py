@@ -17,9 +17,10 @@ class SqlQuarantines:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def intend(self, node: str, incident_id: str, reason: str, at: float) -> None:
-        """Write down that a node is about to be drained. One that is in quarantine already stays as it is."""
-        row = {"node": node, "incident_id": incident_id, "reason": plain(reason), "at": at}
+    def intend(self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None) -> None:
+        """Write down that a node is about to be drained, or kept in `reservation`. One that is in quarantine already
+        stays as it is."""
+        row = {"node": node, "incident_id": incident_id, "reason": plain(reason), "at": at, "reservation": reservation}
         open_ones = sa.select(QUARANTINES.c.id).where(QUARANTINES.c.node == node, QUARANTINES.c.ended_at.is_(None))
         with self._database.transaction() as sql:
             if sql.execute(open_ones).first() is None:
@@ -27,7 +28,7 @@ class SqlQuarantines:
                 sql.execute(sa.insert(QUARANTINES).values(row | more))
 
     def drained(self, quarantine_id: int, reason_at: float | None) -> None:
-        """Slurm has our drain, since this time."""
+        """Slurm has our drain, since this time; or our reservation."""
         values = {"state": QuarantineState.DRAINED.value, "reason_at": reason_at}
         self._change(quarantine_id, values)
 

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.database import JournalError
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 10
+SCHEMA_VERSION = 11
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -180,6 +180,7 @@ QUARANTINES = sa.Table(
     sa.Column("reason_at", sa.Float),
     sa.Column("ended_at", sa.Float, index=True),
     sa.Column("ended_why", sa.Text, nullable=False),
+    sa.Column("reservation", sa.String(350)),
 )
 """Suspect nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
 
@@ -264,9 +265,15 @@ def _to_10(sql: sa.Connection) -> None:
     JOB_RUNS.create(sql, checkfirst=True)
 
 
+def _to_11(sql: sa.Connection) -> None:
+    """Suspect nodes that are kept in a reservation."""
+    if all(column["name"] != "reservation" for column in sa.inspect(sql).get_columns("quarantines")):
+        sql.execute(sa.text("ALTER TABLE quarantines ADD COLUMN reservation VARCHAR(350)"))
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
 MIGRATIONS: Final[Migrations] = {
-    1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9, 9: _to_10,
+    1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9, 9: _to_10, 10: _to_11,
 }  # fmt: skip
 """From version n to n + 1, in the same transaction as the new version number."""
 

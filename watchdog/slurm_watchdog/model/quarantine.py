@@ -11,15 +11,19 @@ class QuarantineState(StrEnum):
     INTENDED = "intended"
     """Written down; Slurm may have been asked or not."""
     DRAINED = "drained"
-    """Slurm has our drain."""
+    """Slurm has our drain, or our reservation."""
     RETURNED = "returned"
     """Given back: it was tested or mended."""
     LEFT = "left"
     """Somebody else has the node in hand, or it came to no drain."""
 
 
+RESERVED_MARK = "slurm-watchdog-suspect-"
+"""Begins the name of every reservation that keeps a suspect node."""
+
+
 class Quarantine(Struct, frozen=True, kw_only=True):
-    """One node, from the intent to drain it to its end. Times are dates."""
+    """One node, from the intent to take it out of service to its end. Times are dates."""
 
     id: int
     node: str
@@ -29,6 +33,8 @@ class Quarantine(Struct, frozen=True, kw_only=True):
     """Of the drain, as Slurm gets it."""
     at: float
     state: QuarantineState
+    reservation: str | None = None
+    """Its name, of a node that is reserved and not drained."""
     reason_at: float | None = None
     """The time that Slurm gave to our drain."""
     ended_at: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -11,7 +11,7 @@ from slurm_watchdog.model.slurm_states import HOLDS_NODES, USED, is_drained, nod
 DRAIN_MARK = "slurm-watchdog:"
 """Begins the reason of every drain of ours (controller/actions/tools.py)."""
 
-NOT_OURS = "it is not drained by slurm-watchdog, or is in use"
+NOT_OURS = "it is not drained or reserved by slurm-watchdog, or is in use"
 
 
 class Selection(Struct, frozen=True, kw_only=True):
@@ -34,8 +34,9 @@ class Chosen(Struct, frozen=True, kw_only=True):
     """The job that has to end first."""
 
 
-def choose_nodes(asked: Selection, view: SlurmView) -> Chosen:
-    """The nodes, in Slurm's order. Raises ValueError with a sentence where there is nothing to be tested."""
+def choose_nodes(asked: Selection, view: SlurmView, reserved: Collection[str] = ()) -> Chosen:
+    """The nodes, in Slurm's order. `reserved`: those that slurm-watchdog keeps in reservations, as good as drained by
+    it. Raises ValueError with a sentence where there is nothing to be tested."""
     known = {node.name: node for node in view.nodes}
     names, after = list(asked.names), ""
     if asked.job:
@@ -52,12 +53,12 @@ def choose_nodes(asked: Selection, view: SlurmView) -> Chosen:
     left: dict[str, str] = {}
     chosen: list[SlurmNode] = []
     for node in nodes:
-        reason = _why_not(node, asked, named=bool(names))
+        reason = _why_not(node, asked, named=bool(names), reserved=node.name in reserved)
         if reason is None:
             chosen.append(node)
         elif reason and names:
             left[node.name] = reason
-    if asked.drained_by_us and not any(is_drained(node.state) for node in chosen):
+    if asked.drained_by_us and not any(is_drained(node.state) or node.name in reserved for node in chosen):
         left |= {node.name: NOT_OURS for node in chosen}
         chosen = []
     if not chosen and not left:
@@ -65,9 +66,9 @@ def choose_nodes(asked: Selection, view: SlurmView) -> Chosen:
     return Chosen(nodes=tuple(chosen), left=left, after=after)
 
 
-def _why_not(node: SlurmNode, asked: Selection, *, named: bool) -> str | None:
+def _why_not(node: SlurmNode, asked: Selection, *, named: bool, reserved: bool) -> str | None:
     """Why it is not tested; None: it is. `named`: nodes were named, so that idle ones are there to compare with."""
-    ours = is_drained(node.state) and node.reason.startswith(DRAIN_MARK)
+    ours = node.reason.startswith(DRAIN_MARK) if is_drained(node.state) else reserved
     is_idle = starts_jobs(node.state) and "IDLE" in node_words(node.state)
     if asked.drained_by_us:
         fits = (ours and not node_words(node.state) & USED) or (named and is_idle)

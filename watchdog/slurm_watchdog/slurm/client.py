@@ -13,7 +13,7 @@ from typing import Protocol
 
 import msgspec
 
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 
 
 class Refusal(StrEnum):
@@ -129,6 +129,10 @@ class SlurmReads(Protocol):
         """
         ...
 
+    async def read_reservations(self) -> tuple[Reservation, ...]:
+        """Every reservation. Raises SlurmUnavailable."""
+        ...
+
     async def read_script(self, job_id: str) -> bytes:
         """The batch script as it was submitted, of a job that Slurm still remembers.
 
@@ -189,6 +193,15 @@ class SlurmNodeLevers(Protocol):
         Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
         Refused (CHANGED) if it was changed since.
         """
+        ...
+
+    async def reserve_node(self, node: str, name: str) -> None:
+        """A reservation `name` of this node for root, for maintenance: no job of others starts there, those that run
+        there continue. Slurm refuses a name that is there already."""
+        ...
+
+    async def delete_reservation(self, name: str) -> None:
+        """Give the nodes of a reservation back."""
         ...
 
     async def set_node_down(self, node: str, reason: str) -> None:

@@ -32,6 +32,7 @@ from slurm_watchdog.slurm.request_guard import (
     checked_job_id,
     checked_nodes,
     checked_option,
+    checked_reservation,
     checked_signal,
     job_environment,
     not_asked,
@@ -40,9 +41,11 @@ from slurm_watchdog.slurm.request_guard import (
     require_running,
     require_unchanged,
 )
-from slurm_watchdog.slurm.reservation import parse_reservations
+from slurm_watchdog.slurm.reservation import creation, deletion, parse_reservations
 
 ACCESS_LASTS_S = 600.0
+RESERVED_MINUTES = 365 * 24 * 60
+"""Of a reservation that is deleted when its node has passed a test: as long as Slurm's own without an end."""
 
 SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
 
@@ -148,6 +151,19 @@ class CommandLineSlurm:
             await self._update_node(node.name, "State=UNDRAIN")
 
         await self._carry_out("undrain_node", undrain)
+
+    async def reserve_node(self, node: str, name: str) -> None:
+        await self._carry_out(
+            "reserve_node",
+            lambda: self._change(
+                "scontrol", *creation(checked_reservation(name), checked_nodes([node]), "root", RESERVED_MINUTES)
+            ),
+        )
+
+    async def delete_reservation(self, name: str) -> None:
+        await self._carry_out(
+            "delete_reservation", lambda: self._change("scontrol", *deletion(checked_reservation(name)))
+        )
 
     async def set_node_down(self, node: str, reason: str) -> None:
         await self._carry_out(

@@ -20,6 +20,7 @@ T = TypeVar("T")
 Observe = Callable[[str, str], None]
 """Called with the name of each request and how it ended: ok, refused or unavailable."""
 SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
+RESERVATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,349}", re.ASCII)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """Between two listings that fail: an overloaded slurmctld recovers sooner, and one that answers again is
 noticed within a minute."""
@@ -110,6 +111,13 @@ def checked_nodes(nodes: Iterable[str]) -> tuple[str, ...]:
         if not parse.NODE_NAME.fullmatch(node):
             raise not_asked(f"{node[:80]!r} is no name of a node")
     return names
+
+
+def checked_reservation(name: str) -> str:
+    """`name` if it may name a reservation; raises SlurmRefused."""
+    if not RESERVATION_NAME.fullmatch(name):
+        raise not_asked(f"{name[:80]!r} is no name of a reservation")
+    return name
 
 
 def checked_signal(signal: str) -> str:

@@ -15,6 +15,19 @@ DEADLINE_S = 20.0
 """Of a request, as slurm.deadline is shipped."""
 
 
+def creation(name: str, nodes: Sequence[str], user: str, minutes: int) -> tuple[str, ...]:
+    """The words of scontrol for a reservation from now on; jobs that run there continue."""
+    return (
+        "create", "reservation", f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={user}",
+        "StartTime=now", f"Duration={minutes}", "Flags=MAINT,IGNORE_JOBS",
+    )  # fmt: skip
+
+
+def deletion(name: str) -> tuple[str, ...]:
+    """The words of scontrol that give its nodes back to everybody."""
+    return ("delete", f"reservation={name}")
+
+
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
     """The answer of `scontrol --oneliner show reservation`, times as seconds since the epoch. Raises ParseError."""
     found = []
@@ -39,14 +52,11 @@ class Reservations:
 
     async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None:
         """From now on, so long; jobs that run there continue."""
-        await self._ask(
-            "create", "reservation", f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={self._user}",
-            "StartTime=now", f"Duration={minutes}", "Flags=MAINT,IGNORE_JOBS",
-        )  # fmt: skip
+        await self._ask(*creation(name, nodes, self._user, minutes))
 
     async def delete(self, name: str) -> None:
         """Gives the nodes back to everybody."""
-        await self._ask("delete", f"reservation={name}")
+        await self._ask(*deletion(name))
 
     async def _ask(self, *words: str) -> None:
         try:

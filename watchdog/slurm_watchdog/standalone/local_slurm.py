@@ -23,7 +23,7 @@ import psutil
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import heartbeat_beside
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.placed import PlacedCommand
@@ -301,6 +301,9 @@ class LocalSlurm:
             if not self.held:
                 await self._begin()
 
+    async def read_reservations(self) -> tuple[Reservation, ...]:
+        return ()
+
     async def release(self, job_id: str) -> None:
         self._check(job_id)
         was_held, self.held = self.held, False
@@ -330,6 +333,8 @@ class LocalSlurm:
     submit = _refused("there is no queue on this machine", Refusal.NOT_BATCH)
     drain_node = _refused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
     undrain_node = _refused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
+    reserve_node = _refused("there is no Slurm to reserve this machine", Refusal.NO_PERMISSION)
+    delete_reservation = _refused("there is no Slurm that has a reservation", Refusal.NO_PERMISSION)
     set_node_down = _refused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
 
 

@@ -1,7 +1,9 @@
-"""Takes suspect nodes out of service, and gives back those that were tested or mended.
+"""Takes suspect nodes out of service, by a drain or by a reservation of ours, and gives back those that were tested or
+mended.
 
 Each step is an intent in the journal before Slurm is asked: a controller that dies between the two looks at the node
-first, and neither drains twice nor touches what somebody else has drained meanwhile.
+first, and neither drains twice nor touches what somebody else has drained meanwhile. A reservation has a name that
+only one intent has.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, objection_to_witnesses, verdict
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
+from slurm_watchdog.model.quarantine import RESERVED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained, is_only_reserved
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
@@ -55,21 +57,31 @@ async def sweep(
         if objection is not None:
             log.info("suspect node %s stays in service: %s", node, objection)
             continue
-        reason = f"{tools.policy.drain_reason} suspect node, incident {incident_id}"
-        tools.journal.quarantines.intend(node, incident_id, reason, tools.wall())
+        reason, at = f"{tools.policy.drain_reason} suspect node, incident {incident_id}", tools.wall()
+        reserves = tools.policy.quarantine_by == "reservation"
+        name = f"{RESERVED_MARK}{node}-{incident_id}-{at:.0f}" if reserves else None
+        tools.journal.quarantines.intend(node, incident_id, reason, at, name)
         entry = next(each for each in tools.journal.quarantines.open() if each.node == node)
         await _attend(tools, entry, known)
         return  # one a round: the next listing counts it
 
 
 def _objection(tools: QuarantineTools, node: str, known: Sequence[SlurmNode]) -> str | None:
-    return objection_to_draining(node, known, tools.policy.max_drained_nodes, tools.policy.drained_percent)
+    reserved = {each.node for each in tools.journal.quarantines.open() if each.reservation and each.node != node}
+    policy = tools.policy
+    return objection_to_draining(node, known, policy.max_drained_nodes, policy.drained_percent, reserved)
+
+
+def _objection_now(tools: QuarantineTools, now: SlurmNode, known: Sequence[SlurmNode]) -> str | None:
+    return _objection(tools, now.name, [now if each.name == now.name else each for each in known])
 
 
 async def _attend(tools: QuarantineTools, entry: Quarantine, known: Sequence[SlurmNode]) -> None:
     try:
         now = await tools.slurm.read_node(entry.node)
-        if now is None:
+        if entry.reservation is not None:
+            await _attend_reserved(tools, entry, entry.reservation, now, known)
+        elif now is None:
             _end(tools, entry, QuarantineState.LEFT, "Slurm does not know the node any more")
         elif entry.state is QuarantineState.INTENDED:
             await _drain(tools, entry, now, known)
@@ -81,18 +93,47 @@ async def _attend(tools: QuarantineTools, entry: Quarantine, known: Sequence[Slu
 
 async def _drain(tools: QuarantineTools, entry: Quarantine, now: SlurmNode, known: Sequence[SlurmNode]) -> None:
     if not is_drained(now.state):
-        objection = _objection(tools, entry.node, [now if each.name == now.name else each for each in known])
+        objection = _objection_now(tools, now, known)
         if objection is not None:
             _end(tools, entry, QuarantineState.LEFT, f"not drained: {objection}")
             return
         await tools.slurm.drain_node(entry.node, entry.reason)
         now = await tools.slurm.read_node(entry.node) or now
     if is_drained(now.state) and now.reason == entry.reason:
-        tools.journal.quarantines.drained(entry.id, now.reason_at)
-        _tell(tools, entry, NodeEventKind.QUARANTINED, f"drained: {entry.reason}")
-        log.warning("%s is drained: %s", entry.node, entry.reason)
+        _taken(tools, entry, f"drained: {entry.reason}", now.reason_at)
     elif is_drained(now.state):
         _end(tools, entry, QuarantineState.LEFT, f"somebody else has drained it: {now.reason}")
+
+
+async def _attend_reserved(
+    tools: QuarantineTools, entry: Quarantine, name: str, now: SlurmNode | None, known: Sequence[SlurmNode]
+) -> None:
+    """The same of a node that is kept in reservation `name`. What else is done to the node is no matter of ours."""
+    ours = next((each for each in await tools.slurm.read_reservations() if each.name == name), None)
+    said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
+    if ours is not None and ours.nodes != (entry.node,):
+        _end(tools, entry, QuarantineState.LEFT, f"somebody has changed reservation {name}")
+    elif ours is None and entry.state is QuarantineState.DRAINED:
+        _given_back(tools, entry, said, f"reservation {name} is over")
+    elif ours is None:
+        objection = "Slurm does not know it any more" if now is None else _objection_now(tools, now, known)
+        if objection is not None:
+            _end(tools, entry, QuarantineState.LEFT, f"not reserved: {objection}")
+            return
+        await tools.slurm.reserve_node(entry.node, name)
+        _taken(tools, entry, f"reserved as {name}: {entry.reason}")
+    elif entry.state is QuarantineState.INTENDED:
+        _taken(tools, entry, f"reserved as {name}: {entry.reason}")
+    elif said is not None and said.kind != NodeEventKind.TEST_FAILED:
+        await tools.slurm.delete_reservation(name)
+        _given_back(tools, entry, said, f"reservation {name} is deleted")
+
+
+def _taken(tools: QuarantineTools, entry: Quarantine, what: str, reason_at: float | None = None) -> None:
+    """Slurm has our drain, or our reservation. What is told again, after a death in between, is one event."""
+    _tell(tools, entry, NodeEventKind.QUARANTINED, what)
+    tools.journal.quarantines.drained(entry.id, reason_at)
+    log.warning("%s is %s", entry.node, what)
 
 
 async def _look_after(tools: QuarantineTools, entry: Quarantine, now: SlurmNode) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.detect.registry import spec_of
@@ -16,24 +16,27 @@ from slurm_watchdog.model.slurm_states import is_drained, is_out, starts_jobs
 VERDICTS = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, NodeEventKind.MENDED})
 
 
-def objection_to_draining(node: str, known: Sequence[SlurmNode], most: int, percent: float) -> str | None:
-    """Why a suspect node is not drained, a sentence; None if it may be.
+def objection_to_draining(
+    node: str, known: Sequence[SlurmNode], most: int, percent: float, reserved: Collection[str] = ()
+) -> str | None:
+    """Why a suspect node is not taken out of service, a sentence; None if it may be.
 
-    `known`: all nodes of the cluster. No more than `most` nodes, and this share of all, may be out of service for
-    whatever reason; one that somebody else has drained is his, and the last one of a partition stays.
+    `known`: all nodes of the cluster; `reserved`: those that we keep in reservations. No more than `most` nodes, and
+    this share of all, may be out of service for whatever reason; one that somebody else has drained is his, and the
+    last one of a partition stays.
     """
     mine = next((each for each in known if each.name == node), None)
     if mine is None:
         return f"Slurm knows no node {node}"
     if is_drained(mine.state):
         return f"{node} is drained already: {mine.reason}"
-    out = sum(is_out(each.state) for each in known)
+    out = sum(is_out(each.state) or each.name in reserved for each in known)
     allowed = min(most, int(len(known) * percent / 100))
     if out + (0 if is_out(mine.state) else 1) > allowed:
         return f"out of service already: {plural(out, 'node')}; allowed: {allowed}"
     for partition in mine.partitions:
         others = (each for each in known if each.name != node and partition in each.partitions)
-        if not any(starts_jobs(each.state) for each in others):
+        if not any(starts_jobs(each.state) and each.name not in reserved for each in others):
             return f"{node} is the last node of partition {partition} that starts jobs"
     return None
 

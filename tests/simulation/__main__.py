@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 from tests.bench.figures import Figures
 from tests.simulation.checker import check
-from tests.simulation.crash_points import crash_point
+from tests.simulation.crash_points import crash_point, world_of
 from tests.simulation.forks import by_story, run_story
 from tests.simulation.history import history_of
 from tests.simulation.recipe import recipe_of
@@ -49,7 +49,7 @@ def run_one(option: str, number: int) -> Told:
     """One seed, or one crash point."""
     began = time.process_time()
     recipe, script = (recipe_of(number), None) if option == "seeds" else crash_point(number, option)
-    with simulation(recipe, script) as sim:
+    with simulation(recipe, script, world_of(option)) as sim:
         sim.run()
         return tell(sim, option, number, began)
 
@@ -108,6 +108,12 @@ def main() -> int:
         default=range(0),
         help="a search for a slow node and a controller that dies at any commit of its journal: 0-1000, or one",
     )
+    parser.add_argument(
+        "--failovers",
+        type=numbers,
+        default=range(0),
+        help="one action and two controllers that die, stop or are cut off in it, in turn: 0-10000, or one",
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--verbose", action="store_true", help="a line a run")
     options = parser.parse_args()
@@ -116,8 +122,9 @@ def main() -> int:
     work += [("cycles", each) for each in by_story(options.cycles)]
     work += [("ladders", each) for each in by_story(options.ladders)]
     work += [("searches", each) for each in by_story(options.searches)]
+    work += [("failovers", each) for each in by_story(options.failovers)]
     if not work:
-        parser.error("give --seeds, --crash-points, --cycles, --ladders or --searches")
+        parser.error("give --seeds, --crash-points, --cycles, --ladders, --searches or --failovers")
     began = time.monotonic()
     alone = sum(len(some) for _, some in work) == 1
     with ProcessPoolExecutor(options.processes) as pool:

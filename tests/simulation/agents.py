@@ -268,7 +268,7 @@ class Agent:
             self._take(reply)
             self._send(life)
 
-        def back(reply: bytes) -> None:
+        def back(reply: bytes | None) -> None:
             if self.node.name not in network.cut and rng.random() >= network.lost:
                 timeline.after(0.002, lambda: answer(reply))
 

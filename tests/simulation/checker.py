@@ -505,6 +505,19 @@ def _seen_s(h: History) -> dict[tuple[str, int], float]:
     return found
 
 
+def an_open_incident_goes_on_under_its_id(h: History) -> Iterator[str]:
+    """A matter is one incident, whichever controller is the active one: none fires beside the one that does."""
+    by_matter: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
+    for each in h.incidents.values():
+        if each.fired_at is not None:
+            ended = float("inf") if each.resolved_at is None else each.resolved_at
+            by_matter.setdefault((str(each.kind), each.subject), []).append((each.fired_at, ended, each.id))
+    for (kind, subject), found in by_matter.items():
+        for (_, ended, one), (fired, _, other) in pairwise(sorted(found)):
+            if fired < ended:
+                yield f"{kind} of {subject}: incident {other} fired while {one} was open"
+
+
 def nothing_raised(h: History) -> Iterator[str]:
     """No tick, poll or detector failed."""
     yield from h.complaints
@@ -534,6 +547,7 @@ INVARIANTS: dict[str, Invariant] = {
         a_search_names_slow_nodes_only_and_the_ledger_has_them,
         what_a_search_leaves_out_is_given_back,
         a_search_is_not_lost_and_compares_every_run,
+        an_open_incident_goes_on_under_its_id,
         nothing_raised,
     )
 }

@@ -44,14 +44,20 @@ class SimDatabase(Database):
 
     def __init__(self, url: str, life: Life):
         self._life = life
-        super().__init__(url)
+        super().__init__(url, check=life.check)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction of several writes is under way."""
+        return self._open is not None
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
         if self._life.dead:
             raise Killed
-        if self._life.sim.journal_full:
-            raise JournalError("The journal has no room: its disk is full.")
+        why = self._life.why_no_journal()
+        if why:
+            raise JournalError(why)
         wrote, inside = False, self._open is not None
         with super().transaction() as sql:
             before = _changes(sql)
@@ -86,6 +92,8 @@ class SimEvidence(SqlEvidence):
 class SimJournal(Journal):
     """The real journal; the controller may die before or after each write."""
 
+    _database: SimDatabase
+
     def __init__(self, url: str, life: Life):
         self._life = life
         super().__init__(url, lambda url: SimDatabase(url, life))
@@ -94,6 +102,7 @@ class SimJournal(Journal):
     def _write(self, stage: str, work: Callable[[], None], detail: str) -> None:
         self._life.may_die(f"before {stage}")
         work()
+        self._life.wrote(stage)
         self._life.sim.cluster.deed("us", f"journal {stage}", detail=detail)
         self._life.may_die(f"after {stage}")
 
@@ -135,6 +144,11 @@ class SimJournal(Journal):
 
         self._write("end", work, decision_id)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether a transaction of several writes is under way."""
+        return self._database.is_open
+
     # ------------------------------------------------------------------------------------ across a fork
 
     def let_go(self) -> None:
@@ -149,13 +163,17 @@ class SimJournal(Journal):
 class Life:
     """One process of the controller, from its start to its end."""
 
+    check: Callable[[sa.Connection], None] | None = None
+    """First in every transaction of the journal."""
+
     def __init__(self, sim: Simulation):
         self.sim = sim
         self.dead = False
         self.started = self.seeing_from = sim.timeline.now
         self.rng = random.Random(f"life {sim.recipe.seed} {sim.lives}")
         self.loop = SimLoop(sim.timeline)
-        self.slurm = SimSlurm(sim.cluster, self.rng, sim.recipe.weather)
+        self.slurm = SimSlurm(sim.cluster, self.rng, sim.recipe.weather, self.may_ask)
+        self.stop = asyncio.Event()
         self.controller: Controller | None = None
         self.journal: SimJournal | None = None
         self.heard: dict[str, float] = {}
@@ -169,6 +187,20 @@ class Life:
             self.sim.cluster.deed("fault", f"controller dies {stage}")
             raise Killed
 
+    def is_active(self) -> bool:
+        return True
+
+    def may_ask(self, request: str) -> bool:
+        """Whether it may change anything in Slurm now."""
+        return True
+
+    def why_no_journal(self) -> str:
+        """Why the database takes nothing; empty if it does."""
+        return "The journal has no room: its disk is full." if self.sim.journal_full else ""
+
+    def wrote(self, stage: str) -> None:
+        """Something is in the journal."""
+
     def run(self) -> None:
         """Until it is killed, or cannot start."""
         try:
@@ -176,10 +208,13 @@ class Life:
         except Killed:
             pass
         finally:
-            self.dead = True
-            self.loop.bury()
-            if self.journal is not None:
-                self.journal.close()
+            self.bury()
+
+    def bury(self) -> None:
+        self.dead = True
+        self.loop.bury()
+        if self.journal is not None:
+            self.journal.close()
 
     async def _main(self) -> None:
         try:
@@ -194,13 +229,15 @@ class Life:
             )  # fmt: skip
         except JournalError:
             return
-        await live(self.controller, notifier, asyncio.Event())
+        await live(self.controller, notifier, self.stop)
 
-    def receive(self, node: str, body: bytes, answer: Callable[[bytes], None]) -> None:
+    def receive(self, node: str, body: bytes, answer: Callable[[bytes | None], None]) -> None:
         """A report has arrived; it is read when the controller comes to it."""
 
         def handle() -> None:
-            if self.controller is not None:
+            if not self.is_active():
+                answer(None)
+            elif self.controller is not None:
                 report = decode_report(body)
                 reply = self.controller.accept(report)
                 self.heard[node] = self.sim.timeline.now

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable
 from functools import partial
 
+from tests.simulation.pair import Pair
 from tests.simulation.recipe import NODE_SWITCH, RUN_SWITCH, SHARED_SWITCH, Rates, Recipe
 from tests.simulation.sim import Simulation
 
@@ -165,6 +166,60 @@ def slow_node(sim: Simulation) -> None:
         sim.timeline.at(at, hang)
 
 
+FAILOVERS = ("kill", "kill", "kill", "stop", "stop", "stop", "freeze", "machine", "cut", "end")
+"""What befalls an active controller: see Pair.befall."""
+STAGES = 48
+"""As WRITES, with the requests to Slurm."""
+
+
+class PairBranch(Branch):
+    """One action and two controllers: each that is the active one may die, be stopped or cut off at a write of the
+    journal, before a request to Slurm or a moment after it, and somebody may pause everything meanwhile."""
+
+    def __init__(self, number: int):
+        super().__init__(number)
+        rng = random.Random(f"failover {number}")
+        self.befalls = {
+            rng.randrange(1, STAGES): (rng.choice(FAILOVERS), rng.choice((0.0, 0.0, rng.uniform(0, 5))))
+            for _ in range(rng.choice((1, 1, 2, 3)))
+        }
+        self.pause_after_s = rng.choice((None, None, rng.uniform(0, 120)))
+        self.paused_s = rng.uniform(20, 200)
+
+    def take(self, sim: Simulation) -> None:
+        super().take(sim)
+        if self.pause_after_s is not None:
+            self.pause(sim, self.pause_after_s)
+
+    def pause(self, sim: Simulation, after_s: float) -> None:
+        """Until it is done: who asks tries again where nobody answers."""
+
+        def again() -> None:
+            if sim.stormy and not sim.paused:
+                sim.pause()
+                self.pause(sim, 5.0)
+            elif sim.paused:
+                sim.timeline.after(self.paused_s, sim.unpause)
+
+        sim.timeline.after(after_s, again)
+
+    def dies(self, sim: Simulation) -> bool:
+        self.count += 1
+        what, after_s = self.befalls.get(self.count, ("", 0.0))
+        if not what or not sim.stormy:
+            return False
+        assert isinstance(sim, Pair)
+        seconds = sim.rng.choice((2.0, 5.0, 8.0, 15.0, 60.0, 240.0))
+        if after_s:
+            later = sim.kill if what == "kill" else partial(sim.befall, what, seconds)
+            if what in ("stop", "machine"):  # from within the loop: between two awaits
+                later = partial(sim.befall, "freeze", seconds)
+            sim.timeline.after(after_s, later)
+        elif what != "kill":
+            sim.befall(what, seconds)
+        return what == "kill" and not after_s
+
+
 LADDERS: tuple[dict[str, object], ...] = (
     {"ladder": ["evidence", "sigusr1", "sigterm", "requeue"], "signal_limit": "60s"},
     {
@@ -209,7 +264,7 @@ def crash_point(number: int, option: str = "crash-points", part: Script | None =
         if option == "searches":
             slow_node(sim)
         else:
-            trouble(sim, graceful=option == "cycles" or (option == "crash-points" and story % 2 == 1))
+            trouble(sim, graceful=option == "cycles" or (option != "ladders" and story % 2 == 1))
 
     return recipe, script
 
@@ -217,4 +272,9 @@ def crash_point(number: int, option: str = "crash-points", part: Script | None =
 def branch_of(number: int, option: str) -> Branch:
     if option == "searches":
         return Branch(number, SEARCH_MOMENTS)
-    return CycleBranch(number) if option == "cycles" else Branch(number)
+    return {"cycles": CycleBranch, "failovers": PairBranch}.get(option, Branch)(number)
+
+
+def world_of(option: str) -> type[Simulation]:
+    """With one controller or two."""
+    return Pair if option == "failovers" else Simulation

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from tests.simulation.crash_points import POINTS, branch_of, crash_point
+from tests.simulation.crash_points import POINTS, branch_of, crash_point, world_of
 from tests.simulation.sim import Simulation, simulation
 
 T = TypeVar("T")
@@ -47,8 +47,8 @@ def run_story(numbers: Sequence[int], option: str, tell: Callable[[Simulation, i
     """In a fork: its number, and the pipe for what it has to say."""
 
     def part(sim: Simulation) -> None:
-        assert sim.life is not None and sim.life.journal is not None
-        sim.life.journal.let_go()
+        assert sim.life is not None
+        sim.let_go()
         gc.collect()
         gc.freeze()
         for number in numbers:
@@ -69,7 +69,7 @@ def run_story(numbers: Sequence[int], option: str, tell: Callable[[Simulation, i
         raise Parted
 
     recipe, script = crash_point(numbers[0], option, part)
-    with simulation(recipe, script) as sim:
+    with simulation(recipe, script, world_of(option)) as sim:
         try:
             sim.run()
             if not fork:  # nothing was ever written: they are all alike
@@ -96,8 +96,6 @@ def run_story(numbers: Sequence[int], option: str, tell: Callable[[Simulation, i
 
 def _go_on_with_a_copy(sim: Simulation, number: int) -> None:
     """The journal's file, for this fork alone."""
-    assert sim.life is not None and sim.life.journal is not None
     before, sim.directory = sim.directory, Path(f"{sim.directory}-{number}")
     shutil.copytree(before, sim.directory)
-    sim.url = sim.url.replace(str(before), str(sim.directory))
-    sim.life.journal.go_on_at(sim.url)
+    sim.go_on_at(sim.url.replace(str(before), str(sim.directory)))

@@ -96,16 +96,37 @@ class Simulation:
             if self.recipe.settled_s is not None:
                 self._look_whether_settled(None)
             (self.script or storm)(self)
-            while self.timeline.now < self.recipe.until_s:
-                self.lives += 1
-                if self.rng.random() < 0.5:
-                    self.monotonic_zero = self.rng.uniform(0, 1e6) - self.timeline.now
-                self.life = Life(self)
-                self.cluster.deed("us", "controller starts")
-                self.life.run()
-                self.life = None
-                away_s = self.rng.uniform(*self.recipe.restart_after_s)
-                self.timeline.advance(min(self.recipe.until_s, self.timeline.now + away_s))
+            self._live()
+
+    def _live(self) -> None:
+        """One controller, life after life."""
+        while self.timeline.now < self.recipe.until_s:
+            self.lives += 1
+            if self.rng.random() < 0.5:
+                self.monotonic_zero = self.rng.uniform(0, 1e6) - self.timeline.now
+            self.life = Life(self)
+            self.cluster.deed("us", "controller starts")
+            self.life.run()
+            self.life = None
+            away_s = self.rng.uniform(*self.recipe.restart_after_s)
+            self.timeline.advance(min(self.recipe.until_s, self.timeline.now + away_s))
+
+    def monotonic(self) -> float:
+        """The controller's clock."""
+        return self.timeline.now + self.monotonic_zero
+
+    # ------------------------------------------------------------------------------------ across a fork
+
+    def let_go(self) -> None:
+        """Closes what can't be carried across."""
+        assert self.life is not None and self.life.journal is not None
+        self.life.journal.let_go()
+
+    def go_on_at(self, url: str) -> None:
+        """With another file."""
+        assert self.life is not None and self.life.journal is not None
+        self.url = url
+        self.life.journal.go_on_at(url)
 
     def reseed(self, name: str) -> None:
         """From here on chance is another one's."""
@@ -154,7 +175,7 @@ class Simulation:
         self.cluster.schedule()
         self.timeline.after(SCHEDULE_EVERY_S, self._schedule)
 
-    def _post(self, node: str, body: bytes, answer: Callable[[bytes], None]) -> bool:
+    def _post(self, node: str, body: bytes, answer: Callable[[bytes | None], None]) -> bool:
         if self.life is None or self.life.dead:
             return False
         self.life.receive(node, body, answer)
@@ -391,7 +412,7 @@ def _simulated(sim: Simulation) -> Iterator[None]:
     try:
         with (
             warnings.catch_warnings(),
-            clock.simulated(lambda: sim.timeline.now + sim.monotonic_zero, sim.cluster.wall),
+            clock.simulated(sim.monotonic, sim.cluster.wall),
         ):
             # Of a controller that is killed between two awaits.
             warnings.filterwarnings("ignore", message="coroutine .* was never awaited")
@@ -405,11 +426,15 @@ def _simulated(sim: Simulation) -> Iterator[None]:
 
 
 @contextmanager
-def simulation(recipe: Recipe, script: Callable[[Simulation], None] | None = None) -> Iterator[Simulation]:
+def simulation(
+    recipe: Recipe,
+    script: Callable[[Simulation], None] | None = None,
+    world: type[Simulation] = Simulation,
+) -> Iterator[Simulation]:
     """A simulation in a directory of its own, in memory where there is a place for that."""
     memory = Path("/dev/shm")
     directory = Path(tempfile.mkdtemp(prefix="simulated-", dir=memory if memory.is_dir() else None))
     try:
-        yield Simulation(replace(recipe), directory, script)
+        yield world(replace(recipe), directory, script)
     finally:
         shutil.rmtree(directory, ignore_errors=True)

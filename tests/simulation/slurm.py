@@ -56,12 +56,17 @@ class Weather:
 class SimSlurm:
     """The client of one life of the controller. Implements slurm_watchdog.slurm.client.SlurmClient."""
 
-    def __init__(self, cluster: Cluster, rng: random.Random, weather: Weather):
-        self._cluster, self._rng, self._weather = cluster, rng, weather
+    def __init__(
+        self, cluster: Cluster, rng: random.Random, weather: Weather, may_run: Callable[[str], bool] = lambda _: True
+    ):
+        """`may_run(request)`: asked before each that changes something, as slurm_watchdog.slurm.commands does."""
+        self._cluster, self._rng, self._weather, self._may_run = cluster, rng, weather, may_run
         self.answered_at = float("-inf")
 
     async def _request(self, name: str, effect: Callable[[], object], *, changes: bool) -> object:
         """Raises what the client of a real Slurm raises."""
+        if changes and not self._may_run(name):
+            raise SlurmUnavailable("not asked: another controller may be the active one by now")
         timeline, rng = self._cluster.timeline, self._rng
         fate = self._weather.fate(rng, changes=changes)
         latency_s = min(rng.expovariate(1 / 0.3), 15.0) + 0.01

@@ -14,6 +14,7 @@ import pytest
 
 from slurm_watchdog.actuate import kill_switch, requeue
 from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.journal.lease import Lease
 from slurm_watchdog.model.actions import Fence, OperationOutcome
 from tests.simulation.__main__ import run_crash_points, run_one
 from tests.simulation.checker import check
@@ -21,6 +22,7 @@ from tests.simulation.cluster import Cluster, SimJob
 from tests.simulation.controller import SimEvidence, SimJournal
 from tests.simulation.crash_points import LADDERS, POINTS, TROUBLE_AT_S, quiet_recipe, trouble
 from tests.simulation.history import History, history_of
+from tests.simulation.pair import Pair, PairLife
 from tests.simulation.recipe import SHARED_SWITCH, recipe_of
 from tests.simulation.sim import Simulation, simulation
 from tests.simulation.slurm import SimSlurm
@@ -56,6 +58,14 @@ def test_wherever_the_controller_dies_the_action_is_done_once_or_ended_in_writin
     assert [each.violations for each in found if each.violations] == []
     assert len(found) == 10
     assert sum(each.actions for each in found) >= 8, "hardly anything was decided"
+
+
+@pytest.mark.parametrize("story", range(2))
+def test_whichever_of_two_controllers_dies_stops_or_is_cut_off_the_other_one_finishes_the_action(story: int) -> None:
+    found = run_crash_points(range(story * POINTS, story * POINTS + 10), "failovers")
+    assert [each.violations for each in found if each.violations] == []
+    assert sum(each.actions for each in found) >= 8, "hardly anything was decided"
+    assert sum(each.lives for each in found) >= 15, "hardly ever did the other one take over"
 
 
 @pytest.mark.parametrize("story", range(3))
@@ -173,6 +183,40 @@ def test_the_two_stories_end_well_when_nothing_goes_wrong(graceful: bool) -> Non
     assert [run.end is not None and run.end.ok for run in history.actions] == [True]
 
 
+STOPS = ("after intent requeue_hold", "before requeue_hold 1001", "before end")
+
+
+def failover(stage: str, what: str = "stop") -> tuple[list[str], History]:
+    """The active controller is stopped at its first `stage` for minutes, within which the other one takes over."""
+
+    def script(sim: Simulation) -> None:
+        assert isinstance(sim, Pair)
+        left = [stage]
+
+        def at(now: str) -> bool:
+            if now in left:
+                left.remove(now)
+                sim.befall(what, 300.0)
+            return False
+
+        sim.die_at = at
+        trouble(sim, graceful=False)
+
+    with simulation(quiet_recipe(0), script, Pair) as sim:
+        sim.run()
+        assert isinstance(sim, Pair) and sim.takeovers, "nobody took over"
+        history = history_of(sim)
+        return check(history), history
+
+
+@pytest.mark.parametrize(("stage", "what"), [*((each, "stop") for each in STOPS), (STOPS[1], "machine")])
+def test_what_a_stopped_controller_goes_on_with_after_it_was_replaced_comes_to_nothing(stage: str, what: str) -> None:
+    violations, history = failover(stage, what)
+    assert violations == []
+    assert [run.end is not None and run.end.ok for run in history.actions] == [True]
+    assert len(list(history.ours("requeue"))) == 1
+
+
 Break = Callable[[pytest.MonkeyPatch], None]
 
 
@@ -258,6 +302,35 @@ def test_the_checker_shouts_at_a_product_that_is_broken_on_purpose(
     how(monkeypatch)
     _, history = story(graceful=graceful, number=number)
     assert shout in violated(history)
+
+
+def no_lease(patch: pytest.MonkeyPatch) -> None:
+    """Nobody looks whether he is still the active one."""
+    patch.setattr(Lease, "is_held", lambda _: True)
+    patch.setattr(Lease, "confirm", lambda _: True)
+    patch.setattr(Pair, "_watch", lambda *_: None)
+
+
+def no_epoch(patch: pytest.MonkeyPatch) -> None:
+    """Nor does the journal."""
+    no_lease(patch)
+    patch.setattr(PairLife, "check", None)
+    patch.setattr(Lease, "check", lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("how", "stage", "shout"),
+    [
+        (no_lease, "before requeue_hold 1001", "asked for requeue_hold"),
+        (no_epoch, STOPS[0], "wrote outcome requeue_hold"),
+    ],
+)
+def test_the_checker_shouts_at_a_controller_that_goes_on_after_it_was_replaced(
+    monkeypatch: pytest.MonkeyPatch, how: Break, stage: str, shout: str
+) -> None:
+    how(monkeypatch)
+    violations, _ = failover(stage)
+    assert any("a controller that was replaced" in each and shout in each for each in violations), violations
 
 
 def test_the_checker_shouts_at_a_controller_that_acts_before_it_has_looked_around(

@@ -60,6 +60,10 @@ class _Selector(selectors.BaseSelector):
         self.kill = False
         self.kill_after_waits: int | None = None
         self.frozen_until = 0.0
+        self.while_frozen: Callable[[float], None] = lambda until: timeline.advance(until, lambda: self.kill)
+        """What the world does until then."""
+        self.paused_at = float("inf")
+        self.pause: Callable[[], None] = lambda: None
 
     def register(self, fileobj: Any, events: int, data: Any = None) -> selectors.SelectorKey:
         fd = fileobj if isinstance(fileobj, int) else fileobj.fileno()
@@ -77,9 +81,12 @@ class _Selector(selectors.BaseSelector):
             self.kill_after_waits -= 1
             self.kill |= self.kill_after_waits <= 0
         if self.frozen_until > self._timeline.now:
-            self._timeline.advance(self.frozen_until, lambda: self.kill)
+            self.while_frozen(self.frozen_until)
+        elif self._timeline.now >= self.paused_at:
+            self.pause()
         elif timeout is None or timeout > 0:
             target = self._timeline.now + timeout if timeout is not None else self._timeline.next_at()
+            target = min(target, self.paused_at)
             self._timeline.advance(target, lambda: self.kill or self.ready() or self._frozen())
         if self.kill:
             raise Killed
@@ -125,6 +132,21 @@ class SimLoop(asyncio.SelectorEventLoop):
     def freeze(self, seconds: float) -> None:
         """SIGSTOP, and SIGCONT after so long: what was sent meanwhile is read then."""
         self._waits.frozen_until = self._simulated.now + seconds
+
+    def while_frozen(self, what: Callable[[float], None]) -> None:
+        """In the place of letting the world go on until it moves again: `what(until)`."""
+        self._waits.while_frozen = what
+
+    def run_until(self, t: float) -> None:
+        """Runs on from where it was, until then or until it is stopped, killed or over: another loop may have
+        the thread meanwhile, or have it now."""
+        outer = asyncio._get_running_loop()
+        asyncio._set_running_loop(None)
+        self._waits.paused_at, self._waits.pause = t, self.stop
+        try:
+            self.run_forever()
+        finally:
+            asyncio._set_running_loop(outer)
 
     def bury(self) -> None:
         """After the kill: nothing of it runs on."""

@@ -101,6 +101,18 @@ def test_who_can_not_renew_ends_before_another_may_begin(postgresql: Callable[[]
     other.close()
 
 
+def test_before_anything_is_changed_in_slurm_the_database_is_asked_for_a_clock_may_have_stopped(
+    postgresql: Callable[[], str],
+) -> None:
+    one, other = two(postgresql())
+    assert one.take() and one.confirm()
+    one.close()
+    assert other.take()
+    one.until = time.monotonic() + 600  # its virtual machine was paused, and so was its clock
+    assert one.is_held() and not one.confirm() and not one.is_held()
+    other.close()
+
+
 def test_only_a_postgresql_is_shared() -> None:
     assert is_postgresql("postgresql+psycopg://mgmt/journal") and not is_postgresql("sqlite:////var/lib/j")
     with pytest.raises(JournalError, match=r"controller\.journal_url"):

@@ -273,3 +273,23 @@ def test_a_drain_without_a_reason_is_not_asked_for_and_a_reason_is_one_line(clie
     assert arguments[3].startswith("Reason=watchdog: disk State=RESUMExxx")
     assert len(arguments) == 4
     assert len(arguments[3]) < 420
+
+
+def test_nothing_is_changed_once_another_controller_is_or_may_be_the_active_one(client: Client, tmp_path: Path) -> None:
+    """The database is not asked before a question."""
+    asked: list[str] = []
+
+    def no() -> bool:
+        asked.append("asked")
+        return False
+
+    slurm = client('touch "$T/called"; echo 1 RUNNING', right=commands.Right(lambda: True, no))
+    script = Submission(script=b"#!/bin/sh\n", uid=os.getuid(), workdir="/tmp")
+    for call in (
+        slurm.release("1"), slurm.hold("1"), slurm.cancel("1"), slurm.requeue_hold("1", only_unfinished=True),
+        slurm.set_excluded_nodes("1", ["n1"]), slurm.drain_node("n1", "why"), slurm.submit(script),
+    ):  # fmt: skip
+        assert "another controller" in unavailable(call)
+    assert len(asked) == 7 and not (tmp_path / "called").exists()
+    assert asyncio.run(slurm.read_script("1")) == b"1 RUNNING\n"
+    assert len(asked) == 7

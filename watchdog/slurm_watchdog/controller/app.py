@@ -45,6 +45,7 @@ from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.heartbeat import Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
+from slurm_watchdog.slurm.commands import ALWAYS, Right
 from slurm_watchdog.slurm.factory import make_client
 from slurm_watchdog.wire.http_server import Server
 
@@ -164,7 +165,7 @@ async def _serve(
         bin_directory=config.slurm.bin_directory,
         deadline_s=config.slurm.deadline,
         observe=lambda call, outcome: metrics.slurm_requests.labels(call, outcome).inc(),
-        may_run=is_active,
+        right=ALWAYS if lease is None else Right(lease.is_held, lease.confirm),
     )
     notifier = make_notifier(config, journal.outbox)
     answers = SlurmdPort(config.slurm.slurmd_port)

@@ -129,6 +129,15 @@ class Lease:
         """Whether we are the active one at this moment."""
         return clock.monotonic() < self.until
 
+    def confirm(self) -> bool:
+        """Whether the database says so, too: asked, in a thread, before each command that changes something in Slurm.
+        The clock of a virtual machine may not have counted while it was paused."""
+        try:
+            return self.renew() and self.is_held()
+        except JournalError as error:
+            log.error("whether this is the active controller is not known: %s", error)
+            return False
+
     def check(self, sql: sa.Connection) -> None:
         """First in every transaction of the journal: nobody replaces us in it, and it fails if somebody has."""
         if not self.is_held() or sql.execute(FENCE.where(LEASE.c.epoch == self.epoch)).first() is None:

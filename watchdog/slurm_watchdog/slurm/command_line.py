@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
@@ -19,7 +19,7 @@ from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPe
 from slurm_watchdog.slurm import parse, requeue_outcome, submit_as_user
 from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
-from slurm_watchdog.slurm.commands import Answer, Commands, first_line, run
+from slurm_watchdog.slurm.commands import ALWAYS, Answer, Commands, Right, first_line, run
 from slurm_watchdog.slurm.error_messages import parse_refusal
 from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
@@ -69,9 +69,10 @@ class CommandLineSlurm:
         listings: Listings | None = None,
         token_file: str = "",
         uid: int | None = None,
-        may_run: Callable[[], bool] = lambda: True,
+        right: Right = ALWAYS,
     ) -> None:
-        self._commands = Commands(bin_directory, os.environ if environ is None else environ, token_file, may_run)
+        environ = os.environ if environ is None else environ
+        self._commands = Commands(bin_directory, environ, token_file, right)
         self._listings = listings or CommandLineListings(self._commands)
         self._requests = Requests(deadline_s, observe)
         self._carry_out = self._requests.carry_out
@@ -227,7 +228,7 @@ class CommandLineSlurm:
         job = require_running(await self._listings.job(job_id), job_id)
         if to is SignalTo.BATCH and not job.is_batch:
             raise SlurmRefused(f"job {job_id} has no batch script", Refusal.NOT_BATCH)
-        answer = await self._commands.run("scancel", "--verbose", f"--signal={signal}", *SIGNAL_OPTIONS[to], job_id)
+        answer = await self._commands.change("scancel", "--verbose", f"--signal={signal}", *SIGNAL_OPTIONS[to], job_id)
         if answer.code or "error:" in answer.stderr:
             raise failure("scancel", answer)
 
@@ -238,7 +239,7 @@ class CommandLineSlurm:
         if submission.like:
             options = [*await self._options_of(checked_job_id(submission.like)), *options]
         environ = None if submission.environ is None else job_environment(submission.environ)
-        self._commands.require_right()
+        await self._commands.require_right()
         header = json.dumps(environ, ensure_ascii=True).encode()
         answer = await run(
             [
@@ -268,7 +269,7 @@ class CommandLineSlurm:
 
     async def _change(self, command: str, *arguments: str) -> None:
         """Run a command that changes something; raises SlurmRefused, SlurmUnavailable unless it says that it did."""
-        answer = await self._commands.run(command, *arguments)
+        answer = await self._commands.change(command, *arguments)
         if answer.code:
             raise failure(command, answer)
 

@@ -46,6 +46,23 @@ class Answer:
         return self.output.decode(errors="replace")
 
 
+NOT_ACTIVE = "not asked: another controller may be the active one by now"
+
+
+@dataclass(frozen=True)
+class Right:
+    """False while another controller is, or may be, the active one."""
+
+    to_ask: Callable[[], bool]
+    """Asked before each command is started."""
+    to_change: Callable[[], bool] | None = None
+    """Asked in a thread, before each command that changes something; None: as `to_ask` says."""
+
+
+ALWAYS = Right(lambda: True)
+"""The one controller on SQLite."""
+
+
 class Commands:
     """Slurm's commands in `bin_directory` (empty: PATH), started from the environment `environ`."""
 
@@ -54,10 +71,9 @@ class Commands:
         bin_directory: str,
         environ: Mapping[str, str],
         token_file: str = "",
-        may_run: Callable[[], bool] = lambda: True,
+        right: Right = ALWAYS,
     ) -> None:
-        """`may_run`: asked before each command is started; False while another controller may be the active one."""
-        self._may_run = may_run
+        self._right = right
         self._bin_directory = bin_directory
         self._environ = clean_environment(environ)
         self._token_file = token_file
@@ -78,13 +94,20 @@ class Commands:
         """
         if self._token_file:
             self._environ["SLURM_JWT"] = await asyncio.to_thread(read_token, self._token_file)
-        self.require_right()
+        if not self._right.to_ask():
+            raise SlurmUnavailable(NOT_ACTIVE)
         return await run([self.path(command), *arguments], {**self._environ, **environ})
 
-    def require_right(self) -> None:
-        """Raises SlurmUnavailable unless a command may be started now."""
-        if not self._may_run():
-            raise SlurmUnavailable("not asked: another controller may be the active one by now")
+    async def change(self, command: str, *arguments: str) -> Answer:
+        """As `run`, for a command that changes something."""
+        await self.require_right()
+        return await self.run(command, *arguments)
+
+    async def require_right(self) -> None:
+        """Raises SlurmUnavailable unless a command that changes something may be started now."""
+        to_change = self._right.to_change
+        if not self._right.to_ask() or (to_change is not None and not await asyncio.to_thread(to_change)):
+            raise SlurmUnavailable(NOT_ACTIVE)
 
     @property
     def token(self) -> str:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.cli.report_html import TICKS, ticks
-from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
 from slurm_watchdog.controller.policy.access import Person
@@ -35,6 +35,7 @@ from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.slurm.accounting import parse_accounting
 from tests.builders.cli import run
 from tests.builders.crash_loops import run as past_run
+from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, INCIDENT, RUN
 from tests.builders.open_doors import OWNER, STRANGE, Controller
 from tests.builders.views import cluster, job, progress, slurm_job
@@ -137,13 +138,63 @@ def test_a_weekly_report_goes_out_once_also_if_the_controller_starts_again(journ
     def turn(days: float) -> bool:
         notifier = make_notifier(week, journal.outbox)
         at = newest_start("thu 23:00", T + 7 * 86400) + days * 86400
-        return asyncio.run(WeeklyReport("thu 23:00", journal.url, notifier, "a", lambda: at).turn())
+        return asyncio.run(WeeklyReport(journal.url, notifier, "a", lambda: at).turn())
 
     assert [turn(days) for days in (0.1, 0.2, 0.9, 1.1, 6.9)] == [True, False, False, False, False]
     (row,) = journal.outbox.pending(9)
     said = json.dumps(row.payload)
     assert "[a] In the last seven days 2 jobs had 127.5 node-hours" in said and "collective_hang 75.0" in said
     assert [turn(days) for days in (7.0, 7.1, 15.5)] == [True, False, False]
+
+
+def test_every_receiver_that_wants_it_gets_the_weekly_report_of_the_jobs_of_its_route(
+    journal: Journal, tmp_path: Path
+) -> None:
+    receiver = JsonReceiver()
+    config = """
+notify:
+  webhook: {url_file: URL, weekly_report: 'thu 23:00'}
+  receivers:
+    - {name: chat, type: template, url_file: URL, template: {say: '{event}: {text} {details}'}, weekly_report: 'thu 23:00'}
+    - {name: speech, type: teams, url_file: URL, route: {account: 'spe*', severity: [critical]}, weekly_report: 'thu 23:00'}
+    - {name: other, type: teams, url_file: URL}
+    - {name: boss, type: email, server: 'localhost:25', encryption: none, sender: w@example.org, to: [b@example.org],
+       weekly_report: 'fri 07:00'}
+"""
+    at = newest_start("thu 23:00", T + 7 * 86400) + 60
+
+    async def go() -> None:
+        async with receiver.listening():
+            (tmp_path / "url").write_text(receiver.url)
+            notifier = make_notifier(parse_config(config.replace("URL", str(tmp_path / "url"))), journal.outbox)
+            assert await WeeklyReport(journal.url, notifier, "a", lambda: at).turn()
+            assert await notifier.deliver(9, 0.0) is None
+
+    asyncio.run(go())
+    said = {json.dumps(each)[:12]: json.dumps(each) for each in receiver.documents()}
+    webhook, chat, teams = (next(each for each in said.values() if words in each) for words in
+                            ('"events"', '"say"', '"attachments"'))  # fmt: skip
+    assert len(said) == 3 and '"event": "weekly_report"' in webhook
+    for each in (webhook, chat):
+        assert "In the last seven days 2 jobs had 127.5 node-hours" in each and "collective_hang 75.0" in each
+    assert "weekly_report: [cluster] In the last" in chat
+    assert "In the last seven days (account spe*) 1 job had 2.5 node-hours" in teams and "collective_hang" not in teams
+
+
+@pytest.mark.parametrize(
+    ("receiver", "problem"),
+    [
+        ("{name: a, type: teams, url_file: /u, weekly_report: monday}", "must be a day and a time such as 'mon 09:00'"),
+        ("{name: a, type: pagerduty, key_file: /k, weekly_report: 'mon 09:00'}", "not to pagerduty"),
+        (
+            "{name: a, type: email, server: 'h:25', sender: a@b.c, owner: '{user}@b.c', weekly_report: 'mon 09:00'}",
+            "to an address in `to`",
+        ),
+    ],
+)
+def test_a_weekly_report_that_cannot_be_sent_is_refused(receiver: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        parse_config(f"notify: {{receivers: [{receiver}]}}\n")
 
 
 def test_a_story_has_each_run_what_happened_and_what_it_cost(journal: Journal) -> None:

@@ -31,7 +31,7 @@ WANTED: Final = [HEADINGS.index(name) for name in _FIRST]
 @click.option("--week", is_flag=True, help="The last seven days. [default]")
 @click.option("--from", "since", type=click.DateTime(DATES), metavar="DATE", help="From this local date on.")
 @click.option("--to", "until", type=click.DateTime(DATES), metavar="DATE", help="Up to this local date. [default: now]")
-@click.option("--user", metavar="USER", help="Jobs of these users alone, with commas.")
+@click.option("--user", metavar="USER", help="Jobs of these users alone, names or globs with commas.")
 @click.option("--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
 @click.option("--partition", metavar="PARTITION", help="Jobs of these partitions alone.")
 @click.option(

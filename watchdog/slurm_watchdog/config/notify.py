@@ -8,8 +8,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from slurm_watchdog.base.hours import newest_start
-from slurm_watchdog.config.receivers import Receiver
+from slurm_watchdog.config.receivers import Receiver, weekly_problems
 from slurm_watchdog.config.types import Seconds, Section, Span
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
@@ -71,12 +70,7 @@ class Slack(Section):
                 yield f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
             if not _MENTION_ID.fullmatch(value):
                 yield f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
-        if self.weekly_report:
-            try:
-                newest_start(self.weekly_report, 0.0)
-            except ValueError:
-                given = repr(self.weekly_report)
-                yield f"notify.slack.weekly_report: must be a day and a time such as 'mon 09:00', got {given}"
+        yield from weekly_problems(self.weekly_report, "notify.slack.weekly_report")
         if 0 < self.pulse < 60:
             yield "notify.slack.pulse: must be 0s or at least 1min"
 
@@ -87,6 +81,10 @@ class Webhook(Section):
     url_file: str = Field("", description="A file with its address, which may be a secret; empty = no webhook.")
     token_file: str = Field("", description="A file with a token that goes along as a bearer; empty = none.")
     deadline: Span = Field(10.0, description="For one request of up to 100 events.")
+    weekly_report: str = Field("", description="As of `notify.slack`: an event `weekly_report`.")
+
+    def problems(self) -> Iterator[str]:
+        yield from weekly_problems(self.weekly_report, "notify.webhook.weekly_report")
 
 
 class Alertmanager(Section):

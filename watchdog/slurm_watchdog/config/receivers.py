@@ -8,6 +8,7 @@ from typing import Any, Final, Literal
 
 from pydantic import Field
 
+from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.config.job_match import Globs
 from slurm_watchdog.config.types import Section, Span, split_address
 from slurm_watchdog.detect.registry import KINDS
@@ -22,6 +23,15 @@ NEEDED: Final[dict[str, tuple[str, ...]]] = {
 }
 """What each type cannot be without."""
 MAIL = re.compile(r"[A-Za-z0-9._%+-]{1,64}@[A-Za-z0-9.-]{1,190}")
+
+
+def weekly_problems(when: str, where: str) -> Iterator[str]:
+    """What is wrong with a time of the week; empty is none."""
+    try:
+        if when:
+            newest_start(when, 0.0)
+    except ValueError:
+        yield f"{where}: must be a day and a time such as 'mon 09:00', got {when!r}"
 
 
 class Route(Section):
@@ -65,6 +75,11 @@ class Receiver(Section):
     owner: str = Field(
         "", description="email: the address of a job's owner, such as '{user}@example.org', who gets his."
     )
+    weekly_report: str = Field(
+        "",
+        description="When to send what the jobs of its route's partitions, accounts and users did in the last seven "
+        "days, such as 'mon 09:00'; not to pagerduty.",
+    )
     deadline: Span = Field(10.0, description="For one message.")
 
     def problems(self) -> Iterator[str]:
@@ -73,6 +88,9 @@ class Receiver(Section):
                 yield f"{name}: required by type: {self.type}"
         for name in sorted(unknown_placeholders(self.template)):
             yield f"template: {{{name[:40]}}} is not known; known: {', '.join(PLACEHOLDERS)}"
+        yield from weekly_problems(self.weekly_report, "weekly_report")
+        if self.weekly_report and (self.type == "pagerduty" or (self.type == "email" and not self.to)):
+            yield "weekly_report: to an address in `to`, and not to pagerduty, which is for what is wrong now"
         if self.type == "email":
             yield from self._mail_problems()
 

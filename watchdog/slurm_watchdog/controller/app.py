@@ -208,8 +208,8 @@ async def _serve(
     beats = config.notify.heartbeat
     heart = Heartbeat(beats.url_file, beats.deadline, config.cluster_name, controller.healthy)
     beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
-    weekly = WeeklyReport(config.notify.slack.weekly_report, journal.url, notifier, config.cluster_name)
-    looking = asyncio.create_task(_every(WEEKLY_EVERY_S, weekly.turn, stop)) if weekly.when else None
+    weekly = WeeklyReport(journal.url, notifier, config.cluster_name)
+    looking = asyncio.create_task(_every(WEEKLY_EVERY_S, weekly.turn, stop)) if notifier.weekly else None
     await live(controller, notifier, stop, restart)
     for task in (reading, beating, looking):
         if task is not None:

@@ -1,4 +1,5 @@
-"""Once a week, what the jobs did with their nodes: put up for Slack, once also if the controller starts again."""
+"""Once a week, what the jobs did with their nodes: put up for every channel that wants it, once also if the controller
+starts again."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.controller.api.report_view import read
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.weekly_message import weekly_message
+from slurm_watchdog.notify.weekly_message import weekly_row, weekly_words
 
 WEEK_S = 7 * 86400.0
 LATE_S = 86400.0
@@ -18,20 +19,21 @@ LATE_S = 86400.0
 
 
 class WeeklyReport:
-    """`when` is a time of the week; empty: never. In the outbox the message goes by its date: there is one of each."""
+    """In the outbox a report goes by its date: there is one of each for a channel."""
 
-    def __init__(
-        self, when: str, url: str, notifier: Notifier, cluster: str, wall: Callable[[], float] = clock.wall
-    ) -> None:
-        self.when, self._url, self._notifier, self._cluster, self._wall = when, url, notifier, cluster, wall
+    def __init__(self, url: str, notifier: Notifier, cluster: str, wall: Callable[[], float] = clock.wall) -> None:
+        self._url, self._notifier, self._cluster, self._wall = url, notifier, cluster, wall
 
     async def turn(self) -> bool:
         """Whether one was due and is put up. Raises JournalError."""
-        now = self._wall()
-        at = newest_start(self.when, now)
-        name = f"weekly {datetime.fromtimestamp(at, tz=UTC).astimezone():%Y-%m-%d}"
-        if now - at > LATE_S or not self._notifier.takes(name):
-            return False
-        found, _ = await asyncio.to_thread(read, self._url, at - WEEK_S, at)
-        self._notifier.announce(name, weekly_message(found, self._cluster))
-        return True
+        now, sent = self._wall(), False
+        for channel, wanted in self._notifier.weekly.items():
+            at = newest_start(wanted.when, now)
+            name = f"weekly {datetime.fromtimestamp(at, tz=UTC).astimezone():%Y-%m-%d}"
+            if now - at > LATE_S or self._notifier.has(channel, name):
+                continue
+            found, _ = await asyncio.to_thread(read, self._url, at - WEEK_S, at, wanted.about)
+            row = weekly_row(weekly_words(found, wanted.about), self._cluster)
+            self._notifier.put_up(channel, name, row)
+            sent = True
+        return sent

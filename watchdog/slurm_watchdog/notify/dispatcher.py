@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -43,6 +43,7 @@ from slurm_watchdog.notify.notification import (
     to_row,
 )
 from slurm_watchdog.notify.slack_messages import Payload
+from slurm_watchdog.notify.weekly_message import Subscription
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
@@ -100,6 +101,8 @@ class Notifier:
         caller: Caller = Caller.SERVICE,
     ) -> None:
         self._outbox = outbox
+        self.weekly: Mapping[str, Subscription] = {}
+        """Channel -> when it gets the weekly report, and about whose jobs."""
         self._caller = caller
         self._legacy_channel = legacy_channel
         """The channel that sends what an older release left in the outbox; empty: none."""
@@ -175,10 +178,16 @@ class Notifier:
                 self._outbox.add(worker.channel.name, name, {"message": message}, self._wall())
                 worker.wake()
 
-    def takes(self, name: str) -> bool:
-        """Whether somebody takes such messages, and this one has not been put up, by no controller before either."""
-        taking = [worker.channel.name for worker in self._workers if worker.channel.takes_messages]
-        return bool(taking) and not any(self._outbox.has(channel, name) for channel in taking)
+    def put_up(self, channel: str, name: str, row: Mapping[str, Any]) -> None:
+        """Put up a message that is about no incident, for one channel."""
+        for worker in self._workers:
+            if worker.channel.name == channel:
+                self._outbox.add(channel, name, dict(row), self._wall())
+                worker.wake()
+
+    def has(self, channel: str, name: str) -> bool:
+        """Whether this one has been put up, by a controller before, too."""
+        return self._outbox.has(channel, name)
 
     def _forget_held(self, incident: Incident) -> None:
         for key in [key for key in self._held if key[0] == incident.id]:

@@ -13,6 +13,7 @@ from slurm_watchdog.notify.receivers import ReceiverChannel
 from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
 from slurm_watchdog.notify.webhook import WebhookChannel
+from slurm_watchdog.notify.weekly_message import subscriptions
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -60,4 +61,6 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
     notifier.append(
         Notifier(outbox, channels, cluster, legacy_channel=legacy_channel, pulse_s=settings.pulse, caller=caller)
     )
+    wanted = subscriptions(config.notify, PulseChannel.name, WebhookChannel.name)
+    notifier[0].weekly = {each.name: wanted[each.name] for each in channels if each.name in wanted}
     return notifier[0]

@@ -31,6 +31,8 @@ class Letter(Struct, frozen=True, kw_only=True):
     cluster: str
     notice: Notice | None = None
     places: SiteLinks = SiteLinks()
+    event: str = "digest"
+    """What it is where it is about no notice."""
 
     @property
     def text(self) -> str:
@@ -58,7 +60,7 @@ class Letter(Struct, frozen=True, kw_only=True):
             "text": self.text,
             "details": "\n".join(self.details),
             "todo": one_line(self.message.todo, TEXT_LIMIT),
-            "event": "digest" if notice is None else notice.topic.value,
+            "event": self.event if notice is None else notice.topic.value,
             "severity": "" if notice is None else notice.incident.severity.value,
             "kind": "" if notice is None else notice.incident.kind,
             "incident": "" if notice is None else notice.incident.id,

@@ -20,6 +20,7 @@ from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.receiver_documents import PAGERDUTY, PAGERDUTY_EVENTS, Letter, mail, pagerduty, teams
 from slurm_watchdog.notify.slack import read_secret, read_url
+from slurm_watchdog.notify.weekly_message import words_of_row
 from slurm_watchdog.notify.wording import message_of
 
 if TYPE_CHECKING:
@@ -47,6 +48,11 @@ class ReceiverChannel:
     async def send_due(self, outbox: Outbox, now: float) -> float | None:
         """See delivery.Channel."""
         items = outbox.pending(AT_ONCE, self.name)
+        for item in items:
+            if (weekly := words_of_row(item.payload)) is not None:
+                await self._send(Letter(message=weekly, cluster=self._cluster, event="weekly_report"), now)
+                outbox.done_all(self.name, [item.id])
+                return GAP_S
         wanted = [(item, notice) for item in items if (notice := _notice(item)) is not None and self._lets(notice)]
         kept = {item.id for item, _ in wanted}
         outbox.done_all(self.name, [item.id for item in items if item.id not in kept])

@@ -11,6 +11,7 @@ from slurm_watchdog.notify.http import post_json
 from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.slack import read_secret, read_url
+from slurm_watchdog.notify.weekly_message import words_of_row
 from slurm_watchdog.notify.wording import message_of
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class WebhookChannel:
 
 def _event(item: OutboxItem, places: SiteLinks) -> dict[str, Any]:
     """One event; `id` is the same each time it is sent, so that a receiver can drop duplicates."""
+    if (weekly := words_of_row(item.payload)) is not None:
+        said = {"text": weekly.sentence, "said": list(weekly.evidence)}
+        return {"id": item.id, "event": "weekly_report", "at": item.added_at, **said}
     try:
         notice = from_row(item.payload)
     except msgspec.ValidationError:

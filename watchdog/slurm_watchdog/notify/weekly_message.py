@@ -1,21 +1,53 @@
-"""The weekly report in Slack: what was kept, what was lost to what, what restarts saved, the worst nodes. Pure."""
+"""The weekly report as a message: what was kept, what was lost to what, what restarts saved, the worst nodes. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
 from slurm_watchdog.analysis.lost_time import JobTime, Report
 from slurm_watchdog.analysis.report_sentences import head, saved
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.slack_messages import LINE_LIMIT, SENTENCE_LIMIT, Payload, message, section
+from slurm_watchdog.notify.wording import Message
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.notify import Notify
 
 SHOWN = 5
 LEAST_H = 0.05
 """What is less reads as 0.0."""
 
 
-def weekly_message(found: Report, cluster: str) -> Payload:
-    """One message."""
-    opening = head("In the last seven days", len(found.jobs), found.allocated_h, found.measured_h, found.effective_h)
-    text = safe(f"[{cluster}] {opening}", SENTENCE_LIMIT)
+class Subscription(Struct, frozen=True, kw_only=True):
+    """When one channel gets the report, and about whose jobs: `partition`, `account`, `user`, names or globs with
+    commas."""
+
+    when: str
+    about: Mapping[str, str] = {}
+
+
+def subscriptions(notify: Notify, slack: str, webhook: str) -> dict[str, Subscription]:
+    """Channel -> its subscription, of those that have one. `slack`, `webhook`: the names of these channels."""
+    found = {
+        slack: Subscription(when=notify.slack.weekly_report),
+        webhook: Subscription(when=notify.webhook.weekly_report),
+    }
+    for each in notify.receivers:
+        about = {"partition": each.route.partition, "account": each.route.account, "user": each.route.user}
+        found[f"to-{each.name}"] = Subscription(
+            when=each.weekly_report, about={name: ",".join(globs) for name, globs in about.items() if globs}
+        )
+    return {channel: each for channel, each in found.items() if each.when}
+
+
+def weekly_words(found: Report, about: Mapping[str, str] = {}) -> Message:
+    """The report of the jobs of `about`."""
+    whose = ", ".join(f"{name} {globs}" for name, globs in about.items())
+    when = f"In the last seven days ({whose})" if whose else "In the last seven days"
     lost = [f"{cause} {hours:,.1f}" for cause, hours in found.lost_h[:SHOWN] if hours >= LEAST_H]
     jobs = [_job(each) for each in found.jobs[:SHOWN] if each.measured_h - each.effective_h >= LEAST_H]
     nodes = [f"{node} ({number})" for node, number in found.nodes[:SHOWN]]
@@ -24,10 +56,28 @@ def weekly_message(found: Report, cluster: str) -> Payload:
         *jobs,
         f"Nodes named most by incidents: {', '.join(nodes)}" if nodes else "",
         saved(found.savings),
-        "More: slurm-watchdog report --week",
     ]
-    said = "\n".join(f"• {safe(line, LINE_LIMIT)}" for line in lines if line)
-    return message(text, [section(text), section(said)])
+    return Message(
+        sentence=head(when, len(found.jobs), found.allocated_h, found.measured_h, found.effective_h),
+        evidence=tuple(line for line in lines if line),
+        todo="More: slurm-watchdog report --week",
+    )
+
+
+def weekly_row(said: Message, cluster: str) -> dict[str, Any]:
+    """The outbox row: ready for Slack, and the words for other receivers."""
+    text = safe(f"[{cluster}] {said.sentence}", SENTENCE_LIMIT)
+    lines = "\n".join(f"• {safe(line, LINE_LIMIT)}" for line in (*said.evidence, said.todo))
+    slack: Payload = message(text, [section(text), section(lines)])
+    return {"message": slack, "weekly": msgspec.to_builtins(said)}
+
+
+def words_of_row(row: Mapping[str, Any]) -> Message | None:
+    """The words of such a row; None of any other."""
+    try:
+        return msgspec.convert(row.get("weekly"), Message)
+    except msgspec.ValidationError:
+        return None
 
 
 def _job(job: JobTime) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
@@ -25,9 +26,9 @@ class Unfit(ValueError):
 
 
 def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[str, Any]:
-    """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account`,
-    `partition` and `job`, names with commas; `trend` for what came of each day or week. `uid`: whose jobs count; None:
-    everybody's.
+    """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
+    `partition`, names or globs with commas, `job`, ids with commas; `trend` for what came of each day or week. `uid`:
+    whose jobs count; None: everybody's.
 
     Raises Unfit and JournalError."""
     since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
@@ -55,8 +56,11 @@ def read(
 
 
 def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
-    known = {"user": run.user, "account": run.account, "partition": run.partition, "job": run.job_id}
-    return all(value in asked[name].split(",") for name, value in known.items() if asked.get(name))
+    if asked.get("job") and run.job_id not in asked["job"].split(","):
+        return False
+    known = {"user": run.user, "account": run.account, "partition": run.partition}
+    given = {name: asked[name].split(",") for name in known if asked.get(name)}
+    return all(any(fnmatchcase(known[name], glob) for glob in globs) for name, globs in given.items())
 
 
 def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], *, whole: bool) -> list[Spell]:

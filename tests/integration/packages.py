@@ -20,6 +20,7 @@ PACKAGES = {  # what a test wants -> commands, and the packages that bring them
     "systemd-nspawn": (("systemd-nspawn", "debootstrap"), ("systemd-container", "debootstrap")),
     "Chromium": (("chromium",), ("chromium",)),
     "Open MPI": (("mpirun",), ("openmpi-bin",)),
+    "Exim": (("exim4",), ("exim4-daemon-light",)),
     "rpmbuild": (("rpmbuild", "rpm"), ("rpm",)),
 }
 INSTALL = ["apt-get", "install", "-y", "--no-install-recommends"]

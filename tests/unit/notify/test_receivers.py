@@ -142,7 +142,7 @@ def test_many_at_once_are_one_digest_that_names_each(tmp_path: Path) -> None:
 
 
 class Smtp(socketserver.StreamRequestHandler):
-    """As much of an SMTP server as takes mails."""
+    """As much of an SMTP server as takes mails. `server.bye`: what it answers to QUIT."""
 
     def handle(self) -> None:
         self.wfile.write(b"220 here\r\n")
@@ -156,7 +156,7 @@ class Smtp(socketserver.StreamRequestHandler):
                 body = b"".join(iter(self.rfile.readline, b".\r\n"))
                 self.server.mails.append((to, message_from_bytes(body, policy=policy.default)))  # type: ignore[attr-defined]
                 to = []
-            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
+            self.wfile.write(self.server.bye if word == b"QUIT" else b"250 ok\r\n")  # type: ignore[attr-defined]
             if word == b"QUIT":
                 return
 
@@ -164,7 +164,7 @@ class Smtp(socketserver.StreamRequestHandler):
 @contextmanager
 def smtp() -> Iterator[Any]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp) as server:
-        server.mails = []  # type: ignore[attr-defined]
+        server.mails, server.bye = [], b"221 bye\r\n"  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
@@ -195,6 +195,17 @@ def test_words_of_a_user_make_no_header_of_a_mail_and_hold_up_no_other(tmp_path:
         mails = [mail for _, mail in server.mails]
     assert all(mail["Reply-To"] is None and mail["Auto-Submitted"] for mail in mails)
     assert "rank 3 waits alone" in mails[-1].get_content()
+
+
+@pytest.mark.parametrize("bye", [b"421 too busy\r\n", b""])
+def test_a_mail_that_was_taken_is_not_sent_again_whatever_the_server_says_afterwards(
+    tmp_path: Path, bye: bytes
+) -> None:
+    with smtp() as server:
+        server.bye = bye
+        place = f"127.0.0.1:{server.server_address[1]}"
+        sent(tmp_path, opened, type="email", server=place, encryption="none", to=["ops@example.org"])
+        assert len(server.mails) == 1
 
 
 def test_a_mail_server_that_is_not_there_is_tried_again_and_said(tmp_path: Path) -> None:

@@ -68,6 +68,7 @@ class Receiver(Section):
     template: Any = Field(None, description="template: the JSON to send, with {text} and others in its strings.")
     server: str = Field("", description="email: HOST:PORT of the SMTP server.")
     encryption: Literal["starttls", "tls", "none"] = Field("starttls", description="email: none on this machine only.")
+    ca_file: str = Field("", description="email: a file with the CA of its certificate (PEM); empty = the system's.")
     login: str = Field("", description="email: user name at the server; empty = none is asked for.")
     password_file: str = Field("", description="email: a file with its password.")
     sender: str = Field("", description="email: its From.")

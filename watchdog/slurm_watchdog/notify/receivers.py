@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
-import smtplib
-import ssl
-from email.message import EmailMessage
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from slurm_watchdog.base.text import safe
 from slurm_watchdog.knowledge.message_templates import fill
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.digest import Digest
@@ -20,6 +15,7 @@ from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.receiver_documents import PAGERDUTY, PAGERDUTY_EVENTS, Letter, mail, pagerduty, teams
 from slurm_watchdog.notify.slack import read_secret, read_url
+from slurm_watchdog.notify.smtp import Mailer
 from slurm_watchdog.notify.weekly_message import words_of_row
 from slurm_watchdog.notify.wording import message_of
 
@@ -44,13 +40,14 @@ class ReceiverChannel:
         """`url`: in the place of PagerDuty's."""
         self.name = f"to-{settings.name}"
         self._settings, self._cluster, self._places, self._url = settings, cluster, places, url or PAGERDUTY
+        self._mailer = Mailer(settings)
 
     async def send_due(self, outbox: Outbox, now: float) -> float | None:
         """See delivery.Channel."""
         items = outbox.pending(AT_ONCE, self.name)
         for item in items:
             if (weekly := words_of_row(item.payload)) is not None:
-                await self._send(Letter(message=weekly, cluster=self._cluster, event="weekly_report"), now)
+                await self._send(item.id, Letter(message=weekly, cluster=self._cluster, event="weekly_report"), now)
                 outbox.done_all(self.name, [item.id])
                 return GAP_S
         wanted = [(item, notice) for item in items if (notice := _notice(item)) is not None and self._lets(notice)]
@@ -62,12 +59,12 @@ class ReceiverChannel:
             digest = Digest({})
             for _, notice in wanted:
                 digest.add(notice)
-            await self._send(Letter(message=digest.words(), cluster=self._cluster), now)
+            await self._send(wanted[0][0].id, Letter(message=digest.words(), cluster=self._cluster), now)
             outbox.done_all(self.name, [item.id for item, _ in wanted])
             return GAP_S
         item, notice = wanted[0]
         letter = Letter(message=message_of(notice), cluster=self._cluster, notice=notice, places=self._places)
-        await self._send(letter, now)
+        await self._send(item.id, letter, now)
         outbox.done_all(self.name, [item.id])
         return GAP_S
 
@@ -89,8 +86,8 @@ class ReceiverChannel:
             )
         )
 
-    async def _send(self, letter: Letter, now: float) -> None:
-        """Raises SendFailed."""
+    async def _send(self, key: int, letter: Letter, now: float) -> None:
+        """`key`: number of its row in the outbox. Raises SendFailed."""
         settings, where = self._settings, f"notify.receivers.{self._settings.name}"
         if settings.type == "email":
             to = self._addresses(letter.notice)
@@ -99,7 +96,7 @@ class ReceiverChannel:
                     message = mail(letter, settings.sender, to, now)
                 except (ValueError, LookupError) as error:  # words that no mail can hold: they will not get better
                     raise SendFailed(f"no mail can be made of it: {error}", permanent=True) from error
-                await self._mail(message, where)
+                await self._mailer.send(key, message, to)
             return
         headers = {}
         if settings.type == "pagerduty":
@@ -118,43 +115,6 @@ class ReceiverChannel:
         own = list(users) if len(users) == 1 and whole else []
         fit = [user for user in own if user.replace("-", "").replace(".", "").replace("_", "").isalnum()]
         return [*self._settings.to, *(self._settings.owner.replace("{user}", user) for user in fit)]
-
-    async def _mail(self, message: EmailMessage, where: str) -> None:
-        settings = self._settings
-        password = read_secret(settings.password_file, f"{where}.password_file") if settings.login else ""
-        try:
-            # A server that sends a byte now and then holds up one thread, and no message of others.
-            await asyncio.wait_for(asyncio.to_thread(_deliver, settings, password, message), 3 * settings.deadline)
-        except TimeoutError:
-            raise SendFailed(f"{settings.name} did not take the mail in time") from None
-        except smtplib.SMTPRecipientsRefused as error:
-            said = "; ".join(
-                f"{code} {safe(text.decode(errors='replace'), 100)}" for code, text in error.recipients.values()
-            )
-            raise SendFailed(f"{settings.name} refuses every recipient: {said}", permanent=True) from None
-        except smtplib.SMTPResponseException as error:
-            said = (
-                error.smtp_error.decode(errors="replace") if isinstance(error.smtp_error, bytes) else error.smtp_error
-            )
-            raise SendFailed(f"{settings.name} answered {error.smtp_code}: {safe(str(said), 200)}") from None
-        except (smtplib.SMTPException, OSError, ValueError) as error:
-            raise SendFailed(f"{settings.name} can't be reached ({type(error).__name__})") from None
-
-
-def _deliver(settings: Receiver, password: str, message: EmailMessage) -> None:
-    host, _, port = settings.server.rpartition(":")
-    tls = ssl.create_default_context()
-    server: smtplib.SMTP
-    if settings.encryption == "tls":
-        server = smtplib.SMTP_SSL(host.strip("[]"), int(port), timeout=settings.deadline, context=tls)
-    else:
-        server = smtplib.SMTP(host.strip("[]"), int(port), timeout=settings.deadline)
-    with server:
-        if settings.encryption == "starttls":
-            server.starttls(context=tls)
-        if settings.login:
-            server.login(settings.login, password)
-        server.send_message(message)
 
 
 def _notice(item: OutboxItem) -> Notice | None:

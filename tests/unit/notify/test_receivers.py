@@ -83,6 +83,21 @@ def test_pagerduty_rings_for_what_needs_a_person_and_its_alert_is_acknowledged_a
     assert first["links"] == [{"href": "https://watchdog.example.org/#/incident/i1", "text": "Incident"}]
 
 
+def test_pagerduty_of_an_account_elsewhere_is_asked_at_its_own_address(tmp_path: Path) -> None:
+    receiver, journal = JsonReceiver(), Journal("sqlite://")
+
+    async def go() -> None:
+        async with receiver.listening():
+            given = settings(tmp_path, receiver.url, type="pagerduty", url_file=str(tmp_path / "url"))
+            told = Ticking(journal, [ReceiverChannel(given, "c")])
+            told.notifier.decided(INCIDENT, DECISION)
+            told.notifier.ended(INCIDENT, FAILED)
+            await told.run_until_empty()
+
+    asyncio.run(go())
+    assert [path for path, _, _ in receiver.got] == ["/secret"]
+
+
 def test_a_template_has_values_in_its_strings_and_no_text_makes_another_document_of_it(tmp_path: Path) -> None:
     template = {
         "text": "{text}",

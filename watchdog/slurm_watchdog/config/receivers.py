@@ -63,7 +63,11 @@ class Receiver(Section):
         "as pagerduty does if nothing is said.",
     )
     key_file: str = Field("", description="pagerduty: a file with the integration key (Events API v2).")
-    url_file: str = Field("", description="teams, template: a file with the address, which may be a secret.")
+    url_file: str = Field(
+        "",
+        description="teams, template: a file with the address, which may be a secret; pagerduty: of another one than "
+        "https://events.pagerduty.com/v2/enqueue, such as that for accounts in the EU.",
+    )
     token_file: str = Field("", description="template: a file with a token that goes along as a bearer.")
     template: Any = Field(None, description="template: the JSON to send, with {text} and others in its strings.")
     server: str = Field("", description="email: HOST:PORT of the SMTP server.")

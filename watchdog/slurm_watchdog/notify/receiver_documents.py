@@ -75,7 +75,7 @@ class Letter(Struct, frozen=True, kw_only=True):
 
 
 def pagerduty(letter: Letter, key: str) -> dict[str, Any]:
-    """An event of its Events API v2."""
+    """An event of its Events API v2, by its published schema: https://github.com/PagerDuty/api-schema, events-v2."""
     notice = letter.notice
     assert notice is not None
     incident = notice.incident

@@ -100,7 +100,8 @@ class ReceiverChannel:
             return
         headers = {}
         if settings.type == "pagerduty":
-            url, document = self._url, pagerduty(letter, read_secret(settings.key_file, f"{where}.key_file"))
+            url = read_url(settings.url_file, f"{where}.url_file") if settings.url_file else self._url
+            document = pagerduty(letter, read_secret(settings.key_file, f"{where}.key_file"))
         else:
             url = read_url(settings.url_file, f"{where}.url_file")
             document = teams(letter) if settings.type == "teams" else fill(settings.template, letter.values())

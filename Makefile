@@ -213,6 +213,10 @@ attack: packages-if-root  ## every attack of tests/attacks on the build and with
 accuracy: $(STAMP)  ## how well it judges: every case and 10,000 healthy job-hours, simulated (minutes; ARGS='case_05 healthy_day', ARGS=--help)
 	$(BIN)/python -m tests.accuracy $(ARGS)
 
+.PHONY: screenshots
+screenshots: $(STAMP)  ## docs/images: the page over made-up data, in Chromium
+	$(BIN)/python -m tests.page_screenshots
+
 .PHONY: clean
 clean:  ## removes the environment and what the tools left
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -95,7 +95,7 @@ class FixedEvidence:
 
     def pieces(self, incident_id: str) -> list[Piece]:
         return [
-            Piece(number=number, at=0.0, kind=kind, stored_with=incident_id)
+            Piece(number=number, at=T + 56_060.0, kind=kind, stored_with=incident_id)
             for number, kind in enumerate(("node", "diagnosis"), 1)
         ]
 

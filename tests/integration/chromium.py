@@ -51,7 +51,7 @@ class Browser:
         )
         self._session = aiohttp.ClientSession()
         port_file = Path(self._home, "DevToolsActivePort")
-        await self._until(port_file.exists)
+        await self._until(lambda: port_file.exists() and bool(port_file.read_text().strip()))  # made, then written
         port = port_file.read_text().split()[0]  # noqa: ASYNC240, a line
         pages: list[dict[str, str]] = []
 

@@ -6,7 +6,8 @@ imports nothing of ours.
     torchrun --nproc-per-node=2 ... ddp.py --place DIR --faults DIR     (a launcher a node)
 
 A file KIND.rankR in the directory of faults makes rank R do it at its next step; what it did, and when, is
-then in KIND.rankR.done. Kinds: loader (its DataLoader's workers stop), lock (waits for a lock that nobody
+then in KIND.rankR.done. Kinds: slower (it works longer in every step from now on), turns (in every fourth one
+of four ranks), loader (its DataLoader's workers stop), lock (waits for a lock that nobody
 gives back), mismatch (calls another collective than the others), sleep (a retry that never ends), file (reads
 a named pipe that nobody writes), file_lock (waits for a lock on a file that a process of its own keeps),
 leave (ends at once, with code 0 and without a word). What is healthy and looks ill is chosen on the command
@@ -43,6 +44,10 @@ def options():
     parser.add_argument("--faults", required=True)
     parser.add_argument("--steps", type=int, default=100000)
     parser.add_argument("--step-seconds", type=float, default=0.3)
+    parser.add_argument("--work", type=float, default=0.0, help="seconds of the processor that a rank uses in a step")
+    parser.add_argument(
+        "--slower", type=float, default=1.0, help="factor on it where `slower` is on (`turns`: by turns)"
+    )
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--save-interval", type=int, default=20)
     parser.add_argument("--save-seconds", type=float, default=0.0, help="of the slow checkpoint at --slow-at")
@@ -179,6 +184,7 @@ class Training:
             self.say(f"resumed from {self.path} at step {self.step}")
         self.net = net
         self.model = DistributedDataParallel(net)
+        self.late, self.matrix = "", torch.ones(128, 128)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         samples = Samples(self.faults, args.worker_log)
         self.loader = DataLoader(
@@ -210,6 +216,7 @@ class Training:
                 with open(self.args.side_log, "a") as log:
                     log.write(f"step {self.step}\n")
             time.sleep(self.args.step_seconds)
+            self.work()
             loss = torch.nn.functional.mse_loss(self.model(inputs), targets)
             self.optimizer.zero_grad()
             loss.backward()
@@ -223,6 +230,15 @@ class Training:
                 self.save_checkpoint(0.0)
             if self.step == self.args.slow_at:
                 self.what_takes_long()
+
+    def work(self):
+        for kind in ("slower", "turns"):
+            if self.faults.take(kind):
+                self.late = kind
+        late = self.late == "slower" or (self.late == "turns" and self.step % self.world == self.rank)
+        end = time.thread_time() + self.args.work * (self.args.slower if late else 1.0)
+        while time.thread_time() < end:
+            torch.mm(self.matrix, self.matrix)
 
     def what_takes_long(self):
         """What healthy jobs do now and then, without a word in the log."""

@@ -207,7 +207,7 @@ def _slow_jobs(incidents: Iterable[Incident]) -> tuple[dict[str, Incident], set[
             continue
         if each.kind == IncidentKind.SLOW_JOB:
             slow |= {job_id: each for job_id in each.jobs_now if each.inhibited_by is None}
-        elif each.kind != IncidentKind.SUSPECT_NODE:
+        elif each.kind not in (IncidentKind.SUSPECT_NODE, IncidentKind.STRAGGLER):  # these prove nothing of a node
             signs |= {culprit.node for culprit in each.culprits if culprit.node}
     return slow, signs
 

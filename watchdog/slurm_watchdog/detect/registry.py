@@ -36,6 +36,7 @@ from slurm_watchdog.detect import (
     slow_node,
     slurm_unreachable,
     stalled_progress,
+    straggler,
     suspect_node,
     wedged_teardown,
 )
@@ -67,6 +68,7 @@ SPECS: tuple[DetectorSpec, ...] = (
     dead_rank.SPEC,
     gpu_idle_rank.SPEC,
     slow_node.SPEC,
+    straggler.SPEC,
     slow_job.SPEC,
     loss_spike.SPEC,
     loss_nan.SPEC,

@@ -18,6 +18,7 @@ from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView, Unr
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.observations import Event, Process, Role
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
+from slurm_watchdog.model.rank_waits import WaitBlock, WaitDump
 from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob
 
@@ -266,6 +267,10 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
     supervised: bool = False
     """A living supervisor (`slurm-watchdog run`) may start the step of its ranks again."""
+    waits: tuple[WaitBlock, ...] = ()
+    """How often its ranks were found waiting while it made steps, oldest first."""
+    wait_dumps: tuple[WaitDump, ...] = ()
+    """Dumps that were taken to see where its ranks usually are, oldest first."""
 
     @property
     def ranks_on(self) -> tuple[str, ...]:

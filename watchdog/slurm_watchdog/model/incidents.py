@@ -29,6 +29,7 @@ class IncidentKind(StrEnum):
     ORPHAN_GPU_PROCESS = "orphan_gpu_process"
     SLOW_JOB = "slow_job"
     SLOW_NODE = "slow_node"
+    STRAGGLER = "straggler"
     LOSS_SPIKE = "loss_spike"
     LOSS_NAN = "loss_nan"
     LINK_FAULT = "link_fault"
@@ -106,6 +107,9 @@ class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
     """Time between two dumps once several are in; None: unchanged."""
     early: bool = False
     """The step is late by its own measure alone: at most so many of an hour (EARLY_DUMPS_AN_HOUR), `apart_s` apart."""
+    usual: bool = False
+    """To see where the ranks of a job that makes steps usually are (JobView.wait_dumps): of the same budget, `apart_s`
+    apart, and no evidence of a hang."""
 
 
 class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):

@@ -89,6 +89,9 @@ class Process(Struct, frozen=True, kw_only=True):
     None: not known."""
     collective_timeout_assumed: bool = False
     """Nothing says so: it is torch's own default."""
+    runnable_s: float | None = None
+    """Of a rank: so long its main thread has run, or was ready to run; the rest of its life it slept. None where not
+    looked at in this tick."""
 
 
 class LogFile(Struct, frozen=True, kw_only=True):

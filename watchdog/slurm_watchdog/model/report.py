@@ -38,6 +38,7 @@ class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     io_bytes: int | None
     threads: int | None
     context_switches: int | None
+    runnable_s: float | None = None
 
 
 class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):

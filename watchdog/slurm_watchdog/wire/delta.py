@@ -73,7 +73,10 @@ def make_whole(before: Report, small: Report) -> Report | None:
 
 
 def _numbers(at: int, process: Process) -> ProcessNumbers:
-    return ProcessNumbers(at, process.state, process.cpu_s, process.io_bytes, process.threads, process.context_switches)
+    return ProcessNumbers(
+        at, process.state, process.cpu_s, process.io_bytes, process.threads, process.context_switches,
+        process.runnable_s,
+    )  # fmt: skip
 
 
 def _with_numbers(process: Process, row: ProcessNumbers) -> Process:
@@ -84,6 +87,7 @@ def _with_numbers(process: Process, row: ProcessNumbers) -> Process:
         io_bytes=row.io_bytes,
         threads=row.threads,
         context_switches=row.context_switches,
+        runnable_s=row.runnable_s,
     )
 
 

@@ -96,6 +96,7 @@ class Entry:
     """Since when every look has found this state; meant for LASTING_STATES."""
     io_bytes: int | None = None
     switches: int | None = None
+    runnable_s: float | None = None
     crowd: bool = False
     """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.crowd)."""
     _in_d: int | None = None

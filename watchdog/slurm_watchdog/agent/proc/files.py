@@ -62,6 +62,21 @@ def read_stat(pid: int | str) -> Stat:
     return parse_stat(read_file(f"/proc/{pid}/stat"))
 
 
+def read_runnable_s(pid: int) -> float | None:
+    """How long the main thread of a process has run or was ready to run, in seconds; None where the kernel does not say
+    (CONFIG_SCHED_INFO is off)."""
+    with suppress(OSError, ValueError):
+        return parse_runnable_s(read_file(f"/proc/{pid}/schedstat"))
+    return None
+
+
+def parse_runnable_s(text: bytes) -> float:
+    """Of /proc/PID/schedstat: nanoseconds on a CPU, and waiting for one (Documentation/scheduler/sched-stats.rst).
+    Raises ValueError."""
+    on_cpu, ready = text.split()[:2]
+    return (int(on_cpu) + int(ready)) / 1e9
+
+
 def owner_of(pid: int | None) -> int:
     """The user whose process this is, by its directory in /proc, which takes no lock; -1 if it is gone."""
     try:

@@ -33,6 +33,7 @@ def describe(entry: Entry, blocked: Blocked | None, now: float) -> Process:
         io_bytes=entry.io_bytes,
         threads=stat.threads,
         context_switches=entry.switches,
+        runnable_s=entry.runnable_s,
         container_pid=entry.container_pid,
         blocked=blocked,
         collective_timeout_s=None if timeout is None else timeout[0],

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry
-from slurm_watchdog.agent.proc.files import Files, read_file
+from slurm_watchdog.agent.proc.files import Files, read_file, read_runnable_s
 from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.process_facts import Key, ProcessFacts
 from slurm_watchdog.agent.proc.system_call import (
@@ -52,7 +52,7 @@ SETTLE_S = 0.15
 OTHERS_EVERY = 3
 """Ticks between two looks at the system call of a process that is no rank and not in D."""
 SWITCHES_EVERY = 12
-"""Ticks between two looks at the context switches of a rank."""
+"""Ticks between two looks at the context switches of a rank, and at how long it has run."""
 MAX_DIRECTORIES = 8
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
 MAX_ERROR_FILES = 256
@@ -308,7 +308,7 @@ class ProcessReader:
     def _read_counters(self, entry: Entry, now: float) -> None:
         """I/O of ranks in every tick, of their workers now and then; context switches of ranks now and then."""
         pid, member = entry.known.pid, entry.member
-        entry.switches = None
+        entry.switches = entry.runnable_s = None
         if member is None or member.role is Role.HELPER:
             return
         turn = pid + self.table.tick
@@ -319,6 +319,8 @@ class ProcessReader:
             if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state == "D"):
                 status = self.files.read(f"/proc/{pid}/status")
                 entry.switches = parse_switches(status) + parse_involuntary(status)
+            if is_rank and turn % SWITCHES_EVERY == 0:
+                entry.runnable_s = read_runnable_s(pid)
             entry.note_switches(now)
         except (OSError, ValueError):
             entry.io_bytes = None

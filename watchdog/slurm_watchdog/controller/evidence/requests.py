@@ -62,18 +62,20 @@ class EvidenceRequests:
         view = self._state.job_view(wanted.job_id, now)
         if view is None:
             return
-        key = f"stacks:{wanted.job_id}.{view.job.restarts}"
+        run = f"{wanted.job_id}.{view.job.restarts}"
+        key = f"usual:{run}" if wanted.usual else f"stacks:{run}"
         taken = len(view.snapshots)
         last_at = self._last.get(key, float("-inf"))
         every_s = wanted.apart_s if taken < FIRST_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
-        if wanted.early:
+        budgeted = wanted.early or wanted.usual
+        if budgeted:
             every_s = wanted.apart_s
-        if key in self._tasks or now - last_at < every_s or (wanted.early and not self._early.spend(key, now)):
+        if key in self._tasks or now - last_at < every_s or (budgeted and not self._early.spend(run, now)):
             return
         self._remember(key, now)
-        self._spawn(key, self._dump_job(view.job, now if wanted.early else None))
+        self._spawn(key, self._dump_job(view.job, wanted, now))
 
-    async def _dump_job(self, job: SlurmJob, early_asked_at: float | None) -> None:
+    async def _dump_job(self, job: SlurmJob, wanted: StackRequest, asked_at: float) -> None:
         deadline_s, restarts, places = self._dump_deadline_s, job.restarts, self._places_of(job)
         results = await asyncio.gather(
             *(
@@ -93,6 +95,10 @@ class EvidenceRequests:
             stacks.extend(replace(stack, node=node) for stack in result.stacks)
             if not result.ok and not result.stacks:
                 silent.append(node)
+        if wanted.usual:
+            self._state.runs.add_usual(job.job_id, restarts, tuple(stacks), monotonic())
+            return
+        early_asked_at = asked_at if wanted.early else None
         self._state.runs.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic(), early_asked_at)
 
     def _places_of(self, job: SlurmJob) -> list[tuple[str, str]]:

@@ -9,8 +9,9 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.run import Run, follow_training, is_of_earlier_start
-from slurm_watchdog.controller.state.run_updates import note_absent, note_process, only_trains
+from slurm_watchdog.controller.state.run_updates import note_absent, note_look, note_process, only_trains
 from slurm_watchdog.controller.state.runs import Runs
+from slurm_watchdog.controller.state.wait_tally import idle_shares
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob
@@ -43,6 +44,7 @@ class ReportedProcesses:
         """Of the runs that Slurm lists: which of their processes are there, and which are not any more."""
         present: dict[str, set[ProcessKey]] = {}
         name, run, run_of = report.node, None, None
+        idle = idle_shares(report.gpus)
         for process in report.processes:
             if process.job_id != run_of:
                 run, run_of = self._run(process.job_id), process.job_id
@@ -57,6 +59,7 @@ class ReportedProcesses:
                 process = replace(process, job_id=job.job_id)
             if job.state in RUNNING:
                 note_process(run, key, process, made_at)
+                note_look(run, key, process, idle.get(process.pid), made_at)
                 if process.blocked is not None:
                     self._filesystems.note_blocked(name, report.boot_id, process, made_at)
         before = self._jobs_seen_on.get(report.node, set())

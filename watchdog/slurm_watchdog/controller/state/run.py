@@ -17,6 +17,7 @@ from slurm_watchdog.controller.state.progress_clock import read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
 from slurm_watchdog.controller.state.still_row import Row
 from slurm_watchdog.controller.state.training_steps import idle_steps, living_steps, training_steps
+from slurm_watchdog.controller.state.wait_tally import WaitTally
 from slurm_watchdog.diagnose.logs.root_cause import logged_error
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.model.cluster_view import JobView
@@ -153,6 +154,8 @@ class Run:
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
     motion: Motion | None = None
     """What the dumps of the whole run say of a loop whose steps cannot be read."""
+    waits: WaitTally = field(default_factory=WaitTally)
+    """How often its ranks were found waiting."""
 
     def __post_init__(self) -> None:
         lost = self.left_out
@@ -366,6 +369,7 @@ def _begin_again(run: Run, now: float, interval_s: float) -> None:
     run.clocks.clear()
     run.forget_dumps()
     run.motion = None
+    run.waits = WaitTally()
     run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
     run.logs.clear()
     run.logs_missed = False

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
-from slurm_watchdog.controller.state import still_row
+from slurm_watchdog.controller.state import still_row, wait_tally
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, main_clock
 from slurm_watchdog.controller.state.run import Run
@@ -54,6 +54,17 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
     if rates is None:
         rates = run.rates[key] = ProcessRates(made_at, process.cpu_s, process.io_bytes)
     rates.update(process, made_at)
+
+
+def note_look(run: Run, key: ProcessKey, process: Process, idle: float | None, made_at: float) -> None:
+    """How a rank of a training that makes steps waits; `idle`: the share in which its GPU does nothing."""
+    rank = wait_tally.key_of(key, process) if run.stepped_at is not None else None
+    if rank is None or (run.steps and process.step_id not in run.steps):
+        return
+    if run.phase is None:
+        run.waits.note(rank, runnable_s=process.runnable_s, idle=idle, at=made_at)
+    else:
+        run.waits.interrupt(rank)
 
 
 def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> None:

@@ -75,6 +75,8 @@ def job_view(
         touched_age_s=None if run.touched_at is None else now - run.touched_at,
         unlisted=sum(run.unlisted.values()),
         supervised=supervised,
+        waits=run.waits.blocks(),
+        wait_dumps=run.waits.dumps(),
     )
 
 

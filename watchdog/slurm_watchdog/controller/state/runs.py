@@ -124,6 +124,13 @@ class Runs:
         else:
             note_early_dump(run, stacks, silent, now, early_asked_at)
 
+    def add_usual(self, job_id: str, restarts: int, stacks: tuple[ProcessStack, ...], now: float) -> None:
+        """One dump of all ranks that shows where they usually are (StackRequest.usual)."""
+        run = self._runs.get(job_id)
+        if run is not None and run.job.restarts == restarts:
+            run.waits.note_dump(stacks, now)
+            run.restless = True
+
     def add_records(
         self, job_id: str, restarts: int, found: tuple[RecordSet, ...], asked_at: float,
         own_words: tuple[OwnWords, ...] = (), now: float = 0.0,

@@ -1,0 +1,64 @@
+"""wait_tally: how long ranks slept and how much their GPUs idled, block by block, and nothing of what is not known."""
+
+from __future__ import annotations
+
+from slurm_watchdog.controller.state.wait_tally import BLOCK_S, LONGEST_S, WaitTally, idle_shares
+from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock
+
+ONE, TWO = RankKey(0, "n1", 100, 5), RankKey(1, "n1", 101, 5)
+
+
+def run(tally: WaitTally, until_s: float, sleeps: float, *, every_s: float = 12.0, from_s: float = 0.0) -> None:
+    at = from_s
+    while at <= until_s:
+        for key in (TWO, ONE):
+            tally.note(key, runnable_s=1000 + at * (1 - sleeps if key is ONE else 1.0), idle=None, at=at)
+        at += every_s
+
+
+def shares(block: WaitBlock) -> list[float]:
+    return [round(each / WHOLE, 2) for each in block.asleep]
+
+
+def test_each_block_has_the_share_in_which_each_rank_slept() -> None:
+    tally = WaitTally()
+    run(tally, 3 * BLOCK_S, 0.25)
+    blocks = tally.blocks()
+    assert [each.ranks for each in blocks] == [(ONE, TWO)] * 3
+    assert blocks[0].ranks is blocks[1].ranks
+    assert [shares(each) for each in blocks] == [[0.25, 0.0]] * 3
+    assert list(blocks[1].seconds) == [60, 60]
+    assert tally.blocks() is blocks
+
+
+def test_a_gap_and_an_interruption_are_no_sleep() -> None:
+    tally = WaitTally()
+    run(tally, 24.0, 0.0)
+    tally.note(ONE, runnable_s=1024.0, idle=None, at=24.0 + LONGEST_S + 1)
+    (block,) = tally.blocks()
+    assert shares(block) == [0.0, 0.0]
+    tally = WaitTally()
+    run(tally, 24.0, 0.0)
+    tally.interrupt(ONE)
+    tally.note(ONE, runnable_s=1024.0, idle=None, at=48.0)
+    tally.note(ONE, runnable_s=1060.0, idle=None, at=84.0)
+    assert shares(tally.blocks()[0]) == [0.0, 0.0]
+
+
+def test_the_idle_share_of_gpus() -> None:
+    tally = WaitTally()
+    for look in range(13):
+        tally.note(ONE, runnable_s=None, idle=0.5 if look % 2 else 0.0, at=5.0 * look)
+    (block,) = tally.blocks()
+    assert (list(block.gpu_looks), round(block.gpu_idle[0] / WHOLE, 2)) == ([12], 0.25)
+    assert list(block.seconds) == [0]
+
+
+def test_of_several_gpus_the_least_busy_one_counts_and_one_that_says_nothing_makes_it_unknown() -> None:
+    gpus = (
+        Gpu(uuid="a", index=0, utilization_ratio=1.0, pids=(7, 8)),
+        Gpu(uuid="b", index=1, utilization_ratio=0.25, pids=(7,)),
+        Gpu(uuid="c", index=2, pids=(8,)),
+    )
+    assert idle_shares(gpus) == {7: 0.75, 8: None}

@@ -1,0 +1,140 @@
+"""How often the ranks of a run were found waiting, in every report of their nodes. Pure bookkeeping."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
+from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.observations import Gpu, Process, Role
+from slurm_watchdog.model.rank_waits import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
+
+BLOCK_S: Final = 60.0
+"""Of one block. How long a rank has run is read every 12 ticks: a minute."""
+MOST: Final = 255
+"""Seconds, or looks, of one block: what a byte holds."""
+LONGEST_S: Final = 200.0
+"""Between two such readings: over a longer gap nothing is known."""
+KEPT_BLOCKS: Final = 180
+"""Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
+KEPT_DUMPS: Final = 48
+ASLEEP: Final = frozenset("SDI")
+
+
+@dataclass(slots=True)
+class _Count:
+    seconds: float = 0.0
+    asleep_s: float = 0.0
+    gpu_looks: int = 0
+    gpu_idle: float = 0.0
+
+
+@dataclass(slots=True)
+class WaitTally:
+    """Of one run."""
+
+    _open_at: float | None = None
+    _counts: dict[RankKey, _Count] = field(default_factory=dict)
+    _read: dict[RankKey, tuple[float, float]] = field(default_factory=dict)
+    """Rank -> (when, how long it had run) of its newest reading."""
+    _blocks: deque[WaitBlock] = field(default_factory=lambda: deque(maxlen=KEPT_BLOCKS))
+    _handed_out: tuple[WaitBlock, ...] | None = ()
+    _dumps: deque[WaitDump] = field(default_factory=lambda: deque(maxlen=KEPT_DUMPS))
+
+    def note(self, key: RankKey, *, runnable_s: float | None, idle: float | None, at: float) -> None:
+        """One look at a rank: how long it has run so far, and the share in which its GPU did nothing."""
+        if self._open_at is None:
+            self._open_at = at
+        elif at - self._open_at >= BLOCK_S:
+            self._close(at)
+        count = self._counts.get(key)
+        if count is None:
+            count = self._counts[key] = _Count()
+        if runnable_s is not None:
+            self._note_sleep(key, count, runnable_s, at)
+        if idle is not None and count.gpu_looks < MOST:
+            count.gpu_looks += 1
+            count.gpu_idle += idle
+
+    def interrupt(self, key: RankKey) -> None:
+        """The training does something else: what a rank slept since its last reading is no wait of a step."""
+        self._read.pop(key, None)
+
+    def _note_sleep(self, key: RankKey, count: _Count, runnable_s: float, at: float) -> None:
+        before, self._read[key] = self._read.get(key), (at, runnable_s)
+        if before is None or not 0 < at - before[0] <= min(LONGEST_S, MOST - count.seconds):
+            return
+        passed_s = at - before[0]
+        count.seconds += passed_s
+        count.asleep_s += min(passed_s, max(0.0, passed_s - (runnable_s - before[1])))
+
+    def note_dump(self, stacks: tuple[ProcessStack, ...], at: float) -> None:
+        """One dump of all ranks."""
+        ranks = tuple(_dumped(each) for each in stacks if each.role is Role.RANK and each.rank is not None)
+        self._dumps.append(WaitDump(at=at, ranks=tuple(each for each in ranks if each is not None)))
+
+    def blocks(self) -> tuple[WaitBlock, ...]:
+        """Those that are full, oldest first; the same tuple until one more is."""
+        if self._handed_out is None:
+            self._handed_out = tuple(self._blocks)
+        return self._handed_out
+
+    def dumps(self) -> tuple[WaitDump, ...]:
+        """Oldest first."""
+        return tuple(self._dumps)
+
+    def _close(self, at: float) -> None:
+        assert self._open_at is not None
+        rows = sorted(self._counts.items(), key=lambda row: (row[0].rank, row[0].node, row[0].pid))
+        keys = tuple(key for key, _ in rows)
+        if self._blocks and self._blocks[-1].ranks == keys:
+            keys = self._blocks[-1].ranks  # one tuple for all of them
+        counts = [count for _, count in rows]
+        self._blocks.append(
+            WaitBlock(
+                begin_at=self._open_at, end_at=at, ranks=keys,
+                seconds=bytes(int(each.seconds) for each in counts),
+                asleep=bytes(_share(each.asleep_s, each.seconds) for each in counts),
+                gpu_looks=bytes(each.gpu_looks for each in counts),
+                gpu_idle=bytes(_share(each.gpu_idle, each.gpu_looks) for each in counts),
+            )
+        )  # fmt: skip
+        self._open_at, self._counts, self._handed_out = at, {}, None
+        self._read = {key: self._read[key] for key in keys if key in self._read}
+
+
+def idle_shares(gpus: tuple[Gpu, ...]) -> Mapping[int, float | None]:
+    """Pid -> the share in which the least busy of its GPUs did nothing; None: one of them does not say."""
+    found: dict[int, float | None] = {}
+    for gpu in gpus:
+        idle = None if gpu.utilization_ratio is None else min(1.0, max(0.0, 1.0 - gpu.utilization_ratio))
+        for pid in gpu.pids or ():
+            before = found.get(pid, 0.0)
+            found[pid] = None if idle is None or before is None else max(idle, before)
+    return found
+
+
+def key_of(key: ProcessKey, process: Process) -> RankKey | None:
+    """Of a living rank; None of anything else."""
+    counts = process.role is Role.RANK and process.rank is not None and process.state not in ("Z", "X")
+    return RankKey(process.rank or 0, *key) if counts else None
+
+
+def _share(part: float, whole: float) -> int:
+    return round(WHOLE * part / whole) if whole else 0
+
+
+def _dumped(stack: ProcessStack) -> DumpedRank | None:
+    place = locate(stack)
+    if place.error is not None or stack.state is None:
+        return None
+    return DumpedRank(
+        key=RankKey(stack.rank or 0, stack.node, stack.pid, stack.start_ticks),
+        asleep=stack.state in ASLEEP,
+        with_peers=place.place in WAITS_FOR_PEERS,
+        call=call_of(place.frames[0]) if place.frames else "",
+    )

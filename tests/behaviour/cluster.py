@@ -413,7 +413,9 @@ class Scripted:
             raise SlurmUnavailable("Reservation name is a duplicate")
 
         def effect() -> None:
-            self.reservations[name] = Reservation(name=name, start_at=EPOCH, end_at=EPOCH, nodes=(node,), flags=("MAINT",))
+            self.reservations[name] = Reservation(
+                name=name, start_at=EPOCH, end_at=EPOCH, nodes=(node,), flags=("MAINT",)
+            )
             self.nodes[node] = replace(self.nodes[node], state="IDLE+MAINT+RESERVED")
 
         self._request("reserve", f"reserve {node}", effect)

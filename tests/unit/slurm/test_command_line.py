@@ -81,7 +81,9 @@ def test_a_command_that_prints_more_than_the_limit_is_unavailable() -> None:
     assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ, limit=2**20))
 
 
-@pytest.mark.parametrize("job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3%1]", "1_[2-3,...]", "16+1", "1\n"])
+@pytest.mark.parametrize(
+    "job_id", ["", "1,2", "-1", "--all", "1 2", "1;reboot", "٣", "1_[2-3%1]", "1_[2-3,...]", "16+1", "1\n"]
+)
 def test_client_given_no_job_id_refuses_without_calling_slurm(client: Client, tmp_path: Path, job_id: str) -> None:
     slurm = client('touch "$T/called"')
 

@@ -75,7 +75,7 @@ def group_stacks(
     topology: str | None,
     as_json: bool,
 ) -> None:
-    """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, or that no rank stands out.
+    """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, if one does.
 
     A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy
     dump` prints (text or

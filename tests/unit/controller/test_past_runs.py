@@ -7,10 +7,14 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.capped import LeftOut
+from slurm_watchdog.controller.state.run import new_run, past_run
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
+from slurm_watchdog.controller.state.run_updates import note_absent, note_process
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.model.incidents import Culprit, IncidentKind, Truth
 from slurm_watchdog.model.observations import Checkpoint, Event, LogFile
+from slurm_watchdog.model.past_runs import RankLocation
 from slurm_watchdog.model.slurm import SlurmJob, SlurmView
 from tests.builders.incident_story import FIRING, PENDING, RESOLVED, Story, says
 from tests.builders.logged_runs import event
@@ -236,3 +240,12 @@ def test_a_broken_gpu_explains_the_error_of_the_rank_on_it_and_of_no_other() -> 
     elsewhere = past(Truth.BAD, culprits=(Culprit(node="n2", rank=0),))
     assert Story().after(0, fault, elsewhere)[1] == (IncidentKind.LOG_ERROR, FIRING)
     assert Story().after(0, fault, past(Truth.BAD))[1] == (IncidentKind.LOG_ERROR, FIRING)
+
+
+def test_of_a_rank_that_was_started_again_the_last_process_counts_and_when_it_ended() -> None:
+    run = new_run(slurm_job(start_at=None), 0.0, None, None, LeftOut())
+    for pid, at in ((900, 10.0), (100, 50.0)):
+        note_process(run, ("n1", pid, 5), process(0, pid=pid), at)
+        note_absent(run, "n1", set(), at + 5.0)
+    note_process(run, ("n1", 101, 5), process(1, pid=101), 60.0)
+    assert past_run(run, 70.0).seats == (RankLocation(0, "n1", 100, 55.0), RankLocation(1, "n1", 101, None))

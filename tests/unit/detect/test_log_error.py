@@ -225,6 +225,7 @@ def test_a_rank_that_left_with_exit_code_0_before_its_peers_is_named_though_nobo
         (FAILED_ALIKE, {"seats": seats(40.0, 40.0, 40.0, 42.0), "ranks": 8}),  # not all of them are known
         (FAILED_ALIKE, {"seats": seats(40.0, 40.0, 40.0, 42.0), "total_steps": 450}),  # it had made its last step
         ((), {"seats": seats(40.0, 40.0, 40.0, 42.0)}),
+        (FAILED_ALIKE, {"seats": seats(40.0, 40.0, 40.0, 300.0)}),  # the others made steps without it
     ],
 )
 def test_nobody_is_said_to_have_left_first_if(lines: tuple[tuple[float, str], ...], changes: dict[str, Any]) -> None:

@@ -255,12 +255,15 @@ def _world(ranks: Iterable[Process]) -> int:
 
 
 def _seats(run: Run) -> tuple[RankLocation, ...]:
-    seats = {
-        process.rank: RankLocation(process.rank, key[0], process.pid, gone_at)
-        for key, (process, _, gone_at) in sorted(run.processes.items())
-        if process.role is Role.RANK and process.rank is not None
-    }
-    return tuple(seats.values())
+    """Of each rank the process that was seen last: a command that was started again has had others."""
+    newest: dict[int, tuple[float, ProcessKey, float | None]] = {}
+    for key, (process, seen_at, gone_at) in run.processes.items():
+        if process.role is Role.RANK and process.rank is not None:
+            before = newest.get(process.rank)
+            if before is None or (seen_at, key) > before[:2]:
+                newest[process.rank] = seen_at, key, gone_at
+    ordered = sorted(newest.items(), key=lambda each: each[1][1])
+    return tuple(RankLocation(rank, key[0], key[1], gone_at) for rank, (_, key, gone_at) in ordered)
 
 
 def mark_unseen(run: Run) -> None:

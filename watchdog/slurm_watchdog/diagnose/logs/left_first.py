@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from slurm_watchdog.diagnose.logs.ranks import tasks_that_failed
+from slurm_watchdog.diagnose.logs.reported_run import READ_APART_S
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 
 HOW: Final = "exited with code 0 before its peers"
@@ -31,4 +32,5 @@ def left_first(run: PastRun, lines: Iterable[LoggedError]) -> RankLocation | Non
     others = [seat.gone_at for seat in run.seats if seat is not left and seat.gone_at is not None]
     if left.gone_at is None or any(at < left.gone_at - ORDER_SLACK_S for at in others):
         return None
-    return left
+    # One that was gone while the others made steps is of an earlier start, or was not needed.
+    return left if run.rose_at is None or left.gone_at >= run.rose_at - READ_APART_S else None

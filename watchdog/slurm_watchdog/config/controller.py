@@ -44,7 +44,7 @@ class Controller(Section):
     evidence_spread: Span = Field(
         5.0,
         description="When an incident fires, the stacks of every rank of its job are dumped three times "
-        "over this time, to tell stuck from busy; once, or twice, where dumps of the verdict show that already. "
+        "over this time, to tell stuck from busy; once or twice where dumps of the verdict show that already. "
         "Nothing is stopped for it.",
     )
     evidence_keep: Span = Field(

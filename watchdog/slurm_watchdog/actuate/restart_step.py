@@ -26,7 +26,7 @@ from slurm_watchdog.model.supervisor import (
 
 POLL_S = 0.5
 SURELY_LATER_S = 2.0
-"""A supervisor looks for orders every second, and writes that it takes one before it does anything: a status that was
+"""A supervisor looks for orders twice a second, and writes that it takes one before it does anything: a status that was
 written so long after the order was removed, and does not name it, is that of one that will never carry it out."""
 SEEN_WITHIN_S = 3 * WRITE_EVERY_S
 """For such a status to come by way of its agent."""

@@ -48,7 +48,8 @@ from slurm_watchdog.supervisor.state import (
 )
 from slurm_watchdog.supervisor.voice import Voice
 
-POLL_S: Final = 1.0
+POLL_S: Final = 0.5
+"""Between two looks for orders: each is a list of a small directory in memory, a tenth of a millisecond."""
 QUICK_POLL_S: Final = 0.2
 """While something is under way."""
 STEP_FIRST_S: Final = 0.3

@@ -274,6 +274,8 @@ def test_dumps_of_a_late_step_come_close_together_and_end_with_the_second_look()
     assert wanted(row=None) == soon
     assert wanted(row=row(*STACKS, dumps=2)) == soon
     assert wanted() == soon
+    last = wanted(row=row(*STACKS, dumps=4, ages_s=(6.6, 2.1, 0.1)))
+    assert last is not None and last.apart_s == pytest.approx(2.5), "so that the fifth is the last"
     assert wanted(row=row(*STACKS, over=True)) is None, "somebody moved: it is slow"
     assert wanted(row=row(*STACKS, dumps=5, ages_s=(12.0, 4.0, 0.1)), progress=late(20.0)) is None
     assert wanted(row=None, progress=late(5.5)) is None

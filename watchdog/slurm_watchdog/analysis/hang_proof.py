@@ -112,10 +112,12 @@ def early_stacks(job: JobView, proven: Proof | None) -> StackRequest | None:
     row = job.row
     if not is_late(job) or _speaks_against(job) or (row is not None and row.over):
         return None
-    proves_yet = row is None or row.dumps < SECOND_LOOK_DUMPS or _row_s(row) < SPAN_S
-    if proves_yet or (proven is not None and not proven.is_confirmed):
-        return StackRequest(job_id=job.job.job_id, apart_s=APART_S, early=True)
-    return None
+    may_prove = row is None or row.dumps < SECOND_LOOK_DUMPS or _row_s(row) < SPAN_S
+    if not may_prove and (proven is None or proven.is_confirmed):
+        return None
+    last = row is not None and row.dumps == SECOND_LOOK_DUMPS - 1
+    apart_s = max(APART_S, SECOND_LOOK_S - _row_s(row)) if last and row is not None else APART_S
+    return StackRequest(job_id=job.job.job_id, apart_s=apart_s, early=True)
 
 
 def proof_of_hang(job: JobView) -> Proof | None:

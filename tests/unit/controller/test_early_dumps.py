@@ -257,6 +257,23 @@ def test_who_was_asked_a_moment_ago_is_asked_again_without_a_reports_interval() 
     asyncio.run(story())
 
 
+def test_a_job_that_has_just_lost_a_rank_is_asked_without_a_reports_interval() -> None:
+    async def story() -> None:
+        state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue()
+        state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
+        for sequence, mine in enumerate(((process(0), process(1)), (process(0),)), 1):
+            report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=mine)
+            state.apply_report(report, 5.0 * sequence)
+        held = HeldAnswers(state, commands, 1.05, frozenset[str]().__contains__)
+        for node in ("n1", "n2"):
+            coming = held.coming(node, 11.0)
+            assert coming is not None
+            assert await coming == ()
+        assert held.coming("n1", 26.0) is None
+
+    asyncio.run(story())
+
+
 def test_an_answer_that_waits_has_what_is_asked_meanwhile_in_it() -> None:
     async def asked() -> tuple[DumpStacks, ...]:
         await asyncio.sleep(0)

@@ -13,7 +13,7 @@ from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.incidents import Finding, IncidentKind, MountProbeRequest, StackRequest, Truth
-from slurm_watchdog.model.observations import Event, EventKind, MountProbe
+from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
 from slurm_watchdog.model.protocol import Command, CommandResult, DumpStacks, ProbeMount
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
@@ -103,10 +103,11 @@ def test_a_node_that_gives_no_stacks_is_one_that_was_silent() -> None:
     asyncio.run(story())
 
 
-def test_a_node_that_has_lost_its_last_process_is_not_waited_for() -> None:
+def test_a_node_that_has_lost_its_last_rank_is_not_waited_for() -> None:
     async def story() -> None:
         place = Place()
-        gone = Report(node="n2", boot_id="b", agent_id="a", sequence=2)
+        orphan = process(3, pid=999, role=Role.WORKER)
+        gone = Report(node="n2", boot_id="b", agent_id="a", sequence=2, processes=(orphan,))
         assert place.state.apply_report(gone, NOW + 1) == "accepted"
         place.requests.serve([finding(STACKS)], NOW + 2)
         await settle()

@@ -1,9 +1,9 @@
 """Answers to reports that wait for a question: an agent that is asked for stacks hears of it at once, and not with its
 next report.
 
-Only of a node with a job whose step is due, or that something is being done about, or of one that was asked a moment
-ago: reports come on their own grid, and whether the step is late is known between two of them. Whatever is asked, or
-ordered, is then on its way within the same exchange.
+Only of a node with a job whose step is due, that has just lost a rank, or that something is being done about, or of one
+that was asked a moment ago: reports come on their own grid, and whether the step is late is known between two of them.
+Whatever is asked, or ordered, is then on its way within the same exchange.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ DUE_SHARE: Final = 0.9
 """Reports come a little unevenly."""
 AGAIN_S: Final = 10.0
 """Who was asked so lately is asked again soon: one dump says nothing, and after it come evidence and orders."""
+LOST_S: Final = 15.0
+"""For so long after the end of a rank its job is asked about it: for evidence, for stacks of those that are left."""
 LONG_DUE_S: Final = 120.0
 """After so long without a step there is no hurry: the limit of the job judges it."""
 
@@ -50,11 +52,11 @@ class HeldAnswers:
 
     def _has_urgent_job(self, node: str, now: float) -> bool:
         jobs = (job.job_id for job, _ in self._state.jobs_on(node, now))
-        return any(self._is_due(job_id, now) or self._is_acted_on(job_id) for job_id in jobs)
+        return any(self._is_urgent(job_id, now) or self._is_acted_on(job_id) for job_id in jobs)
 
-    def _is_due(self, job_id: str, now: float) -> bool:
+    def _is_urgent(self, job_id: str, now: float) -> bool:
         run = self._state.runs.get(job_id)
-        return run is not None and is_due(run, now)
+        return run is not None and (now - run.lost_at <= LOST_S or is_due(run, now))
 
 
 def is_due(run: Run, now: float) -> bool:

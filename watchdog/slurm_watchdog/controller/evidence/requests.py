@@ -14,7 +14,7 @@ from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.run import has_processes, ids_on
+from slurm_watchdog.controller.state.run import has_ranks, ids_on
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequest
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
@@ -102,12 +102,13 @@ class EvidenceRequests:
         self._state.runs.add_snapshot(job.job_id, restarts, tuple(stacks), tuple(silent), monotonic(), early_asked_at)
 
     def _places_of(self, job: SlurmJob) -> list[tuple[str, str]]:
-        """Its nodes, each with the job's id there, without those on which none of its processes is left: such a one
-        refuses, with its next report. All of them where nothing is known of any."""
+        """Its nodes, each with the job's id there, without those on which no rank is left: what is there yet (workers
+        that lost their rank) ends, and such a node is heard with its next report only. All of them where no rank is
+        known."""
         run = self._state.runs.get(job.job_id)
         if run is None:
             return [(node, job.process_id) for node in job.nodes]
-        there = [node for node in job.nodes if has_processes(run, node)] or job.nodes
+        there = [node for node in job.nodes if has_ranks(run, node)] or job.nodes
         return [(node, each) for node in there for each in ids_on(run, node)]
 
     def probe(self, wanted: MountProbeRequest, now: float) -> None:

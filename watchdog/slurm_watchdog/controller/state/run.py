@@ -69,6 +69,8 @@ class Run:
     gone: Capped[ProcessKey, None] = field(init=False)
     """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a
     job is forgotten at once."""
+    lost_at: float = float("-inf")
+    """When a rank was last seen to be gone."""
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""
     rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
@@ -199,9 +201,10 @@ class Run:
         self.order = ()
 
 
-def has_processes(run: Run, node: str) -> bool:
-    """Whether the run has, or may have, a process on this node: one that lives, or that was not listed."""
-    return bool(run.unlisted.get(node)) or any(run.processes[key][2] is None for key in run.on_node.get(node, ()))
+def has_ranks(run: Run, node: str) -> bool:
+    """Whether the run has, or may have, a rank on this node that lives: one that is known, or was not listed."""
+    mine = (run.processes[key] for key in run.on_node.get(node, ()))
+    return bool(run.unlisted.get(node)) or any(p.role is Role.RANK and gone_at is None for p, _, gone_at in mine)
 
 
 def ids_on(run: Run, node: str) -> tuple[str, ...]:

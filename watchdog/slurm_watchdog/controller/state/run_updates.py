@@ -80,6 +80,7 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
             run.forget(key)
         elif key not in run.gone:
             run.processes[key] = (process, seen_at, gone_since)
+            run.lost_at = max(run.lost_at, made_at) if process.role is Role.RANK else run.lost_at
             run.gone.put(key, None, run.name, node, process.role)
 
 

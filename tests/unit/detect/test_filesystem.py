@@ -163,6 +163,7 @@ def test_its_stacks_are_there_when_the_time_is_over() -> None:
 
     assert stacks_wanted(processes=(stuck(0, 11.0),))
     assert not stacks_wanted(processes=(stuck(0, 9.0),))
+    assert not stacks_wanted(processes=(stuck(0, 22.0),)), "it is proven"
     assert not stacks_wanted(processes=(stuck(0, 11.0),), answers=[("n1", YES), ("n2", YES), ("n3", YES)])
 
 

@@ -57,8 +57,8 @@ report interval of 5 s."""
 EAGER_FROM_S = 5.0
 """From here on the nodes are asked about a job with a supervisor: they have answered by `supervised_blocked_for`."""
 STACKS_FROM_SHARE, STACKS_APART_S = 0.5, 3.0
-"""From this share of `supervised_blocked_for` on, if only the time is missing, stacks are dumped: the evidence is there
-when the job is to be started again."""
+"""From this share of `supervised_blocked_for` on, while only the time is missing, stacks are dumped: the evidence is there
+when the job is to be started again, and each dump brings a report, so that the end of the time is not a report late."""
 WITNESSES = 2
 """Other nodes that reach the filesystem, or have another one there."""
 
@@ -85,14 +85,15 @@ def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
 def _finding(view: ClusterView, filesystem: FilesystemView, settings: FilesystemStall) -> Finding:
     limit_s = settings.blocked_for
     urgent = [job for job in view.jobs if _is_urgent(filesystem, job)]
+    soon_s, nearly = STACKS_FROM_SHARE * settings.supervised_blocked_for, []
     if any(_is_proven(filesystem, job, settings.supervised_blocked_for) for job in urgent):
         limit_s = min(limit_s, settings.supervised_blocked_for)
+    else:
+        nearly = [job.job.job_id for job in urgent if _is_proven(filesystem, job, soon_s)]
     finding = filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_STALL, limit_s)
     if not urgent:
         return finding
-    soon_s = STACKS_FROM_SHARE * settings.supervised_blocked_for
-    nearly = [job.job.job_id for job in urgent if _is_proven(filesystem, job, soon_s)]
-    stacks = (StackRequest(job_id=job_id, apart_s=STACKS_APART_S) for job_id in nearly)
+    stacks = (StackRequest(job_id=each, apart_s=STACKS_APART_S, later_s=STACKS_APART_S) for each in nearly)
     return replace(finding, wanted=(*probes_wanted(view, filesystem), *stacks))
 
 

@@ -57,8 +57,8 @@ report interval of 5 s."""
 EAGER_FROM_S = 5.0
 """From here on the nodes are asked about a job with a supervisor: they have answered by `supervised_blocked_for`."""
 STACKS_FROM_SHARE, STACKS_APART_S = 0.5, 3.0
-"""From this share of `supervised_blocked_for` on, while only the time is missing, stacks are dumped: the evidence is there
-when the job is to be started again, and each dump brings a report, so that the end of the time is not a report late."""
+"""From this share of `supervised_blocked_for` on, while only the time is missing, stacks are dumped: the evidence is
+there when the job is to be started again, and each dump brings a report, so that its end is not seen late."""
 WITNESSES = 2
 """Other nodes that reach the filesystem, or have another one there."""
 

@@ -29,6 +29,7 @@ from slurm_watchdog.slurm.client import (
 from slurm_watchdog.slurm.factory import make_client
 from slurm_watchdog.slurm.pyslurm_client import is_importable
 from tests.rig.cluster import Cluster
+from tests.rig.commands import wait_until
 
 PYSLURM = os.environ.get("SLURM_WATCHDOG_TEST_PYSLURM", "")
 CLIENTS = ("command_line", *(("pyslurm",) if PYSLURM or is_importable() else ()))
@@ -476,6 +477,23 @@ def test_a_node_is_drained_and_only_our_own_drain_is_taken_back(cluster: Cluster
     assert node.reason in {"", "somebody else's"}  # 24.11 leaves the words of a drain that is over
     with pytest.raises(SlurmRefused, match="not drained"):
         do(client.undrain_node(ours))
+
+
+def test_a_node_is_reserved_once_for_root_and_given_back(cluster: Cluster, client: SlurmClient, do: Do) -> None:
+    name = "slurm-watchdog-suspect-n3-0a1b2c-1795500000"
+    do(client.reserve_node("n3", name))
+    (ours,) = do(client.read_reservations())
+    assert (ours.name, ours.nodes, ours.is_maintenance) == (name, ("n3",), True)
+    assert wait_until(lambda: "MAINT" in do(client.read_node("n3")).state, 30)
+    with pytest.raises((SlurmRefused, SlurmUnavailable)):
+        do(client.reserve_node("n3", name))
+    assert do(client.read_reservations()) == (ours,)
+    do(client.delete_reservation(name))
+    assert do(client.read_reservations()) == ()
+    with pytest.raises((SlurmRefused, SlurmUnavailable)):
+        do(client.delete_reservation(name))
+    with pytest.raises(SlurmRefused):
+        do(client.reserve_node("nowhere", name))
 
 
 def test_an_unknown_node_is_none_and_refused(client: SlurmClient, do: Do) -> None:

@@ -189,6 +189,8 @@ class Cluster:
             self.slurm("scancel", *jobs, check=False)
         if not wait_until(lambda: not self.squeue(), timeout_s, 0.2):
             raise ClusterError(f"jobs do not end within {timeout_s:g} s: {self.squeue()}\n{self.log_tail()}")
+        for name in re.findall(r"ReservationName=(\S+)", self.slurm("scontrol", "show", "reservation").stdout):
+            self.slurm("scontrol", "delete", f"reservation={name}")
         for node in self.nodes:
             if "DRAIN" in self.node(node)["State"]:
                 self.slurm("scontrol", "update", f"NodeName={node}", "State=RESUME")

@@ -124,6 +124,20 @@ class CycleBranch(Branch):
                 sim.timeline.after(at_s, partial(sim.restart_agent, node, rng.choice((1.0, 30.0, 200.0))))
 
 
+class SearchBranch(Branch):
+    """A search for a slow node: beside the deaths of the controller, half of the time agents die, too."""
+
+    def __init__(self, number: int):
+        super().__init__(number, SEARCH_MOMENTS)
+
+    def take(self, sim: Simulation) -> None:
+        super().take(sim)
+        rng = random.Random(f"search {self.number}")
+        for _ in range(rng.choice((0, 0, 1, 2))):
+            node, away_s = rng.choice(sim.cluster.nodes).name, rng.choice((1.0, 30.0, 200.0))
+            sim.timeline.after(rng.uniform(0, 1500), partial(sim.restart_agent, node, away_s))
+
+
 def cycle_of(story: int) -> Recipe:
     """The recipe of the cycles of one story: always a restart that is asked for, the switch wherever a site
     may want it."""
@@ -270,9 +284,8 @@ def crash_point(number: int, option: str = "crash-points", part: Script | None =
 
 
 def branch_of(number: int, option: str) -> Branch:
-    if option == "searches":
-        return Branch(number, SEARCH_MOMENTS)
-    return {"cycles": CycleBranch, "failovers": PairBranch}.get(option, Branch)(number)
+    kinds = {"cycles": CycleBranch, "searches": SearchBranch, "failovers": PairBranch}
+    return kinds.get(option, Branch)(number)
 
 
 def world_of(option: str) -> type[Simulation]:

@@ -181,7 +181,7 @@ def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[
     if not s.rule.drain or not nodes or incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
         return (), ()
     allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
-    out = [node for node in s.nodes if is_out(node.state)]
+    out = [node for node in s.nodes if is_out(node.state) or node.name in s.reserved_by_us]
     room = allowed - max(s.drained_by_us, len(out))
     if len(nodes) > room:
         names = ", ".join(nodes)

@@ -73,6 +73,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     storm_over_s: float | None = None
     """Since when the last storm is over; None if there was none."""
     drained_by_us: int = 0
+    reserved_by_us: tuple[str, ...] = ()
+    """Suspect nodes that we keep in reservations: out of service, too."""
     process: GpuProcess | None = None
     """What is decided about, of an incident about processes: this one, and no job."""
     process_since: float | None = None

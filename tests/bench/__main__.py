@@ -33,6 +33,7 @@ from tests.bench import (
     soak,
     steps,
     storm,
+    stragglers,
 )
 from tests.bench.figures import Figures, say, take_standard_output
 
@@ -68,6 +69,7 @@ def main() -> int:
         "steps": _steps,
         "bad-nodes": _bad_nodes,
         "search": _search,
+        "stragglers": _stragglers,
     }
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
     parser.add_argument(
@@ -115,6 +117,10 @@ def main() -> int:
     for name in figures.doubtful:
         say(f"{name}: this machine is too restless to judge it")
     return 1 if figures.missed or figures.doubtful else 0
+
+
+def _stragglers(figures: Figures, options: argparse.Namespace) -> None:
+    stragglers.run(figures, options.hours)
 
 
 def _search(figures: Figures, options: argparse.Namespace) -> None:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from slurm_watchdog.controller.state.step_history import StepHistory
 from slurm_watchdog.controller.state.wait_tally import WaitTally
 from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.rank_waits import DumpedRank, RankKey, WaitBlock, WaitDump
@@ -85,6 +86,14 @@ class Training:
 
     def blocks(self) -> tuple[WaitBlock, ...]:
         return self.tally.blocks()
+
+    def history(self, at: float) -> tuple[StepTime, ...]:
+        """The blocks of the run's steps up to a moment."""
+        history = StepHistory()
+        for each in self.times:
+            if each.at <= at:
+                history.add(each)
+        return history.blocks()
 
     def dumps(self, at: float, count: int = 12, *, others_wait: bool = True) -> tuple[WaitDump, ...]:
         """Dumps since `at` in which the others were found asleep now and then."""

@@ -10,6 +10,8 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from msgspec import field
+
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.detect.straggler import detect
@@ -35,7 +37,7 @@ class Case(Struct, frozen=True):
     kind: str = "late"
     """`late`: those of `ranks`; `turns`; `stages`: all, of which four have always done more or less."""
     ranks: tuple[int, ...] = ()
-    more: dict[str, Any] = {}
+    more: dict[str, Any] = field(default_factory=dict)
     within_min: float = 15.0
     share: float = 0.95
     """Of the jobs in which they have to be named."""

@@ -16,7 +16,7 @@ import pytest
 
 from slurm_watchdog.agent.proc.blocked_calls import MIN_AT_ONCE, ROUND_TICKS, BlockedThreads
 from slurm_watchdog.agent.proc.entry import Entry, Stat, Status, parse_last_pid, parse_stat, parse_status
-from slurm_watchdog.agent.proc.files import Files, is_the_kernels
+from slurm_watchdog.agent.proc.files import Files, is_the_kernels, parse_runnable_s, read_runnable_s
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.proc.system_call import (
     BlockedCallHistory,
@@ -68,6 +68,16 @@ def test_figures_of_io_and_status() -> None:
     assert parse_switches(STATUS) == 17
     assert parse_involuntary(STATUS) == 3
     assert parse_status(STATUS) == Status("D", 1001, 1000, has_memory=True, container_pid=7)
+
+
+def test_how_long_a_main_thread_has_run_or_was_ready_to() -> None:
+    assert parse_runnable_s(b"1961303219 3552453 412\n") == pytest.approx(1.964855672)
+    own = read_runnable_s(os.getpid())
+    assert own is None or own > 0  # a kernel without CONFIG_SCHED_INFO does not say
+    assert read_runnable_s(2**22 + 1) is None
+    for text in (b"", b"7", b"a b c"):
+        with pytest.raises(ValueError):
+            parse_runnable_s(text)
 
 
 def test_a_kernel_thread_has_no_memory_and_a_process_of_this_namespace_no_other_number() -> None:

@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 
 from slurm_watchdog.controller.evidence import requests
+from slurm_watchdog.controller.evidence.early_budget import EARLY_DUMPS_AN_HOUR
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -255,6 +256,32 @@ def test_dumps_of_a_late_step_come_as_close_as_is_asked_and_belong_to_their_row(
             place.requests.serve([finding(early)], moment + 1)
             await settle()
             assert place.fetched() == []
+        await place.requests.close()
+
+    asyncio.run(story())
+
+
+def test_dumps_of_where_ranks_usually_are_are_no_evidence_of_a_hang_and_of_the_same_budget() -> None:
+    async def story() -> None:
+        place = Place()
+        usual = StackRequest(job_id="7", apart_s=60.0, usual=True)
+        for number in range(EARLY_DUMPS_AN_HOUR + 3):
+            moment = NOW + 60.0 * number
+            for at in (moment, moment + 1):
+                place.requests.serve([finding(usual)], at)
+                await settle()
+            commands = place.fetched()
+            assert bool(commands) is (number < EARLY_DUMPS_AN_HOUR)
+            for node, command in commands:
+                stacks = tuple(stack(rank, RECV, state="S") for rank in range(4) if node_of(rank) == node)
+                place.commands.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
+            await settle()
+        view = place.state.job_view("7", NOW)
+        assert view is not None
+        assert (view.row, view.snapshots, view.motion) == (None, (), None)
+        assert len(view.wait_dumps) == EARLY_DUMPS_AN_HOUR
+        assert {rank.key.rank for rank in view.wait_dumps[0].ranks} == {0, 1, 2, 3}
+        assert all(rank.with_peers and rank.asleep for rank in view.wait_dumps[0].ranks)
         await place.requests.close()
 
     asyncio.run(story())

@@ -46,11 +46,11 @@ def gpu(uuid: str, **changes: Any) -> Gpu:
 pids = st.integers(1, 6)
 processes = st.lists(
     st.builds(
-        lambda pid, ticks, state, cpu_s, rank, threads, step: process(
-            rank, pid=pid, start_ticks=ticks, state=state, cpu_s=cpu_s, threads=threads, step_id=step
+        lambda pid, ticks, state, cpu_s, rank, threads, step, ran: process(
+            rank, pid=pid, start_ticks=ticks, state=state, cpu_s=cpu_s, threads=threads, step_id=step, runnable_s=ran
         ),
         pids, st.integers(1, 2), st.sampled_from("RSDZ"), st.floats(0, 1e6), st.sampled_from([0, 1, None]),
-        st.sampled_from([None, 1, 2]), st.sampled_from(["0", "1"]),
+        st.sampled_from([None, 1, 2]), st.sampled_from(["0", "1"]), st.sampled_from([None, 1.5, 61.25]),
     ),
     max_size=6,
     unique_by=lambda each: (each.pid, each.start_ticks),

@@ -42,6 +42,8 @@ class DumpedRank(Struct, frozen=True, kw_only=True):
     """Its main thread slept."""
     with_peers: bool
     """It stood in a call that waits for other ranks."""
+    in_backward: bool = False
+    """In a backward pass: DistributedDataParallel waits there for its buckets, without a frame of its own."""
     call: str
     """`function (file:line)` of the innermost frame that is its own program's; empty: not known."""
 

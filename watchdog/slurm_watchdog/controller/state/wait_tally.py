@@ -9,6 +9,7 @@ from typing import Final
 
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
+from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Gpu, Process, Role
 from slurm_watchdog.model.rank_waits import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
@@ -136,5 +137,6 @@ def _dumped(stack: ProcessStack) -> DumpedRank | None:
         key=RankKey(stack.rank or 0, stack.node, stack.pid, stack.start_ticks),
         asleep=stack.state in ASLEEP,
         with_peers=place.place in WAITS_FOR_PEERS,
+        in_backward=place.place is Place.BACKWARD,
         call=call_of(place.frames[0]) if place.frames else "",
     )

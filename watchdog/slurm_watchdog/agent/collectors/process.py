@@ -2,8 +2,8 @@
 
 Sees: job, step, rank, local rank, world size (torchrun, srun, Open MPI, MPICH, DeepSpeed and others),
     DataLoader workers, containers; state and for how long; a thread that stays in one system call, with
-    file and mount; CPU time, I/O
-From: `/proc`: `stat`, `status`, `cgroup`, `io`, `wchan`, `syscall`, links in `fd`
+    file and mount; CPU time, I/O; how long main threads of ranks slept
+From: `/proc`: `stat`, `status`, `schedstat`, `cgroup`, `io`, `wchan`, `syscall`, links in `fd`
 How often: every tick (5 s); other threads than the main ones once in 12 ticks, at most 192 a tick, those of
     a process that gives cause every 3 ticks
 Never: `cmdline`, `environ`, `maps` in the loop: they block behind a process that hangs. A child reads them,

@@ -1,6 +1,6 @@
 """The processes of all jobs on this node, in every tick, from /proc.
 
-In the loop only stat, status, cgroup, io, wchan, syscall and links of descriptors are read, and of new
+In the loop only stat, status, schedstat, cgroup, io, wchan, syscall and links of descriptors are read, and of new
 processes only what cannot block (see process_table). All else is asked of the `identify` child (see
 identities).
 """

@@ -29,6 +29,8 @@ from tests.accuracy.cases_gpu import (
     gpu_ecc,
     gpu_error_in_log,
     gpu_off_the_bus,
+    late_by_turns,
+    late_rank,
     slow_gpu,
 )
 from tests.accuracy.cases_log import (
@@ -272,6 +274,8 @@ CASES: tuple[Case, ...] = (
     Case(5, "lingering_zombie", lingering_zombie),
     Case(6, "slower_by_six_percent", slower_by_six_percent, (1, 2)),
     Case(6, "slower_by_five_percent", slower_by_five_percent, (1, 2)),
+    Case(6, "late_rank", late_rank, (1, 2, 8)),
+    Case(6, "late_by_turns", late_by_turns, (1, 2, 8)),
     Case(6, "slow_gpu", slow_gpu),
     Case(7, "loss_spike", loss_spike, (1, 2)),
     Case(7, "loss_nan", loss_nan, (1, 2)),

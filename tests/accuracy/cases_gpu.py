@@ -13,7 +13,7 @@ from tests.accuracy.scene import (
     Setup,
     node_of,
 )
-from tests.accuracy.training import Job
+from tests.accuracy.training import Job, Span
 
 XID = "NVRM: Xid (PCI:0000:{slot:02x}:00): {number}, pid={pid}, name=python, {text}"
 
@@ -96,6 +96,51 @@ def slow_gpu(s: Setup) -> Scene:
 
     scene.world.at(at, begin)
     scene.until_s = at + 900.0
+    return scene
+
+
+def late_rank(s: Setup) -> Scene:
+    """A rank starts its collectives late in each step: its GPU idles for as long as a step has become longer."""
+    by = s.rng.choice((0.1, 0.2, 0.3))
+    scene = _later(s, Expect(("straggler",), also=("slow_job",)), by)
+    rank = s.rng.randrange(1, s.ranks)
+
+    def begins(span: Span, t: float) -> None:
+        if scene.fault_at is not None:
+            late = scene.job.ranks[rank]
+            late.late = by / (1 + by)
+            scene.expect.nodes, scene.expect.ranks = frozenset({late.node}), frozenset({rank})
+
+    scene.job.on_begin = begins
+    return scene
+
+
+def late_by_turns(s: Setup) -> Scene:
+    """The same, of another rank in each step: nobody may be named."""
+    scene = _later(s, Expect(("slow_job",), nobody=True), 0.2)
+
+    def begins(span: Span, t: float) -> None:
+        if scene.fault_at is not None and span.doing == "step":
+            for rank in scene.job.ranks:
+                rank.late = 0.0
+            s.rng.choice(scene.job.ranks).late = 0.2 / 1.2
+
+    scene.job.on_begin = begins
+    return scene
+
+
+def _later(s: Setup, expect: Expect, by: float) -> Scene:
+    """Steps take longer by this share from some moment on."""
+    scene = s.scene(expect, TIMED_FORMATS, every=1, step_s=8.0, jitter=0.02)
+    at = s.warm_s(scene.job.plan, 150)
+    scene.expect.within_s = 3600.0
+
+    def begin(t: float) -> None:
+        scene.job.slow = lambda step, now: 1 + by
+        scene.fault(t)
+
+    scene.world.at(at, begin)
+    scene.until_s = at + scene.expect.within_s + 60.0
     return scene
 
 

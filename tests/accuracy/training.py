@@ -84,6 +84,8 @@ class Rank:
     gone: bool = False
     zombie: bool = False
     workers: list[Worker] = field(default_factory=list)
+    late: float = 0.0
+    """For this share of each step its GPU has nothing to do: its host is late."""
 
 
 @dataclass
@@ -334,6 +336,11 @@ class Job:
         for worker in rank.workers:
             worker.cpu_s += look.cpu * elapsed_s
             worker.io_bytes += look.io * elapsed_s
+
+    def gpu_look(self, rank: Rank, t: float) -> Look:
+        """What its GPU looks like at this moment."""
+        late = self.doing == "step" and t - self._span_at < rank.late * self._span.seconds
+        return looks.IDLE_GPU if late else rank.look
 
     def worker_look(self, rank: Rank) -> Look:
         """What the workers of a rank look like: they fill their queue while it trains, and then wait for work."""

@@ -129,7 +129,7 @@ class World:
         """Everything that a node's agent sees now. What was read of logs and kernel is not said again."""
         t = self.now
         said = Said(node, t, dated=self.dated_lines)
-        on_gpu: dict[int, Rank] = {}
+        on_gpu: dict[int, tuple[Rank, Look]] = {}
         for job in self.jobs:
             if job.host is node and job.lines:
                 said.lines += [(at, job.job_id, stream, line) for at, stream, line in job.lines]
@@ -141,10 +141,10 @@ class World:
                     said.processes.append(self._process(job, rank, t))
                     said.processes += [self._worker(job, rank, each) for each in rank.workers]
                     if not rank.zombie:
-                        on_gpu[rank.local] = rank
+                        on_gpu[rank.local] = rank, job.gpu_look(rank, t)
             if job.host is node and job.plan.save_on_disk and job.state == "RUNNING" and job.plan.save_every:
                 said.checkpoints.append(_on_disk(job, t))
-        said.gpus = [self._gpu(node, index, on_gpu.get(index)) for index in range(node.gpus)]
+        said.gpus = [self._gpu(node, index, *on_gpu.get(index, (None, looks.IDLE_GPU))) for index in range(node.gpus)]
         said.kernel, node.kernel = node.kernel, []
         said.holders = list(node.holders)
         said.usages, said.pressures, said.links = node.usages, node.pressures, node.links
@@ -201,8 +201,7 @@ class World:
             io_bytes=int(worker.io_bytes), threads=3,
         )  # fmt: skip
 
-    def _gpu(self, node: Node, index: int, rank: Rank | None) -> Gpu:
-        look = looks.IDLE_GPU if rank is None else rank.look
+    def _gpu(self, node: Node, index: int, rank: Rank | None, look: Look) -> Gpu:
         noise = self.rng.random
         busy = look.util > 0.5
         fields: dict[str, object] = {

@@ -116,8 +116,10 @@ def _lateness(blocks: tuple[WaitBlock, ...], since: float, added: float, world: 
 
 def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
     late = [each for each in rows if each.waits + LATE_ERRORS * each.error <= LATE]
-    if not late:
+    if not late and all(each.waits > LATE for each in rows):
         return Lateness(truth=Truth.OK, why="no rank differs from the others", by_gpu=by_gpu)
+    if not late:
+        return _unknown("no rank differs clearly from the others")
     others = [each for each in rows if each not in late]
     if len(late) >= MAX_SHARE * len(rows) or len({each.key.node for each in late}) > 1:
         return _unknown("the ranks that do not wait are many, or on several nodes")

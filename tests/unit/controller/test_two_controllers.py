@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import signal
-import socket
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -17,62 +14,16 @@ import sqlalchemy as sa
 from slurm_watchdog.agent.delivery.connect import connect_in_turn
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.config.agent_settings import SecuritySettings
 from slurm_watchdog.journal.lease import EXIT_CODE
 from slurm_watchdog.model.report import Report
+from tests.builders.controller_services import Service, seconds_until
 from tests.builders.identity_files import controller_files, make_authority, node_files
 from tests.builders.postgresql import postgresql_server
 
-PROGRAM = "from slurm_watchdog.cli.main import main; main()"
 BUSY_S = 30.0
 """For a failover on a machine that is busy with other tests: alone it takes 7 s."""
 ANSWER_S = 3.0
-
-
-class Service:
-    """One controller's process."""
-
-    def __init__(self, place: Path, tls: str, journal: str):
-        place.mkdir()
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            self.port = free.getsockname()[1]
-        self.file, self.log, self.client = place / "config.yaml", place / "log", Client(str(place / "s"))
-        self.file.write_text(
-            f"controller: {{listen: '127.0.0.1:{self.port}', page_listen: '', socket: {place}/s, "
-            f"state_directory: {place}/state, journal_url: '{journal}'}}\n"
-            f"security: {{tls_directory: {tls}}}\nslurm: {{client: command_line, bin_directory: {place}}}\n"
-        )
-        self.start()
-
-    def start(self) -> None:
-        with self.log.open("ab") as out:
-            command = [sys.executable, "-P", "-c", PROGRAM, "controller", "--config", str(self.file)]
-            self.process = subprocess.Popen(command, stdout=out, stderr=out)
-
-    def is_active(self) -> bool:
-        try:
-            self.client.status()
-        except ClientError:
-            return False
-        return True
-
-    def refusal(self) -> str:
-        """What a command is answered here; empty while there is no answer."""
-        try:
-            self.client.pause("")
-        except ClientError as error:
-            return str(error) if error.code == "standby" else ""
-        return ""
-
-
-def seconds_until(holds: Callable[[], object], what: str, within_s: float = 60.0) -> float:
-    began = time.monotonic()
-    while not holds():
-        assert time.monotonic() - began < within_s, what
-        time.sleep(0.05)
-    return time.monotonic() - began
 
 
 @pytest.mark.timeout(240)

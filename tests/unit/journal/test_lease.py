@@ -8,10 +8,13 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+import sqlalchemy as sa
 
 from slurm_watchdog.journal.database import Database, is_postgresql
+from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import EXIT_CODE, MARGIN_S, Lease
+from slurm_watchdog.journal.tables import SCHEMA, SCHEMA_VERSION
 from slurm_watchdog.model.actions import Operation
 from tests.builders.notices import DECISION, INCIDENT
 
@@ -110,6 +113,21 @@ def test_before_anything_is_changed_in_slurm_the_database_is_asked_for_a_clock_m
     assert other.take()
     one.until = time.monotonic() + 600  # its virtual machine was paused, and so was its clock
     assert one.is_held() and not one.confirm() and not one.is_held()
+    other.close()
+
+
+def test_the_journal_of_a_later_release_is_not_taken_over(postgresql: Callable[[], str]) -> None:
+    url = postgresql()
+    one, other = two(url)
+    assert one.take()
+    Journal(url, partial(Database, check=one.check)).close()
+    database = Database(url, check=one.check)
+    database.change(sa.update(SCHEMA).values(version=SCHEMA_VERSION + 1))
+    database.close()
+    one.close()
+    with pytest.raises(NewerRelease, match=f"schema version {SCHEMA_VERSION + 1}, this program knows {SCHEMA_VERSION}"):
+        other.take()
+    assert not other.is_held() and other.read().holder == ""
     other.close()
 
 

@@ -38,6 +38,7 @@ from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.database import Database, is_postgresql
+from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Lease
 from slurm_watchdog.notify.dispatcher import Notifier
@@ -111,7 +112,12 @@ def _become_active(config: Config, lease: Lease, config_file: str | None, *, onc
     Raises JournalError, OSError, IdentityError.
     """
     lease.prepare()
-    if not lease.take():
+    try:
+        taken = lease.take()
+    except NewerRelease as error:
+        log.error("%s", error)
+        taken = False
+    if not taken:
         standby = Standby(config, lease)
         if once:
             log.error("there is an active controller (%s); --once is for where there is none", lease.read().holder)
@@ -120,9 +126,9 @@ def _become_active(config: Config, lease: Lease, config_file: str | None, *, onc
         def reload() -> bool:
             return config_file is not None and reload_config(config_file, config)
 
-        taken = uvloop.run(standby.wait(tls_context(config), reload))
-        if not taken:
-            return RESTART if taken is None else 0
+        ended = uvloop.run(standby.wait(tls_context(config), reload))
+        if not ended:
+            return RESTART if ended is None else 0
     lease.keep()
     return None
 

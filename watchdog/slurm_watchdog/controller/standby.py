@@ -17,7 +17,7 @@ from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import listening
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.identity.tls import Context
-from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.journal.lease import Held, Lease
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.http_messages import Answer, Head, Request, refusal
@@ -37,13 +37,16 @@ class Standby:
     def __init__(self, config: Config, lease: Lease):
         self._config, self._lease = config, lease
         self._held = Held(0, "", 0.0)
+        self._problem = ""
+        """Why it could not take the place of the active one now."""
         self._metrics = ControllerMetrics()
         self._metrics.show_role(active=False, epoch=lambda: self._held.epoch, age_s=lambda: self._held.age_s)
 
     def sentence(self) -> str:
         """For people: which controller is the active one."""
         active = self._held.holder or "none at this moment"
-        return f"This controller ({self._lease.name}) is the standby; the active one is {active}: ask it."
+        standby = f"This controller ({self._lease.name}) is the standby; the active one is {active}: ask it."
+        return f"{standby} It could not take its place: {self._problem}" if self._problem else standby
 
     async def wait(self, tls: Context | None, reload: Callable[[], bool]) -> bool | None:
         """True: the lease is ours. False: a signal asked for the end; None: for a restart with another
@@ -79,15 +82,19 @@ class Standby:
                 await door.cleanup()
 
     def _look(self) -> bool:
+        before, problem = self.sentence(), ""
         try:
-            if self._lease.take():
-                return True
-            held, before = self._lease.read(), self._held.holder
+            try:
+                if self._lease.take():
+                    return True
+            except NewerRelease as error:
+                problem = str(error)
+            self._held = self._lease.read()
         except JournalError as error:
             log.error("whether there is an active controller is not known: %s", error)
             return False
-        self._held = held
-        if held.holder != before:
+        self._problem = problem
+        if self.sentence() != before:
             log.warning("%s", self.sentence())
         return False
 

@@ -5,3 +5,7 @@ from __future__ import annotations
 
 class JournalError(Exception):
     """A sentence: what is wrong with the journal, where it lies, what to do."""
+
+
+class NewerRelease(JournalError):
+    """The journal was written by a later release than this one."""

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.database import explain, open_engine
 from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.tables import refuse_newer
 
 log = logging.getLogger(__name__)
 
@@ -92,13 +93,18 @@ class Lease:
         return Held(row.epoch, row.holder, row.age_s)
 
     def take(self) -> bool:
-        """Takes it if nobody has it, or who has it was not heard for `lease_s`."""
+        """Takes it if nobody has it, or who has it was not heard for `lease_s`.
+
+        Raises NewerRelease where the journal is one of a later release: this one could not open it, and nobody would
+        be the active one meanwhile.
+        """
         expired = LEASE.c.renewed_at < DATABASE_NOW - sa.func.make_interval(0, 0, 0, 0, 0, 0, self.lease_s)
         row = {"epoch": LEASE.c.epoch + 1, "holder": self.name, "renewed_at": DATABASE_NOW}
         free = sa.or_(LEASE.c.holder == "", expired)
         asked_at = clock.monotonic()
         try:
             with self._engine.begin() as sql:
+                refuse_newer(sql, self._where)
                 epoch = sql.execute(sa.update(LEASE).where(free).values(row).returning(LEASE.c.epoch)).scalar()
         except sa.exc.SQLAlchemyError as error:
             raise explain(error, self._where) from error

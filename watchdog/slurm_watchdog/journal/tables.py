@@ -7,7 +7,7 @@ from typing import Final
 
 import sqlalchemy as sa
 
-from slurm_watchdog.journal.database import JournalError
+from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.model.actions import Action, Verdict
 
 SCHEMA_VERSION = 11
@@ -278,6 +278,22 @@ MIGRATIONS: Final[Migrations] = {
 """From version n to n + 1, in the same transaction as the new version number."""
 
 
+def refuse_newer(sql: sa.Connection, where: str, newest: int = SCHEMA_VERSION) -> None:
+    """Raises NewerRelease if the tables are of a later version than `newest`. Nothing is changed."""
+    if not sa.inspect(sql).has_table(SCHEMA.name):
+        return
+    version = sql.execute(sa.select(SCHEMA.c.version)).scalar_one()
+    if version > newest:
+        raise NewerRelease(_not_ours(where, version, newest))
+
+
+def _not_ours(where: str, version: int, newest: int) -> str:
+    return (
+        f"The journal {where} has schema version {version}, this program knows {newest}; "
+        "install the release that wrote it, or move the journal away to begin a new one."
+    )
+
+
 def prepare(sql: sa.Connection, where: str, newest: int = SCHEMA_VERSION, migrations: Migrations = MIGRATIONS) -> None:
     """Make the tables in the database at `where`, or bring them to the version `newest`. Raises JournalError for
     those of a newer one."""
@@ -298,7 +314,4 @@ def prepare(sql: sa.Connection, where: str, newest: int = SCHEMA_VERSION, migrat
         version += 1
         sql.execute(sa.update(SCHEMA).values(version=version))
     if version != newest:
-        raise JournalError(
-            f"The journal {where} has schema version {version}, this program knows {newest}; "
-            "install the release that wrote it, or move the journal away to begin a new one."
-        )
+        raise JournalError(_not_ours(where, version, newest))

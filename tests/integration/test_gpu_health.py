@@ -79,6 +79,30 @@ def test_every_slow_value_comes_through(node: Node, scenario: Scenario) -> None:
     assert (gpu.mig, gpu.memory_clock_hz, gpu.error) == (None, 2.619e9, None)
 
 
+def test_activity_is_known_from_the_second_sample_on_where_the_card_has_it(node: Node, scenario: Scenario) -> None:
+    scenario.change(0, gpm=(93.0, 61.5, 48.0, 1000.0, 500.0, -1, 4.0))
+    first = settled(node)[0]
+    assert (first.sm_active_ratio, first.error) == (None, None)
+    node.tick(gpu_reader.DEAR_EVERY_S)
+    gpu, other = node.tick()
+    assert (gpu.sm_active_ratio, gpu.tensor_active_ratio, gpu.dram_active_ratio) == pytest.approx((0.93, 0.615, 0.48))
+    assert (gpu.nvlink_bytes_s, gpu.pcie_bytes_s) == (1500.0 * 2**20, None)
+    assert (other.sm_active_ratio, other.error) == (None, None)
+    scenario.change(0, gpm=(12.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
+    node.tick(gpu_reader.DEAR_EVERY_S)
+    gpu, _ = node.tick()
+    assert (gpu.sm_active_ratio, gpu.tensor_active_ratio, gpu.pcie_bytes_s) == pytest.approx((0.12, 0.0, 0.0))
+
+
+@pytest.mark.parametrize("call", ["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet", "nvmlGpmMetricsGet"])
+def test_activity_that_is_refused_costs_nothing_else(node: Node, scenario: Scenario, call: str) -> None:
+    scenario.change(0, gpm=(93.0, 61.5, 48.0, 0, 0, 0, 0), ecc=(3, 1), rules=(f"error {call} 4",))  # no permission
+    settled(node)
+    node.tick(gpu_reader.DEAR_EVERY_S)
+    gpu, _ = node.tick()
+    assert (gpu.sm_active_ratio, gpu.ecc_corrected, gpu.error) == (None, 3, None)
+
+
 def test_what_a_gpu_has_not_got_is_unknown_and_no_error(node: Node, scenario: Scenario) -> None:
     gpu = settled(node)[1]
     assert gpu.error is None

@@ -17,6 +17,7 @@
  *   ecc CORRECTED UNCORRECTED        remapped CORRECTED UNCORRECTED PENDING FAILED      retired SINGLE DOUBLE PENDING
  *   pcie WIDTH MAX GENERATION MAX    replays N         link ACTIVE REPLAY RECOVERY CRC  (a line for each NVLink, from 0)
  *   link_counters totals|links|calls|none           how their errors can be asked: drivers and generations differ
+ *   gpm SM TENSOR DRAM NVLINK_RX NVLINK_TX PCIE_RX PCIE_TX      per cent, and MiB a second
  *   mig 0|1, instance GPU_INSTANCE COMPUTE_INSTANCE UUID USED TOTAL
  *
  * Units are NVML's: per cent, MHz, milliwatts, degrees, bytes (used, total), a mask. A handle stays with its GPU, by UUID,
@@ -37,7 +38,8 @@ enum {
 };
 enum { MAX_GPUS = 32, MAX_RULES = 48, MAX_PROCESSES = 256, MAX_LINKS = 36, MAX_INSTANCES = 8, MAX_EVENTS = 128 };
 enum { MAX_SETS = 8, MAX_HANDLES = 512 };
-enum { HAS_ECC = 1, HAS_REMAPPED = 2, HAS_RETIRED = 4, HAS_PCIE = 8, HAS_REPLAYS = 16, HAS_MIG = 32 };
+enum { HAS_ECC = 1, HAS_REMAPPED = 2, HAS_RETIRED = 4, HAS_PCIE = 8, HAS_REPLAYS = 16, HAS_MIG = 32, HAS_GPM = 64 };
+enum { GPM_VALUES = 7 };
 static const double BUSY_BELOW_S = 50e-6, WAKE_EARLY_S = 150e-6; /* timers are late by about so much */
 
 typedef unsigned long long u64;
@@ -67,6 +69,7 @@ typedef struct {
     u64 used, total, throttle, event_types;
     u64 ecc[2];
     unsigned remapped[4], retired[3], pcie[4], replays, mig;
+    double gpm[GPM_VALUES];
     char link_counters;
     int lost, rule_count, link_count, instance_count, event_count;
     unsigned list_count[2];
@@ -151,6 +154,10 @@ static void take_health(gpu_t *gpu, const char *word, const char *rest) {
         link_t *link = &gpu->link[gpu->link_count++];
         memset(link, 0, sizeof *link);
         sscanf(rest, "%d %llu %llu %llu", &link->active, &link->replay, &link->recovery, &link->crc);
+    } else if (!strcmp(word, "gpm")) {
+        double *it = gpu->gpm;
+        gpu->has |= HAS_GPM;
+        sscanf(rest, "%lf %lf %lf %lf %lf %lf %lf", it, it + 1, it + 2, it + 3, it + 4, it + 5, it + 6);
     } else if (!strcmp(word, "mig")) {
         gpu->has |= HAS_MIG;
         gpu->mig = strtoul(rest, NULL, 0);
@@ -553,6 +560,53 @@ int nvmlDeviceGetComputeInstanceId(handle_t *handle, unsigned *id) {
     instance_t *instance = instance_of(gpu, handle);
     if (!instance) return NOT_FOUND;
     *id = instance->compute_instance;
+    return SUCCESS;
+}
+
+/* ------------------------------------------------------------------------------------------- GPM */
+
+typedef struct { handle_t *device; double value[GPM_VALUES]; } sample_t;
+typedef struct { unsigned metric; int code; double value; const char *names[3]; } metric_t;
+typedef struct { unsigned version, isSupportedDevice; } support_t;
+typedef struct { unsigned version, count; sample_t *first, *second; metric_t metric[]; } metrics_t;
+static const unsigned gpm_ids[GPM_VALUES] = {2, 5, 10, 60, 61, 21, 20}; /* nvmlGpmMetricId_t, in the order of `gpm` */
+
+int nvmlGpmQueryDeviceSupport(handle_t *handle, support_t *support) {
+    DEVICE;
+    if (support->version != 1) return INVALID_ARGUMENT;
+    support->isSupportedDevice = !!(gpu->has & HAS_GPM);
+    return SUCCESS;
+}
+
+int nvmlGpmSampleAlloc(sample_t **sample) {
+    LIBRARY;
+    *sample = calloc(1, sizeof **sample);
+    return *sample ? SUCCESS : NO_MEMORY;
+}
+
+int nvmlGpmSampleGet(handle_t *handle, sample_t *sample) {
+    DEVICE;
+    NEEDS(HAS_GPM);
+    sample->device = handle;
+    memcpy(sample->value, gpu->gpm, sizeof gpu->gpm);
+    return SUCCESS;
+}
+
+/* Between two samples everything was as it is in the second one. */
+int nvmlGpmMetricsGet(metrics_t *asked) {
+    const sample_t *first = asked->first, *second = asked->second;
+    if (asked->version != 1 || !first || !second || first == second || first->device != second->device) return INVALID_ARGUMENT;
+    handle_t *handle = first->device;
+    DEVICE;
+    for (unsigned i = 0; i < asked->count; i++) {
+        metric_t *metric = &asked->metric[i];
+        metric->code = NOT_SUPPORTED;
+        for (int k = 0; k < GPM_VALUES; k++)
+            if (gpm_ids[k] == metric->metric && second->value[k] >= 0) {
+                metric->value = second->value[k];
+                metric->code = SUCCESS;
+            }
+    }
     return SUCCESS;
 }
 

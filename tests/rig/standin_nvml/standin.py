@@ -84,6 +84,8 @@ class Gpu:
     """Each NVLink: active, replay, recovery and CRC errors."""
     link_counters: str = "totals"
     """How those can be asked: `totals` (up to Ampere), `links` (Hopper), `calls` (old drivers), `none` (Blackwell)."""
+    gpm: tuple[float, ...] | None = None
+    """Multiprocessors, tensor cores, memory (per cent), NVLink in and out, PCIe in and out (MiB a second); -1: not known."""
     mig: bool | None = None
     instances: tuple[Instance, ...] = ()
     events: tuple[tuple[int, int, int], ...] = ()
@@ -99,6 +101,7 @@ class Gpu:
             "retired": self.retired,
             "pcie": self.pcie,
             "replays": None if self.replays is None else (self.replays,),
+            "gpm": self.gpm,
             "mig": None if self.mig is None else (int(self.mig),),
         }
         return [

@@ -39,7 +39,8 @@ GPU0 = Gpu(
     throttle=("sw_power_cap", "hw_slowdown"), ecc_corrected=3, ecc_uncorrected=0, remapped_rows_corrected=1,
     remapped_rows_uncorrected=0, remap_pending=True, remap_failed=False, retired_pages=0, retired_pages_pending=False,
     pcie_link_width=8, pcie_link_width_max=16, pcie_link_generation=5, pcie_replays=7, nvlinks_active=17,
-    nvlinks_down=1, nvlink_errors=12,
+    nvlinks_down=1, nvlink_errors=12, sm_active_ratio=0.9, tensor_active_ratio=0.6, dram_active_ratio=0.4,
+    nvlink_bytes_s=1e9, pcie_bytes_s=1e6,
 )  # fmt: skip
 LABELS0 = {"gpu_uuid": "GPU-0", "gpu": "0"}
 

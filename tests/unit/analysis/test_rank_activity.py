@@ -58,6 +58,28 @@ def test_rank_activity_is_read_from_its_gpu_and_then_its_process() -> None:
     assert {a.doing for a in activities(computing, computing.ranks, NOW, 30.0)} == {RankState.WORKS}
 
 
+@pytest.mark.parametrize(
+    ("doing", "tensor", "dram", "usual", "found"),
+    [
+        ("busy", 0.0, 0.001, 0.4, RankState.SPINS),  # no power is known
+        ("busy", 0.0, 0.39, 0.4, RankState.WORKS),  # its memory is in use
+        ("busy", None, None, 0.4, RankState.BUSY),
+        ("busy", 0.0, 0.001, None, RankState.BUSY),  # nobody knows what it does at work
+        ("busy", 0.0, 0.001, 0.01, RankState.BUSY),  # a program that never uses much of either
+        ("spins", 0.0, 0.001, 0.4, RankState.SPINS),
+        ("spins", 0.3, 0.2, 0.4, RankState.WORKS),  # its power fell, and it goes on computing
+        ("trains", 0.0, 0.001, 0.4, RankState.WORKS),  # the two differ
+    ],
+)
+def test_a_busy_gpu_spins_if_neither_its_power_nor_its_activity_is_what_it_was(
+    doing: str, tensor: float | None, dram: float | None, usual: float | None, found: RankState
+) -> None:
+    each = card(0, doing, usual_work_ratio=usual)
+    gpu = replace(each.view.gpu, tensor_active_ratio=tensor, dram_active_ratio=dram)
+    view = four(doing, g0=replace(each, view=replace(each.view, gpu=gpu)))
+    assert activities(view, view.ranks, NOW, 30.0)[0].doing is found
+
+
 def test_one_look_at_low_power_between_two_steps_is_no_spinning() -> None:
     gap = card(0, "spins", recent_power_w=320.0)
     assert loop_state(four("trains", g0=gap), NOW, 60.0).stands is False

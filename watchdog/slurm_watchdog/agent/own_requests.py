@@ -7,7 +7,7 @@ from typing import Final
 from slurm_watchdog.agent.evidence import nccl_ras, node_settings
 from slurm_watchdog.agent.files import as_owner, links
 from slurm_watchdog.agent.files import kernel_log_position as position
-from slurm_watchdog.agent.gpu import nvml
+from slurm_watchdog.agent.gpu import vendors
 from slurm_watchdog.agent.helper.requests import TASKS, Task, tasks_by_name
 from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.reload import validate_in_child
@@ -29,7 +29,7 @@ OWN_TASKS: Final = tasks_by_name(
     Task(ReadNodeSettings, node_settings.read_node_settings),
     Task(ProbeMountPoint, as_owner.probe_mount),
     Task(NameUsers, identify.name_users),
-    Task(ReadGpus, nvml.read_gpus),
+    Task(ReadGpus, vendors.read_gpus),
     Task(ReadLinks, links.read_links),
     Task(ReadState, position.read_state),
     Task(WriteState, position.write_state),

@@ -1,7 +1,8 @@
 """Activity of a job's ranks, as far as their processes and GPUs show it: the evidence where stacks are
 unavailable.
 
-A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes; the
+A GPU that spins in a collective is 100 % busy and draws a fraction of what it draws while it computes, and it uses
+a fraction of its tensor cores and memory, where the card counts that (GPM); where the two differ, it works. The
 rank that the others wait for has an idle GPU or a process that uses no time. A rank that computes or moves data
 speaks against a hang: a checkpoint that rank 0 writes, an evaluation, the building of an index.
 """
@@ -17,6 +18,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.node_view import GpuView, work_ratio
 from slurm_watchdog.model.observations import Role
 
 QUIET_CPU = 0.2
@@ -32,6 +34,9 @@ forward pass draws."""
 FALLEN_POWER = 0.7
 """The average over a minute lags behind; it has to have fallen this far, for one look may catch a gap between
 two steps."""
+LEAST_WORK = 0.05
+"""Share of tensor cores or memory: a kernel that waits for its peers uses next to nothing of either, and so do programs
+of small kernels at work."""
 MAX_ODD_SHARE = 0.25
 """More ranks than this share are no odd ones."""
 LEAST_RANKS = 3
@@ -105,7 +110,8 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
         why = "neither the processes nor the GPUs of the ranks do anything"
         return LoopState(stands=True, why=why, culprits=_culprits(a for a in idle if is_held(a.rank)))
     in_collective = 2 * len(spinning) >= len(seen) and len(seen) > 1
-    why = f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual power"
+    of_what = "power" if all(a.gpu and a.gpu.view.usual_power_w for a in spinning) else "power or activity"
+    why = f"the GPUs of {len(spinning)} of {len(seen)} ranks spin: busy, at less than half of their usual {of_what}"
     odd = idle if idle else _quiet_among_spinning(spinning)
     return LoopState(
         stands=True,
@@ -216,14 +222,24 @@ def _by_gpu(each: RankGpu, now: float, idle_for_s: float) -> RankState:
         return RankState.IDLE if now - view.idle_since >= idle_for_s else RankState.UNKNOWN
     if view.busy_since is None:
         return RankState.WORKS  # busy now and then: it computes
-    if None not in (view.gpu.power_w, view.recent_power_w, view.usual_power_w):
-        assert view.gpu.power_w is not None
-        assert view.recent_power_w is not None
-        assert view.usual_power_w is not None
-        low = view.gpu.power_w < LOW_POWER * view.usual_power_w
-        fallen = view.recent_power_w < FALLEN_POWER * view.usual_power_w
-        return RankState.SPINS if low and fallen else RankState.WORKS
+    known = [low for low in (_draws_little(view), _works_little(view)) if low is not None]
+    if known:
+        return RankState.SPINS if all(known) else RankState.WORKS
     return RankState.BUSY if now - view.busy_since >= idle_for_s else RankState.UNKNOWN
+
+
+def _draws_little(view: GpuView) -> bool | None:
+    """Whether it draws far less than usual; None: not known."""
+    now_w, recent_w, usual_w = view.gpu.power_w, view.recent_power_w, view.usual_power_w
+    if now_w is None or recent_w is None or usual_w is None:
+        return None
+    return now_w < LOW_POWER * usual_w and recent_w < FALLEN_POWER * usual_w
+
+
+def _works_little(view: GpuView) -> bool | None:
+    """The same of its tensor cores and its memory, by GPM; None also of a program that uses neither much."""
+    ratio, usual = work_ratio(view.gpu), view.usual_work_ratio
+    return None if ratio is None or usual is None or usual < LEAST_WORK else ratio < LOW_POWER * usual
 
 
 def _odd_among_busy(seen: tuple[RankActivity, ...]) -> bool:

@@ -37,12 +37,20 @@ class GpuView(Struct, frozen=True, kw_only=True):
     """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
     usual_power_w: float | None = None
     """The most that its average over a minute came to for the program that runs; forgotten over hours."""
+    usual_work_ratio: float | None = None
+    """Likewise, of the share of its tensor cores or of its memory that had work, whichever is more."""
     throttled: tuple[tuple[str, float], ...] = ()
     """Reason why its clocks were held down -> share of the last five minutes under load; what was rarer is left out."""
     ecc_uncorrected_rose_at: float | None = None
     """When its count of uncorrected memory errors was last seen to rise."""
     rising: tuple[Rise, ...] = ()
     """Those of its counters of corrected errors that rise again and again."""
+
+
+def work_ratio(gpu: Gpu) -> float | None:
+    """How much of it does what only work does: its tensor cores, or its memory. None: it does not say."""
+    known = [ratio for ratio in (gpu.tensor_active_ratio, gpu.dram_active_ratio) if ratio is not None]
+    return max(known, default=None)
 
 
 class SeenEvent(Struct, frozen=True, kw_only=True):

@@ -240,6 +240,15 @@ class GpuHealth(Struct, frozen=True, kw_only=True):
     """Links that the GPU has and that are not active."""
     nvlink_errors: int | None = None
     """CRC, replay and recovery errors of all its links so far."""
+    sm_active_ratio: float | None = None
+    """Share of its multiprocessors that had work, average since it was read before (GPM: Hopper and later)."""
+    tensor_active_ratio: float | None = None
+    """Likewise of its tensor cores."""
+    dram_active_ratio: float | None = None
+    """Likewise of the bandwidth of its memory."""
+    nvlink_bytes_s: float | None = None
+    """Likewise, sent and received by all its links."""
+    pcie_bytes_s: float | None = None
     mig: tuple[MigInstance, ...] | None = None
     """None: MIG is off or unknown; its utilisation is then the whole GPU's."""
 

@@ -1,8 +1,9 @@
 """GPUs of this node: see slurm_watchdog.agent.gpu.reader, which has NVML read them.
 
 Sees: UUID, PCI address, minor; utilisation, clocks, power, temperature, memory, throttle reasons; processes
-    with their memory; ECC, remapped rows, retired pages, PCIe, NVLink, MIG; Xid events
-From: NVML, in one child
+    with their memory; ECC, remapped rows, retired pages, PCIe, NVLink, MIG; activity of multiprocessors, tensor
+    cores, memory and links (GPM); Xid events
+From: NVML, or AMD SMI where there is no driver of NVIDIA's, in one child
 How often: values every tick (temperature, memory and throttle reasons every other); processes and health of
     a GPU once a minute, one GPU after the other, in 5 ms of driver time a tick; all at once only if a rank
     is under suspicion
@@ -170,6 +171,12 @@ GPU_VALUES: Final[tuple[tuple[str, str, str, GpuValue], ...]] = (
     ("nvlinks_active", "gauge", "Links to other GPUs that work.", lambda gpu: gpu.nvlinks_active),
     ("nvlinks_down", "gauge", "Links that it has and that are not active.", lambda gpu: gpu.nvlinks_down),
     ("nvlink_errors_total", "counter", "Errors of all its links.", lambda gpu: gpu.nvlink_errors),
+    ("sm_active_ratio", "gauge", "Share of its multiprocessors that had work, over about a minute.",
+     lambda gpu: gpu.sm_active_ratio),
+    ("tensor_active_ratio", "gauge", "Share of its tensor cores that had work.", lambda gpu: gpu.tensor_active_ratio),
+    ("dram_active_ratio", "gauge", "Share of its memory's bandwidth in use.", lambda gpu: gpu.dram_active_ratio),
+    ("nvlink_bytes_per_second", "gauge", "Sent and received by all its links.", lambda gpu: gpu.nvlink_bytes_s),
+    ("pcie_bytes_per_second", "gauge", "Sent and received on PCIe.", lambda gpu: gpu.pcie_bytes_s),
 )  # fmt: skip
 """Name, type, help, and where the value is in Gpu. A GPU that does not answer has no value, not its last one."""
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.gpu.nvml_activity import Activity
 from slurm_watchdog.agent.gpu.nvml_events import EventSet
 from slurm_watchdog.agent.gpu.nvml_health import read_health
 from slurm_watchdog.agent.workers.answer_types import GpuProcesses, GpuReading, GpuRow
@@ -24,7 +25,7 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 
 PROCESSES, HEALTH = "processes", "health"
-"""What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, …)."""
+"""What is read in turn: who computes on a GPU, and how it fares (ECC, links, MIG, activity, …)."""
 IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
 """Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a
 list of processes all of them would take as long as a tick may cost."""
@@ -43,6 +44,7 @@ class Device:
     missing: set[str] = field(default_factory=set)
     kept: dict[str, object] = field(default_factory=dict)
     """What was read last of IN_TURN."""
+    activity: Activity = field(default_factory=Activity)
 
 
 @dataclass
@@ -216,7 +218,9 @@ class Session:
             if what == PROCESSES:
                 row = replace(row, processes=self._list_processes(device.handle))
             elif self._is_in_place(index, device):
-                row = replace(row, health=read_health(self.nvml, self.timed, device.handle, self._fatal))
+                health = read_health(self.nvml, self.timed, device.handle, self._fatal)
+                activity = device.activity.read(self.nvml, self.timed, device.handle, self._fatal)
+                row = replace(row, health=replace(health, **activity))
             else:
                 row = replace(row, health=None)
         except self.nvml.NVMLError as error:

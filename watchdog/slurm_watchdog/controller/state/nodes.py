@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import Capped, LeftOut
 from slurm_watchdog.controller.state.links import Links
-from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage
+from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage, work_ratio
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
@@ -94,6 +94,7 @@ class _Averages:
 
 
 def _power() -> _Averages:
+    """Of what a program has a GPU do."""
     return _Averages(USUAL_LOOKS["power"], keeps_high=True)
 
 
@@ -107,8 +108,9 @@ class _Past:
     looks: int = 0
     clock_hz: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["clock"]))
     power_w: _Averages = field(default_factory=_power)
+    work_ratio: _Averages = field(default_factory=_power)
     pids: tuple[int, ...] = ()
-    """Who computed on it last: its power is usual for that program, and for no other."""
+    """Who computed on it last: its power and its activity are usual for that program, and for no other."""
     throttled: dict[str, float] = field(default_factory=dict)
     """Under the load of those that compute on it now: empty again once it rests, or others do."""
     ecc_uncorrected: int | None = None
@@ -265,7 +267,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:
         if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
-            past.power_w = _power()
+            past.power_w, past.work_ratio = _power(), _power()
         if set(past.pids) != set(gpu.pids):
             past.throttled.clear()
         past.pids = gpu.pids
@@ -281,6 +283,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.looks > 1:  # the first busy look may have caught it on its way up
             past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             past.power_w.add(gpu.power_w, elapsed_s)
+            past.work_ratio.add(work_ratio(gpu), elapsed_s)
             if gpu.throttle or past.throttled:
                 _note_throttle(past.throttled, gpu.throttle, elapsed_s)
     else:
@@ -304,6 +307,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         usual_sm_clock_hz=past.clock_hz.usual,
         recent_power_w=past.power_w.recent(past.looks),
         usual_power_w=past.power_w.usual,
+        usual_work_ratio=past.work_ratio.usual,
         throttled=tuple(sorted((why, share) for why, share in past.throttled.items() if share >= THROTTLED_FROM)),
         ecc_uncorrected_rose_at=past.ecc_rose_at,
         rising=tuple(past.rising.values()),

@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.cli.report_html import TICKS, ticks
+from slurm_watchdog.cli.report_types import JobRun
+from slurm_watchdog.cli.story import paired
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
@@ -274,16 +276,42 @@ def test_a_run_is_kept_from_its_beginning_to_its_end_also_by_a_controller_that_w
 
 def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None:
     text = (
-        "7|NODE_FAIL|1700000000|1700003600|4|ann|vision|gpu|a|b\n"
-        "7|CANCELLED by 1000|1700007200|1700007260|4|ann|vision|gpu|gpt\n"
-        "7|RUNNING|1700010000|Unknown|4|ann|vision|gpu|gpt\n"
-        "7|PENDING|Unknown|Unknown|4|ann|vision|gpu|gpt\n"
-        "70|RUNNING|1700010000|Unknown|4|ann|vision|gpu|gpt\n"
-        "7|RUNNING|170001\n\x00|||\n7|X|2|1|x|||\n"
+        "7|NODE_FAIL|0:0|1700000000|1700003600|4|n[1-4]|ann|vision|gpu|a|b\n"
+        "7|CANCELLED by 1000|0:15|1700007200|1700007260|4|n[1-4]|ann|vision|gpu|gpt\n"
+        "7|RUNNING|0:0|1700010000|Unknown|4|n[1-4]|ann|vision|gpu|gpt\n"
+        "7|PENDING|0:0|Unknown|Unknown|4|None assigned|ann|vision|gpu|gpt\n"
+        "7|CANCELLED by 0|0:0|1700010001|1700010001|4|None assigned|ann|vision|gpu|gpt\n"
+        "70|RUNNING|0:0|1700010000|Unknown|4|n1|ann|vision|gpu|gpt\n"
+        "7_1|RUNNING|0:0|1700010000|Unknown|4|n1|ann|vision|gpu|gpt\n"
+        "7|RUNNING|0:0|170001\n\x00|||\n7|X|x|2|1|x|n1|||\n"
     )
     found = parse_accounting(text, "7")
-    assert [(each.state, each.ended_at, each.name) for each in found] == [
-        ("NODE_FAIL", 1700003600.0, "a|b"),
-        ("CANCELLED", 1700007260.0, "gpt"),
-        ("RUNNING", None, "gpt"),
+    assert [(each.state, each.exit_code, each.ended_at, each.name) for each in found] == [
+        ("NODE_FAIL", "0:0", 1700003600.0, "a|b"),
+        ("CANCELLED", "0:15", 1700007260.0, "gpt"),
+        ("RUNNING", "", None, "gpt"),
     ]
+
+
+def test_parts_of_a_heterogeneous_job_that_began_together_are_one_run() -> None:
+    text = (
+        "7+0|COMPLETED|0:0|1700000000|1700003600|4|n[1-4]|ann|vision|gpu|gpt\n"
+        "7+1|FAILED|3:0|1700000000|1700003000|2|n[5-6]|ann|vision|gpu|gpt\n"
+        "7+0|RUNNING|0:0|1700010000|Unknown|4|n[1-4]|ann|vision|gpu|gpt\n"
+        "7+1|RUNNING|0:0|1700010000|Unknown|2|n[5-6]|ann|vision|gpu|gpt\n"
+    )
+    found = parse_accounting(text, "7")
+    assert [(each.state, each.exit_code, each.ended_at, each.nodes) for each in found] == [
+        ("FAILED", "3:0", 1700003600.0, 6),
+        ("RUNNING", "", None, 6),
+    ]
+    assert [each.nodes for each in parse_accounting(text, "7+1")] == [2, 2]
+
+
+def test_accounting_has_the_ends_of_the_controllers_runs_and_the_runs_that_it_has_not() -> None:
+    """Requeued at once: two runs within a minute, of which the controller has seen one."""
+    known = [JobRun(began_at=T, state="RUNNING"), JobRun(restarts=1, began_at=T + 40.0, state="RUNNING")]
+    began = (T - 9000.0, T + 1.0, T + 41.0, T + 100.0)
+    before, ends = paired(known, [replace(record(0, 0, 1), began_at=at) for at in began])
+    assert [each.began_at for each in before] == [T - 9000.0, T + 100.0]
+    assert {place: each.began_at for place, each in ends.items()} == {0: T + 1.0, 1: T + 41.0}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 import click
@@ -53,11 +53,12 @@ def story(
         client = choose_or_journal(socket_path, config_file, journal)
         found, document = client.report({"job": job_id, "from": "0"})
         explained = _explained(client, job_id)
-        before, why_not = _before(job_id, found.runs) if accounting else ([], "")
+        recorded, why_not = _recorded(job_id) if accounting else ([], "")
+        before, ends = paired(found.runs, recorded)
         if as_json:
-            print_json(_as_json(document, explained, before, why_not))
+            print_json(_as_json(document, explained, before, ends, why_not))
         else:
-            _print(job_id, found, [each for each, _ in explained], before, why_not)
+            _print(job_id, found, [each for each, _ in explained], before, ends, why_not)
 
 
 def _explained(client: Client, job_id: str) -> list[tuple[Explanation, Any]]:
@@ -65,40 +66,68 @@ def _explained(client: Client, job_id: str) -> list[tuple[Explanation, Any]]:
     return [client.incident(each.id) for each in incidents[:MAX_INCIDENTS]]
 
 
-def _before(job_id: str, known: Sequence[JobRun]) -> tuple[list[RunRecord], str]:
-    """The runs that only accounting has, and why it was of no use."""
+def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
+    """The runs that accounting has, and why it is of no use."""
     from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
     from slurm_watchdog.slurm.commands import Commands
 
     try:
-        found = asyncio.run(read_accounting(Commands("", os.environ), job_id))
+        return asyncio.run(read_accounting(Commands("", os.environ), job_id)), ""
     except NoAccounting as error:
         return [], str(error)
-    return [each for each in found if all(abs(each.began_at - run.began_at) > SAME_S for run in known)], ""
 
 
-def _as_json(document: Any, explained: Iterable[tuple[Any, Any]], before: Sequence[RunRecord], why_not: str) -> Any:
-    only = [
-        {"began_at": each.began_at, "ended_at": each.ended_at, "state": each.state, "nodes": each.nodes}
-        for each in before
-    ]
+def paired(known: Sequence[JobRun], recorded: Sequence[RunRecord]) -> tuple[list[RunRecord], dict[int, RunRecord]]:
+    """The runs that only accounting has; and accounting's record of those that the controller knows, by their place in
+    `known`: the nearest beginnings first, for a job that is requeued at once begins twice within SAME_S."""
+    near = sorted(
+        (distance_s, place, number)
+        for place, run in enumerate(known)
+        for number, record in enumerate(recorded)
+        if (distance_s := abs(run.began_at - record.began_at)) <= SAME_S
+    )
+    number_of: dict[int, int] = {}
+    for _, place, number in near:
+        if place not in number_of and number not in number_of.values():
+            number_of[place] = number
+    alone = [record for number, record in enumerate(recorded) if number not in number_of.values()]
+    return alone, {place: recorded[number] for place, number in number_of.items()}
+
+
+def _as_json(
+    document: Any,
+    explained: Iterable[tuple[Any, Any]],
+    before: Sequence[RunRecord],
+    ends: Mapping[int, RunRecord],
+    why_not: str,
+) -> Any:
+    names = ("began_at", "ended_at", "state", "nodes", "exit_code")
+    plain = [{name: getattr(each, name) for name in names} for each in before]
+    known = [{"run": place} | {name: getattr(each, name) for name in names} for place, each in sorted(ends.items())]
     return {
         "report": document,
         "incidents": [each for _, each in explained],
-        "accounting": {"runs": only, "problem": why_not},
+        "accounting": {"runs": plain, "known_runs": known, "problem": why_not},
     }
 
 
 def _print(
-    job_id: str, found: Report, explained: Sequence[Explanation], before: Sequence[RunRecord], why_not: str
+    job_id: str,
+    found: Report,
+    explained: Sequence[Explanation],
+    before: Sequence[RunRecord],
+    ends: Mapping[int, RunRecord],
+    why_not: str,
 ) -> None:
     if not found.runs and not before:
         sentence(f"No run of job {job_id} is known{f': {why_not}' if why_not else ' to the controller or to sacct'}.")
         return
-    runs: list[JobRun | RunRecord] = sorted([*before, *found.runs], key=lambda run: run.began_at)
-    sentence(_head(job_id, found, len(runs), len(explained)))
+    rows: list[tuple[JobRun | RunRecord, RunRecord | None]] = [(each, each) for each in before]
+    rows += [(run, ends.get(place)) for place, run in enumerate(found.runs)]
+    rows.sort(key=lambda row: row[0].began_at)
+    sentence(_head(job_id, found, len(rows), len(explained)))
     heading("Runs")
-    table(("BEGAN", "FOR", "END", "NODES", "STEPS", "STEP TIME"), [_run_row(each) for each in runs])
+    table(("BEGAN", "FOR", "END", "NODES", "STEPS", "STEP TIME"), [_run_row(*each) for each in rows])
     events = sorted(event for each in explained for event in _events(each))
     if events:
         heading("What happened")
@@ -122,14 +151,25 @@ def _head(job_id: str, found: Report, runs: int, incidents: int) -> str:
     return f"Job {job_id}{of}: {count(runs, 'run')}, {count(incidents, 'incident')}{hours}{share}."
 
 
-def _run_row(run: JobRun | RunRecord) -> tuple[str, ...]:
-    took = "-" if run.ended_at is None else duration(run.ended_at - run.began_at)
+def _run_row(run: JobRun | RunRecord, record: RunRecord | None) -> tuple[str, ...]:
+    """`record`: accounting's, whose end counts: the controller may not have seen it."""
+    last = run if record is None or record.ended_at is None else record
+    took = "-" if last.ended_at is None else duration(last.ended_at - run.began_at)
     steps = (
         "-" if run.last_step is None else f"{run.first_step if run.first_step is not None else '?'} to {run.last_step}"
     )
     step_s = "-" if run.step_s is None else duration(run.step_s)
-    end = "restarted" if run.ended_at is not None and run.state in ALIVE else run.state or "-"
+    end = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state or "-"
+    if isinstance(last, RunRecord):
+        end += _exit_words(last.exit_code)
     return moment(run.began_at), took, end, str(run.nodes), steps, step_s
+
+
+def _exit_words(exit_code: str) -> str:
+    code, _, signal = exit_code.partition(":")
+    if signal not in ("", "0"):
+        return f" (signal {signal})"
+    return f" (exit code {code})" if code not in ("", "0") else ""
 
 
 def _events(found: Explanation) -> Iterable[tuple[float, str, str]]:

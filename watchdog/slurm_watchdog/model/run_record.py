@@ -20,6 +20,8 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     ended_at: float | None = None
     """None while it runs."""
     state: str = ""
+    exit_code: str = ""
+    """As Slurm's accounting has it, `code:signal`; empty: not known."""
     uid: int = -1
     user: str = ""
     account: str = ""

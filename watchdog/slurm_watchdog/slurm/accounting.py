@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Mapping
 from typing import Final
+
+from msgspec.structs import replace
 
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
 
-FIELDS: Final = ("JobID", "State", "Start", "End", "NNodes", "User", "Account", "Partition", "JobName")
+FIELDS: Final = (
+    "JobID", "State", "ExitCode", "Start", "End", "NNodes", "NodeList", "User", "Account", "Partition", "JobName",
+)  # fmt: skip
 """The name comes last: it may hold the separator."""
+OPTIONS: Final = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(FIELDS)}")
 DEADLINE_S: Final = 20.0
+NO_NODES: Final = ("", "None assigned")
+"""NodeList of a job that was cancelled before it began: some releases give it a Start all the same."""
+_EXIT: Final = re.compile(r"\d{1,5}:\d{1,3}")
 
 
 class NoAccounting(Exception):
@@ -20,49 +30,74 @@ class NoAccounting(Exception):
 
 async def read_accounting(commands: Commands, job_id: str) -> list[RunRecord]:
     """Every run of a job that accounting has, in their order: a requeue makes a new one. Raises NoAccounting."""
-    options = ["--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(FIELDS)}"]
     try:
         async with asyncio.timeout(DEADLINE_S):
-            answer = await commands.run("sacct", *options, "--jobs", job_id, SLURM_TIME_FORMAT="%s")
+            answer = await commands.run("sacct", *OPTIONS, "--jobs", job_id, SLURM_TIME_FORMAT="%s")
     except SlurmUnavailable as error:
         raise NoAccounting(str(error)) from None
     except TimeoutError:
         raise NoAccounting(f"sacct gave no answer for {DEADLINE_S:.0f} s") from None
     if answer.code != 0:
         raise NoAccounting(f"sacct failed: {first_line(answer.stderr) or 'it gave no reason'}")
-    return parse_accounting(answer.stdout, job_id)
+    found = parse_accounting(answer.stdout, job_id)
+    if not found and f"\n{job_id}_" in f"\n{answer.stdout}":
+        raise NoAccounting(f"{job_id} is an array: ask for one of its elements, such as {job_id}_0")
+    return found
 
 
 def parse_accounting(text: str, job_id: str) -> list[RunRecord]:
     """The runs in what sacct printed, with `FIELDS` and times in seconds since 1970, the earliest first (accounting
-    numbers them in no field of all releases). Lines of other jobs, of runs that never began, and that make no sense
-    are left out."""
-    found = []
+    numbers them in no field of all releases). Lines of other jobs, of runs that never had a node, and that make no
+    sense are left out. The parts of a heterogeneous job (`7+0`, `7+1`) that began together are one run of job 7."""
+    found: list[RunRecord] = []
+    parts: dict[float, int] = {}
     for line in text.splitlines():
         words = line.split("|", len(FIELDS) - 1)
         row = dict(zip(FIELDS, words, strict=False))
-        began_at, ended_at = _date(row.get("Start")), _date(row.get("End"))
-        if len(words) != len(FIELDS) or row["JobID"] != job_id or began_at is None:
+        if len(words) != len(FIELDS) or job_id not in (row["JobID"], row["JobID"].partition("+")[0]):
             continue
-        if ended_at is not None and ended_at < began_at:
+        run = _run(row, job_id)
+        if run is None:
             continue
-        found.append(
-            RunRecord(
-                job_id=job_id,
-                restarts=0,
-                began_at=began_at,
-                seen_at=began_at if ended_at is None else ended_at,
-                ended_at=ended_at,
-                state=row["State"].split(" ")[0],
-                nodes=int(row["NNodes"]) if row["NNodes"].isascii() and row["NNodes"].isdecimal() else 1,
-                user=row["User"],
-                account=row["Account"],
-                partition=row["Partition"],
-                name=row["JobName"],
-            )
-        )
+        if row["JobID"] != job_id and run.began_at in parts:
+            first = found[parts[run.began_at]]
+            found[parts[run.began_at]] = _worse(first, run)
+            continue
+        parts[run.began_at] = len(found)
+        found.append(run)
     return sorted(found, key=lambda run: run.began_at)
 
 
-def _date(word: str | None) -> float | None:
-    return float(word) if word is not None and word.isascii() and word.isdecimal() and 0 < int(word) < 10**11 else None
+def _run(row: Mapping[str, str], job_id: str) -> RunRecord | None:
+    began_at, ended_at = _date(row["Start"]), _date(row["End"])
+    if began_at is None or (ended_at is not None and ended_at < began_at) or row["NodeList"] in NO_NODES:
+        return None
+    return RunRecord(
+        job_id=job_id,
+        restarts=0,
+        began_at=began_at,
+        seen_at=began_at if ended_at is None else ended_at,
+        ended_at=ended_at,
+        state=row["State"].split(" ")[0],
+        exit_code=row["ExitCode"] if ended_at is not None and _EXIT.fullmatch(row["ExitCode"]) else "",
+        nodes=int(row["NNodes"]) if row["NNodes"].isascii() and row["NNodes"].isdecimal() else 1,
+        user=row["User"],
+        account=row["Account"],
+        partition=row["Partition"],
+        name=row["JobName"],
+    )
+
+
+def _worse(first: RunRecord, other: RunRecord) -> RunRecord:
+    """Two parts of one run: all its nodes, until the last of them ended, and the end of the one that failed."""
+    end = other if first.state == "COMPLETED" else first
+    ends = [each.ended_at for each in (first, other)]
+    last = None if None in ends else max(at for at in ends if at is not None)
+    return replace(
+        first, nodes=first.nodes + other.nodes, ended_at=last, seen_at=max(first.seen_at, other.seen_at),
+        state=end.state, exit_code=end.exit_code,
+    )  # fmt: skip
+
+
+def _date(word: str) -> float | None:
+    return float(word) if word.isascii() and word.isdecimal() and 0 < int(word) < 10**11 else None

@@ -31,6 +31,7 @@ from tests.bench import (
     scheduling,
     slow_search,
     soak,
+    sources,
     steps,
     storm,
     stragglers,
@@ -53,6 +54,7 @@ def main() -> int:
         "report": _report,
         "save-all": _save_all,
         "collectives": _collectives,
+        "sources": _sources,
         "probe": _probe,
         "drift": _drift,
         "controller": _controller,
@@ -158,6 +160,10 @@ def _scan(figures: Figures, options: argparse.Namespace) -> None:
 
 def _collectives(figures: Figures, options: argparse.Namespace) -> None:
     collectives.run(figures)
+
+
+def _sources(figures: Figures, options: argparse.Namespace) -> None:
+    sources.run(figures)
 
 
 def _ledger(figures: Figures, options: argparse.Namespace) -> None:

@@ -13,9 +13,10 @@ from slurm_watchdog.notify.receivers import ReceiverChannel
 from slurm_watchdog.notify.slack import Poster, SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
 from slurm_watchdog.notify.webhook import WebhookChannel
-from slurm_watchdog.notify.weekly_message import subscriptions
+from slurm_watchdog.notify.weekly_message import Subscription
 
 if TYPE_CHECKING:
+    from slurm_watchdog.config.notify import Notify
     from slurm_watchdog.config.schema import Config
 
 LOG_MESSAGES_PER_MINUTE = 1_000_000
@@ -61,6 +62,20 @@ def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVIC
     notifier.append(
         Notifier(outbox, channels, cluster, legacy_channel=legacy_channel, pulse_s=settings.pulse, caller=caller)
     )
-    wanted = subscriptions(config.notify, PulseChannel.name, WebhookChannel.name)
+    wanted = _subscriptions(config.notify)
     notifier[0].weekly = {each.name: wanted[each.name] for each in channels if each.name in wanted}
     return notifier[0]
+
+
+def _subscriptions(notify: Notify) -> dict[str, Subscription]:
+    """Channel -> its subscription, of those that have one."""
+    found = {
+        PulseChannel.name: Subscription(when=notify.slack.weekly_report),
+        WebhookChannel.name: Subscription(when=notify.webhook.weekly_report),
+    }
+    for each in notify.receivers:
+        about = {"partition": each.route.partition, "account": each.route.account, "user": each.route.user}
+        found[f"to-{each.name}"] = Subscription(
+            when=each.weekly_report, about={name: ",".join(globs) for name, globs in about.items() if globs}
+        )
+    return {channel: each for channel, each in found.items() if each.when}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 
@@ -13,9 +13,6 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.slack_messages import LINE_LIMIT, SENTENCE_LIMIT, Payload, message, section
 from slurm_watchdog.notify.wording import Message
-
-if TYPE_CHECKING:
-    from slurm_watchdog.config.notify import Notify
 
 SHOWN = 5
 LEAST_H = 0.05
@@ -28,20 +25,6 @@ class Subscription(Struct, frozen=True, kw_only=True):
 
     when: str
     about: Mapping[str, str] = {}
-
-
-def subscriptions(notify: Notify, slack: str, webhook: str) -> dict[str, Subscription]:
-    """Channel -> its subscription, of those that have one. `slack`, `webhook`: the names of these channels."""
-    found = {
-        slack: Subscription(when=notify.slack.weekly_report),
-        webhook: Subscription(when=notify.webhook.weekly_report),
-    }
-    for each in notify.receivers:
-        about = {"partition": each.route.partition, "account": each.route.account, "user": each.route.user}
-        found[f"to-{each.name}"] = Subscription(
-            when=each.weekly_report, about={name: ",".join(globs) for name, globs in about.items() if globs}
-        )
-    return {channel: each for channel, each in found.items() if each.when}
 
 
 def weekly_words(found: Report, about: Mapping[str, str] = {}) -> Message:

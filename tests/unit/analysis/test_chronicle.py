@@ -6,10 +6,17 @@ that the chronicle says were lost.
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import pytest
 
 from slurm_watchdog.analysis.lost_time import report
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.run_record import RunRecord, Spell
+from tests.builders.cli import run
+from tests.builders.notices import INCIDENT, replace
 
 T, H, STEP_S, NODES, STEPS = 1_650_000_000.0, 3600.0, 105.0, 48, 1000
 LOSSES = {
@@ -53,3 +60,32 @@ def test_the_hours_lost_by_cause_are_those_of_the_chronicle(job_id: str) -> None
     runs = len(LOSSES[job_id][0]) + 1
     kept_h = (runs * STEPS - sum(again for _, again, _ in LOSSES[job_id][0])) * STEP_S / H
     assert found.effective_h / NODES == pytest.approx(kept_h)
+
+
+def test_the_command_reports_the_whole_chronicle_from_a_journal(tmp_path: Path) -> None:
+    """As jobs of one user: 42.3 h were lost, 2,030 node-hours on 48 nodes."""
+    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    for number, name in enumerate(LOSSES, 11):
+        runs, spells = told(name)
+        for each in runs:
+            journal.run_records.save(
+                replace(each, job_id=f"{number}", user="stas", uid=1, name="tr11", partition="gpu")
+            )
+        for index, spell in enumerate(spells):
+            journal.save_incident(
+                replace(
+                    INCIDENT, id=f"i{number}{index}", kind=spell.kind, job_ids=(f"{number}",), runs=((f"{number}", spell.restarts),),
+                    state=IncidentState.RESOLVED, opened_at=spell.began_at, fired_at=spell.began_at, resolved_at=spell.ended_at,
+                )
+            )  # fmt: skip
+    journal.close()
+    of = ("--from", "2022-04-01", "--to", "2022-12-31", "--user", "st*", "--journal", str(tmp_path / "journal.sqlite"))
+    found = json.loads(run("report", *of, "--json").output)
+    lost = {cause: hours / NODES for cause, hours in found["lost_h"] if hours / NODES > 0.01}
+    assert lost == pytest.approx(
+        {"collective_hang": 12.2 + 3.1 + 8.1, "recomputed steps": 7.3 + 5.8 + 2.9 + 2.9}, rel=0.05
+    )
+    assert sum(lost.values()) == pytest.approx(sum(SAID_H.values()), rel=0.02)
+    each = {job["job_id"]: (job["measured_h"] - job["effective_h"]) / NODES for job in found["jobs"]}
+    assert list(each.values()) == pytest.approx(sorted(SAID_H.values(), reverse=True), rel=0.05)
+    assert "collective_hang   1,12" in run("report", *of).output

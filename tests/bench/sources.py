@@ -20,8 +20,8 @@ from slurm_watchdog.agent.workers.request_types import ReadLinks
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Process, Role
 from tests.bench.figures import Figures
+from tests.builders.link_trees import INTERFACE, PORT, tree
 from tests.builders.requests import do
-from tests.unit.agent.test_links import INTERFACE, PORT, tree
 
 RANKS, DESCRIPTORS, LOOKS = 8, 160, 25
 APART_S = 0.2

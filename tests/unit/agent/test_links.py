@@ -17,28 +17,9 @@ from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection
+from tests.builders.link_trees import INTERFACE, PORT, tree
 from tests.builders.requests import functions
 from tests.builders.views import process
-
-PORT = {
-    "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
-    "counters/link_downed": "3", "counters/symbol_error": "7", "counters/port_rcv_errors": "1",
-    "hw_counters/packet_seq_err": "2", "counters/port_xmit_data": "1000", "counters/port_rcv_data": "500",
-    "counters/port_xmit_wait": "9",
-}  # fmt: skip
-INTERFACE = {
-    "operstate": "up", "speed": "100000", "carrier_down_count": "2", "device/vendor": "0x15b3",
-    "statistics/rx_crc_errors": "5", "statistics/tx_bytes": "4000", "statistics/rx_bytes": "6000",
-}  # fmt: skip
-
-
-def tree(root: Path, places: dict[str, dict[str, str]]) -> str:
-    for place, files in places.items():
-        for name, text in files.items():
-            path = root / place / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text + "\n")
-    return str(root)
 
 
 def test_ports_and_interfaces_with_a_device_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,25 @@
+"""A directory tree that stands for the parts of sysfs that describe adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PORT = {
+    "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
+    "counters/link_downed": "3", "counters/symbol_error": "7", "counters/port_rcv_errors": "1",
+    "hw_counters/packet_seq_err": "2", "counters/port_xmit_data": "1000", "counters/port_rcv_data": "500",
+    "counters/port_xmit_wait": "9",
+}  # fmt: skip
+INTERFACE = {
+    "operstate": "up", "speed": "100000", "carrier_down_count": "2", "device/vendor": "0x15b3",
+    "statistics/rx_crc_errors": "5", "statistics/tx_bytes": "4000", "statistics/rx_bytes": "6000",
+}  # fmt: skip
+
+
+def tree(root: Path, places: dict[str, dict[str, str]]) -> str:
+    for place, files in places.items():
+        for name, text in files.items():
+            path = root / place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text + "\n")
+    return str(root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from slurm_watchdog.agent.collectors import usage
 from slurm_watchdog.agent.proc import control_groups as groups
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
+CAPTURE = Path(__file__).parents[2] / "captures" / "cgroups" / "22.05-v2-kill.txt"
 SCOPE = "/system.slice/slurmstepd.scope/job_7"
 V2_JOB = {
     "memory.current": "4831838208", "memory.max": "5368709120", "memory.peak": "5000000000",
@@ -59,6 +61,23 @@ def test_groups_of_version_2_have_use_limit_and_kills_without_the_cache_of_files
     assert list(groups.pressures_of([cgroup], read, root)) == [
         Pressure(resource="memory", some_ratio=0.4, full_ratio=0.255, job_id="7")
     ]
+
+
+def test_real_groups_of_version_2_after_a_kill_blame_the_step_and_its_job_and_no_other_step(tmp_path: Path) -> None:
+    scope = "/system.slice/a1_slurmstepd.scope"
+    found: dict[str, dict[str, str]] = {"": {"cgroup.controllers": "memory"}}
+    for line in CAPTURE.read_text().splitlines():
+        group, *words = re.split(r" (?=memory\.)", line)
+        found[scope + group] = dict(each.split(" ", 1) for each in words)
+        events = found[scope + group]["memory.events"]
+        found[scope + group]["memory.events"] = re.sub(r" (?=[a-z])", "\n", events)
+    root = tree(tmp_path, found)
+    cgroups = [f"0::{scope}/job_22/{place}\n" for place in ("step_0/user/task_0", "step_batch")]
+    rows = {each.step_id: each for each in groups.usages_of(cgroups, read, root)}
+    assert {step: (row.refused, row.limit) for step, row in rows.items()} == {
+        None: (1, 600 << 20), "0": (1, 300 << 20), "batch": (0, 600 << 20),
+    }  # fmt: skip
+    assert rows["0"].peak == 300 << 20
 
 
 def test_groups_of_version_1_count_the_kills_of_all_tasks(tmp_path: Path) -> None:

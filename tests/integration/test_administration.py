@@ -104,6 +104,52 @@ def test_a_maintenance_reservation_makes_three_jobs_save_in_time(
             assert operations.index("wait_checkpoint") < operations.index("requeue_hold"), operations
 
 
+ASK = """
+import http.client, socket, sys
+connection = http.client.HTTPConnection("x")
+connection.sock = socket.socket(socket.AF_UNIX)
+connection.sock.connect(sys.argv[1])
+connection.request("POST", "/v1/restart", sys.argv[2])
+answer = connection.getresponse()
+print(answer.status, answer.read().decode())
+"""
+COLLEAGUE, STRANGER = "daemon", "nobody"
+"""Users that every system has; the group of the first is called as he is."""
+
+
+def test_a_colleague_of_the_group_restarts_a_job_and_another_user_may_not(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    watchdog = watch(mode="observe", settings={"security": {"may": {"restart": [f"group:{COLLEAGUE}"]}}})
+    job = submit(cluster, nodes=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    Path(watchdog.socket).chmod(0o666)
+
+    def asks(user: str) -> str:
+        as_user = [
+            "setpriv",
+            f"--reuid={user}",
+            f"--regid={user if user == COLLEAGUE else 'nogroup'}",
+            "--clear-groups",
+        ]
+        argv = [
+            *as_user,
+            "/usr/bin/python3",
+            "-c",
+            ASK,
+            watchdog.socket,
+            json.dumps({"job_id": job, "reason": "night"}),
+        ]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd="/", check=False).stdout
+
+    refused = asks(STRANGER)
+    assert refused.startswith("403") and f"belongs to {USER}" in refused and not watchdog.incidents(job), refused
+    assert asks(COLLEAGUE).startswith("200")
+    watchdog.wait_for(lambda: cluster.job(job)["Restarts"] == "1", 120, "the job to be requeued")
+    incident = next(each for each in watchdog.incidents(job) if each["kind"] == "operator_restart")
+    assert incident["summary"].startswith(f"{COLLEAGUE} asked for a restart of job {job}"), incident
+
+
 AS_COMMAND = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
 DOOR = 9768
 

@@ -275,9 +275,7 @@ def test_a_kill_switch_is_taken_away_even_if_the_next_run_has_begun() -> None:
 ARRAY = replace(GRACEFUL, hold_first=("7_[2-3]",))
 
 
-def test_elements_that_would_see_the_kill_switch_are_held_before_it_and_released_after_the_job_has_started_again() -> (
-    None
-):
+def test_elements_that_would_see_the_kill_switch_are_held_before_it_and_released_after_the_restart() -> None:
     held = (record(Operation.HOLD_OTHERS), record(Operation.WRITE_KILL_SWITCH), record(Operation.WAIT_CHECKPOINT))
     gone = (*held, record(Operation.REQUEUE_HOLD), record(Operation.REMOVE_KILL_SWITCH), record(Operation.RELEASE))
     release = Execute(operation=Operation.RELEASE_OTHERS, attempt=1)

@@ -35,8 +35,11 @@ BEFORE_S = 3600.0
 """Before the change so much is compared with: the same program, and mostly the same hour."""
 LATE, LATE_ERRORS = 0.5, 2.0
 """A straggler waits less than this share of the added time, by so many standard errors."""
-PEERS_WAIT, STRANGE_PEERS = (0.6, 1.4), 0.1
-"""The median of the others waits about all of it, and at most a tenth of them do something else."""
+PEERS_WAIT, STRANGE_PEERS = 0.6, 0.1
+"""The median of the others waits at least for about all of it, and at most a tenth of them do something else."""
+MOST_BY_GPU, MOST_BY_SLEEP = 1.4, 2.0
+"""More than the added time others wait where they have become faster themselves, having more of the node (a CPU quota:
+1.3, measured); looks at GPUs that keep pace with steps show such values, too."""
 CHANCE = 1e-4
 """Probability, for all ranks of the job together, that one that waits as the others do would seem late by chance. It is
 asked again with every block of a minute, so it is small; but a job has to be slower to be asked at all."""
@@ -126,8 +129,9 @@ def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
     if [each.key.rank for each in late] == [0]:
         return _unknown("only rank 0 does not wait, which has work of its own in most programs")
     middle = median(each.waits for each in others)
-    strange = [each for each in others if abs(each.waits - 1) > 0.5 + LATE_ERRORS * each.error]
-    if not PEERS_WAIT[0] <= middle <= PEERS_WAIT[1] or len(strange) > STRANGE_PEERS * len(others):
+    most = MOST_BY_GPU if by_gpu else MOST_BY_SLEEP
+    strange = [each for each in others if _is_strange(each, most)]
+    if not PEERS_WAIT <= middle <= most or len(strange) > STRANGE_PEERS * len(others):
         return _unknown("the other ranks do not wait for the added time, either")
     spread = max(LEAST_SPREAD, 1.4826 * median(abs(each.waits - middle) for each in others))
     chance = len(rows) * max(_tail((middle - each.waits) / hypot(each.error, spread)) for each in late)
@@ -138,6 +142,11 @@ def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
         late=tuple(Straggler(key=each.key, waits=each.waits, error=each.error) for each in late),
         peers=len(others), peers_wait=middle, confidence=1 - chance, by_gpu=by_gpu,
     )  # fmt: skip
+
+
+def _is_strange(each: _Row, most: float) -> bool:
+    slack = LATE_ERRORS * each.error
+    return not LATE - slack <= each.waits <= most + slack
 
 
 def _unknown(why: str) -> Lateness:

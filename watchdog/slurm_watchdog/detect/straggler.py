@@ -1,9 +1,9 @@
 """`straggler`: a job that makes steps has become slower, and one rank (or those of one node) keeps the others waiting.
 
 Nothing of the training is changed: agents see how much each rank waits, by the sleep of its main thread or by its GPU.
-A rank that does not spend on waiting the time by which a step has become longer, while all others do, is the straggler.
-The evidence is statistical, with its confidence; it says where the time goes and not why: hardware, the rank's data, or
-its part of the program. See docs/how-it-judges.md.
+A rank that does not spend on waiting the time by which a step has become longer, while all others do, is the
+straggler. The evidence is statistical, with its confidence; it says where the time goes and not why: hardware, the
+rank's data, or its part of the program. See docs/how-it-judges.md.
 
 Fires: the job is slower than it was (as for `slow_job`), and of the added time one rank, or the ranks of one node,
 wait for nearly nothing while nearly all others wait for nearly all of it; not by chance in 10,000 cases.

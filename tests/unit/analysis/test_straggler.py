@@ -80,6 +80,13 @@ def test_a_rank_that_has_always_done_more_is_compared_with_itself(seed: int) -> 
     assert ranks(judged(one)) == [13]
 
 
+def test_others_that_become_faster_themselves_wait_for_more_than_the_added_time() -> None:
+    """As under a quota: who waits at the end of a step has more of its node at the next one's beginning."""
+    found = judged(trained(1, lambda rank, step, changed: 1 + changed * (0.3 if rank == 5 else -0.06)))
+    assert ranks(found) == [5]
+    assert found.peers_wait > 1.2
+
+
 def test_a_gpu_that_idles_while_those_of_the_others_wait_names_its_rank() -> None:
     found = judged(trained(1, late({5}, 0.3), 3600.0, gpus=True, spins=True, host_share=0.02))
     assert (found.truth, ranks(found), found.by_gpu) == (Truth.BAD, [5], True)

@@ -42,6 +42,7 @@ from tests.builders.notices import DECISION, INCIDENT, RUN
 from tests.builders.open_doors import OWNER, STRANGE, Controller
 from tests.builders.views import cluster, job, progress, slurm_job
 
+CAPTURES = Path(__file__).parents[2] / "captures" / "slurm" / "22.05"
 T, H = 1_700_000_000.0, 3600.0
 NOW = 10_000.0
 """Of the monotonic clock, as `cluster` has it."""
@@ -293,10 +294,37 @@ def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None
     ]
 
 
+@pytest.mark.parametrize(
+    ("what", "ends"),
+    [
+        ("completes", [("COMPLETED", "0:0")]),
+        ("fails", [("FAILED", "3:0")]),
+        ("killed", [("FAILED", "0:11")]),
+        ("array", []),
+        ("held", []),
+        ("never", []),
+        ("het", [("COMPLETED", "0:0")]),
+        ("odd name", [("COMPLETED", "0:0")]),
+        ("two lines", [("COMPLETED", "0:0")]),
+        ("cancelled", [("CANCELLED", "0:0")]),
+        ("requeued", [("REQUEUED", "0:0"), ("REQUEUED", "0:0"), ("CANCELLED", "0:0")]),
+        ("requeued element", [("REQUEUED", "0:0"), ("CANCELLED", "0:0")]),
+        ("preempted", [("PREEMPTED", "0:0"), ("RUNNING", "")]),
+        ("preempted for good", [("PREEMPTED", "0:0")]),
+        ("node fails", [("NODE_FAIL", "0:0")]),
+        ("node fails, requeued", [("RUNNING", "")]),
+    ],
+)
+def test_every_run_in_what_a_real_database_said_is_known_with_its_end(what: str, ends: list[tuple[str, str]]) -> None:
+    job = json.loads((CAPTURES / "accounting.json").read_text())[what]
+    found = parse_accounting((CAPTURES / "accounting.txt").read_text(), job)
+    assert [(each.state, each.exit_code) for each in found] == ends
+
+
 def test_parts_of_a_heterogeneous_job_that_began_together_are_one_run() -> None:
     text = (
         "7+0|COMPLETED|0:0|1700000000|1700003600|4|n[1-4]|ann|vision|gpu|gpt\n"
-        "7+1|FAILED|3:0|1700000000|1700003000|2|n[5-6]|ann|vision|gpu|gpt\n"
+        "7+1|FAILED|3:0|1700000001|1700003000|2|n[5-6]|ann|vision|gpu|gpt\n"
         "7+0|RUNNING|0:0|1700010000|Unknown|4|n[1-4]|ann|vision|gpu|gpt\n"
         "7+1|RUNNING|0:0|1700010000|Unknown|2|n[5-6]|ann|vision|gpu|gpt\n"
     )

@@ -21,6 +21,8 @@ OPTIONS: Final = ("--noheader", "--parsable2", "--allocations", "--duplicates", 
 DEADLINE_S: Final = 20.0
 NO_NODES: Final = ("", "None assigned")
 """NodeList of a job that was cancelled before it began: some releases give it a Start all the same."""
+TOGETHER_S: Final = 10.0
+"""Between the beginnings of the parts of one run: a second was seen."""
 _EXIT: Final = re.compile(r"\d{1,5}:\d{1,3}")
 
 
@@ -50,7 +52,7 @@ def parse_accounting(text: str, job_id: str) -> list[RunRecord]:
     numbers them in no field of all releases). Lines of other jobs, of runs that never had a node, and that make no
     sense are left out. The parts of a heterogeneous job (`7+0`, `7+1`) that began together are one run of job 7."""
     found: list[RunRecord] = []
-    parts: dict[float, int] = {}
+    parts: list[set[str]] = []
     for line in text.splitlines():
         words = line.split("|", len(FIELDS) - 1)
         row = dict(zip(FIELDS, words, strict=False))
@@ -59,12 +61,18 @@ def parse_accounting(text: str, job_id: str) -> list[RunRecord]:
         run = _run(row, job_id)
         if run is None:
             continue
-        if row["JobID"] != job_id and run.began_at in parts:
-            first = found[parts[run.began_at]]
-            found[parts[run.began_at]] = _worse(first, run)
-            continue
-        parts[run.began_at] = len(found)
-        found.append(run)
+        part = "" if row["JobID"] == job_id else row["JobID"]
+        same = (
+            number
+            for number, other in enumerate(found)
+            if part and part not in parts[number] and abs(other.began_at - run.began_at) <= TOGETHER_S
+        )
+        if (number := next(same, None)) is not None:
+            found[number] = _both(found[number], run)
+            parts[number].add(part)
+        else:
+            found.append(run)
+            parts.append({part})
     return sorted(found, key=lambda run: run.began_at)
 
 
@@ -88,7 +96,7 @@ def _run(row: Mapping[str, str], job_id: str) -> RunRecord | None:
     )
 
 
-def _worse(first: RunRecord, other: RunRecord) -> RunRecord:
+def _both(first: RunRecord, other: RunRecord) -> RunRecord:
     """Two parts of one run: all its nodes, until the last of them ended, and the end of the one that failed."""
     end = other if first.state == "COMPLETED" else first
     ends = [each.ended_at for each in (first, other)]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slow_node_search import (
     judge,
@@ -52,6 +53,16 @@ def test_judge_names_the_node_without_which_alone_the_job_is_fast() -> None:
     assert verdict.named[0].percent == pytest.approx(5.1, abs=0.1)
     assert verdict.named[0].confidence > 0.99
     assert verdict.over
+
+
+def test_judge_names_the_node_also_where_the_slow_steps_are_uneven_and_the_fast_ones_are_not() -> None:
+    runs = tuple(
+        SearchRun(nodes=nodes, level=2.0 + height, error=error, at=1800.0 * number)
+        for number, (nodes, height, error) in enumerate(((("n1", "s1"), 0.24, 0.019), (("n2", "s1"), 0.001, 0.002)), 1)
+    )
+    search = SlowSearch(suspects=("n1", "n2"), fast=2.0, slow=2.25, error=0.003, slow_error=0.032, at=0.0, runs=runs)
+    assert [each.node for each in judge(search).named] == ["n1"]
+    assert judge(replace(search, error=0.032)).unclear == 1  # as if nothing could be told of the fast ones either
 
 
 def test_judge_of_a_job_that_is_slow_on_other_nodes_alone_acquits_everybody() -> None:

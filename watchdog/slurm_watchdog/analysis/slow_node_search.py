@@ -173,8 +173,8 @@ def _at_most(clear: Sequence[_Read]) -> dict[str, float]:
 def _read(search: SlowSearch) -> tuple[list[_Read], int]:
     """The runs that were clearly slow or clearly fast, the one in which it became slow first; and how many of the
     newest are not among them."""
-    height = search.slow - search.fast
-    read = [_Read(search.suspects, height, max(SAME, ERRORS * search.error, ROUGH * height), 0.0)]
+    height, slow_error = search.slow - search.fast, search.error if search.slow_error is None else search.slow_error
+    read = [_Read(search.suspects, height, max(SAME, ERRORS * slow_error, ROUGH * height), 0.0)]
     drift, spread, clear_at, unclear = 0.0, 0.0, search.at, 0
     uncleared = set(search.suspects)
     for run in search.runs:

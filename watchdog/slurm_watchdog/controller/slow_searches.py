@@ -102,8 +102,8 @@ class SlowSearches:
                 opened_at=wall, updated_at=wall, restarts=job.job.restarts, step_id=job.step_id, step=slow.first.step,
                 batch=slow.first.batch, logged=slow.first.logged,
                 search=SlowSearch(
-                    suspects=job.ranks_on, fast=before.level, slow=after.level, error=max(before.error, after.error),
-                    at=wall - (now - after.at),
+                    suspects=job.ranks_on, fast=before.level, slow=after.level, error=before.error,
+                    slow_error=max(before.error, after.error), at=wall - (now - after.at),
                 ),
                 state=SearchState.SEARCHING,
             )

@@ -34,8 +34,10 @@ class SlowSearch(Struct, frozen=True, kw_only=True):
     """Logarithm of the seconds of a step before that."""
     slow: float
     error: float
-    """Standard error of both."""
+    """Standard error of `fast`; of both where `slow_error` is not known."""
     at: float
+    slow_error: float | None = None
+    """Of `slow`: what makes a job slow may make its steps uneven, too."""
     runs: tuple[SearchRun, ...] = ()
     """On other nodes, oldest first."""
 

@@ -71,6 +71,7 @@ def options():
     parser.add_argument(
         "--group-timeout", type=float, default=36000.0, help="seconds of a collective; 0: PyTorch's own default"
     )
+    parser.add_argument("--kill-switch", action="store_true", help="look for the watchdog's kill switch at every step")
     parser.add_argument("--no-total", action="store_true", help="the log does not say how many steps there will be")
     return parser.parse_args()
 
@@ -230,6 +231,16 @@ class Training:
                 self.save_checkpoint(0.0)
             if self.step == self.args.slow_at:
                 self.what_takes_long()
+            if self.args.kill_switch and self.is_asked_to_end():
+                self.save_checkpoint(0.0)
+                return
+
+    def is_asked_to_end(self):
+        """Whether any rank sees the kill switch of this run where the watchdog writes it."""
+        run = f"{os.environ['SLURM_JOB_ID']}.{os.environ.get('SLURM_RESTART_COUNT', '0')}"
+        asked = torch.tensor([float(os.path.exists(f"/run/slurm-watchdog/jobs/{run}/kill"))])
+        dist.all_reduce(asked)
+        return bool(asked.item())
 
     def work(self):
         for kind in ("slower", "turns"):

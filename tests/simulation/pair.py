@@ -161,7 +161,7 @@ class Pair(Simulation):
         return self.holder is not None and not self.holder.dead and not self.holder.stopped
 
     @contextmanager
-    def as_one(self, service: Service, life: PairLife | None) -> Iterator[None]:
+    def as_one(self, service: Service, life: Life | None) -> Iterator[None]:
         """In it clocks are those of `service`, and `life` is who does something."""
         before, self._clock, self.life = (self._clock, self.life), service, life
         try:

@@ -200,6 +200,10 @@ crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of acti
 	$(BIN)/python -m tests.simulation --searches 0-$$(($(POINTS) / 50))
 POINTS ?= 10000
 
+.PHONY: failover
+failover: packages  ## two controllers on a PostgreSQL and a real Slurm, both killed in the middle of an action (root; apt-get install postgresql)
+	$(BIN)/python -m pytest -m long -s tests/integration/test_failover.py $(ARGS)
+
 .PHONY: race
 race: $(STAMP)  ## SWAPS=100000 links, renames and mounts against the children that read logs and write kill switches (root; minutes)
 	$(BIN)/python -m tests.race --swaps $(SWAPS)

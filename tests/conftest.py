@@ -29,7 +29,6 @@ LONGEST_FIRST = (
     "integration/test_slow_search.py",
     "test_node_tests.py",
     "test_quarantine.py",
-    "integration/test_failover.py",
     "test_administration.py",
     "test_proven_hang.py",
     "test_main_job.py",

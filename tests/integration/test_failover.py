@@ -1,4 +1,7 @@
-"""Two controllers on one PostgreSQL and a real Slurm: both are killed in turn in the middle of an action."""
+"""Two controllers on one PostgreSQL and a real Slurm: both are killed in turn in the middle of an action: `make failover`.
+
+A minute and a half: no part of `make test`, where simulation/pair.py has the same ten thousand times.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,6 @@ import pytest
 import sqlalchemy as sa
 
 from tests.builders.postgresql import postgresql_server
-from tests.integration.packages import ensure
 from tests.integration.training_job import ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import COMES_UP_S, COMMAND, PORT, Watchdog
@@ -66,11 +68,11 @@ class Controller:
 
 @pytest.fixture
 def journal() -> Iterator[str]:
-    ensure("PostgreSQL")
     with postgresql_server() as fresh:
         yield fresh()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 def test_both_controllers_are_killed_in_the_middle_of_an_action_and_the_job_is_restarted_once(
     cluster: Cluster, watch: Callable[..., Watchdog], journal: str, record_property: Callable[[str, object], None]
@@ -96,7 +98,7 @@ def test_both_controllers_are_killed_in_the_middle_of_an_action_and_the_job_is_r
         job = submit(cluster, nodes=2)
         healthy = submit(cluster, nodes=1)
         training(watchdog, job)
-        inject(cluster, "dataloader_hang.rank1")
+        inject(cluster, "dataloader_hang.rank3")  # which the healthy one does not have
         watchdog.wait_for(lambda: ("requeue_hold", "done") in operations(), 120, "the job to be requeued, held")
         one.kill()
         assert ("release", "done") not in operations(), "it was too late to be in the middle"

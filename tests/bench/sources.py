@@ -20,7 +20,7 @@ from slurm_watchdog.agent.workers.request_types import ReadLinks
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import Process, Role
 from tests.bench.figures import Figures
-from tests.builders.link_trees import INTERFACE, PORT, tree
+from tests.builders.links import INTERFACE, PORT, tree
 from tests.builders.requests import do
 
 RANKS, DESCRIPTORS, LOOKS = 8, 160, 25

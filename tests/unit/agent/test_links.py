@@ -17,7 +17,7 @@ from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection
-from tests.builders.link_trees import INTERFACE, PORT, tree
+from tests.builders.links import INTERFACE, PORT, tree
 from tests.builders.requests import functions
 from tests.builders.views import process
 

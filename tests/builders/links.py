@@ -1,4 +1,4 @@
-"""A directory tree that stands for the parts of sysfs that describe adapters."""
+"""Links of a node as sysfs has them: a directory tree like /sys/class."""
 
 from __future__ import annotations
 

@@ -51,6 +51,7 @@ from pathlib import Path
 from typing import Any
 
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
+from tests.rig import accounting as accounting_database
 from tests.rig.cluster_claim import PREFIX, Claim, claim_directory, remove, sweep
 from tests.rig.cluster_layout import Layout, make_network, write_configuration
 from tests.rig.commands import ClusterError, as_user, run_command, search_path, tail, wait_until
@@ -76,6 +77,7 @@ class Cluster:
     prefix: of the directory below /tmp             options: further or other settings of slurm.conf
     say: called with a line on what is being done   shared_mb: size of the shared filesystem (a sparse file)
     shipped_times: Slurm's own times, not those of the rig, which are short
+    accounting: with a database, which tests/rig/accounting.py starts
     """
 
     def __init__(
@@ -88,11 +90,12 @@ class Cluster:
         options: Mapping[str, str] | None = None,
         shared_mb: int = 512,
         shipped_times: bool = False,
+        accounting: bool = False,
         say: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.nodes = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._prefix, self._cpus, self._gpus, self._options = prefix, cpus, gpus, dict(options or {})
-        self._shared_mb, self._shipped_times, self._say = shared_mb, shipped_times, say
+        self._shared_mb, self._shipped_times, self._accounting, self._say = shared_mb, shipped_times, accounting, say
         self._place: Place | None = None
         self._processes: dict[str, subprocess.Popen] = {}  # "munged", "slurmctld", and each node's namespaces
         self._inits: dict[str, int] = {}  # node -> its PID 1 as the host numbers it
@@ -130,7 +133,11 @@ class Cluster:
         self._say(f"cluster of {len(self.nodes)} nodes in {directory}")
         for name in ("munge", "state", "log", "images", "local", "scratch", "shared", "nodes"):
             (directory / name).mkdir()
-        write_configuration(layout, self._cpus, self._gpus, self._options, shipped_times=self._shipped_times)
+        options = {
+            **(accounting_database.settings(directory, claim.index) if self._accounting else {}),
+            **self._options,
+        }
+        write_configuration(layout, self._cpus, self._gpus, options, shipped_times=self._shipped_times)
         make_filesystem(directory / "images/shared.ext4", self._shared_mb, self.shared)
         for node in self.nodes:
             (directory / "nodes" / node / "spool").mkdir(parents=True)
@@ -138,6 +145,8 @@ class Cluster:
         make_network(layout)
         self._furnish()
         self._start_munged()
+        if self._accounting:
+            accounting_database.start(directory, claim.index, self._spawn, self.env)
         self.start_controller(wait=False)
         for node in self.nodes:
             self._boot(node)
@@ -152,6 +161,9 @@ class Cluster:
             return
         with signals_held():
             remove(self._claim.directory, self._claim.index, owned=True)
+            for name in ("slurmdbd", "mariadbd"):  # see accounting.DIES_WITH_US
+                if name in self._processes:
+                    self._processes[name].kill()
             for process in [*self._processes.values(), *self._dying]:
                 process.wait(timeout=10)
             self._processes.clear()

@@ -21,6 +21,7 @@ PACKAGES = {  # what a test wants -> commands, and the packages that bring them
     "Chromium": (("chromium",), ("chromium",)),
     "Open MPI": (("mpirun",), ("openmpi-bin",)),
     "Exim": (("exim4",), ("exim4-daemon-light",)),
+    "PostgreSQL": (("pg_ctlcluster",), ("postgresql",)),
     "rpmbuild": (("rpmbuild", "rpm"), ("rpm",)),
 }
 INSTALL = ["apt-get", "install", "-y", "--no-install-recommends"]

@@ -71,7 +71,7 @@ def test_sleep_alone_is_not_enough_and_dumps_are_asked_for() -> None:
     for dumps in ((), slow(late({5}, 0.3))[0].dumps(CHANGE_S, 12, others_wait=False)):
         finding = judge(replace(ONE, wait_dumps=dumps))
         assert finding.truth is Truth.UNKNOWN
-    assert judge(replace(ONE, wait_dumps=())).wanted == (StackRequest(job_id="7", apart_s=60.0, usual=True),)
+    assert judge(replace(ONE, wait_dumps=())).wanted == (StackRequest(job_id="7", apart_s=20.0, usual=True),)
 
 
 def test_idle_gpus_need_no_dump() -> None:

@@ -40,6 +40,10 @@ SEEDS: dict[tuple[str, int], str] = {
         1795,
     ): "a controller that had just started took all nodes for silent ones, and left the kill switch on them",
     ("ladders", 103): "a job that was submitted while sbatch's answer was lost was submitted a second time",
+    (
+        "seeds",
+        9,
+    ): "a person's restart was begun on what a controller knew before it was stopped, and evidence that a full journal could not take counted as kept",
     ("seeds", 2): "a clock that was set gave the budget back that an earlier life of the controller had used",
 }
 """Runs that once found a defect: (option, number) -> which. As long as chance is drawn as it was then; what

@@ -256,9 +256,16 @@ class Controller:
         )
 
     def _warming_s(self, now: float) -> float | None:
-        """For how long in all this controller only observes; None once it is warm."""
+        """For how long in all this controller only observes; None once it is warm. After a stop of its own what it
+        knows is old, and a person's request may come before the tick that notices the stop."""
         warm_up_s = self.config.controller.warm_up
-        return warm_up_s if now - self.warm_up_began < warm_up_s else None
+        stalled = self._last_began is not None and now - self._last_began > self._pause_s
+        return warm_up_s if stalled or now - self.warm_up_began < warm_up_s else None
+
+    @property
+    def _pause_s(self) -> float:
+        """Between the beginnings of two ticks: more, and it was stopped."""
+        return max(5.0, PAUSE_FACTOR * self.config.controller.tick)
 
     # ------------------------------------------------------------------------------------ judging
 
@@ -272,9 +279,8 @@ class Controller:
         """The same; where it yields, all that was found out so far is written, and others may run: thousands of
         incidents at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
-        pause_s = max(5.0, PAUSE_FACTOR * self.config.controller.tick)
         began_before, self._last_began = self._last_began, now
-        if began_before is not None and now - began_before > pause_s:
+        if began_before is not None and now - began_before > self._pause_s:
             log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
             self.state.runs.grant_grace(now)
             self.state.forget_silence(now)

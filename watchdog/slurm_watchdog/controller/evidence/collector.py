@@ -176,7 +176,8 @@ class Collector:
         else:
             stored_with = found.incident_id
             found.shared_with.add(incident_id)
-            self._writer.write(lambda: self._journal.evidence.share(incident_id, found.id, stored_with))
+            if not self._writer.write(lambda: self._journal.evidence.share(incident_id, found.id, stored_with)):
+                found.lost = True
             self._report(found, incident_id)
         return found
 

@@ -60,7 +60,8 @@ class EvidenceStore:
             found.not_kept += 1
             return
         found.kept_bytes += len(packed)
-        self._add(incident_id, clock.wall(), kind, packed, found.id)
+        if not self._add(incident_id, clock.wall(), kind, packed, found.id):
+            found.lost = True
 
     def keep_view(self, incident: Incident, view: JobView) -> None:
         """What the controller itself knows of a job, with its incident."""
@@ -79,8 +80,8 @@ class EvidenceStore:
         if self._has_share(incident_id, job, len(packed)):
             self._add(incident_id, at, "job", packed)
 
-    def _add(self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None) -> None:
-        self._writer.write(lambda: self._journal.evidence.add(incident_id, at, kind, packed, collection))
+    def _add(self, incident_id: str, at: float, kind: str, packed: str, collection: str | None = None) -> bool:
+        return self._writer.write(lambda: self._journal.evidence.add(incident_id, at, kind, packed, collection))
 
     def _has_share(self, incident_id: str, job: SlurmJob, size: int, *, needed: bool = False) -> bool:
         """Whether so many bytes more of this job's evidence are kept; what is `needed` (a diagnosis) is, and

@@ -80,6 +80,8 @@ class Collected:
     kept_bytes: int = 0
     not_kept: int = 0
     """Nodes whose answer was judged, and was too much to be kept."""
+    lost: bool = False
+    """The journal could not take a part of it: it is no evidence that anybody could look at."""
     packed: list[str] = field(default_factory=list)
     """What came before there was an incident to keep it with."""
     rows: list[RankRow] = field(default_factory=list)
@@ -100,7 +102,7 @@ class Collected:
 
     def counts_for(self, opened_at: float) -> bool:
         """Whether it is evidence of a trouble that began at this date: what was taken before it shows another state."""
-        return self.error is None and (not self.begun or self.began_at >= opened_at)
+        return self.error is None and not self.lost and (not self.begun or self.began_at >= opened_at)
 
     def sentence(self) -> str:
         """What came, in one line for a timeline."""

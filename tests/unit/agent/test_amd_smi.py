@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +35,13 @@ ALL_OF_ONE = [(0, PROCESSES), (0, HEALTH)]
 
 
 @pytest.fixture
-def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> WorkerState:
+def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WorkerState]:
     """A child of a machine that has amdsmi, and no driver of NVIDIA's."""
     monkeypatch.syspath_prepend(str(STANDIN))
     monkeypatch.setenv("STANDIN_AMDSMI", str(tmp_path / "cards"))
     monkeypatch.delitem(sys.modules, "amdsmi", raising=False)
-    return WorkerState()
+    yield WorkerState()
+    sys.modules.pop("amdsmi", None)  # tests that come after it are on another machine
 
 
 def cards(tmp_path: Path, *found: dict[str, Any]) -> None:
@@ -93,11 +95,18 @@ def test_what_is_dear_is_read_for_one_card_at_least_and_for_all_when_somebody_is
     assert [isinstance(row.processes, tuple) for row in every] == [True, True]
 
 
-def test_a_driver_that_refuses_is_an_error_and_is_asked_again(worker: WorkerState, tmp_path: Path) -> None:
+def test_a_driver_that_refuses_is_asked_again_and_is_an_error_once_it_was_there(
+    worker: WorkerState, tmp_path: Path
+) -> None:
     cards(tmp_path)
-    assert "DRIVER_NOT_LOADED" in read(worker).error
+    assert read(worker).missing.startswith("NVML"), "a package without a driver: no cards of AMD are here"
     cards(tmp_path, MI300)
     assert len(read(worker).gpus or ()) == 1
+    (tmp_path / "cards").write_text("not what it was")
+    assert read(worker).error
+    cards(tmp_path)
+    reading = read(worker)
+    assert "DRIVER_NOT_LOADED" in reading.error and not reading.missing
 
 
 def test_where_no_vendor_is_here_the_first_one_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,20 +37,24 @@ class AmdMemory:
     """The child's session, None before the first request and after a failure."""
 
     session: Session | None = None
+    has_worked: bool = False
+    """One was opened: this node has a driver, whatever is the matter with it now."""
 
 
 def read_gpus(request: ReadGpus, worker: WorkerState) -> GpuReading:
-    """What every GPU says now; `missing` where there is no AMD SMI."""
+    """What every GPU says now; `missing` where there is no AMD SMI, or where it has never found its driver: a node
+    without AMD's cards may have the Python package."""
     memory = worker.memory(AmdMemory)
     try:
         if memory.session is None:
-            memory.session = Session(_library())
+            memory.session, memory.has_worked = Session(_library()), True
         return memory.session.read(request.dear, request.budget_s)
     except ImportError as error:
         return GpuReading(missing=f"AMD SMI: {error}")
     except Exception as error:  # noqa: BLE001 - its exceptions have no common class in all releases
         memory.session = None
-        return GpuReading(error=f"AMD SMI: {_first_line(error)}")
+        why = f"AMD SMI: {_first_line(error)}"
+        return GpuReading(error=why) if memory.has_worked else GpuReading(missing=why)
 
 
 def _library() -> Any:

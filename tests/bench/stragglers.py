@@ -1,4 +1,4 @@
-"""Whom `straggler` names in jobs that become slower while nobody in particular is late, and how soon it names who is.
+"""Which ranks `straggler` names in jobs that become slower while no rank is late, and how soon it names one that is.
 Simulated: ranks that work and wait, seen by agents every 5 s through the real tally; dumps that would confirm anybody."""
 
 from __future__ import annotations

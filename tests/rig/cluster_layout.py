@@ -20,7 +20,7 @@ mkdir -p /run/lock /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
 mount -t tmpfs -o size=4M,nr_inodes=4k,mode=755,nosuid,nodev,noexec tmpfs /run/slurm-watchdog/jobs
 chown "$4" /run/slurm-watchdog/jobs /run/slurm-watchdog-helper
 mount --bind "$dir/hosts" /etc/hosts
-# No name server is in reach of these networks: whoever asks one that is configured waits 10 s, as each start of torch did.
+# No name server is in reach of these networks: a program that asks one that is configured waits 10 s, as each start of torch did.
 [ ! -e /etc/resolv.conf ] || mount --bind "$dir/resolv.conf" /etc/resolv.conf
 mount --bind "$dir/local/$node" "$dir/scratch"
 # A copy of a mount in here would keep it alive after its owner, another cluster or node, is gone.

@@ -23,3 +23,8 @@ def test_elements_of_an_id(job_id: str, elements: set[str]) -> None:
 def test_a_rest_that_is_not_written_out_or_has_a_limit_is_no_name_for_scontrol() -> None:
     names = ("6", "6_2", "6_[2,4-6]", "6_[0,2,...]", "6_[2-9%2]")
     assert [can_be_named(name) for name in names] == [True, True, True, False, False]
+
+
+def test_an_array_of_millions_is_not_written_out() -> None:
+    assert not can_be_named("6_[0-4000000]")
+    assert elements_of("6_[0-4000000]") == {"6_[0-4000000]"}

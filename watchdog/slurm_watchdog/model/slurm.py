@@ -11,20 +11,30 @@ ELEMENTS = re.compile(r"(\d{1,10})_\[(\d{1,10}(?:-\d{1,10})?(?:,\d{1,10}(?:-\d{1
 step or an end that is left out it is not taken."""
 
 
+MAX_ELEMENTS = 100_000
+"""Of one array, written out: a user may submit millions (MaxArraySize of slurm.conf, at most 4,000,001)."""
+
+
 def can_be_named(job_id: str) -> bool:
-    """Whether scontrol takes it: not the rest of an array with too many gaps to be written out."""
-    return "[" not in job_id or ELEMENTS.fullmatch(job_id) is not None
+    """Whether scontrol takes it, and it is not too much to be written out: not the rest of an array with many gaps."""
+    return "[" not in job_id or _spans(job_id) is not None
 
 
 def elements_of(job_id: str) -> frozenset[str]:
     """The elements of `6_[2,4-9]`, each as `6_4`; of any other id that one job."""
+    spans, array = _spans(job_id), job_id.partition("_")[0]
+    if spans is None:
+        return frozenset({job_id})
+    return frozenset(f"{array}_{index}" for span in spans for index in span)
+
+
+def _spans(job_id: str) -> list[range] | None:
     match = ELEMENTS.fullmatch(job_id)
     if match is None:
-        return frozenset({job_id})
-    spans = (span.partition("-") for span in match[2].split(","))
-    return frozenset(
-        f"{match[1]}_{index}" for first, _, last in spans for index in range(int(first), int(last or first) + 1)
-    )
+        return None
+    ends = (span.partition("-") for span in match[2].split(","))
+    spans = [range(int(first), int(last or first) + 1) for first, _, last in ends]
+    return spans if sum(map(len, spans)) <= MAX_ELEMENTS else None
 
 
 class SlurmJob(Struct, frozen=True, kw_only=True):

@@ -130,7 +130,7 @@ async def _attend_reserved(
 
 
 def _taken(tools: QuarantineTools, entry: Quarantine, what: str, reason_at: float | None = None) -> None:
-    """Slurm has our drain, or our reservation. What is told again, after a death in between, is one event."""
+    """Slurm has our drain, or our reservation. What is reported again, after a death in between, is one event."""
     _tell(tools, entry, NodeEventKind.QUARANTINED, what)
     tools.journal.quarantines.drained(entry.id, reason_at)
     log.warning("%s is %s", entry.node, what)

@@ -150,6 +150,10 @@ class Commands:
             except Refused as reason:
                 self._refuse(command, str(reason))
 
+    def due_at(self) -> float:
+        """When `advance` is to be called though nothing wakes the loop."""
+        return min((each.due_at() for each in self._collections), default=float("inf"))
+
     def _refuse(self, command: Command, reason: str) -> None:
         log.warning("command %s (%s) refused: %s", command.id, type(command).__name__, reason)
         self._answer(command.id, reason)

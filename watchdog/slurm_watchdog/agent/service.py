@@ -65,8 +65,9 @@ class Service:
         self.reload = Reload(file, agent.config, agent.probes, sender.recheck_files)
 
     def wanted_at(self) -> float:
-        """When `between` is to be called though nothing wakes it: a report out of turn is due then."""
-        return self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
+        """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
+        report_at = self._ticked_at + OUT_OF_TURN_S if self._news else float("inf")
+        return min(report_at, self.agent.commands.due_at())
 
     def tick(self, now: float) -> bool:
         """Makes a report and hands it to the sender; False if this tick could not see."""
@@ -82,8 +83,8 @@ class Service:
         self._tick(clock.monotonic())
 
     def _tick(self, now: float) -> bool:
-        self._take_replies(now)
         self._news, self._ticked_at = False, now
+        self._take_replies(now)
         report = self.agent.tick(now)
         self.exits.follow(report.processes)
         self.metrics.update(report, self.agent.seen, self.sender.spool_bytes)
@@ -108,7 +109,8 @@ class Service:
 
     def between(self, now: float) -> None:
         """Takes what children and controller said meanwhile; results of commands, and that a rank has ended,
-        go out at once."""
+        go out at once. Who was given a command reports again in any case, with its result or without: nothing else
+        can be asked of this node before."""
         self.agent.probes.check()
         self.agent.probes.poll(now)
         self._take_replies(now)
@@ -145,6 +147,7 @@ class Service:
             if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
             self.agent.hear(reply, now)
+            self._news |= bool(reply.commands)  # the next question has a report to travel back with, if these take long
 
 
 def run_agent(

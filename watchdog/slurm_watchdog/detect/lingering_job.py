@@ -51,8 +51,8 @@ from slurm_watchdog.model.observations import Role
 
 STACKS_FROM_SHARE = 0.3
 """From this share of the grace on, the survivors' stacks are collected."""
-SPACING = 0.25
-"""Time between two dumps of the survivors as a share of the grace: two dumps before it ends."""
+SPACING, LEAST_APART_S = 0.25, 2.5
+"""Time between two dumps of the survivors as a share of the grace, and at least: two dumps before it ends."""
 EARLY_DUMPS = 2
 """Before `grace` the newest two count: in the one before them the survivors may still hear of the end."""
 PATIENCE = 10.0
@@ -136,8 +136,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
     if _ends_by_nobody(job):
         grace_s, soon_s = (min(grace_s, each) for each in (settings.supervised_grace, settings.killed_grace))
     if age_s >= STACKS_FROM_SHARE * soon_s:
-        apart_s, later_s = max(2.5, SPACING * grace_s), grace_s if age_s < PATIENCE * grace_s else None
-        finding = replace(finding, wanted=(StackRequest(job_id=job_id, apart_s=apart_s, later_s=later_s),))
+        finding = replace(finding, wanted=(_stacks_wanted(job_id, age_s, grace_s, settings.grace),))
     ended = f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago"
     if age_s < soon_s or (age_s < grace_s and not (is_late(job) and _was_killed(job, first, now))):
         return finding.unknown(ended)
@@ -146,6 +145,14 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
     if early and not waiting.all_wait:
         return finding.unknown(ended)
     return _bad_finding(job, finding, dead, survivors, waiting, settings.grace, now, killed)
+
+
+def _stacks_wanted(job_id: str, age_s: float, grace_s: float, full_grace_s: float) -> StackRequest:
+    """The survivors' stacks: as often until the full grace is over, however many dumps that takes, since they may hear
+    of the end in the middle of it; then once in each grace; at last as rarely as of any job."""
+    apart_s = max(LEAST_APART_S, SPACING * grace_s)
+    later_s = apart_s if age_s < full_grace_s else grace_s if age_s < PATIENCE * grace_s else None
+    return StackRequest(job_id=job_id, apart_s=apart_s, later_s=later_s)
 
 
 def _ends_by_nobody(job: JobView) -> bool:

@@ -107,6 +107,7 @@ class Collection:
     _out: set[str] = field(default_factory=set)
     """Parts that were asked for and have not been answered."""
     _dumps_asked: int = 0
+    _dump_tried_at: float = float("-inf")
     _files_at: float = 0.0
 
     def __post_init__(self) -> None:
@@ -144,6 +145,13 @@ class Collection:
             self._problems.append(f"{part}: no answer in time")
         return self._join(now)
 
+    def due_at(self) -> float:
+        """When `advance` is to be called though no child has answered: for the next dump. One whose child is busy is
+        asked for when that child answers."""
+        due_at = self._dump_due_at
+        waits = self._dumps_asked >= self._dumps_wanted or "stacks" in self._out or self._dump_tried_at >= due_at
+        return float("inf") if waits else due_at
+
     # -- asking ------------------------------------------------------------------------------------------------
 
     @property
@@ -159,11 +167,14 @@ class Collection:
         asked = self.sources.probes.ask(key, request, left_s, now, then, uid, on_part=on_part, idle_s=idle_s)
         return asked is not None
 
+    @property
+    def _dump_due_at(self) -> float:
+        return self.began + self._dumps_asked * min(MAX_APART_S, max(0.0, self.command.apart_s))
+
     def _ask_dump(self, now: float) -> None:
-        number = self._dumps_asked
-        apart_s = min(MAX_APART_S, max(0.0, self.command.apart_s))
-        if number >= self._dumps_wanted or "stacks" in self._out or now < self.began + number * apart_s:
+        if self._dumps_asked >= self._dumps_wanted or "stacks" in self._out or now < self._dump_due_at:
             return
+        self._dump_tried_at = now
         probes = self.sources.probes
         since_s = probes.hung_since("stacks", now)
         if since_s is not None:

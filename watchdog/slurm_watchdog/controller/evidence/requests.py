@@ -15,6 +15,7 @@ from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import has_ranks, ids_on
+from slurm_watchdog.diagnose.stacks.vote import MIN_APART_S
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequest
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
@@ -66,6 +67,8 @@ class EvidenceRequests:
         key = f"usual:{run}" if wanted.usual else f"stacks:{run}"
         taken = len(view.snapshots)
         last_at = self._last.get(key, float("-inf"))
+        if taken and view.snapshots[-1].age_s < MIN_APART_S:
+            return  # the last one was long on its way: a dump so soon after it would show nothing
         every_s = wanted.apart_s if taken < FIRST_DUMPS else wanted.later_s or LATER_DUMPS_EVERY_S
         budgeted = wanted.early or wanted.usual
         if budgeted:

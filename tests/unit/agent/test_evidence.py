@@ -34,6 +34,7 @@ from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.base.redact import MASK, mask_line
 from slurm_watchdog.model.evidence import (
@@ -395,9 +396,11 @@ def collect(
     command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2, ras=ras)
     collection = Collection(command, sources, uid, clock.monotonic(), processes)
     while (answer := collection.advance(clock.monotonic())) is None:
-        probes.settle(0.1, [0])
+        due_at = collection.due_at()
+        woken = wait_readable(probes.filenos(), min(due_at, clock.monotonic() + 10.0) - clock.monotonic())
+        assert woken or clock.monotonic() >= due_at, "nothing would have woken the agent for it"
+        probes.check()
         probes.poll(clock.monotonic())
-        time.sleep(0.02)
     return answer
 
 

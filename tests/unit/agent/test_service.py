@@ -15,12 +15,13 @@ from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.metrics import AgentMetrics
-from slurm_watchdog.agent.service import Service
+from slurm_watchdog.agent.service import OUT_OF_TURN_S, Service
 from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.model.protocol import DumpStacks, Reply
 from tests.trusting import trusting
 
 
@@ -85,3 +86,29 @@ def test_an_agent_of_attach_ends_after_its_controller_and_a_service_never(
     service.agent.config = replace(settings, agent=replace(settings.agent, give_up_after=limit_s))
     service.tick(service.sender.heard_at + away_s)
     assert service.signals.stop is ends
+
+
+def test_who_was_given_a_command_reports_again_soon_and_then_goes_on_as_usual(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = monotonic()
+    assert service.tick(now)
+    assert service.wanted_at() == float("inf")
+    replies = [Reply(commands=(DumpStacks(id="c1", job_id="7", restarts=0, expires_s=25.0),))]
+    monkeypatch.setattr(service.sender, "replies", lambda: [replies.pop()] if replies else [])
+    service.between(now + 0.1)
+    assert service.wanted_at() == now + OUT_OF_TURN_S
+    sent = service.agent.sequence
+    service.between(now + OUT_OF_TURN_S)
+    assert service.agent.sequence == sent + 1
+    assert service.wanted_at() == float("inf")
+
+
+def test_a_command_that_comes_with_a_tick_opens_another_report(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replies = [Reply(commands=(DumpStacks(id="c1", job_id="7", restarts=0, expires_s=25.0),))]
+    monkeypatch.setattr(service.sender, "replies", lambda: [replies.pop()] if replies else [])
+    now = monotonic()
+    assert service.tick(now)
+    assert service.wanted_at() == now + OUT_OF_TURN_S

@@ -54,6 +54,12 @@ class Place:
         return [(node, command) for node in ("n1", "n2") for command in self.commands.pop(node)]
 
 
+@pytest.fixture(autouse=True)
+def now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Answers come at NOW."""
+    monkeypatch.setattr(requests, "monotonic", lambda: NOW)
+
+
 async def settle() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
@@ -80,6 +86,31 @@ def test_stacks_are_asked_of_every_node_once_however_many_detectors_want_them() 
         await settle()
         assert place.fetched() == []
         place.requests.serve([finding(STACKS)], NOW + 61)
+        await settle()
+        assert len(place.fetched()) == 2
+        await place.requests.close()
+
+    asyncio.run(story())
+
+
+def test_the_next_dump_is_asked_for_when_the_last_one_is_old_enough_to_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The last one was long on its way: two that are no two seconds apart show nothing together."""
+
+    async def story() -> None:
+        place, soon = Place(), StackRequest(job_id="7", apart_s=2.5)
+        place.requests.serve([finding(soon)], NOW)
+        await settle()
+        monkeypatch.setattr(requests, "monotonic", lambda: NOW + 4.0)
+        for node, command in place.fetched():
+            stacks = tuple(stack(rank, RECV) for rank in range(4) if node_of(rank) == node)
+            place.commands.resolve(CommandResult(command_id=command.id, ok=True, stacks=stacks))
+        await settle()
+        place.requests.serve([finding(soon)], NOW + 5.0)
+        await settle()
+        assert place.fetched() == []
+        place.requests.serve([finding(soon)], NOW + 6.0)
         await settle()
         assert len(place.fetched()) == 2
         await place.requests.close()

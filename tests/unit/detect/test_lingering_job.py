@@ -72,7 +72,14 @@ def test_survivors_that_were_still_told_of_the_end_a_moment_ago_are_looked_at_ag
     assert judge(**{**SUPERVISED, "snapshots": (told, *SUPERVISED["snapshots"])}).truth is Truth.BAD
     moved = judge(**{**SUPERVISED, "snapshots": (told, SUPERVISED["snapshots"][1])})
     assert moved.truth is Truth.UNKNOWN
-    assert [each.later_s for each in moved.wanted if isinstance(each, StackRequest)] == [8.0]
+    assert [each.later_s for each in moved.wanted if isinstance(each, StackRequest)] == [2.5]
+
+
+@pytest.mark.parametrize(("gone_s", "later_s"), [(9.0, 2.5), (29.0, 2.5), (31.0, 8.0), (79.0, 8.0), (81.0, None)])
+def test_survivors_are_looked_at_more_rarely_the_longer_a_rank_is_gone(gone_s: float, later_s: float | None) -> None:
+    survivors = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=gone_s))
+    finding = judge(**{**SUPERVISED, "processes": survivors, "progress": progress(gone_s + 1.0, total_steps=1000)})
+    assert [each.later_s for each in finding.wanted if isinstance(each, StackRequest)] == [later_s]
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,8 @@ from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.quarantine import RESERVED_MARK, Quarantine, QuarantineState
-from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, Quarantine, QuarantineState
+from slurm_watchdog.model.slurm import Reservation, SlurmNode
 from tests.behaviour.cluster import EPOCH, Scripted
 from tests.builders.node_past import event
 
@@ -192,13 +192,33 @@ def test_a_node_with_another_reason_is_left_to_whoever_wrote_it(cluster: Cluster
 def test_a_drain_that_a_test_lifts_for_its_reservation_and_puts_back_is_still_ours(cluster: Cluster) -> None:
     cluster.sweep()
     drained = cluster.slurm.nodes["n1"]
-    cluster.slurm.nodes["n1"] = replace(drained, state="IDLE+MAINT+RESERVED", reason="", reason_at=None)
-    cluster.sweep()
-    assert cluster.all()[0].state is QuarantineState.DRAINED
+    test = Reservation(name=f"{TESTED_MARK}1", start_at=0.0, end_at=9e9, nodes=("n1", "n2"), flags=("MAINT",))
+    cluster.slurm.reservations[test.name] = test
+    for state in ("IDLE", "IDLE+MAINT+RESERVED"):  # Slurm shows the reservation some seconds after it was made
+        cluster.slurm.nodes["n1"] = replace(drained, state=state, reason="", reason_at=None)
+        cluster.sweep()
+        assert cluster.all()[0].state is QuarantineState.DRAINED
     cluster.slurm.nodes["n1"] = replace(drained, reason_at=500.0)
+    cluster.slurm.reservations.clear()
     cluster.says("test_passed")
     cluster.sweep()
     assert cluster.done == ["drain n1", "undrain n1"]
+
+
+def test_a_test_that_ends_between_the_questions_for_the_node_and_for_reservations_has_drained_it_again(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.sweep()
+    drained = cluster.slurm.nodes["n1"]
+    cluster.slurm.nodes["n1"] = replace(drained, state="IDLE", reason="", reason_at=None)
+
+    async def none_left() -> tuple[Reservation, ...]:
+        cluster.slurm.nodes["n1"] = replace(drained, reason_at=500.0)
+        return ()
+
+    monkeypatch.setattr(cluster.slurm, "read_reservations", none_left)
+    cluster.sweep()
+    assert cluster.all()[0].state is QuarantineState.DRAINED and cluster.done == ["drain n1"]
 
 
 def test_a_node_that_somebody_gave_back_without_a_test_is_left_to_him(cluster: Cluster) -> None:

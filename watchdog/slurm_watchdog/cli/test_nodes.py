@@ -186,7 +186,7 @@ def _selection(asked: Options) -> Selection:
 async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen, Report]:
     """Chooses the nodes and tests them; SIGINT and SIGTERM cancel it, and with it its jobs."""
     from slurm_watchdog.config.types import parse_duration
-    from slurm_watchdog.model.quarantine import RESERVED_MARK
+    from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK
     from slurm_watchdog.nodetest import out_of_service, past
     from slurm_watchdog.nodetest.conduct import Terms, conduct
     from slurm_watchdog.nodetest.select import choose_nodes
@@ -218,7 +218,7 @@ async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen,
 
     async with contextlib.AsyncExitStack() as stack:
         if asked.drained_by_us and chosen.nodes:
-            name = f"slurm-watchdog-test-{secrets.token_hex(4)}"
+            name = f"{TESTED_MARK}{secrets.token_hex(4)}"
             placement = replace(placement, reservation=name)
             await stack.enter_async_context(
                 out_of_service.lifted(client, reservations, chosen.nodes, name, place, _say)

@@ -20,6 +20,8 @@ class QuarantineState(StrEnum):
 
 RESERVED_MARK = "slurm-watchdog-suspect-"
 """Begins the name of every reservation that keeps a suspect node."""
+TESTED_MARK = "slurm-watchdog-test-"
+"""Begins the name of every reservation in which `test-nodes --drained-by-us` tests nodes whose drain it has lifted."""
 
 
 class Quarantine(Struct, frozen=True, kw_only=True):

@@ -256,11 +256,6 @@ def is_drained(state: str | None) -> bool:
     return bool(node_words(state) & {"DRAIN", "DRAINING", "DRAINED"})
 
 
-def is_only_reserved(state: str) -> bool:
-    """Whether Slurm starts there the jobs of a maintenance reservation, and no others."""
-    return starts_jobs(state, in_maintenance=True) and not starts_jobs(state)
-
-
 @lru_cache(maxsize=4096)
 def starts_jobs(state: str, in_maintenance: bool = False) -> bool:
     """Whether Slurm would start a job on the node, when there is room; one that is switched off to save power

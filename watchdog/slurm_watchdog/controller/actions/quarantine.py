@@ -17,9 +17,9 @@ from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, objection_to_witnesses, verdict
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.quarantine import RESERVED_MARK, Quarantine, QuarantineState
+from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.model.slurm_states import is_drained, is_only_reserved
+from slurm_watchdog.model.slurm_states import is_drained
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -137,9 +137,9 @@ def _taken(tools: QuarantineTools, entry: Quarantine, what: str, reason_at: floa
 
 
 async def _look_after(tools: QuarantineTools, entry: Quarantine, now: SlurmNode) -> None:
-    if is_only_reserved(now.state):
-        return  # `test-nodes --drained-by-us` has lifted the drain for its reservation, and puts it back
     if not is_drained(now.state):
+        if await _is_being_tested(tools, entry.node):
+            return
         said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
         _given_back(tools, entry, said, "it is back in service")
         return
@@ -152,6 +152,17 @@ async def _look_after(tools: QuarantineTools, entry: Quarantine, now: SlurmNode)
     settled, why = await drain.undrain(tools.slurm, entry.node, entry.reason, now.reason_at)
     if settled:
         _given_back(tools, entry, said, why)
+
+
+async def _is_being_tested(tools: QuarantineTools, node: str) -> bool:
+    """Whether a node that was just read without a drain is in a reservation of `test-nodes --drained-by-us`, which has
+    lifted the drain and puts it back before it deletes the reservation. The node's own state shows the reservation
+    some seconds late. Raises SlurmUnavailable, SlurmRefused."""
+    reservations = await tools.slurm.read_reservations()
+    if any(each.name.startswith(TESTED_MARK) and node in each.nodes for each in reservations):
+        return True
+    again = await tools.slurm.read_node(node)  # drained by now: the test has ended between the two questions
+    return again is not None and is_drained(again.state)
 
 
 def _given_back(tools: QuarantineTools, entry: Quarantine, said: NodeEvent | None, why: str) -> None:

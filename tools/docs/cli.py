@@ -27,7 +27,8 @@ installed (elsewhere: `slurm-watchdog --man | man -l -`).
 **Where they ask.** They ask the controller's socket, on its node: `--socket`, `$SLURM_WATCHDOG_SOCKET`, what the configuration names, or, where no
 controller answers, your own `run` or `attach`.
 
-**For programs.** All but the controller take `--json`; `agent --json` prints its reports, one a line.
+**For programs.** Commands that answer something take `--json`; `agent --json` prints its reports, one a line. Every object has `schema_version`.
+`incidents`, `replay`, `notify test` and `status` of several own runs print a list for `--json`; with `--json-object` each command prints an object, and such a list is its `items`.
 
 **Completion.** Shells complete commands, options, files, and the jobs, incidents and nodes that the controller knows; the packages install that,
 too. Elsewhere: `eval "$(_SLURM_WATCHDOG_COMPLETE=bash_source slurm-watchdog)"` in `~/.bashrc` (`zsh_source` in `~/.zshrc`; fish:

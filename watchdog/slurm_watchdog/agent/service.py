@@ -18,6 +18,7 @@ from slurm_watchdog.agent.reload.reload import Reload
 from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
+from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, become_agent, split_listen
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks
@@ -261,6 +262,6 @@ def _show_once(agent: Agent, as_json: bool) -> int:
 def _print_json(report: Report, *, pretty: bool) -> None:
     from slurm_watchdog.agent.delivery.sender import encode  # file names may be no UTF-8, and it knows what to do
 
-    data = encode(report)
+    data = b'{"schema_version":%d,' % JSON_SCHEMA_VERSION + encode(report).removeprefix(b"{")
     sys.stdout.write((msgspec.json.format(data) if pretty else data).decode() + "\n")
     sys.stdout.flush()

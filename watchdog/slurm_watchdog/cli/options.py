@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
+from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.terminal import clean
 
@@ -25,7 +26,8 @@ EXIT_FINE: Final = 0
 EXIT_FOUND: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
-JSON_SCHEMA_VERSION: Final = 1
+JSON_OBJECT: Final = "slurm_watchdog.json_object"
+"""In the meta of click's context: `--json-object` was given."""
 
 DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
@@ -33,7 +35,27 @@ DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 
 NODE_SET: Final = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 
-json_option: Final = click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document.")
+
+def json_option(command: F, text: str = "For programs: one JSON document.") -> F:
+    """`--json`, with the help `text`, and `--json-object`; either makes `as_json` true."""
+    command = click.option(
+        "--json-object",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_want_object,
+        help="As --json, and always an object with `schema_version`: what --json prints as a list is its `items`.",
+    )(command)
+    return click.option("--json", "as_json", is_flag=True, callback=_or_object, help=text)(command)
+
+
+def _want_object(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    if given:
+        context.meta[JSON_OBJECT] = True
+
+
+def _or_object(context: click.Context, parameter: click.Parameter, given: bool) -> bool:
+    return given or JSON_OBJECT in context.meta
 
 
 def config_option(text: str, **more: Any) -> Callable[[F], F]:
@@ -239,8 +261,11 @@ def print_json(document: object) -> None:
 
 
 def versioned(document: object) -> object:
-    """An object with `schema_version` as its first key; a list as it is.
+    """An object with `schema_version` as its first key; a list as it is, or as `items` where `--json-object` was given.
 
     The version rises when a key is taken away or changes its meaning, not when one is added.
     """
+    context = click.get_current_context(silent=True)
+    if isinstance(document, list) and context is not None and JSON_OBJECT in context.meta:
+        document = {"items": document}
     return {"schema_version": JSON_SCHEMA_VERSION, **document} if isinstance(document, dict) else document

@@ -6,6 +6,7 @@ import gzip
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
@@ -16,6 +17,7 @@ from slurm_watchdog.cli.options import (
     EXIT_USAGE,
     config_option,
     controller_packages,
+    json_option,
     knowledge_option,
     load_or_exit,
     print_json,
@@ -37,7 +39,7 @@ trace's own start."""
 @click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @config_option("Configuration file. [default: every setting's default]")
 @knowledge_option
-@click.option("--json", "as_json", is_flag=True, help="For programs: one JSON document, as `incidents --json`.")
+@partial(json_option, text="For programs: one JSON document, as `incidents --json`.")
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and tells what would
     have been found and done. It asks nobody and acts on nothing. Exit code 0 nothing found, 1 something

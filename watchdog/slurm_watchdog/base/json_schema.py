@@ -1,0 +1,8 @@
+"""The version of the JSON that commands print."""
+
+from __future__ import annotations
+
+from typing import Final
+
+JSON_SCHEMA_VERSION: Final = 1
+"""Rises when a key is taken away or changes its meaning, not when one is added."""

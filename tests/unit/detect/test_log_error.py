@@ -233,6 +233,67 @@ def test_nobody_is_said_to_have_left_first_if(lines: tuple[tuple[float, str], ..
     assert (finding.truth, finding.culprits) == (Truth.BAD, ())
 
 
+def test_a_single_launcher_that_failed_is_not_the_rank_with_its_number() -> None:
+    """torchrun on one node: Slurm's task 0 is the launcher. Rank 0 may have left with any code, and rank 1 lost it."""
+    two = tuple(RankLocation(rank, "n1", 100 + rank, NOW - 41.0) for rank in range(2))
+    lost = (41.0, "[rank1]: RuntimeError: [1] Connection closed by peer [10.0.0.2]:4711")
+    launcher = (40.0, "srun: error: n1: task 0: Exited with exit code 1")
+    one_node = {"seats": two, "ranks": 2, "nodes": ("n1",)}
+    assert judge_ended(lost, launcher, **one_node).culprits == ()
+    assert judge_ended((41.0, lost[1].replace("rank1", "rank0")), launcher, **one_node).culprits == ()
+
+
+def table_row(rank: int, code: int = 1, age_s: float = 40.0) -> tuple[tuple[float, str], ...]:
+    """What agents report of a row of torchrun's table."""
+    return (
+        (age_s, f"  rank      : {rank} (local_rank: {rank % 2})"),
+        (age_s, f"  exitcode  : {code} (pid: {100 + rank})"),
+    )
+
+
+CHILD_FAILED = (40.0, "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:")
+TABLES = (CHILD_FAILED, *table_row(1, -15), *table_row(0), CHILD_FAILED, *table_row(2))
+"""Both launchers saw a rank of theirs fail; of rank 3 there is no word."""
+GONE = seats(40.0, 40.0, 40.0, 40.5)
+
+
+def test_below_torchrun_the_rank_that_no_table_has_and_that_was_gone_first_left_with_exit_code_0() -> None:
+    launchers_end = ((39.0, "srun: error: n1: task 0: Exited with exit code 1"),)
+    closed = (40.0, "W1124 10:00:00.9 39 torch/api.py:1028] Sending process 101 closing signal SIGTERM")
+    without_terminated = (CHILD_FAILED, *table_row(0), closed, CHILD_FAILED, *table_row(2))
+    for words in (TABLES, (*TABLES, *launchers_end), without_terminated):
+        finding = judge_ended(*LOST, *words, seats=GONE)
+        assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
+        assert "rank 3 on n2 left first: it exited with code 0 before its peers" in finding.summary
+
+
+LOST_TOO = (41.0, "[rank3]: RuntimeError: [1] Connection closed by peer [10.0.0.2]:4711")
+
+
+@pytest.mark.parametrize(
+    ("lines", "changes"),
+    [
+        ((*TABLES, *table_row(3)), {}),
+        ((*TABLES, *table_row(3, -15)), {}),
+        ((*TABLES, (40.0, "Sending process 103 closing signal SIGTERM")), {}),  # it handled that, and left with 0
+        # n2's launcher has no table: it was ended itself, and its rank with it
+        ((*TABLES[:-3], *table_row(2)), {"seats": tuple(replace(seat, node="n2" if seat.rank == 3 else "n1") for seat in GONE)}),
+        (TABLES[3:], {}),  # rank 1 is in none either
+        ((*TABLES, LOST_TOO), {}),  # it lost somebody itself
+        (TABLES, {"seats": SEATS}),  # when it left was not seen
+        (TABLES, {"seats": seats(42.0, 40.0, 40.0, 40.5)}),  # another one was gone before it
+        (TABLES, {"seats": seats(40.0, 40.0, 40.0, 300.0)}),  # the others made steps without it (join() of uneven inputs)
+        (TABLES, {"total_steps": 450}),  # the training was over
+        (TABLES, {"ranks": 8}),  # not all of them are known
+    ],
+)  # fmt: skip
+def test_below_torchrun_nobody_is_said_to_have_left_first_if(
+    lines: tuple[tuple[float, str], ...], changes: dict[str, Any]
+) -> None:
+    finding = judge_ended(*LOST, *lines, **{"seats": GONE, **changes})
+    assert (finding.truth, finding.culprits) == (Truth.BAD, ())
+
+
 def test_who_left_first_is_not_looked_for_where_a_line_says_why() -> None:
     finding = judge_ended(*KEY_ERROR, *LOST, *FAILED_ALIKE, seats=seats(40.0, 40.0, 42.0, 40.0))
     assert "rank 3 on n2 said first" in finding.summary

@@ -44,6 +44,8 @@ _FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|m
 _ENTRY = re.compile(r"^\s*\[\d+\]:\s*$")
 _ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
 _RANK_ROW = re.compile(r"\s*rank\s*: ?\d+ \(local_rank: \d+\)")
+_IN_TABLE = re.compile(r"(?:^|\W)rank\s*: ?(?P<rank>\d{1,7}) \(local_rank: \d+\)\s*$")
+_CLOSED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal ")
 _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 BOX_LINES = 20
@@ -284,6 +286,18 @@ def tasks_that_failed(text: str) -> tuple[int, ...]:
             return ()
         tasks += range(int(first), int(last or first) + 1)
     return tuple(tasks)
+
+
+def rank_in_table(text: str) -> int | None:
+    """The rank of which this line of torchrun's table of failures tells that it failed, or was ended for that."""
+    found = _IN_TABLE.search(text)
+    return None if found is None else int(found["rank"])
+
+
+def closed_by_torchrun(text: str) -> int | None:
+    """The process that torchrun ends because another one failed."""
+    found = _CLOSED.search(text)
+    return None if found is None else int(found["pid"])
 
 
 def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:

@@ -58,6 +58,17 @@ def test_a_healthy_log_gives_no_verdict_and_code_0(tmp_path: Path) -> None:
     assert file["progress"]["advancing"] is True
 
 
+def test_a_log_that_its_time_limit_ended_says_so(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(
+        STEPS + "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO TIME LIMIT ***\n"
+    )
+    result = run(path)
+    line = len(STEPS.splitlines()) + 1
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert f"nothing wrong found; what ended it: the time limit (line {line}); its last step is" in result.stdout
+
+
 @pytest.mark.parametrize(
     "line",
     ["[ {n}.000123] usb 1-1: new device", "[Mon May  6 10:00:{n} 2024] EXT4-fs (sda1): mounted", "May  6 10:00:{n} n3 kernel: [ 12.1] eth0: link up"],

@@ -193,11 +193,19 @@ def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
     if any(row["finished"] for row in rows):
         return "nothing wrong found; training was done."
     steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
-    return (
-        f"nothing wrong found; its last step is {max(steps)}."
-        if steps
-        else "nothing wrong found, and no progress either."
-    )
+    last = f"; its last step is {max(steps)}." if steps else ", and no progress either."
+    return f"nothing wrong found{_ended_words(rows)}{last}"
+
+
+def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
+    """What ended the run from outside, such as its time limit, and in which line; empty if nothing did."""
+    from slurm_watchdog.knowledge.log_signatures import log_table
+
+    for row in rows:
+        for error in row["errors"]:
+            if error["class"] in log_table().from_outside and error["role"] == "teardown":
+                return f"; what ended it: {log_table().means[error['class']]} (line {error['line']})"
+    return ""
 
 
 def _evidence(rows: Sequence[dict[str, Any]]) -> list[str]:

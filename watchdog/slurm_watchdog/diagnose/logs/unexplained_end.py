@@ -209,8 +209,7 @@ def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundE
     """Only the launcher or Slurm says that something ended."""
     first = last[0]
     ranks = case.ranks
-    codes = {code for _, code in ranks.exits}
-    name = SIGNAL_NAMES[codes.pop()] if len(codes) == 1 and codes <= set(SIGNAL_NAMES) else first.name
+    name = SIGNAL_NAMES.get(_first_code(ranks), first.name)
     others = [task for task in ranks.tasks if task.line != first.line]
     told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
     of_slurm = "srun: error" in first.raw_text or first.raw_text.startswith("pdsh@")
@@ -240,8 +239,17 @@ def how_slurm_says(what: str) -> str:
 
 
 def _how(first: FoundError, ranks: Ranks) -> str:
-    codes = {code for _, code in ranks.exits} if first.name == "launcher" else set()
-    return Ending(code=codes.pop()).words if len(codes) == 1 else ""
+    code = _first_code(ranks) if first.name == "launcher" else 0
+    return Ending(code=code).words if code else ""
+
+
+def _first_code(ranks: Ranks) -> int:
+    """The exit code that launchers reported first; 0 where none did, or where later ones may be first-hand, too:
+    an ordinary code before others, or two different signals."""
+    codes = [code for _, code in ranks.exits]
+    by_signal = {code for code in codes if code in SIGNAL_NAMES}
+    first_hand = len(set(codes)) == 1 or (bool(codes) and by_signal == {codes[0]})
+    return codes[0] if first_hand else 0
 
 
 def _is_srun_s_kill(task: Task) -> bool:

@@ -52,6 +52,7 @@ TEXTS = {
     "cuda_graph_or_arch": ("import_error", "ImportError: flash_attn.so: undefined symbol: _ZN3c10"),
     "fp16_overflow": ("loss_scale_minimum", "Current loss scale already at minimum - cannot decrease scale anymore."),
     "ray_memory": ("ray_actor_died", "1 Workers (tasks / actors) killed due to memory pressure (OOM)"),
+    "lock_file": ("lock", "acquire (filelock/_api.py:331)"),
     "nvrx_timeout": ("heartbeat_lost", "[RankMonitorServer:34] Did not get subsequent heartbeat. Waited 171.92 seconds."),
     "jax_heartbeat": ("heartbeat_lost", "The following tasks are unhealthy (stopped sending heartbeats)"),
     "xla_memory": ("xla_error", "XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory allocating"),

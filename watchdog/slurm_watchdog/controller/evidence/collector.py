@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections import deque
 from collections.abc import Coroutine, Mapping
 from contextlib import suppress
 from types import MappingProxyType
@@ -23,6 +22,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.evidence.known_collections import KnownCollections
 from slurm_watchdog.controller.evidence.store import EvidenceStore
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.ports.given import EvidencePorts
@@ -108,11 +108,7 @@ class Collector:
         self._limit_s = config.ladder.evidence_limit
         self._interval_s = config.agent.interval
         self._filesystem_stall = config.detectors.of(FilesystemStall)
-        self._known: dict[str, Collected] = {}
-        self._of_run: dict[tuple[str, int], list[Collected]] = {}
-        """(job, restarts) -> those of them that are of this run, the newest last."""
-        self._over: deque[Collected] = deque()
-        """Those that are over, the newest last."""
+        self._known = KnownCollections(limits.finished_kept)
         self._tasks: set[asyncio.Task[None]] = set()
         self._slots = FairSlots(limits.at_once, limits.of_one_user)
 
@@ -135,7 +131,7 @@ class Collector:
 
     def collect(self, job: SlurmJob, now: float, incident_id: str | None = None) -> Collected:
         """The collection of this run of this job: the one that runs, or a new one."""
-        found = next((each for each in self._of(job) if not each.finished.is_set()), None)
+        found = next((each for each in self._known.of(job) if not each.finished.is_set()), None)
         found = self._new(job, now, incident_id) if found is None else self._store(found, incident_id)
         found.hurry.set()
         return found
@@ -143,24 +139,19 @@ class Collector:
     def _counting(self, job: SlurmJob, now: float, incident_id: str, opened_at: float) -> Collected:
         """The collection that counts for an incident whose trouble began at `opened_at` (date): made since
         then, or a new one."""
-        for found in self._of(job):
+        for found in self._known.of(job):
             lately = found.incident_id is not None and now - found.began < self._limits.reusable_s
             if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
                 return self._store(found, incident_id)
         return self._new(job, now, incident_id)
 
-    def _of(self, job: SlurmJob) -> list[Collected]:
-        """Those of this run, the newest first."""
-        return self._of_run.get((job.job_id, job.restarts), [])[::-1]
-
     def _new(self, job: SlurmJob, now: float, incident_id: str | None) -> Collected:
-        before = next(iter(self._of(job)), None)
+        before = next(iter(self._known.of(job)), None)
         found = Collected(
             id=uuid.uuid4().hex[:12], job=job, began=now, began_at=clock.wall(), incident_id=incident_id,
             nodes={node: NodeProgress() for node in job.nodes}, shared=SharedFrames(),
         )  # fmt: skip
-        self._known[found.id] = found
-        self._of_run.setdefault(found.key, []).append(found)
+        self._known.add(found)
         self._spawn(self._collect(found, before))
         return found
 
@@ -180,18 +171,6 @@ class Collector:
                 found.lost = True
             self._report(found, incident_id)
         return found
-
-    def _is_over(self, found: Collected) -> None:
-        """Forgets the oldest of those that are over; one that runs is somebody's answer."""
-        self._over.append(found)
-        while len(self._over) > self._limits.finished_kept:
-            oldest = self._over.popleft()
-            del self._known[oldest.id]
-            left = [each for each in self._of_run[oldest.key] if each is not oldest]
-            if left:
-                self._of_run[oldest.key] = left
-            else:
-                del self._of_run[oldest.key]
 
     def known(self, collection_id: str) -> Collected | None:
         """One that runs, or was over lately."""
@@ -247,7 +226,7 @@ class Collector:
             found.addresses = {}
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
-            self._is_over(found)
+            self._known.is_over(found)
 
     def _request_probes(self, found: Collected) -> frozenset[str]:
         """Where a process of the job is blocked, other nodes are asked whether they reach that filesystem.

@@ -6,6 +6,7 @@ import asyncio
 import grp
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,7 @@ PEOPLE = {
     "nobody knows who": STRANGER,
 }
 OPERATORS = Operators(frozenset({0, os.geteuid(), OPERATOR}), frozenset({OPERATORS_GROUP}))
+NO_NODES: Mapping[str, str] = {}
 MARK = "PLANTED"
 """In every word of a user: a log line, a frame, a path, a variable, a reason made of them."""
 
@@ -198,9 +200,11 @@ async def ask(app: web.Application, **headers: str) -> dict[str, tuple[int, str]
     return answers
 
 
-def doors(person: Person, path: Path) -> dict[str, tuple[int, str]]:
-    """What this person is answered by every route of the socket, and by every one of the page (which knows no uid)."""
+def doors(person: Person, path: Path, nodes: Mapping[str, str] = NO_NODES) -> dict[str, tuple[int, str]]:
+    """What this person is answered by every route of the socket, and by every one of the page (which knows no uid).
+    `nodes`: those that Slurm knows, with their addresses."""
     controller: Any = Controller(path)
+    controller.state.node_addresses = dict(nodes)
     page = make_page(controller, "")
     if person.uid is None:
         return asyncio.run(ask(page))

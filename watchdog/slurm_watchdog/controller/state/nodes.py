@@ -16,7 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
-from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage, work_ratio
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
@@ -130,7 +130,8 @@ class _Past:
 
 @dataclass(slots=True)
 class _Node:
-    gpus: Capped[str, _Past]
+    gpus: dict[str, _Past] = field(default_factory=dict)
+    """At most MAX_GPUS; what reported last is the last."""
     boot_id: str = ""
     events: list[SeenEvent] = field(default_factory=list)
     """The newest KEPT_EVENTS, oldest first; an empty deque has 760 bytes, and most nodes have no event."""
@@ -158,9 +159,8 @@ class Nodes:
         """Takes over one report that was made at `made_at` on the caller's clock."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
-            gpus = Capped[str, _Past]("gpus", self._left_out, MAX_GPUS, oldest_goes=True)
             held = node.held if node is not None else {}  # no process survives a restart of its node
-            node = self._nodes[report.node] = _Node(gpus, report.boot_id, held=held)
+            node = self._nodes[report.node] = _Node(boot_id=report.boot_id, held=held)
         for event in report.node_events:
             _note_event(node, event, made_at - max(0.0, event.age_s))
         while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
@@ -200,6 +200,9 @@ class Nodes:
                 (each.name, each.kind, each.rate_bits_s) for each in report.links if each.up and each.rate_bits_s
             ),
         )
+        while len(node.gpus) > MAX_GPUS:
+            del node.gpus[next(iter(node.gpus))]
+            self._left_out.note("gpus", report.node)
         self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
 
     def forget(self, name: str) -> None:
@@ -266,11 +269,7 @@ def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...
 
 def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
-    past = node.gpus.get(gpu.uuid)
-    if past is None:
-        past = _Past(seen_at=now)
-        node.gpus.put(gpu.uuid, past, name)
-    node.gpus.mark_newest(gpu.uuid)
+    node.gpus[gpu.uuid] = past = node.gpus.pop(gpu.uuid, None) or _Past(seen_at=now)
     if past.view is not None and past.view.gpu is gpu and not past.rising:
         return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:

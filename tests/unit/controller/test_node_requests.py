@@ -46,6 +46,20 @@ def test_a_drain_for_planned_work_speaks_against_no_node(cluster: Cluster) -> No
     assert [kind for kind, _ in cluster.history()] == [NodeEventKind.BY_OPERATOR]
 
 
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ('"worn"', 'slurm-watchdog: ann: "worn'),
+        ("two\nlines", "slurm-watchdog: ann: two lines"),
+        ("login password=hunter2", "slurm-watchdog: ann: login password=(masked)"),
+    ],
+    ids=["scontrol drops a quote at the end", "one line", "secret"],
+)
+def test_a_reason_is_sent_as_slurm_gives_it_back(cluster: Cluster, given: str, kept: str) -> None:
+    assert cluster.asks("drain", reason=given) == kept
+    assert cluster.asks("undrain") == kept
+
+
 def test_the_budget_counts_what_was_drained_since_slurm_was_listed(cluster: Cluster) -> None:
     cluster.policy = cluster.policy.model_copy(update={"max_drained_nodes": 2})
     assert cluster.asks("drain", "n1").startswith("slurm-watchdog:")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 
+from slurm_watchdog.base.redact import mask_line
 from slurm_watchdog.controller.actions.quarantine import (
     QuarantineTools,
     attend,
@@ -67,7 +68,7 @@ class NodeRequests:
             )
         if objection is not None:
             raise NotDone(objection)
-        text = one_line(f"{tools.policy.drain_reason} {by}: {reason}")
+        text = one_line(mask_line(f"{tools.policy.drain_reason} {by}: {reason}"))  # as it will be read back
         tools.journal.quarantines.intend(node, "", text, tools.wall(), asked_by=by)
         (entry,) = self._open(node)
         log.warning("%s asks for a drain of %s%s: %s", by, node, ", beyond the budget if need be" * force, text)

@@ -74,6 +74,7 @@ from tests.builders.open_doors import MARK, PEOPLE, doors
 from tests.builders.page_actions import ACTS_AS, PROXY, controller, post
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
+from tests.builders.quarantined import Cluster
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
 from tests.builders.workers import Asker, everything_of
@@ -506,6 +507,21 @@ def name_in_a_header(stage: Stage) -> bool:
     return post(page, headers={"X-Remote-User": "daemon"}, source="127.0.0.2")[0] == 200
 
 
+def drained_by_a_colleague(stage: Stage) -> bool:
+    """A member of the socket's group has a node drained through the controller, which may."""
+    answers = doors(PEOPLE["a stranger in the socket's group"], stage.place, {"n1": "10.0.0.1"})
+    return answers["POST /v1/nodes/n1/drain"][0] == 200
+
+
+def drain_of_somebody_else_undone(stage: Stage) -> bool:
+    """An operator who may drain gives back a node that an administrator has drained, with a reason like ours."""
+    cluster = Cluster(stage.place)
+    theirs = {"state": "IDLE+DRAIN", "reason": "slurm-watchdog: burnt", "reason_user": "root", "reason_at": 5.0}
+    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], **theirs)
+    cluster.asks("undrain")
+    return "undrain n1" in cluster.done
+
+
 def nothing(*_: object, **__: object) -> None:
     return None
 
@@ -552,6 +568,8 @@ ROWS = {
     "a pause by another site's page": Row("M6", "stranger", paused_by_another_site, (("slurm_watchdog.controller.api.web_page.why_foreign", nothing),)),
     "a pause without the page's password": Row("M6", "colleague", paused_without_the_password, (("slurm_watchdog.controller.api.web_page._knows", yes),)),
     "a name in a header": Row("M6", "stranger", name_in_a_header, (("slurm_watchdog.controller.api.page_login.is_trusted", yes),)),
+    "a drain by a colleague": Row("M6", "colleague", drained_by_a_colleague, (("slurm_watchdog.controller.api.asking.Who.require", lambda *_, **__: "mallory"),)),
+    "an end of somebody else's drain": Row("M6", "colleague", drain_of_somebody_else_undone, (("slurm_watchdog.controller.actions.node_requests.objection_to_returning", nothing),)),
 }  # fmt: skip
 
 

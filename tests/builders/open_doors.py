@@ -6,6 +6,7 @@ import asyncio
 import grp
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,6 +48,7 @@ PEOPLE = {
     "nobody knows who": STRANGER,
 }
 OPERATORS = Operators(frozenset({0, os.geteuid(), OPERATOR}), frozenset({OPERATORS_GROUP}))
+NO_NODES: Mapping[str, str] = {}
 MARK = "PLANTED"
 """In every word of a user: a log line, a frame, a path, a variable, a reason made of them."""
 
@@ -130,6 +132,7 @@ class Controller:
             stuck=dict[str, str],
             waiting=lambda _: (f"{MARK} is waited for", None),
             abandon=lambda *_: f"{MARK} is not there",
+            drains=SimpleNamespace(drain=self._drained, undrain=self._drained),
         )
 
     def _act(self) -> None:
@@ -144,6 +147,9 @@ class Controller:
         self.journal.operation_outcome("d1", operation, 1, OperationOutcome.FAILED, 3.0, f"{MARK} outcome")
         self.journal.end_action("d1", ActionEnd(ok=False, ended_at=4.0, detail=f"{MARK} end"))
 
+    async def _drained(self, node: str, *_: str, force: bool = False) -> str:
+        return f"slurm-watchdog: reason of {node}"
+
     async def _job(self, _: str) -> Any:
         return self.view.job
 
@@ -154,6 +160,7 @@ class Controller:
 BODIES = {
     "/v1/diagnose": {"job_id": "7"},
     "/v1/restart": {"job_id": "7", "reason": "x"},
+    "/v1/nodes/n1/drain": {"reason": "x"},
     "/v1/pause": {"reason": "x"},
     "/v1/resume": {},
 }
@@ -193,9 +200,11 @@ async def ask(app: web.Application, **headers: str) -> dict[str, tuple[int, str]
     return answers
 
 
-def doors(person: Person, path: Path) -> dict[str, tuple[int, str]]:
-    """What this person is answered by every route of the socket, and by every one of the page (which knows no uid)."""
+def doors(person: Person, path: Path, nodes: Mapping[str, str] = NO_NODES) -> dict[str, tuple[int, str]]:
+    """What this person is answered by every route of the socket, and by every one of the page (which knows no uid).
+    `nodes`: those that Slurm knows, with their addresses."""
     controller: Any = Controller(path)
+    controller.state.node_addresses = dict(nodes)
     page = make_page(controller, "")
     if person.uid is None:
         return asyncio.run(ask(page))

@@ -109,12 +109,51 @@ import http.client, socket, sys
 connection = http.client.HTTPConnection("x")
 connection.sock = socket.socket(socket.AF_UNIX)
 connection.sock.connect(sys.argv[1])
-connection.request("POST", "/v1/restart", sys.argv[2])
+connection.request("POST", sys.argv[2], sys.argv[3])
 answer = connection.getresponse()
 print(answer.status, answer.read().decode())
 """
 COLLEAGUE, STRANGER = "daemon", "nobody"
 """Users that every system has; the group of the first is called as he is."""
+
+
+def _ask_as(user: str, watchdog: Watchdog, path: str, body: dict[str, object]) -> str:
+    """What the controller answers to a user who is in no other group: its status, and the document."""
+    group = user if user == COLLEAGUE else "nogroup"
+    argv = [
+        "setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups",
+        "/usr/bin/python3", "-c", ASK, watchdog.socket, path, json.dumps(body),
+    ]  # fmt: skip
+    return subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd="/", check=False).stdout
+
+
+def test_a_colleague_who_is_nobody_in_slurm_has_a_node_drained_and_given_back_and_no_drain_of_others_undone(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    policy = {"max_drained_nodes": 1, "drained_percent": 50.0}
+    may = {"may": {"drain": [f"group:{COLLEAGUE}"]}}
+    watchdog = watch(mode="observe", settings={"security": may, "policy": policy})
+    Path(watchdog.socket).chmod(0o666)
+    fan = {"reason": 'fan is loud | 50% "worn"'}
+    assert _ask_as(STRANGER, watchdog, "/v1/nodes/n1/drain", fan).startswith("403")
+    watchdog.wait_for(lambda: _ask_as(COLLEAGUE, watchdog, "/v1/nodes/n1/drain", fan).startswith("200"), 90, "a drain")
+    shown = cluster.node("n1")
+    assert "DRAIN" in shown["State"], shown
+    assert shown["Reason"].startswith(f'slurm-watchdog: {COLLEAGUE}: fan is loud | 50% "worn ['), shown
+    beyond = _ask_as(COLLEAGUE, watchdog, "/v1/nodes/n2/drain", fan)
+    assert beyond.startswith("409") and "out of service already: 1 node; allowed: 1" in beyond, beyond
+    assert _ask_as(COLLEAGUE, watchdog, "/v1/nodes/n2/drain", {**fan, "force": True}).startswith("403")
+    assert _ask_as(COLLEAGUE, watchdog, "/v1/nodes/n1/undrain", {}).startswith("200")
+    assert "DRAIN" not in cluster.node("n1")["State"]
+    history = watchdog.command("nodes", "n1").stdout
+    assert f"{COLLEAGUE} had it given back" in " ".join(history.split()), history
+    cluster.slurm("scontrol", "update", "NodeName=n2", "State=DRAIN", "Reason=slurm-watchdog: typed")
+    try:
+        theirs = _ask_as(COLLEAGUE, watchdog, "/v1/nodes/n2/undrain", {})
+        assert theirs.startswith("409") and "but of root" in theirs, theirs
+        assert "DRAIN" in cluster.node("n2")["State"]
+    finally:
+        cluster.slurm("scontrol", "update", "NodeName=n2", "State=RESUME")
 
 
 def test_a_colleague_of_the_group_restarts_a_job_and_another_user_may_not(
@@ -126,21 +165,7 @@ def test_a_colleague_of_the_group_restarts_a_job_and_another_user_may_not(
     Path(watchdog.socket).chmod(0o666)
 
     def asks(user: str) -> str:
-        as_user = [
-            "setpriv",
-            f"--reuid={user}",
-            f"--regid={user if user == COLLEAGUE else 'nogroup'}",
-            "--clear-groups",
-        ]
-        argv = [
-            *as_user,
-            "/usr/bin/python3",
-            "-c",
-            ASK,
-            watchdog.socket,
-            json.dumps({"job_id": job, "reason": "night"}),
-        ]
-        return subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd="/", check=False).stdout
+        return _ask_as(user, watchdog, "/v1/restart", {"job_id": job, "reason": "night"})
 
     refused = asks(STRANGER)
     assert refused.startswith("403") and f"belongs to {USER}" in refused and not watchdog.incidents(job), refused

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from slurm_watchdog.cli import api_types as api
-from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.incidents import IncidentKind
@@ -76,6 +76,11 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/nodes", "Nodes by suspicion.", NodeTable),
     Route("GET", "/v1/nodes/{node}", "One node with what happened to it.", NodeHistory),
     Route("POST", "/v1/nodes/{node}/events", "A test's result, or that a node is mended.", FREE, body=NodeEventRequest),
+    Route("POST", "/v1/nodes/{node}/drain", "Has a node drained, within the drain budget.", NodeDrain, body={
+        "reason": _text("Stands in Slurm, behind the caller's name."),
+        "force": {"type": "boolean", "description": "Beyond the budget, and also the last node of a partition."},
+    }, needs=("reason",)),
+    Route("POST", "/v1/nodes/{node}/undrain", "Gives a node back that slurm-watchdog has drained.", NodeDrain, body={}),
     Route("GET", "/v1/silences", "The silences that hold.", api.Silences),
     Route("POST", "/v1/silences", "No messages about some kinds, jobs or nodes, for a while.", api.Silences, body={
         "for_s": _seconds("How long."), "reason": REASON, "jobs": _texts("Slurm's numbers."), "nodes": NODE_NAMES,

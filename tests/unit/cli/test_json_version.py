@@ -33,11 +33,14 @@ ANSWERS = {
     ("POST", "/v1/resume"): {"paused": None},
     ("POST", "/v1/restart/cancel"): {"cancelled": True, "job_id": "7"},
     ("GET", "/v1/requests/jobs"): {"jobs": []},
+    ("POST", "/v1/nodes/n1/drain"): {"node": "n1", "drained": True},
+    ("POST", "/v1/nodes/n1/undrain"): {"node": "n1", "drained": False},
     ("GET", "/v1/nodes"): {"suspect_from": 2.25, "suspects": 0, "known": 0, "nodes": []},
 }
 ASKED = {
     "ack": ["7f3a"],
     "diagnose": ["7"],
+    "drain": ["n1", "--reason", "fan"],
     "explain": ["7f3a"],
     "incidents": [],
     "nodes": [],
@@ -49,6 +52,7 @@ ASKED = {
     "silence": [],
     "status": [],
     "story": ["7"],
+    "undrain": ["n1"],
 }
 """Commands that ask the controller; `diagnose`, `report` and `story` are refused here."""
 ALONE = {

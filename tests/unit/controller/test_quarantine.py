@@ -2,132 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.config.policy import Policy
-from slurm_watchdog.controller.actions.quarantine import QuarantineTools, sweep
 from slurm_watchdog.controller.policy.quarantine import objection_to_draining, objection_to_witnesses
-from slurm_watchdog.journal.database import Database
-from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.journal.quarantines import SqlQuarantines
-from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, Quarantine, QuarantineState
+from slurm_watchdog.model.node_events import NodeEventKind
+from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, QuarantineState
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
-from tests.behaviour.cluster import EPOCH, Scripted
 from tests.builders.node_past import event
-
-POLICY = Policy(max_drained_nodes=1, drained_percent=50)
-SUSPECT = (("n1", "i1"),)
-OURS = "slurm-watchdog: suspect node, incident i1"
-
-
-class Killed(BaseException):
-    """The controller dies here."""
-
-
-class Cluster:
-    """Four nodes, of which n1 is suspect; the controller may be killed at its n-th step towards the world."""
-
-    def __init__(self, directory: Path, by: Literal["drain", "reservation"] = "drain") -> None:
-        self.policy = POLICY.model_copy(update={"quarantine_by": by})
-        self.now, self.steps, self.dies_at = 10.0, 0, -1
-        self.slurm = DyingSlurm(now=lambda: self.now)
-        self.slurm.point = self.point
-        self.slurm.add_nodes("n1", "n2", "n3", "n4")
-        url = f"sqlite:///{directory}/journal.sqlite"
-        self.journal = Journal(url)
-        self.journal.quarantines = DyingQuarantines(Database(url), self.point)
-        self.says("gpu_fault", "f1")
-
-    def point(self) -> None:
-        self.steps += 1
-        if self.steps == self.dies_at:
-            raise Killed
-
-    def says(self, kind: str, name: str = "t1", place: str = "") -> None:
-        self.says_of("n1", kind, name, place)
-
-    def says_of(self, node: str, kind: str, name: str, place: str = "") -> None:
-        self.now += 1.0
-        key = f"{kind}:root:{name}:{node}:{place}"
-        event = NodeEvent(key=key, node=node, kind=kind, at=EPOCH + self.now, what=f"{kind} {name}")
-        self.journal.node_events.save(event)
-
-    def sweep(self, suspects: tuple[tuple[str, str], ...] = SUSPECT, *, drains: bool = True) -> None:
-        """A round; a controller that dies in it is started again."""
-        self.now += 60.0
-        tools = QuarantineTools(self.journal, self.slurm, self.policy, self.record, lambda: EPOCH + self.now)
-        try:
-            asyncio.run(sweep(tools, suspects, tuple(self.slurm.nodes.values()), drains=drains))
-        except Killed:
-            self.dies_at = -1
-
-    def record(self, event: NodeEvent) -> None:
-        self.point()
-        self.journal.node_events.save(event)
-        self.point()
-
-    def told(self) -> list[str]:
-        """What the history of n1 says of its quarantine."""
-        ours = (NodeEventKind.QUARANTINED, NodeEventKind.MENDED)
-        return [each.what for each in self.journal.node_events.of_node(("n1",)) if each.kind in ours]
-
-    def all(self) -> list[Quarantine]:
-        return self.journal.quarantines.of_node("n1")
-
-    @property
-    def done(self) -> list[str]:
-        return self.slurm.done
-
-
-class DyingSlurm(Scripted):
-    point: Callable[[], None]
-
-    async def drain_node(self, node: str, reason: str) -> None:
-        self.point()
-        await super().drain_node(node, reason)
-        self.point()
-
-    async def undrain_node(self, node: SlurmNode) -> None:
-        self.point()
-        await super().undrain_node(node)
-        self.point()
-
-    async def reserve_node(self, node: str, name: str) -> None:
-        self.point()
-        await super().reserve_node(node, name)
-        self.point()
-
-    async def delete_reservation(self, name: str) -> None:
-        self.point()
-        await super().delete_reservation(name)
-        self.point()
-
-
-class DyingQuarantines(SqlQuarantines):
-    def __init__(self, database: Database, point: Callable[[], None]) -> None:
-        super().__init__(database)
-        self.point = point
-
-    def _die_around(self, work: Callable[[], None]) -> None:
-        self.point()
-        work()
-        self.point()
-
-    def intend(self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None) -> None:
-        self._die_around(lambda: super(DyingQuarantines, self).intend(node, incident_id, reason, at, reservation))
-
-    def drained(self, quarantine_id: int, reason_at: float | None) -> None:
-        self._die_around(lambda: super(DyingQuarantines, self).drained(quarantine_id, reason_at))
-
-    def end(self, quarantine_id: int, state: QuarantineState, at: float, why: str) -> None:
-        self._die_around(lambda: super(DyingQuarantines, self).end(quarantine_id, state, at, why))
+from tests.builders.quarantined import OURS, Cluster
 
 
 @pytest.fixture

@@ -25,6 +25,8 @@ ASKED = {
     "restart": ("/v1/restart", {"job_id": "7"}),
     "silence": ("/v1/silences", {"nodes": ["n1"], "for_s": 60.0}),
     "acknowledge": ("/v1/incidents/abc123/acknowledge", {}),
+    "drain": ("/v1/nodes/n1/drain", {"reason": "fan"}),
+    "force_drain": ("/v1/nodes/n1/drain", {"reason": "fan", "force": True}),
     "mend": ("/v1/nodes/n1/events", {"kind": "mended", "id": "x", "what": "a new fan"}),
 }
 
@@ -62,6 +64,32 @@ def test_a_command_is_for_root_and_for_those_that_the_site_names(tmp_path: Path,
         place = tmp_path / str(number)
         place.mkdir()
         assert status(place, person, command, names) == (200 if may else 403), (person, names)
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status"),
+    [
+        ("/v1/nodes/n1/drain", {"reason": "fan"}, 200),
+        ("/v1/nodes/n1/undrain", {}, 200),
+        ("/v1/nodes/n1/drain", {"reason": "fan", "force": True}, 403),
+        ("/v1/nodes/n1/drain", {"reason": " "}, 400),
+        ("/v1/nodes/n7/drain", {"reason": "fan"}, 404),
+        ("/v1/nodes/n7/undrain", {}, 404),
+        ("/v1/nodes/n1;reboot/drain", {"reason": "fan"}, 400),
+    ],
+)
+def test_who_may_drain_may_give_back_and_stays_within_the_budget(
+    tmp_path: Path, path: str, body: dict[str, Any], status: int
+) -> None:
+    controller: Any = Controller(tmp_path)
+    controller.config = parse_config(f"security: {{may: {{drain: ['{STRANGE}']}}}}\n")
+    controller.state.node_addresses = {"n1": "1.2.3.4"}
+
+    async def ask() -> int:
+        async with TestClient(TestServer(make_app(controller, lambda _: Person(STRANGE)))) as client:
+            return (await client.post(path, json=body)).status
+
+    assert asyncio.run(ask()) == status
 
 
 def test_one_command_gives_no_other(tmp_path: Path) -> None:

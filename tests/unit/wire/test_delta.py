@@ -193,7 +193,7 @@ def test_report_of_an_agent_without_deltas_is_decoded() -> None:
     state = new_state()
     for sequence in (1, 2, 3):
         full = report(sequence, processes=(process(0, cpu_s=float(sequence)),))
-        assert state.complete(full) is full
+        assert state.complete(full) == full
         assert state.apply_report(full, 10.0 * sequence) == "accepted"
 
 

@@ -10,6 +10,7 @@ and for those that wait for rank 0 the program has another time-out, which nobod
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Protocol
 
 from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
@@ -138,8 +139,8 @@ def saves_now(view: JobView) -> bool:
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase; in training
-    it stays below the time-out of collectives, see above. Ranks that a launcher has restarted since the
-    last step have all of a start before them."""
+    it stays below the time-out of collectives, see above, and below `ceiling`. Ranks that a launcher has restarted
+    since the last step have all of a start before them."""
     progress = view.progress
     if progress is None:
         return _start_limit(view, settings)
@@ -149,14 +150,23 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     if progress.steps_seen < settings.warmup_steps and progress.phase is None:
         return _start_limit(view, settings)
     limit = learnt_limit(progress.steps_seen, progress.intervals_s, progress.phase, settings)
-    timeout = view.collective_timeout
     learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s
-    if learning or progress.phase is not None or timeout is None or timeout.assumed:
+    if learning or progress.phase is not None:
         return limit
-    capped_s = max(MAX_SHARE_OF_TIMEOUT * timeout.seconds, settings.floor, LEAST_FACTOR * max(progress.intervals_s))
-    if capped_s < limit.seconds:
-        return Limit(seconds=capped_s, reason=f"collectives time out after {timeout.seconds:g} s")
-    return limit
+    least_s = max(settings.floor, LEAST_FACTOR * max(progress.intervals_s))
+    capped = (Limit(seconds=max(each.seconds, least_s), reason=each.reason) for each in _caps(view, settings))
+    return min((limit, *capped), key=lambda each: each.seconds)
+
+
+def _caps(view: JobView, settings: LimitSettings) -> Iterator[Limit]:
+    """What makes the limit of a job that trains shorter than it is learnt."""
+    timeout = view.collective_timeout
+    if timeout is not None and not timeout.assumed:
+        reason = f"collectives time out after {timeout.seconds:g} s"
+        yield Limit(seconds=MAX_SHARE_OF_TIMEOUT * timeout.seconds, reason=reason)
+    if settings.ceiling > 0:
+        reason = "no step of it may take longer (`ceiling`, or its owner's `stall_after`)"
+        yield Limit(seconds=settings.ceiling, reason=reason)
 
 
 def _start_limit(view: JobView, settings: LimitSettings) -> Limit:

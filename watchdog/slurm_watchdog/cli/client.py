@@ -29,7 +29,7 @@ from slurm_watchdog.cli.api_types import (
     Status,
 )
 from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchange
-from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
 
 T = TypeVar("T")
@@ -141,6 +141,15 @@ class Client:
         """Adds a test's result, or that it was mended, to what is remembered of a node."""
         body = msgspec.to_builtins(event)
         return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/events", dict[str, Any], body)[1]
+
+    def drain_node(self, name: str, reason: str, *, force: bool) -> tuple[NodeDrain, Any]:
+        """Has a node drained; `force`: beyond the drain budget."""
+        body = {"reason": reason, "force": force}
+        return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/drain", NodeDrain, body)
+
+    def undrain_node(self, name: str) -> tuple[NodeDrain, Any]:
+        """Has a node given back that slurm-watchdog has drained."""
+        return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/undrain", NodeDrain, {})
 
     def report(self, asked: Mapping[str, str]) -> tuple[Report, Any]:
         """What the time of the jobs went to. `asked`: `from`, `to`, `user`, `account`, `partition`, `job`."""

@@ -14,6 +14,7 @@ from slurm_watchdog.cli.controller import controller
 from slurm_watchdog.cli.demo import demo
 from slurm_watchdog.cli.diagnose import diagnose
 from slurm_watchdog.cli.doctor import doctor
+from slurm_watchdog.cli.drain import drain, undrain
 from slurm_watchdog.cli.explain import explain
 from slurm_watchdog.cli.group_stacks import group_stacks
 from slurm_watchdog.cli.helper import helper
@@ -79,6 +80,8 @@ for _command in (
     resume,
     restart,
     save_all,
+    drain,
+    undrain,
     check_config,
     notify,
     ca,

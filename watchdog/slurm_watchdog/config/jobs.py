@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from pydantic import Field
 
-from slurm_watchdog.config.types import Section, template_problems
+from slurm_watchdog.config.types import Seconds, Section, template_problems
 from slurm_watchdog.model.kill_switch import problem_of_path, problem_of_prefix
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, problem_of
+
+LEAST_FLOOR_S: Final = 30.0
+"""Ranks are asked for their stacks from half of a limit on, twice, and agents report every 5 s."""
 
 
 class Jobs(Section):
@@ -52,6 +56,12 @@ class Jobs(Section):
         "checkpoint that grows. That one is changed counts as progress. Never name a file that anything "
         "else may write, such as the log.",
     )
+    stall_after_floor: Seconds = Field(
+        0.0,
+        description="With it an owner's `stall_after` may also make the watchdog less patient with that job, down to "
+        "this time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. "
+        "0s = never less patient than without. For some jobs: `thresholds`.",
+    )
     opt_out_comment: str = Field(
         "watchdog=off", description="A job with these words in its --comment is watched and never touched."
     )
@@ -67,6 +77,7 @@ class Jobs(Section):
         if not of_switch and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
             of_switch.append(f"jobs.kill_switch: {problem}")
         yield from of_switch
+        yield from floor_problems(self.stall_after_floor, "jobs.stall_after_floor")
         for name in ("checkpoint_trackers", "checkpoint_directories", "progress_files"):
             for index, template in enumerate(getattr(self, name)):
                 yield from template_problems(template, places, f"jobs.{name}[{index}]")
@@ -76,6 +87,12 @@ class Jobs(Section):
             problem = problem_of(pattern)
             if problem is not None:
                 yield f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}"
+
+
+def floor_problems(seconds: float, where: str) -> Iterator[str]:
+    """Why an owner may not have a job judged so soon."""
+    if 0 < seconds < LEAST_FLOOR_S:
+        yield f"{where}: 0s or at least {LEAST_FLOOR_S:.0f}s, got {seconds:g}s: two dumps of stacks have to fit in"
 
 
 def _misplaced(template: str, prefixes: list[str]) -> str | None:

@@ -12,7 +12,9 @@ from pydantic import Field, model_validator
 from slurm_watchdog.config.types import Section, refuse
 from slurm_watchdog.identity.secret_files import CREDENTIALS
 
-COMMANDS: Final = ("pause", "restart", "silence", "acknowledge", "mend")
+COMMANDS: Final = ("pause", "restart", "silence", "acknowledge", "mend", "drain", "force_drain")
+OF_NO_ACCOUNT: Final = ("pause", "mend", "drain", "force_drain")
+"""Commands that are about no job of an account."""
 PROXY_HEADER: Final = re.compile(r"(?i)(x|remote)-[a-z0-9-]{1,60}")
 """No header that browsers send of their own."""
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
@@ -91,7 +93,8 @@ class Security(Section):
         {},
         description="Who else may use a command, beside those who may anyway (root, the controller's user, and where "
         "it says so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. "
-        "Commands: pause (and resume), restart (and save-all), silence, acknowledge, mend (nodes --mended). Slurm's "
+        "Commands: pause (and resume), restart (and save-all), silence, acknowledge, mend (nodes --mended), drain "
+        "(and undrain), force_drain (drain --force, beyond the drain budget; nobody has it with drain). Slurm's "
         "accounting says who is an operator, and a coordinator of the job's account.",
     )
     check_node_address: bool = Field(
@@ -122,7 +125,7 @@ class Security(Section):
             for name in names:
                 if name.startswith("slurm:") and name not in ("slurm:operator", "slurm:coordinator"):
                     yield f"security.may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"
-                if not name or (name == "slurm:coordinator" and command in ("pause", "mend")):
+                if not name or (name == "slurm:coordinator" and command in OF_NO_ACCOUNT):
                     yield f"security.may.{command}: {name!r} is for what concerns jobs of an account"
 
     def _page_problems(self) -> Iterator[str]:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from pydantic import Field, ValidationError
 
 from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.config.job_match import Match
-from slurm_watchdog.config.types import Section
+from slurm_watchdog.config.jobs import floor_problems
+from slurm_watchdog.config.types import Seconds, Section
 from slurm_watchdog.detect import registry
 from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.detect.spec import Subject, options_of
-from slurm_watchdog.model.job_match import JobMatch
 
 OF_JOBS = {str(spec.kind): spec for spec in SPECS if spec.subject is Subject.JOB}
 
@@ -23,10 +23,15 @@ class Threshold(Section):
 
     match: Match = Field(description="Which jobs.")
     detectors: dict[str, dict[str, Any]] = Field(
-        description="Options in place of those of `detectors`, such as {collective_hang: {floor: 2min}}."
+        {},
+        description="Options in place of those of `detectors`, such as {collective_hang: {floor: 2min}}.",
     )
+    stall_after_floor: Seconds | None = Field(None, description="In place of `jobs.stall_after_floor`.")
 
     def problems(self) -> Iterator[str]:
+        yield from floor_problems(self.stall_after_floor or 0.0, "stall_after_floor")
+        if not self.detectors and self.stall_after_floor is None:
+            yield "detectors: changes nothing; give options of detectors, or stall_after_floor"
         for kind, options in self.detectors.items():
             if kind not in OF_JOBS:
                 yield f"detectors.{kind[:60]}: judges no single job; known: {', '.join(OF_JOBS)}"
@@ -51,10 +56,3 @@ class Threshold(Section):
         """The values of every detector for these jobs."""
         changed = {kind: self._block(detectors, kind) for kind in self.detectors}
         return detectors.model_copy(update=changed).settings()
-
-
-def settings_by_job(
-    thresholds: Iterable[Threshold], detectors: Detectors
-) -> tuple[tuple[JobMatch, registry.Settings], ...]:
-    """Which jobs have settings of their own, in the order in which they are tried."""
-    return tuple((each.match.value(), each.settings(detectors)) for each in thresholds)

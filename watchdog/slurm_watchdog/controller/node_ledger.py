@@ -20,7 +20,7 @@ from slurm_watchdog.knowledge.kernel_causes import LOCAL_NETWORK
 from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S, SAME_S, Counted
 from slurm_watchdog.ledger.from_incident import MAX_WHAT, blamed, events_of
 from slurm_watchdog.ledger.suspicion import Suspicion, by_node, suspicions
-from slurm_watchdog.ledger.words import event_words, repeated
+from slurm_watchdog.ledger.words import event_words, repeated, tells_of_work
 from slurm_watchdog.model.incidents import Finding, Incident
 from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind, SuspectNode
 from slurm_watchdog.model.report import Report
@@ -30,8 +30,6 @@ from slurm_watchdog.model.slurm_states import is_drained
 FADES_S, MAX_REASONS = 60.0, 8
 KEPT_S: Final = 2 * 365 * DAY_S
 """Older events are dropped from the journal: as long as many guarantees, and nothing is left of their weight."""
-ON_PURPOSE: Final = ("maint", "upgrade", "update", "reboot", "firmware", "reserved", "test", "install", "power sav")
-"""Words of a drain's reason that tell of work, not of a fault."""
 
 
 class NodeLedger:
@@ -125,7 +123,7 @@ class NodeLedger:
                 continue
             key = f"drain:{node.name}:{node.reason_at:.0f}"
             ours = node.reason.startswith(self._our_reason)
-            if ours or key in self._events or any(word in node.reason.lower() for word in ON_PURPOSE):
+            if ours or key in self._events or tells_of_work(node.reason):
                 continue
             if node.reason_at < self._wall() - FORGOTTEN_S:
                 continue

@@ -58,7 +58,7 @@ from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
@@ -88,6 +88,11 @@ class CollectiveHang:
         "that the rank which the others wait for could wait for. As long as `floor`: never sooner than that.",
     )
     factor: float = option(3.0, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5)
+    ceiling: float = span_or_never(
+        0.0,
+        "While a job trains no limit is longer than this, nor shorter than twice its slowest recent step; 0s = as long "
+        "as is learnt.",
+    )
     startup_grace: float = span(3600.0, "Limit until enough steps of this run were seen.")
     warmup_steps: int = option(5, "Steps of a run to see before its own speed counts.", ge=0)
     evaluation_floor: float = span(1800.0, "Floor while the log says that an evaluation runs.")

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 11
+SCHEMA_VERSION = 12
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -181,8 +181,9 @@ QUARANTINES = sa.Table(
     sa.Column("ended_at", sa.Float, index=True),
     sa.Column("ended_why", sa.Text, nullable=False),
     sa.Column("reservation", sa.String(350)),
+    sa.Column("asked_by", sa.String(255), nullable=False, server_default=""),
 )
-"""Suspect nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
+"""Nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
 
 SILENCES = sa.Table(
     "silences",
@@ -271,9 +272,16 @@ def _to_11(sql: sa.Connection) -> None:
         sql.execute(sa.text("ALTER TABLE quarantines ADD COLUMN reservation VARCHAR(350)"))
 
 
+def _to_12(sql: sa.Connection) -> None:
+    """Drains that people ask for."""
+    if all(column["name"] != "asked_by" for column in sa.inspect(sql).get_columns("quarantines")):
+        sql.execute(sa.text("ALTER TABLE quarantines ADD COLUMN asked_by VARCHAR(255) DEFAULT '' NOT NULL"))
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
 MIGRATIONS: Final[Migrations] = {
     1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9, 9: _to_10, 10: _to_11,
+    11: _to_12,
 }  # fmt: skip
 """From version n to n + 1, in the same transaction as the new version number."""
 

@@ -136,8 +136,11 @@ def checked_option(option: str) -> str:
 
 
 def one_line(reason: str) -> str:
-    """A drain's reason on one line and bounded. Raises SlurmRefused if nothing is left of it: Slurm wants one."""
-    text = " ".join("".join(c if c.isprintable() else " " for c in reason).split())[:REASON_LIMIT].strip()
+    """A drain's reason on one line and bounded. Raises SlurmRefused if nothing is left of it: Slurm wants one.
+
+    scontrol takes a quote at either end for its own, and drops it: such a reason would not come back as it was sent.
+    """
+    text = " ".join("".join(c if c.isprintable() else " " for c in reason).split())[:REASON_LIMIT].strip(' "')
     if not text:
         raise not_asked("a node is drained for a reason, and none was given")
     return text

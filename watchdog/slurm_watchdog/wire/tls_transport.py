@@ -25,7 +25,8 @@ SLICE_BYTES: Final = 1024
 bytes (mallinfo2(3), OpenSSL 3.0) a connection holds 36 KiB with 8 KiB, 28.4 with 2, 26.7 with 1, 26.1 with 0.5. A
 usual report of changes is one slice, and no slower; one of 3 kB takes 16 us in place of 12, with 0.5 KiB 29."""
 PEER_FIELDS: Final = ("subject", "subjectAltName")
-"""What of a certificate is kept as long as its connection."""
+"""What of a certificate is shown to the protocol inside, once."""
+KNOWN: Final[dict[str, Any]] = {}
 
 
 class Inner(Protocol):
@@ -69,7 +70,8 @@ class TlsConnection(asyncio.Protocol):
         self._closed = False
         self._expires_at = 0.0
         self.peer: dict[str, Any] | None = None
-        """The client's certificate, as the ssl module gives it; None until the handshake is over."""
+        """The client's certificate, as the ssl module gives it; None until the handshake is over, KNOWN once the
+        protocol inside has read it."""
 
     # -- the socket's side -------------------------------------------------------------------------------------
 
@@ -141,6 +143,7 @@ class TlsConnection(asyncio.Protocol):
             return False
         self.peer = {name: shown[name] for name in PEER_FIELDS if name in shown}
         self._inner.connection_made(self)
+        self.peer = KNOWN  # the names are kept there; a certificate takes 1 KiB
         return True
 
     def _give_up(self, reason: str) -> None:

@@ -12,6 +12,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import expiry, own_records, quarantine
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
+from slurm_watchdog.controller.actions.node_requests import NodeRequests
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
@@ -60,6 +61,7 @@ class Actions:
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )
         self._quarantine = QuarantineTools(ports.journal, ports.slurm, config.policy, ports.record_event, clock.wall)
+        self.drains = NodeRequests(self._quarantine, lambda: ports.state.slurm_nodes, self._held_back)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
@@ -243,6 +245,13 @@ class Actions:
                 self._expiry = asyncio.create_task(self._expire())
         except JournalError as error:
             self._writer.failed(error)
+
+    def _held_back(self) -> str | None:
+        """Why nothing is done for a person now, a sentence. Raises JournalError."""
+        paused = self._journal.paused()
+        if paused is not None:
+            return f"actions are paused ({paused[0] or 'no reason given'}), until `slurm-watchdog resume`"
+        return self._blind(clock.monotonic())
 
     async def _expire(self) -> None:
         busy = {job_id for job_id, _ in self._on_jobs()}

@@ -54,6 +54,8 @@ RIGHTS: Final = {
     "restart": Right("restart the job", owner=True),
     "silence": Right("silence this", owner=True, operators=True),
     "acknowledge": Right("acknowledge the incident", owner=True, operators=True),
+    "drain": Right("have nodes drained and given back"),
+    "force_drain": Right("have nodes drained beyond the drain budget (--force)"),
     "mend": Right("say that a node is mended", operators=True),
 }
 

@@ -22,10 +22,11 @@ from slurm_watchdog.controller.api.asking import (
     read_body,
     reason_of,
 )
+from slurm_watchdog.controller.api.drain_api import DrainApi
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
 from slurm_watchdog.controller.api.own_view import is_own, own_status
 from slurm_watchdog.controller.api.report_api import ReportApi
-from slurm_watchdog.controller.api.restart_api import NODE, RestartApi
+from slurm_watchdog.controller.api.restart_api import RestartApi, node_of
 from slurm_watchdog.controller.api.save_api import SaveApi
 from slurm_watchdog.controller.api.silence_api import SilenceApi
 from slurm_watchdog.controller.policy.access import Person
@@ -66,6 +67,9 @@ def make_app(controller: CommandSources, person_of: Callable[[web.Request], Pers
     app.router.add_get("/v1/nodes", api.nodes)
     app.router.add_get("/v1/nodes/{node}", api.node)
     app.router.add_post("/v1/nodes/{node}/events", api.add_node_event)
+    drains = DrainApi(controller, api.who)
+    app.router.add_post("/v1/nodes/{node}/drain", drains.drain)
+    app.router.add_post("/v1/nodes/{node}/undrain", drains.undrain)
     silences, restarts = SilenceApi(controller, api.who), RestartApi(controller, api.who)
     app.router.add_get("/v1/silences", silences.listed)
     app.router.add_post("/v1/silences", silences.add)
@@ -211,7 +215,7 @@ class LocalApi:
 
     async def node(self, request: web.Request) -> web.Response:
         """The history of one node."""
-        node, person = self._node(request), self.who.person(request)
+        node, person = node_of(request), self.who.person(request)
         events = self._controller.ledger.history(node)
         if not events and node not in self._controller.state.node_addresses:
             raise RequestRefused(404, f"Slurm knows no node {node}, and nothing is remembered of one")
@@ -219,7 +223,7 @@ class LocalApi:
 
     async def add_node_event(self, request: web.Request) -> web.Response:
         """A test's result, or that a node is mended."""
-        node, body, now = self._node(request), await read_body(request), clock.wall()
+        node, body, now = node_of(request), await read_body(request), clock.wall()
         if node not in self._controller.state.node_addresses:
             raise RequestRefused(404, f"Slurm knows no node {node}")
         if not node_views.has_room(self._controller.ledger, now):
@@ -234,12 +238,6 @@ class LocalApi:
             raise RequestRefused(400, str(error)) from error
         self._controller.ledger.record(event)
         return web.json_response({"node": node, "kind": event.kind, "key": event.key})
-
-    def _node(self, request: web.Request) -> str:
-        node = request.match_info["node"]
-        if not NODE.fullmatch(node):
-            raise RequestRefused(400, f"{node[:40]!r} is no node's name")
-        return node
 
     async def pause(self, request: web.Request) -> web.Response:
         body, name = await read_body(request), self.who.require(request, "pause")

@@ -71,6 +71,14 @@ class RestartApi:
         return web.json_response({"cancelled": True, "job_id": job_id})
 
 
+def node_of(request: web.Request) -> str:
+    """The node that a request's path names. Raises RequestRefused."""
+    node = request.match_info["node"]
+    if not NODE.fullmatch(node):
+        raise RequestRefused(400, f"{node[:40]!r} is no node's name")
+    return node
+
+
 def nodes_of(value: Any) -> tuple[str, ...]:
     """Names of nodes. Raises RequestRefused."""
     if not isinstance(value, list) or not all(isinstance(each, str) and NODE.fullmatch(each) for each in value):

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.config.thresholds import settings_by_job
 from slurm_watchdog.controller.incidents.correlate import (
     CorrelateContext,
     CorrelateSettings,
@@ -21,12 +20,13 @@ from slurm_watchdog.controller.incidents.correlate import (
 )
 from slurm_watchdog.controller.incidents.hang_memory import HangMemory
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents, within_room
+from slurm_watchdog.controller.incidents.settings_of_jobs import SettingsOfJobs
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.registry import SPECS, Settings, findings_of, spec_of
+from slurm_watchdog.detect.registry import SPECS, findings_of, spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
+from slurm_watchdog.model.cluster_view import ClusterView, NoData
 from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.node_events import SuspectNode
@@ -121,8 +121,8 @@ class Judge:
         self._new_id = new_id
         self._on_failure = on_failure
         self._settings = config.detectors.settings()
-        self._of_some_jobs = settings_by_job(config.thresholds, config.detectors)
         self._patience_of = patience_of
+        self._of_jobs = SettingsOfJobs(config, patience_of)
         self._watched = [spec for spec in SPECS if config.mode_of(spec.kind) != "off"]
         self._holds_s = config.detectors.holds_s()
         self._settled: list[Incident] = []
@@ -170,7 +170,7 @@ class Judge:
         if searches := self.searches():
             self.view = replace(self.view, searches=searches)
         newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
-        groups = self._by_settings(newest)
+        groups = self._of_jobs.groups(newest)
         there = {job.job.job_id for job in self.view.jobs}
         self.limits_s = {job_id: limit for job_id, limit in self.limits_s.items() if job_id in there}
         self.limits_s |= {
@@ -198,19 +198,6 @@ class Judge:
                 log.exception("detector %s failed", spec.kind)
                 self._on_failure(spec.kind)
         return findings
-
-    def _by_settings(self, view: ClusterView) -> list[tuple[ClusterView, Settings]]:
-        """The jobs of a view by the settings that hold for them."""
-        if not self._of_some_jobs:
-            return [(view, self._settings)]
-        groups: dict[int, list[JobView]] = {}
-        for job in view.jobs:
-            own = (n for n, (match, _) in enumerate(self._of_some_jobs) if match.matches(job.job))
-            groups.setdefault(next(own, -1), []).append(job)
-        return [
-            (replace(view, jobs=tuple(jobs)), self._settings if number < 0 else self._of_some_jobs[number][1])
-            for number, jobs in groups.items()
-        ]
 
     def _patient(self, found: Sequence[Finding], view: ClusterView) -> list[Finding]:
         """The findings; of a job whose owner wants more patience, and that made a step since, that it is not known."""

@@ -1,4 +1,4 @@
-"""Whether a suspect node may be taken out of service, and when it goes back. Pure."""
+"""Whether a node may be taken out of service, and when a suspect one goes back. Pure."""
 
 from __future__ import annotations
 
@@ -19,17 +19,15 @@ VERDICTS = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, Node
 def objection_to_draining(
     node: str, known: Sequence[SlurmNode], most: int, percent: float, reserved: Collection[str] = ()
 ) -> str | None:
-    """Why a suspect node is not taken out of service, a sentence; None if it may be.
+    """Why a node is not taken out of service, a sentence; None if it may be.
 
-    `known`: all nodes of the cluster; `reserved`: those that we keep in reservations. No more than `most` nodes, and
-    this share of all, may be out of service for whatever reason; one that somebody else has drained is his, and the
-    last one of a partition stays.
+    `known`: all nodes of the cluster; `reserved`: those that we keep in reservations, or have drained since they were
+    listed. No more than `most` nodes, and this share of all, may be out of service for whatever reason; one that
+    somebody else has drained is his, and the last one of a partition stays.
     """
     mine = next((each for each in known if each.name == node), None)
-    if mine is None:
-        return f"Slurm knows no node {node}"
-    if is_drained(mine.state):
-        return f"{node} is drained already: {mine.reason}"
+    if mine is None or is_drained(mine.state):
+        return objection_of_state(node, mine)
     out = sum(is_out(each.state) or each.name in reserved for each in known)
     allowed = min(most, int(len(known) * percent / 100))
     if out + (0 if is_out(mine.state) else 1) > allowed:
@@ -39,6 +37,34 @@ def objection_to_draining(
         if not any(starts_jobs(each.state) and each.name not in reserved for each in others):
             return f"{node} is the last node of partition {partition} that starts jobs"
     return None
+
+
+def objection_of_state(node: str, now: SlurmNode | None) -> str | None:
+    """Why a node cannot be drained as it is `now`, a sentence; None if it can."""
+    if now is None:
+        return f"Slurm knows no node {node}"
+    if is_drained(now.state):
+        return f"{node} is drained already: {now.reason}" + (f" (by {now.reason_user})" if now.reason_user else "")
+    return None
+
+
+def objection_to_returning(node: str, now: SlurmNode | None, mark: str, ours: Collection[str]) -> str | None:
+    """Why a person does not get a node back through us, a sentence; None if its drain is ours.
+
+    `mark` begins the reasons of our drains; `ours`: the reasons of those drains of the node that the journal knows and
+    that are not over. A reason that anybody has changed since, or has typed like ours, is a drain of that person's.
+    """
+    if now is None:
+        return f"Slurm knows no node {node}"
+    if not is_drained(now.state):
+        return f"{node} is not drained: there is nothing to undo"
+    if now.reason.startswith(mark) and now.reason in ours:
+        return None
+    return (
+        f"{node} stays drained: its drain is not slurm-watchdog's, but of {now.reason_user or 'somebody else'} "
+        f"({now.reason or 'no reason given'}). An administrator gives it back: "
+        f"scontrol update NodeName={node} State=RESUME"
+    )
 
 
 def is_new(events: Iterable[NodeEvent], before: Sequence[Quarantine]) -> bool:

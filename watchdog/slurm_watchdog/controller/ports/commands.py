@@ -32,8 +32,23 @@ class EvidenceCollections(Protocol):
     def known(self, collection_id: str) -> Collected | None: ...
 
 
+class NotDone(Exception):
+    """What a person asks for, and nothing was done for: a sentence."""
+
+
+class NodeDrains(Protocol):
+    """Drains that people ask for: see slurm_watchdog.controller.actions.node_requests."""
+
+    async def drain(self, node: str, reason: str, by: str, *, force: bool = False) -> str: ...
+
+    async def undrain(self, node: str, by: str) -> str: ...
+
+
 class ActionsUnderWay(Protocol):
     """What is being done, for people."""
+
+    @property
+    def drains(self) -> NodeDrains: ...
 
     def waiting(self, decision_id: str) -> tuple[str, float | None] | None: ...
 

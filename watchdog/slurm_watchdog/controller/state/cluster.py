@@ -68,7 +68,7 @@ class ClusterState:
         self.gpus = GpuPids(self.left_out)
         self.jobs: dict[str, SlurmJob] = {}
         """Every job of Slurm's newest listing, finished ones included."""
-        self._on_node: dict[str, set[str]] = {}
+        self._on_node: dict[str, frozenset[str]] = {}
         """Node -> what its processes call the jobs that have it."""
         self._runs_on: dict[str, list[Run]] | None = None
         """Node -> runs of the jobs that have it, or had it lately; None: to be computed again."""
@@ -121,8 +121,9 @@ class ClusterState:
         self._runs_on = None
         self._anywhere = {job.process_id for job in self.jobs.values() if "nodes" in job.unreadable}
         for job in self.jobs.values():
+            names = frozenset(process_ids(job))  # one for all nodes that have no other job
             for name in job.nodes if may_hold_nodes(job.state) else ():
-                self._on_node.setdefault(name, set()).update(process_ids(job))
+                self._on_node[name] = names | self._on_node[name] if name in self._on_node else names
         for job in view.jobs:
             self.apply_job(self.jobs[job.job_id], now, wall)
         self.runs.drop_unlisted(self.jobs, now)
@@ -261,7 +262,7 @@ class ClusterState:
         older than `max_age_s`, or does not show all jobs."""
         if self.slurm_at is None or now - self.slurm_at > max_age_s or self.slurm_partial:
             return None
-        return tuple(sorted(self._on_node.get(node, set()) | self._anywhere))
+        return tuple(sorted(self._on_node.get(node, frozenset()) | self._anywhere))
 
     def view(self, now: float) -> ClusterView:
         """Everything that detectors need, frozen, as it is at this moment."""

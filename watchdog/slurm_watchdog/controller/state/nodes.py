@@ -8,18 +8,22 @@ cost a tick nothing.
 from __future__ import annotations
 
 from bisect import insort
-from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
-from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage, work_ratio
 from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
+NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+"""In the place of the empty dictionaries of 80,000 GPUs, 80 bytes each."""
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
 KEPT_HOLDER_S = 86_400.0
@@ -111,24 +115,27 @@ class _Past:
     work_ratio: _Averages = field(default_factory=_power)
     pids: tuple[int, ...] = ()
     """Who computed on it last: its power and its activity are usual for that program, and for no other."""
-    throttled: dict[str, float] = field(default_factory=dict)
+    throttled: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """Under the load of those that compute on it now: empty again once it rests, or others do."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
     corrections: tuple[int | None, ...] = (None, None, None)
     """CORRECTIONS as they were said last."""
-    counters: dict[str, int] = field(default_factory=dict)
-    rising: dict[str, Rise] = field(default_factory=dict)
+    counters: tuple[int | None, ...] = (None, None, None)
+    """The same, as they were last said with a number."""
+    rising: Mapping[str, Rise] = field(default_factory=lambda: NOTHING)
     view: GpuView | None = None
     """As it was handed out last."""
 
 
 @dataclass(slots=True)
 class _Node:
-    gpus: Capped[str, _Past]
+    gpus: dict[str, _Past] = field(default_factory=dict)
+    """At most MAX_GPUS; what reported last is the last."""
     boot_id: str = ""
-    events: deque[SeenEvent] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
-    records: deque[tuple[str, int]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    events: list[SeenEvent] = field(default_factory=list)
+    """The newest KEPT_EVENTS, oldest first; an empty deque has 760 bytes, and most nodes have no event."""
+    records: list[tuple[str, int]] = field(default_factory=list)
     """(source, sequence) of the kernel's records that have come: an agent may send them again."""
     held: dict[tuple[int, int], tuple[float, GpuHolder]] = field(default_factory=dict)
     """(pid, start ticks) of every process that held a GPU outside of jobs -> when it was last seen to, and as what."""
@@ -152,13 +159,12 @@ class Nodes:
         """Takes over one report that was made at `made_at` on the caller's clock."""
         node = self._nodes.get(report.node)
         if node is None or node.boot_id != report.boot_id:
-            gpus = Capped[str, _Past]("gpus", self._left_out, MAX_GPUS, oldest_goes=True)
             held = node.held if node is not None else {}  # no process survives a restart of its node
-            node = self._nodes[report.node] = _Node(gpus, report.boot_id, held=held)
+            node = self._nodes[report.node] = _Node(boot_id=report.boot_id, held=held)
         for event in report.node_events:
             _note_event(node, event, made_at - max(0.0, event.age_s))
         while node.events and made_at - node.events[0].at > KEPT_EVENT_S:
-            node.events.popleft()
+            del node.events[0]
         for probe in report.mounts:
             node.mounts.pop(probe.mount, None)
             node.mounts[probe.mount] = SeenMount(at=made_at, probe=probe)
@@ -194,6 +200,9 @@ class Nodes:
                 (each.name, each.kind, each.rate_bits_s) for each in report.links if each.up and each.rate_bits_s
             ),
         )
+        while len(node.gpus) > MAX_GPUS:
+            del node.gpus[next(iter(node.gpus))]
+            self._left_out.note("gpus", report.node)
         self._views[report.node] = replace(view, quiet=True) if is_quiet(view) else view
 
     def forget(self, name: str) -> None:
@@ -228,6 +237,7 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
         if key in node.records:
             return
         node.records.append(key)
+        del node.records[:-KEPT_EVENTS]
     if event.xid is not None:
         for seen in node.events:
             other = seen.event
@@ -237,6 +247,7 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
             if other.xid == event.xid and same_gpu and other.source != event.source and abs(seen.at - at) < SAME_XID_S:
                 return
     node.events.append(SeenEvent(at=at, event=event))
+    del node.events[:-KEPT_EVENTS]
 
 
 def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...]:
@@ -258,18 +269,14 @@ def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...
 
 def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
-    past = node.gpus.get(gpu.uuid)
-    if past is None:
-        past = _Past(seen_at=now)
-        node.gpus.put(gpu.uuid, past, name)
-    node.gpus.mark_newest(gpu.uuid)
+    node.gpus[gpu.uuid] = past = node.gpus.pop(gpu.uuid, None) or _Past(seen_at=now)
     if past.view is not None and past.view.gpu is gpu and not past.rising:
         return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:
         if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
             past.power_w, past.work_ratio = _power(), _power()
         if set(past.pids) != set(gpu.pids):
-            past.throttled.clear()
+            past.throttled = NOTHING
         past.pids = gpu.pids
     ratio = gpu.utilization_ratio
     if ratio is not None:
@@ -279,13 +286,13 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         past.busy_since = _since(past.busy_since, ratio >= BUSY_RATIO, now)
         past.looks = past.looks + 1 if past.busy_since is not None else 0
         if past.idle_since is not None:
-            past.throttled.clear()
+            past.throttled = NOTHING
         if past.looks > 1:  # the first busy look may have caught it on its way up
             past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             past.power_w.add(gpu.power_w, elapsed_s)
             past.work_ratio.add(work_ratio(gpu), elapsed_s)
             if gpu.throttle or past.throttled:
-                _note_throttle(past.throttled, gpu.throttle, elapsed_s)
+                past.throttled = _throttled_now(past.throttled, gpu.throttle, elapsed_s)
     else:
         past.idle_since = past.busy_since = None
         past.looks = 0
@@ -296,7 +303,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     corrections = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
     if corrections != past.corrections or past.rising:
         past.corrections = corrections
-        _note_corrections(past, gpu, now)
+        _note_corrections(past, now)
     past.view = GpuView(
         node=name,
         gpu=gpu,
@@ -315,33 +322,37 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     return past.view
 
 
-def _note_throttle(throttled: dict[str, float], reasons: tuple[str, ...] | None, elapsed_s: float) -> None:
+def _throttled_now(
+    throttled: Mapping[str, float], reasons: tuple[str, ...] | None, elapsed_s: float
+) -> Mapping[str, float]:
     """A card that comes and goes with its heat is seen between two of its moments half of the time."""
     if reasons is None:
-        return
-    for reason in {*throttled, *reasons[:MAX_REASONS]}:
-        share = _average(throttled.get(reason, 0.0), float(reason in reasons), elapsed_s, THROTTLE_S)
-        throttled[reason] = share
-        if share < THROTTLED_FROM / 10:
-            del throttled[reason]
+        return throttled
+    shares = {
+        reason: _average(throttled.get(reason, 0.0), float(reason in reasons), elapsed_s, THROTTLE_S)
+        for reason in {*throttled, *reasons[:MAX_REASONS]}
+    }
+    return {reason: share for reason, share in shares.items() if share >= THROTTLED_FROM / 10} or NOTHING
 
 
-def _note_corrections(past: _Past, gpu: Gpu, now: float) -> None:
+def _note_corrections(past: _Past, now: float) -> None:
     """Counters of corrected errors: since when they rise without a long break. One that falls was reset with
     the driver."""
-    for counter in CORRECTIONS:
-        value = getattr(gpu, counter)
+    rising = dict(past.rising)
+    for counter, before, value in zip(CORRECTIONS, past.counters, past.corrections, strict=True):
+        rise = rising.get(counter)
         if value is None:
             continue
-        before = past.counters.get(counter)
-        past.counters[counter] = value
-        rise = past.rising.get(counter)
         if before is not None and value > before:
             if rise is None or now - rise.last_at > RISE_BREAK_S:
                 rise = Rise(counter=counter, first_at=now, last_at=now, times=0)
-            past.rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
+            rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
         elif rise is not None and now - rise.last_at > RISE_BREAK_S:
-            del past.rising[counter]
+            del rising[counter]
+    past.counters = tuple(
+        before if value is None else value for before, value in zip(past.counters, past.corrections, strict=True)
+    )
+    past.rising = rising or NOTHING
 
 
 def _since(before: float | None, holds: bool, now: float) -> float | None:

@@ -1,0 +1,39 @@
+"""Texts that are alike in the reports of thousands of nodes, held once. Pure.
+
+Each report that is decoded has texts of its own: a GPU's name, the number of its slot, a command, the id of a job. A
+whole report is what reports of changes build on, and so they stay, 64 bytes or more for each. Interned texts go with
+the last report that has them.
+"""
+
+from __future__ import annotations
+
+from sys import intern
+
+from msgspec.structs import replace
+
+from slurm_watchdog.model.observations import Gpu, Process
+from slurm_watchdog.model.report import Report
+
+
+def with_shared_texts(report: Report) -> Report:
+    """The same report."""
+    return replace(report, processes=tuple(map(_process, report.processes)), gpus=tuple(map(_gpu, report.gpus)))
+
+
+def _process(process: Process) -> Process:
+    return replace(
+        process,
+        job_id=intern(process.job_id),
+        comm=intern(process.comm),
+        state=intern(process.state),
+        step_id=None if process.step_id is None else intern(process.step_id),
+    )
+
+
+def _gpu(gpu: Gpu) -> Gpu:
+    return replace(
+        gpu,
+        uuid=intern(gpu.uuid),
+        pci_bus_id=None if gpu.pci_bus_id is None else intern(gpu.pci_bus_id),
+        name=intern(gpu.name),
+    )

@@ -18,7 +18,6 @@ from slurm_watchdog.cli.api_types import (
     ActionRun,
     Answered,
     AnsweredAll,
-    DiagnosisProgress,
     Explanation,
     Incident,
     Paused,
@@ -28,6 +27,7 @@ from slurm_watchdog.cli.api_types import (
     Silences,
     Status,
 )
+from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress
 from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchange
 from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report

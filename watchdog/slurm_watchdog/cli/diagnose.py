@@ -14,9 +14,9 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli import complete
-from slurm_watchdog.cli.api_types import DiagnosisProgress, NodeRow
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.diagnosis_text import print_diagnosis
+from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress, NodeRow
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.flight_dumps import diagnose_dumps
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options, print_json

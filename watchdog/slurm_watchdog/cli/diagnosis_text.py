@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from slurm_watchdog.cli.api_types import Diagnosis, Hint, Suspect
+from slurm_watchdog.cli.diagnosis_types import Diagnosis, Hint, Suspect
 from slurm_watchdog.cli.terminal import fold_nodes, sentence, table
 
 if TYPE_CHECKING:

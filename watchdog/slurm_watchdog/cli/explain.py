@@ -10,9 +10,10 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
-from slurm_watchdog.cli.api_types import ActionRun, Diagnosis, Evidence, Explanation, Incident, Operation
+from slurm_watchdog.cli.api_types import ActionRun, Evidence, Explanation, Incident, Operation
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
 from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
+from slurm_watchdog.cli.diagnosis_types import Diagnosis
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import STYLES, as_text, culprit_text, hints_of
 from slurm_watchdog.cli.options import (

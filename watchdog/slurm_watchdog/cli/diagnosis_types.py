@@ -1,0 +1,85 @@
+"""What the controller answers of a diagnosis, and how far its evidence is, as frozen values; see api_types."""
+
+from __future__ import annotations
+
+import msgspec
+
+from slurm_watchdog.cli.api_types import Answer
+
+
+class NodeRow(Answer, frozen=True, kw_only=True):
+    """How far one node is with its evidence."""
+
+    node: str
+    state: str = ""
+    """asked, answered, failed."""
+    ranks: int = 0
+    undumped: int = 0
+    error: str | None = None
+
+
+class Group(Answer, frozen=True, kw_only=True):
+    """Ranks that stand in the same frames."""
+
+    frames: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    hosts: tuple[str, ...] = ()
+    place: str = ""
+
+
+class Suspect(Answer, frozen=True, kw_only=True):
+    rank: int | None = None
+    host: str | None = None
+    pid: int | None = None
+    reason: str | None = None
+    path: str | None = None
+    mount: str | None = None
+
+
+class Difference(Answer, frozen=True, kw_only=True):
+    line: str = ""
+
+
+class FilesystemVerdict(Answer, frozen=True, kw_only=True):
+    mount: str = ""
+    summary: str = ""
+
+
+class Hint(Answer, frozen=True, kw_only=True):
+    """What a fault of this class usually is, and what to try."""
+
+    usually: str = ""
+    try_next: str = ""
+    documented: str = ""
+
+
+class Diagnosis(Answer, frozen=True, kw_only=True):
+    """What is to be said about one job."""
+
+    taken_at: float | None = None
+    """When its ranks were asked."""
+    summary: str = ""
+    is_hang: bool | None = None
+    kind: str = msgspec.field(default="unknown", name="class")
+    incident_kind: str = msgspec.field(default="", name="kind")
+    """The kind of incident that it comes to."""
+    ranks: int = 0
+    missing: tuple[int, ...] = ()
+    groups: tuple[Group, ...] = ()
+    culprits: tuple[Suspect, ...] = ()
+    undumped: tuple[Suspect, ...] = ()
+    differences: tuple[Difference, ...] = ()
+    filesystems: tuple[FilesystemVerdict, ...] = ()
+    hints: tuple[Hint, ...] = ()
+    nodes: tuple[NodeRow, ...] = ()
+
+
+class DiagnosisProgress(Answer, frozen=True, kw_only=True):
+    """A diagnosis under way, or over."""
+
+    id: str
+    job_id: str = ""
+    state: str = "collecting"
+    age_s: float = 0.0
+    nodes: tuple[NodeRow, ...] = ()
+    diagnosis: Diagnosis | None = None

@@ -97,7 +97,9 @@ class Policy(Section):
         "one user, where others run any.",
     )
     budget_percent: Percent = Field(
-        20.0, description="… and never more than this share of the running jobs (at least one)."
+        20.0,
+        description="… and never more than this share of the running jobs (at least one: where one job has the "
+        "whole cluster, one action an hour, unless `budget_window` is shorter).",
     )
     budget_window: Span = Field(3600.0, description="The window of the two budgets.")
     storm_jobs: Count = Field(

@@ -56,8 +56,9 @@ def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report
             return look
 
         try:
-            seconds_until(other.refusal, "the second says that it is the standby")
-            assert f":{one.port}" in other.refusal() and "standby" in other.refusal()
+            # Between two renewals that a busy machine has delayed nobody holds the lease.
+            seconds_until(lambda: f":{one.port}" in other.refusal(), "the second says who is active")
+            assert "standby" in other.refusal()
             one.client.pause("storage")
 
             one.process.kill()

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.straggler import Lateness, dumped, lateness
 from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.rank_waits import WaitDump
 from tests.builders.stragglers import Training, Work, late, turns
 
 CHANGE_S = 900.0
@@ -118,6 +119,16 @@ def test_stacks_confirm_that_the_others_wait_for_ranks_or_contradict_it() -> Non
     no = dumped(training.dumps(CHANGE_S, others_wait=False), CHANGE_S, found)
     assert no.others_wait is Truth.BAD
     assert dumped((), CHANGE_S, found).others_wait is Truth.UNKNOWN
+    # Where they are seldom found asleep, three of three suffice, and neither two nor two of three.
+    sleepers = [
+        replace(rank, asleep=True, with_peers=True)
+        for rank in training.dumps(CHANGE_S, 1)[0].ranks
+        if rank.key not in {each.key for each in found}
+    ][:3]
+    one_else = (*sleepers[:2], replace(sleepers[2], with_peers=False))
+    for ranks, others_wait in ((sleepers, Truth.OK), (sleepers[:2], Truth.UNKNOWN), (one_else, Truth.UNKNOWN)):
+        few = (WaitDump(at=CHANGE_S, ranks=tuple(ranks)),)
+        assert dumped(few, CHANGE_S, found).others_wait is others_wait
     everywhere = tuple(
         replace(each, ranks=tuple(replace(rank, with_peers=True) for rank in each.ranks))
         for each in training.dumps(CHANGE_S)

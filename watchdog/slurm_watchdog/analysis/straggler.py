@@ -47,9 +47,10 @@ LEAST_SPREAD = 0.05
 """Of the others' shares: what no look can tell apart."""
 MAX_SHARE = 0.5
 """More of the ranks than this are no stragglers: the others may be the fast ones."""
-LEAST_DUMPED, PEERS_DUMPED = 5, 0.5
+LEAST_ALIKE, LEAST_DUMPED, PEERS_DUMPED = 3, 5, 0.5
 """Dumps of others that found them asleep, and the share of these that has to be in a call that waits for ranks, or in a
-backward pass, which sleeps for nothing else without a GPU: sleep alone may be a data loader's."""
+backward pass, which sleeps for nothing else without a GPU: sleep alone may be a data loader's. Fewer suffice if all of
+them say so: where others wait for a quarter of a step, a dump of four ranks finds less than one of them asleep."""
 LEAST_CALLS = 3
 """Dumps that found a straggler in one place, before it is said where it is."""
 
@@ -223,7 +224,9 @@ def dumped(dumps: Sequence[WaitDump], since: float, late: Sequence[Straggler]) -
     mine = [each for each in seen if each.key in keys]
     waits = sum(each.with_peers or each.in_backward for each in asleep)
     wait = Truth.UNKNOWN
-    if len(asleep) >= LEAST_DUMPED:
+    if waits == len(asleep) >= LEAST_ALIKE:
+        wait = Truth.OK
+    elif len(asleep) >= LEAST_DUMPED:
         wait = Truth.OK if waits >= PEERS_DUMPED * len(asleep) else Truth.BAD
     calls: dict[str, int] = {}
     for each in mine:

@@ -66,7 +66,7 @@ def test_a_log_that_its_time_limit_ended_says_so(tmp_path: Path) -> None:
     result = run(path)
     line = len(STEPS.splitlines()) + 1
     assert (result.exit_code, result.stderr) == (0, "")
-    assert f"nothing wrong found; what ended it: the time limit (line {line}); its last step is" in result.stdout
+    assert f"nothing wrong found; ended from outside (line {line}): the time limit; its last step is" in result.stdout
 
 
 @pytest.mark.parametrize(

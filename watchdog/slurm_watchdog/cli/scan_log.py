@@ -204,7 +204,7 @@ def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
     for row in rows:
         for error in row["errors"]:
             if error["class"] in log_table().from_outside and error["role"] == "teardown":
-                return f"; what ended it: {log_table().means[error['class']]} (line {error['line']})"
+                return f"; ended from outside (line {error['line']}): {log_table().means[error['class']]}"
     return ""
 
 

@@ -62,6 +62,26 @@ def test_a_journal_of_schema_1_is_taken_over_with_the_action_that_was_under_way(
     Journal(f"sqlite:///{path}").close()
 
 
+@pytest.mark.parametrize(("schema", "without"), [(11, ("asked_by",)), (10, ("asked_by", "reservation"))])
+def test_a_quarantine_that_an_older_release_began_goes_on(
+    tmp_path: Path, schema: int, without: tuple[str, ...]
+) -> None:
+    path = tmp_path / "journal.sqlite"
+    journal = Journal(f"sqlite:///{path}")
+    journal.quarantines.intend("n1", "i1", "slurm-watchdog: suspect", 5.0)
+    (before,) = journal.quarantines.open()
+    journal.close()
+    with sqlite3.connect(path) as old:
+        for column in without:
+            old.execute(f"ALTER TABLE quarantines DROP COLUMN {column}")
+        old.execute("UPDATE journal_schema SET version = ?", (schema,))
+    old.close()
+    journal = Journal(f"sqlite:///{path}")
+    assert journal.quarantines.open() == [before]
+    journal.quarantines.drained(before.id, 6.0)
+    journal.close()
+
+
 def everything(url: str) -> None:
     """What the controller does with a journal, once."""
     journal = Journal(url)

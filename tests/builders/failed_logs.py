@@ -103,6 +103,7 @@ def recorded(host: str, root: tuple[int, str, str], ended: tuple[int, str, str])
 
 LOST = "RuntimeError: Connection closed by peer [10.0.0.4]:3301"
 DISK = "OSError: [Errno 28] No space left on device"
+RAY_SANDBOX = "(RewardWorker pid=77) "
 
 
 VERDICTS: list[tuple[str, str, Expected]] = [
@@ -174,6 +175,9 @@ VERDICTS: list[tuple[str, str, Expected]] = [
     ("the word error in figures", steps(1, 20) + "eval: word error rate 12.5 %, 3 errors in 400 words, error: 0.125\nloss/error 0.5\n", None),
     ("an overflow that is skipped", steps(1, 9) + "[deepspeed] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 65536, reducing to 32768\n" + steps(9, 20, 1), None),
     ("one loss that is no number", steps(1, 9) + "2024-05-01 10:00:10,000 - INFO - step 9/5000 | loss: nan |\n" + steps(10, 20, 1), None),
+    ("exceptions of a type that was survived before, in code that a model wrote", "".join(steps(n, n + 5, n // 5) + traceback(RAY_SANDBOX, "IndexError: list index out of range") for n in (1, 6, 11)), None),
+    ("what an allocator calls no failure", steps(1, 20) + "2024-05-01 10:00:30.1: W external/xla/xla/tsl/framework/bfc_allocator.cc:310] Allocator (GPU_0_bfc) ran out of memory trying to allocate 16.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available.\n", None),
+    ("a warning alone", steps(1, 20) + "2024-05-01 10:00:30,000 - WARNING - CUDA out of memory: a smaller batch is used\n", None),
     ("nothing at all", "", None),
     # numbers
     ("a loss that stays no number", steps(1, 9) + steps(9, 15).replace("2.5", "nan"), ("loss_nan", None, None)),
@@ -186,6 +190,10 @@ VERDICTS: list[tuple[str, str, Expected]] = [
     ),
     ("a loss that was no number in an earlier stage", bars(1, 60, "nan") + bars(60, 400, None), None),
     # other launchers and frameworks
+    ("what one rank said, raised on every rank", "".join(traceback(f"[rank{r}]: ", "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])", "Traceback (most recent call last): (RANK 5)", '  File "utils.py", line 192, in all_reduce', DISK) for r in range(8)), ("disk_full", 5, None)),
+    ("Horovod's word for an exception elsewhere", traceback("[1,3]<stderr>:", "KeyError: 'img_7'") + "".join(traceback(f"[1,{r}]<stderr>:", "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished execution.") for r in (0, 1, 2)), ("python_exception", 3, None)),
+    ("ranks of a group that can only be all", "world size: 16\n" + "".join(f"[default{r % 8}]:[E ProcessGroupNCCL.cpp:474] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=90, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800070 milliseconds before timing out.\n" for r in range(16) if r != 11), ("nccl_watchdog", 11, None)),
+    ("ranks of groups of half the ranks", "world size: 16\n" + "".join(f"[default{r}]:[E ProcessGroupNCCL.cpp:474] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=90, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800070 milliseconds before timing out.\n" for r in range(8) if r != 3), ("nccl_watchdog", None, None)),
     ("Ray's guesses are no cause", "(raylet, ip=10.4.0.19) A worker died or was killed while executing a task by an unexpected system error. Worker IP address: 10.4.0.19 Worker port: 1 Worker PID: 664 Worker exit type: SYSTEM_ERROR Worker exit detail: (1) The process is killed by SIGKILL by OOM killer due to high memory usage.\n" + traceback("", "ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.", "\tpid: 664", "\tip: 10.4.0.19"), ("ray_actor_died", None, "10.4.0.19")),
     ("the driver's words for memory", traceback("[rank14]: ", "RuntimeError: CUDA driver error: out of memory"), ("cuda_oom", 14, None)),
     ("NCCL's word for a call of CUDA in its own process", "".join(f"9: {line}\n" for line in (*traceback("", "torch.distributed.DistBackendError: NCCL error in: a.cpp:1, unhandled cuda error").splitlines(), "ncclUnhandledCudaError: Call to CUDA function failed.", "Last error:", "Cuda failure 719 'unspecified launch failure'")), ("cuda_error", 9, None)),

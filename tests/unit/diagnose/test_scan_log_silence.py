@@ -45,6 +45,13 @@ def test_a_log_of_the_old_year_that_is_read_in_the_new_one_is_silent_for_hours()
     assert silence_of(text, at="2026-01-01 00:29:30") == "Hang: no progress for 4 h 00 min"
 
 
+def test_a_launchers_lines_without_a_year_take_no_date_from_the_lines_below_them() -> None:
+    head = "W0501 09:59:58.123000 4021 torch/distributed/run.py:774] Setting OMP_NUM_THREADS to 1\n" * 3
+    text = head + log("2026-05-01 10:00:00", "%Y-%m-%d %H:%M:%S")
+    assert read(text).rows()[0]["progress"]["step_seconds_median"] == 30.0
+    assert silence_of(text, at="2026-05-01 13:29:30") == "Hang: no progress for 3 h 00 min"
+
+
 def undated(minutes: int, moved: int = 20) -> str:
     """Dated lines of a monitor, and between the first of them steps without any date."""
     first, lines = datetime(2026, 5, 1, 10), []

@@ -183,6 +183,18 @@ def test_progress_between_indented_lines_is_no_letter() -> None:
     assert judged.sources[0].progress.last_step == 39
 
 
+def test_the_counter_that_rises_beyond_all_before_tells_the_steps() -> None:
+    """A bar with a loss that begins again in every step is drawn more often than the steps."""
+    text = "".join(
+        f"Train epoch:  {done}%|    | {done}/64 [00:40<00:20,  1.60it/s, act_loss=0.001]\n"
+        + (f"Global step {n}: {{'policy_loss': 0.001}}\n" if done == 64 else "")
+        for n in range(1, 20)
+        for done in (0, 20, 40, 64)
+    )
+    progress = read(text + text[:60] + "\n").rows()[0]["progress"]
+    assert (progress["first_step"], progress["last_step"]) == (1, 19)
+
+
 def test_a_number_that_is_no_step_breaks_nothing() -> None:
     assert read(steps(1, 9) + f"step {'9' * 400}/5000 | loss: 2.5 |\n").sources[0].progress.last_step == 8
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.diagnose.logs.line import Line, classify, host_word, read_line
 from slurm_watchdog.diagnose.logs.sections import with_sections, without_line_numbers, without_modules
-from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, stamp_of
+from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, origin_of, stamp_of
 from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
@@ -79,7 +79,9 @@ class Digest:
     headings: list[int] = field(default_factory=list)
     """Lines that say whose the lines below them are: what stands below another one is no later."""
     clock: str | None = None
-    """The sort of its times."""
+    """The sort of its times,"""
+    origin: Stamp | None = None
+    """and the first of this sort."""
     begins: float | None = None
     ends: float | None = None
     lone_losses: tuple[int, int] = (0, 0)
@@ -315,14 +317,17 @@ def _hosts(texts: list[str]) -> frozenset[str]:
 
 def put_on_clock(digest: Digest) -> None:
     """Times of facts and of the last line, on one clock."""
-    clock = Clock()
     stamps: list[tuple[int, Stamp, Fact | None]] = [
         (fact.line, fact.stamp, fact) for fact in digest.facts if fact.stamp is not None
     ]
     ended = next((line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)), None)
     stamps += [(line.number, line.stamp, None) for line in digest.lines if line.stamp is not None]
     stamps += [(fact.line, fact.until, fact) for fact in digest.facts if fact.until is not None]
-    for number, stamp, fact in sorted(stamps, key=lambda each: each[0]):
+    stamps.sort(key=lambda each: each[0])
+    told = [stamp for number, stamp, _ in stamps if ended is None or number < ended]
+    digest.origin = origin_of(told or [stamp for _, stamp, _ in stamps])
+    clock = Clock(digest.origin)
+    for number, stamp, fact in stamps:
         at = clock.place(stamp)
         if fact is not None:
             fact.at = at

@@ -85,11 +85,14 @@ def main_facts(digest: Digest) -> list[Fact]:
     if not steps:
         return []
     counted = Counter((fact.fact.pattern, fact.fact.step is not None) for fact in steps)
-    rising: dict[tuple[str, bool], set[float]] = {}
+    highest: dict[tuple[str, bool], float] = {}
+    rises: Counter[tuple[str, bool]] = Counter()  # beyond all before: of bars in bars each begins again
     for fact in steps:
         key = (fact.fact.pattern, fact.fact.step is not None)
-        rising.setdefault(key, set()).add(_count(fact))
-    best = max(counted, key=lambda key: (len(rising[key]) > 1, key[1], len(rising[key]), counted[key]))
+        if key not in highest or _count(fact) > highest[key]:
+            highest[key] = _count(fact)
+            rises[key] += 1
+    best = max(counted, key=lambda key: (rises[key] > 1, key[1], rises[key], counted[key]))
     return [fact for fact in steps if (fact.fact.pattern, fact.fact.step is not None) == best]
 
 

@@ -142,7 +142,7 @@ def judge_job(
                 path,
                 digest,
                 progress,
-                find_errors(digest.lines, digest.segments),
+                find_errors(digest.lines, digest.segments, digest.origin),
                 read_silence(digest, progress, at, written_at[number] if written_at else None, settings.limits)
                 if digest.segments is None
                 else None,

@@ -161,7 +161,7 @@ def _beyond_what_was_kept(run: ReportedRun) -> dict[str, frozenset[int]]:
 def _source(path: str, lines: list[Line]) -> Source:
     digest = Digest(lines=lines)
     put_on_clock(digest)
-    return Source(path, digest, Progress(), find_errors(lines))
+    return Source(path, digest, Progress(), find_errors(lines, origin=digest.origin))
 
 
 def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) -> Ranks:

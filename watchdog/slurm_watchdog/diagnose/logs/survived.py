@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
+from collections.abc import Sequence
 from itertools import islice
 
 from slurm_watchdog.diagnose.logs.case import LogCase, Source
+from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -14,6 +17,8 @@ STEP_SLACK_S = 2.0
 ENOUGH_RISES = 2
 """So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that
 had not noticed."""
+USUAL = 2
+"""Exceptions of one type that a stream survived: another one by itself ends no run."""
 QUIET_LINES = 12
 """Ordinary lines after an error in its stream, and nothing that ends the run: it continues."""
 LONG_AFTER = 200
@@ -58,6 +63,20 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
     if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
         return True
     return _goes_on_quietly(error, source)
+
+
+def is_usual(alive: Sequence[FoundError], case: LogCase) -> bool:
+    """Whether all that was not survived are exceptions of a type that their stream had survived often (code that a
+    model wrote, samples that are skipped)."""
+    if not alive or any(error.name not in SOFT for error in alive):
+        return False
+    left = {id(error) for error in alive}
+    survived = Counter(_sort(error) for error in case.errors if id(error) not in left)
+    return all(survived[_sort(error)] >= USUAL for error in alive)
+
+
+def _sort(error: FoundError) -> tuple[int, Who, bool, str]:
+    return error.source, error.who, error.traceback, error.text.partition(":")[0]
 
 
 def _below_the_same(line: int, error: FoundError, source: Source) -> bool:

@@ -7,6 +7,8 @@ without, with a zone or without, the time of day alone. Only times of one sort m
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
 
 from slurm_watchdog.base.structs import Struct
@@ -114,17 +116,25 @@ def _zoned(seconds: float, zone: str | None) -> Stamp:
     return Stamp("zoned", seconds - offset)
 
 
+def origin_of(stamps: Sequence[Stamp]) -> Stamp | None:
+    """The stamp whose sort is the scale of a log: the first one of full dates if these are most of its times, else the
+    first of all. A launcher's few lines at its head may have no year."""
+    if not stamps:
+        return None
+    sort = Counter(stamp.sort for stamp in stamps).most_common(1)[0][0]
+    return next((stamp for stamp in stamps if stamp.sort == sort in ("zoned", "local")), stamps[0])
+
+
 class Clock:
     """Puts the stamps of one log, in its order, on one scale; those that do not fit on it give None.
 
-    The scale is that of the first stamps with a full date or, where there are none, of whatever comes first.
-    Dates without a year take the last known one's; times of day take the last known date, and continue with the
-    next day behind midnight.
+    The scale is that of its `origin`, or of whatever comes first. Dates without a year take the last known one's;
+    times of day take the last known date, and continue with the next day behind midnight.
     """
 
-    def __init__(self) -> None:
-        self.sort: str | None = None
-        self._last: float | None = None
+    def __init__(self, origin: Stamp | None = None) -> None:
+        self.sort = None if origin is None else origin.sort
+        self._last = None if origin is None else origin.seconds
 
     def place(self, stamp: Stamp | None) -> float | None:
         """Seconds on the log's scale."""

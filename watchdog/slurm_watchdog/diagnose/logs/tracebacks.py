@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
-from slurm_watchdog.diagnose.logs.timestamps import Clock
+from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
 from slurm_watchdog.knowledge.log_signatures import log_table
 
 GAP_LINES = 120
@@ -50,7 +50,7 @@ _NO_TYPE = frozenset(
 _SOURCE = re.compile(r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)')
 _WRAPPER = re.compile(
     r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception"
-    r"|ExceptionGroup: .*\(\d+ sub-exceptions?\)"
+    r"|ExceptionGroup: .*\(\d+ sub-exceptions?\)|CheckpointException ranks:"
 )
 _RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
@@ -62,6 +62,8 @@ _HEADER = re.compile(
 )
 """It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is
 somebody's example."""
+_RELAYED = re.compile(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d+)\)\s*$")
+"""torch.distributed.checkpoint raises on every rank what one rank said."""
 _THREAD = re.compile(r"^\s*Exception in thread ")
 _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
@@ -125,14 +127,19 @@ class _Stream:
     weak: bool = False
     ignored: bool = False
     frames: int = 0
+    relayed: Who | None = None
+    """Whose traceback this one is a copy of."""
 
 
-def find_errors(lines: Iterable[Line], segments: dict[int, int] | None = None) -> list[FoundError]:
+def find_errors(
+    lines: Iterable[Line], segments: dict[int, int] | None = None, origin: Stamp | None = None
+) -> list[FoundError]:
     """The errors in the lines (in the order of the file, with gaps), in that order.
 
-    `segments` has for each line's number the excerpt that it stands in, where a text has several.
+    `segments` has for each line's number the excerpt that it stands in, where a text has several; `origin` is that of
+    the log's clock.
     """
-    clock = Clock()
+    clock = Clock(origin)
     streams: dict[Who, _Stream] = {}
     found: list[FoundError] = []
     latest: float | None = None
@@ -233,6 +240,9 @@ def _open(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundErro
         line.number, "traceback", line.text.strip(), line.who, at, own, line.level, True, raw_text=line.raw
     )
     error.ignored, error.weak = stream.ignored, stream.weak
+    relayed = _RELAYED.match(line.text)
+    stream.relayed = Who(rank=int(relayed["rank"])) if relayed else None
+    error.who = stream.relayed or error.who
     return error
 
 
@@ -288,6 +298,8 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
         where = _RAY_WHERE.search(before.text)
         if where is not None and not error.who.named:
             error.who = Who(host=where["host"], pid=where["pid"])
+    if stream.relayed is not None:
+        error.who, stream.relayed = stream.relayed, None
     stream.open = max(0, stream.open - 1)
     if stream.open == 0:
         stream.chained = stream.during = stream.weak = stream.ignored = False

@@ -82,7 +82,7 @@ def _failed_before(ended_by: FoundError, felt_errors: Sequence[FoundError]) -> b
 def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:
     by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
     for place, error in enumerate(timeouts):
-        if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts):
+        if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts, case.ranks.world):
             by_place[place] = error.group_rank
     suspects = suspects_of(
         timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
@@ -142,12 +142,14 @@ def _suspected(suspects: Suspects | None) -> str:
     return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
 
 
-def _group_is_all(timeouts: Sequence[FoundError]) -> bool:
+def _group_is_all(timeouts: Sequence[FoundError], world: int | None) -> bool:
     """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself,
-    once a number."""
+    or there are more than half of all, for other groups divide them."""
     named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
     if named:
         return all(e.who.rank == e.group_rank for e in named)
+    if world is not None and max(e.group_rank or 0 for e in timeouts) >= world / 2:
+        return True
     return any("default_pg" in e.raw_text for e in timeouts) and all(
         "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
     )

@@ -36,6 +36,7 @@ from slurm_watchdog.diagnose.logs.survived import (
     LONG_AFTER,
     SOFT,
     is_root,
+    is_usual,
     rises_after,
     was_survived,
 )
@@ -104,6 +105,8 @@ def ordered_case(sources: Sequence[Source], ranks: Ranks) -> LogCase:
 def _of_errors(case: LogCase) -> LogVerdict | None:
     errors = case.errors
     alive = [error for error in errors if not was_survived(error, case)]
+    if is_usual(alive, case):
+        alive = []
     for error in errors:
         case.role[id(error)] = "noise"
     for error in alive:
@@ -140,7 +143,7 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     late = _late_cause(case) if any(error.name in TIMED_OUT for error in before) else None
     if late is not None:
         return _of_cause(case, [late], alive)
-    kept = {id(error) for error in firm}
+    kept = {id(error) for error in firm if not error.weak}
     felt = [error for error in before if not is_root(error) or id(error) in kept]
     return of_consequences(case, felt, after[0] if after else None)
 

@@ -178,6 +178,8 @@ VERDICTS: list[tuple[str, str, Expected]] = [
     ("exceptions of a type that was survived before, in code that a model wrote", "".join(steps(n, n + 5, n // 5) + traceback(RAY_SANDBOX, "IndexError: list index out of range") for n in (1, 6, 11)), None),
     ("what an allocator calls no failure", steps(1, 20) + "2024-05-01 10:00:30.1: W external/xla/xla/tsl/framework/bfc_allocator.cc:310] Allocator (GPU_0_bfc) ran out of memory trying to allocate 16.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available.\n", None),
     ("a warning alone", steps(1, 20) + "2024-05-01 10:00:30,000 - WARNING - CUDA out of memory: a smaller batch is used\n", None),
+    ("what shells and drivers miss at the start, and one step", "mkdir: /x: Permission denied\nOSError: [Errno 2] No such file or directory: 'cache'\n" + steps(1, 2), None),
+    ("what a shell and Slurm do without", "slurmstepd: error: Unable to create TMPDIR [/scratch/u]: Permission denied\nslurmstepd: error: Setting TMPDIR to /tmp\nbash: /root/.bashrc: Permission denied\n", None),
     ("nothing at all", "", None),
     # numbers
     ("a loss that stays no number", steps(1, 9) + steps(9, 15).replace("2.5", "nan"), ("loss_nan", None, None)),
@@ -190,6 +192,8 @@ VERDICTS: list[tuple[str, str, Expected]] = [
     ),
     ("a loss that was no number in an earlier stage", bars(1, 60, "nan") + bars(60, 400, None), None),
     # other launchers and frameworks
+    ("a container that did not start", "slurmstepd: error: pyxis: couldn't start container\nsrun: error: n3: task 5: Exited with exit code 1\nsrun: Terminating StepId=4.0\nsrun: error: n1: tasks 0-3: Terminated\n", ("not_started", 5, "n3")),
+    ("a collective of Ascend", traceback("", "RuntimeError: The Inner error is reported as above. The process exits for this inner error, and the current working operator name is HcclAllreduce.", "EI0002: [PID: 7] 2024-05-01-10:29:59.1 The wait execution of the Notify register times out."), ("collective_timeout", None, None)),
     ("what one rank said, raised on every rank", "".join(traceback(f"[rank{r}]: ", "torch.distributed.checkpoint.api.CheckpointException: CheckpointException ranks:dict_keys([5])", "Traceback (most recent call last): (RANK 5)", '  File "utils.py", line 192, in all_reduce', DISK) for r in range(8)), ("disk_full", 5, None)),
     ("Horovod's word for an exception elsewhere", traceback("[1,3]<stderr>:", "KeyError: 'img_7'") + "".join(traceback(f"[1,{r}]<stderr>:", "horovod.common.exceptions.HorovodInternalError: Horovod has been shut down. This was caused by an exception on one of the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished execution.") for r in (0, 1, 2)), ("python_exception", 3, None)),
     ("ranks of a group that can only be all", "world size: 16\n" + "".join(f"[default{r % 8}]:[E ProcessGroupNCCL.cpp:474] [Rank {r}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=90, OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800070 milliseconds before timing out.\n" for r in range(16) if r != 11), ("nccl_watchdog", 11, None)),

@@ -35,7 +35,7 @@ LESS_IS_KNOWN: dict[str, str] = {
             "of recorded errors the one of the root cause", "a victim of the same host", "a victim of the same local rank on another node", "the table of another node lists its "
                 "victim",
             "the output of a rank, as Composer's launcher prints it", "several files in one", "what Horovod waits for",
-            "exceptions of a type that was survived before, in code that a model wrote",
+            "what shells and drivers miss at the start, and one step", "exceptions of a type that was survived before, in code that a model wrote",
             "Horovod's word for an exception elsewhere", "ranks of a group that can only be all",
             "what was read from flight recorders", "a daemon that mpirun lost", "one below the other is not one after "
                 "the other",

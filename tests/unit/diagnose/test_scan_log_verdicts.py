@@ -199,11 +199,11 @@ def test_a_number_that_is_no_step_breaks_nothing() -> None:
     assert read(steps(1, 9) + f"step {'9' * 400}/5000 | loss: 2.5 |\n").sources[0].progress.last_step == 8
 
 
-def test_of_a_transfer_that_got_no_answer_both_ends_are_told() -> None:
-    text = (
-        "n2:57:59 [0] transport/net_ib.cc:1296 NCCL WARN NET/IB : Got completion from peer "
-        "10.2.0.5<33092> with error 12, opcode 0, len 0\n"
-    )
+@pytest.mark.parametrize(
+    "how", ["error 12, opcode 0", "status=12 opcode=129", "status=IBV_WC_RETRY_EXC_ERR(12) opcode=1"]
+)
+def test_of_a_transfer_that_got_no_answer_both_ends_are_told(how: str) -> None:
+    text = f"n2:57:59 [0] net_ib.cc:1296 NCCL WARN NET/IB: Got completion from peer 10.2.0.5<33092> with {how}, len 0\n"
     verdict = read(steps(1, 9) + text).verdict
     assert verdict is not None
     assert "host n2 did not reach 10.2.0.5; either end may be at fault" in verdict.summary

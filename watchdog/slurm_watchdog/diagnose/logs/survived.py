@@ -29,7 +29,7 @@ SOFT = frozenset(
      "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion",
      "io_error", "cuda_unavailable",
      "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom",
-     "shared_memory", "traceback", "abort"}
+     "shared_memory", "traceback", "abort", "process_limit"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 AFTER_END = frozenset({"permission", "network", "loss_nan"})

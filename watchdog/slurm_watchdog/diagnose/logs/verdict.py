@@ -53,7 +53,9 @@ FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota",
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 """Settings: the rank that notices first is no more to blame than the others."""
 _WHY_NOT_WRITTEN = frozenset({"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"})
-_UNREACHED = re.compile(r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=)1[23]\b")
+_UNREACHED = re.compile(
+    r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=(?:IBV_WC_\w+\()?)1[23]\b"
+)
 """Retries exceeded: the one who says so waited for the other end."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
@@ -134,7 +136,8 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     firm = [error for error in roots if not error.weak] or roots
     deaths = [error for error in alive if not is_root(error)]  # of something, or others felt them
     cascade = _cascade(alive, case)
-    fatal = [e for e in firm if _is_fatal(e, case, deaths) and not cascade.has_brought(e, case.ranks)]
+    ending = [error for error in firm if _is_fatal(error, case, deaths)]
+    fatal = [error for error in ending if not cascade.has_brought(error, case.ranks)]
     if fatal and not _are_cut_off(fatal, alive):
         return _of_cause(case, fatal, alive)
     if after:
@@ -143,7 +146,7 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     late = _late_cause(case) if any(error.name in TIMED_OUT for error in before) else None
     if late is not None:
         return _of_cause(case, [late], alive)
-    kept = {id(error) for error in firm if not error.weak}
+    kept = {id(error) for error in ending}
     felt = [error for error in before if not is_root(error) or id(error) in kept]
     return of_consequences(case, felt, after[0] if after else None)
 
@@ -170,6 +173,8 @@ def _is_fatal(error: FoundError, case: LogCase, deaths: Sequence[FoundError]) ->
         return False
     if error.traceback or error.name not in SOFT or deaths:
         return True
+    if rises_after(error, case):
+        return False
     lines = case.sources[error.source].digest.lines
     last = lines[-1].number if lines else error.line
     return last - error.line <= LAST_LINES

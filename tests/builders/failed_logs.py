@@ -332,7 +332,7 @@ SPEAKERS: list[tuple[str, str, Expected]] = [
     ("the numbers of tasks", "".join(f"{r}: RuntimeError: {LOST}\n" for r in (0, 1, 2)) + traceback("118: ", CUDA), ("cuda_error", 118, None)),
     ("a rank in the words of an exception", traceback("[rank0]: ", "RuntimeError: Rank 3 reported another number of parameters"), ("python_exception", 0, None)),
     ("a rank in the words of an exception with a dotted name", traceback("2: ", "a.b.StoreError: rank 3 is not there"), ("python_exception", 2, None)),
-    ("what Slurm could not start", steps(1, 9) + "srun: error: Task launch for StepId=7.0 failed on node n17: Invalid job credential\nsrun: error: Application launch failed: Invalid job credential\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n", ("launcher", None, "n17")),
+    ("what Slurm could not start", steps(1, 9) + "srun: error: Task launch for StepId=7.0 failed on node n17: Invalid job credential\nsrun: error: Application launch failed: Invalid job credential\nsrun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n", ("not_started", None, "n17")),
     ("a store that answers with an error", "[rank8]: google.api_core.exceptions.ServiceUnavailable: 503 GET https://s/b\n[rank1]: RuntimeError: " + LOST, ("network", 8, None)),
     # launchers and frameworks of others
     ("SageMaker's launcher", traceback("[1,mpirank:3,algo-1]<stderr>:", DISK), ("disk_full", 3, "algo-1")),

@@ -18,6 +18,19 @@ def log(begin: str, form: str, steps: int = 60, every_s: float = 30.0) -> str:
     )  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        "0: INFO    %y-%m-%d %H:%M:%S.123 - 0:01:00 -",
+        "[%m/%d/%y %H:%M:%S] INFO",
+        "%Y%m%d-%H:%M:%S.123",
+        "\x1b[2m%H:%M:%S\x1b[0m INFO |",
+    ],
+)
+def test_the_time_of_a_step_is_read_from_short_years_and_coloured_clocks(form: str) -> None:
+    assert read(log("2026-05-01 10:00:00", form)).rows()[0]["progress"]["step_seconds_median"] == 30.0
+
+
 def silence_of(text: str, at: str | None = None) -> str | None:
     verdict = read(text, at).verdict
     return None if verdict is None else verdict.summary.split(" after step")[0]

@@ -193,7 +193,9 @@ def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
     if any(row["finished"] for row in rows):
         return "nothing wrong found; training was done."
     steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
-    last = f"; its last step is {max(steps)}." if steps else ", and no progress either."
+    counts = any(row["progress"]["advancing"] for row in rows)  # of samples, or in an epoch of unknown length
+    none = "; it made progress, in steps of unknown number." if counts else ", and no progress either."
+    last = f"; its last step is {max(steps)}." if steps else none
     return f"nothing wrong found{_ended_words(rows)}{last}"
 
 

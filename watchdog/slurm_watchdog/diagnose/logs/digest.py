@@ -19,6 +19,7 @@ from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
 from slurm_watchdog.parse.training_log.context import Context
 from slurm_watchdog.parse.training_log.fact import LogFact
+from slurm_watchdog.parse.training_log.text import plain_line
 
 HEAD_LINES = 150
 TAIL_LINES = 250
@@ -148,7 +149,7 @@ class Collector:
             self._facts = self._facts[::2]
         batch = _BATCH.search(text) if "batch" in text else None
         size = int(next(value for value in batch.groups() if value)) if batch else None
-        self._facts.append(Fact(number, stamp_of(text.lstrip()), fact, size, text[:300]))
+        self._facts.append(Fact(number, stamp_of(plain_line(text).lstrip()), fact, size, text[:300]))
 
     def _date_the_last(self, data: bytes, last_place: int) -> None:
         """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place`

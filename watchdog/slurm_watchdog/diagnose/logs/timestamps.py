@@ -27,13 +27,18 @@ _MONTHS = {
 }
 _TIME = r"(?P<h>[01]\d|2[0-3]):(?P<mi>[0-5]\d):(?P<s>[0-5]\d|60)(?:[.,:](?P<f>\d{1,9}))?"
 _FULL = re.compile(
-    r"(?<!\d)(?P<y>20\d\d)[-/.](?P<mo>0[1-9]|1[0-2])[-/.](?P<d>0[1-9]|[12]\d|3[01])[T _,-]{1,2}"
+    r"(?<!\d)(?P<y>20\d\d)[-/.]?(?P<mo>0[1-9]|1[0-2])[-/.]?(?P<d>0[1-9]|[12]\d|3[01])[T _,-]{1,2}"
     + _TIME
     + r"(?: ?(?P<z>Z\b|UTC\b|GMT\b|[+-]\d\d:?\d\d\b))?"
 )
 _MONTH_FIRST = re.compile(
     r"(?<!\d)(?P<mo>0[1-9]|1[0-2])/(?P<d>0[1-9]|[12]\d|3[01])/(?P<y>20\d\d)[ ,T-]+" + _TIME + r"(?: (?P<ap>[AP]M))?"
 )
+_SHORT_YEAR = re.compile(
+    r"(?<![\d/-])(?:(?P<y>2\d)[-/](?P<mo>0[1-9]|1[0-2])[-/](?P<d>0[1-9]|[12]\d|3[01])"
+    r"|(?P<mo2>0[1-9]|1[0-2])/(?P<d2>0[1-9]|[12]\d|3[01])/(?P<y2>2\d))[ T]" + _TIME
+)
+"""Year first, or month first as rich writes it (`[%x %X]`)."""
 _NAMED = re.compile(
     r"(?<!\w)(?:(?P<d2>\d{1,2})[/ ](?P<n2>[A-Z][a-z]{2})[/ ](?P<y2>20\d\d)[: ]|(?P<n>[A-Z][a-z]{2}) +(?P<d>\d{1,2}) )"
     + _TIME
@@ -70,6 +75,11 @@ def stamp_of(line: str) -> Stamp | None:
         seconds = _seconds(match, int(match["y"]), int(match["mo"]), int(match["d"]))
         if seconds is not None and match["ap"] == "PM" and int(match["h"]) < 12:
             seconds += DAY_S / 2
+        return None if seconds is None else Stamp("local", seconds)
+    match = _SHORT_YEAR.search(text)
+    if match:
+        year, month, day = (int(match[name] or match[name + "2"]) for name in ("y", "mo", "d"))
+        seconds = _seconds(match, 2000 + year, month, day)
         return None if seconds is None else Stamp("local", seconds)
     match = _NAMED.search(text)
     if match:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import msgspec
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.text import duration
+from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,
@@ -308,12 +308,12 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     followed = len(alive) - 1
     who = rank_words(rank, host)
     said = f"{who} failed first" if who else "the first error of the run is"
-    more = f", and {len(ranks) - 1} more ranks alike" if len(ranks) > 1 and rank is not None else ""
+    more = f", and {plural(len(ranks) - 1, 'more rank')} alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
         said, more = f"{len(ranks)} ranks{f', all on {host},' if host else ''} failed alike", ""
     elif who and (peer := _UNREACHED.search(first.text)) is not None:
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
-    after = f"; {followed} more lines of errors followed" if followed else ""
+    after = f"; {plural(followed, 'more line')} of errors followed" if followed else ""
     summary = (
         f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line "
         f"{first.line}): {shortened(first.text, 200)}{after}"

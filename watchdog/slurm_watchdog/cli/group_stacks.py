@@ -11,6 +11,7 @@ import tarfile
 import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -38,6 +39,9 @@ MAX_FILES: Final = 20_000
 MAX_FILE_BYTES: Final = 64 << 20
 MAX_TOTAL_BYTES: Final = 2 << 30
 MAX_DEPTH: Final = 6
+MAX_DUMPS: Final = 200_000
+MAX_WORDS: Final = 65_536
+"""Characters of a file without stacks in which its first words are looked for."""
 FRAMES_SHOWN: Final = 4
 GROUPS_SHOWN: Final = 40
 GZIP_MAGIC: Final = b"\x1f\x8b"
@@ -116,7 +120,8 @@ def group_stacks(
         print_json(_document(verdict))
     else:
         _print(verdict)
-    sys.exit(EXIT_USAGE if unreadable else EXIT_FOUND if verdict.is_hang else EXIT_FINE)
+    unknown = unreadable or not verdict.dumped
+    sys.exit(EXIT_USAGE if unknown else EXIT_FOUND if verdict.is_hang else EXIT_FINE)
 
 
 def _check_topology(text: str | None, world: int) -> None:
@@ -158,7 +163,25 @@ def _read(paths: Sequence[str]) -> tuple[list[Dump], list[str]]:
     for name, found in parsed.items():
         # Beside a rank's stacks there may be other files of it: they are no ranks.
         dumps += found or ([] if _labels_of_file(name) in told else _no_dump(name, texts[name], len(texts)))
-    return dumps, unreadable
+    return list(islice((each for dump in dumps for each in _of_each_node(dump)), MAX_DUMPS)), unreadable
+
+
+def _of_each_node(dump: Dump) -> Iterator[Dump]:
+    """A dump that several nodes wrote alike (`gpu[01-02]`, as `clush -b` and `dshbak -c` print it) is one of each."""
+    from msgspec.structs import replace
+
+    from slurm_watchdog.slurm.fields import ParseError
+    from slurm_watchdog.slurm.node_names import expand_nodes
+
+    if "[" not in dump.header.host and "," not in dump.header.host:
+        yield dump
+        return
+    try:
+        nodes = expand_nodes(dump.header.host)
+    except ParseError:
+        nodes = (dump.header.host,)
+    for node in nodes:
+        yield replace(dump, header=replace(dump.header, host=node))
 
 
 def _labels_of_file(name: str) -> tuple[object, ...]:
@@ -257,10 +280,9 @@ def _no_dump(name: str, text: str, files: int) -> list[Dump]:
     header = header_of_file(name)
     if files < 2 or (header.rank is None and not header.host and header.label is None):
         return []
-    words = next((line.strip() for line in text.splitlines() if line.strip()), "")
-    error = (
-        words[:200] if words and words.isprintable() else "its file holds no stack" if words else "its file is empty"
-    )
+    words = next((line.strip() for line in text[:MAX_WORDS].splitlines() if line.strip()), "")
+    plain = words.isprintable() and "\ufffd" not in words
+    error = words[:200] if words and plain else "its file holds no stack" if text else "its file is empty"
     return [Dump(source=name, error=error)]
 
 

@@ -157,8 +157,8 @@ IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["idle_loop"]
 """Where a main thread stands that lets another thread train (Ray, notebooks)."""
 
 WAITING_ROOMS: Final = (
-    r"(.*/lib/python3\.\d+t?/|.*/python3\.\d+t?/)?(threading|queue|selectors|socket|ssl|subprocess|popen_fork|popen_spawn_posix|"
-    r"concurrent/.*|asyncio/.*|multiprocessing/.*|contextlib|_weakrefset|functools)\.py"
+    r"(.*/(lib/)?python3\.\d+t?/((site|dist)-packages/)?)?(threading|queue|selectors|socket|ssl|subprocess|popen_fork|popen_spawn_posix|"
+    r"concurrent/.*|asyncio/.*|multiprocess(ing)?/.*|contextlib|_weakrefset|functools)\.py"
 )
 """Frames of the interpreter's own waiting rooms: what matters is who called them. `connection.py` and
 `queues.py` appear without their package when py-spy shortens the path."""

@@ -62,14 +62,14 @@ class StackCase(Struct, frozen=True, kw_only=True):
 
 def case_of(found: RankAssignment, given: Options, commands: Sequence[str] = ()) -> StackCase:
     """Everything that the rules look at, from who was dumped and what the caller knows."""
-    placed = [(each, locate(each.dumps[-1])) for each in found.ranks if each.dumps]
-    places = [place for _, place in placed if place.error is None]
+    placed = [(each, locate(each.dumps[-1]) if each.dumps else None) for each in found.ranks]
+    places = [place for _, place in placed if place is not None and place.error is None]
     undumped = [
         Culprit(node=each.host, rank=each.rank, pid=each.pid or None, reason=each.error or "no Python frames")
-        for each in found.ranks
-        if each.error is not None or any(each is process and p.error for process, p in placed)
+        for each, place in placed
+        if each.error is not None or (place is not None and place.error is not None)
     ]
-    repeated = _repeated([each for each, place in placed if place.error is None])
+    repeated = _repeated([each for each, place in placed if place is not None and place.error is None])
     case = StackCase(
         given=given, cast=found, places=tuple(places), undumped=tuple(undumped), missing=_missing(found),
         repeated=repeated, waiting=(), outside=(),

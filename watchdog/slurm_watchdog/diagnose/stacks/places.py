@@ -21,12 +21,14 @@ from slurm_watchdog.knowledge.stack_frames import (
 )
 from slurm_watchdog.knowledge.wait_syscalls import PLACES_OF_CALLS
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.parse.stacks.frame_lines import begins_program
 
 _INNER_FRAMES = 12
 """A collective is looked for this deep under library wrappers; the training loop itself lies deeper."""
 
 _OF_A_CALL = 5
-"""Who waits for its GPU so near below a collective does so within it: for its peers."""
+"""Who waits for its GPU so near below a collective, a compiler that measures kernels, or a checkpoint does it for that.
+"""
 
 _CALLERS = 30
 """So far out the caller of a lock, a sleep or a file is looked for that says what it is for."""
@@ -47,6 +49,8 @@ _ERRANDS = {
     Place.NETWORK: frozenset({Place.DEBUGGER}),
 }  # fmt: skip
 """A place that is a means, and the callers that are its end: a lock below a data loader is a data loader."""
+
+_DEVICE_ERRANDS = WAITS_FOR_PEERS | {Place.COMPILATION, Place.CHECKPOINT}
 
 _TELLING_NATIVE = frozenset(
     {
@@ -96,11 +100,16 @@ def place_of(function: str, file: str) -> Place:
 
 @lru_cache(maxsize=8192)
 def _place_of(function: str, file: str, table: FrameTable) -> Place:
-    function = function.rpartition(".")[2]
+    function, file = function.rpartition(".")[2], _thawed(file)
     for place, function_pattern, file_pattern in table.frames:
         if re.fullmatch(function_pattern, function) and re.fullmatch(file_pattern, file):
             return place
     return Place.OTHER
+
+
+def _thawed(file: str) -> str:
+    """The path of a module of the interpreter that is built into it: `<frozen genericpath>` is genericpath.py."""
+    return f"{file[8:-1].replace('.', '/')}.py" if file.startswith("<frozen ") else file
 
 
 def native_place_of(function: str) -> Place:
@@ -153,7 +162,7 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
     """The thread that runs the training loop: the one named MainThread, else the one whose id is the pid."""
     named = [thread for thread in stack.threads if thread.name == "MainThread"]
     by_id = [thread for thread in stack.threads if thread.thread_id == stack.pid]
-    with_script = [thread for thread in stack.threads if thread.frames and thread.frames[-1].function == "<module>"]
+    with_script = [thread for thread in stack.threads if begins_program(thread.frames)]
     sole = stack.threads if len(stack.threads) == 1 else ()
     main: ThreadStack | None = next(iter((*named, *by_id, *with_script[:1], *sole)), None)
     if main is None or not _idles(main):
@@ -255,7 +264,7 @@ def _place_in(frames: tuple[Frame, ...], table: FrameTable) -> tuple[Place, tupl
         place = next((each for each in places[outer:] if each in _ERRANDS[place]), place)
     if place is Place.DEVICE:
         caller = next((p for p in _known(places[outer : outer + _OF_A_CALL]) if p is not Place.DEVICE), place)
-        place = caller if caller in WAITS_FOR_PEERS else place
+        place = caller if caller in _DEVICE_ERRANDS else place
     if place in _SAYS_LITTLE and native:
         place = _native(native, place)
     return place, own[outer:] or native

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.stacks.places import is_native, main_thread, normal_file
-from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS
+from slurm_watchdog.diagnose.stacks.places import frame_key, is_native, main_thread, normal_file, place_of
+from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS, Place
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.parse.stacks.dump import Dump
@@ -27,6 +27,12 @@ MAX_TID = 2**23
 CONTAINER_PID = 500
 """In containers the ranks of different nodes often have the same small pids; without a host they are told
 apart by their file."""
+
+
+_RAY = re.compile(r"(^|/)ray/|(^|/)threading\.py$")
+"""Frames by which Ray calls a function of the program: all its processes have them."""
+_INNER = 8
+"""So deep below its callers Ray waits for an object."""
 
 
 class RankProcess(Struct, frozen=True, kw_only=True):
@@ -66,9 +72,10 @@ def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignm
             others.append((reason, dump))
         else:
             candidates.append(dump)
-    odd = _other_programs(candidates)
-    others += [("another program", dump) for dump in odd]
-    candidates = [dump for dump in candidates if dump not in odd]
+    for what, odd in (("another program", _other_programs(candidates)), ("a driver of Ray", _ray_drivers(candidates))):
+        others += [(what, dump) for dump in odd]
+        left_out = {id(dump) for dump in odd}
+        candidates = [dump for dump in candidates if id(dump) not in left_out]
     processes = _by_process(candidates, world)
     processes, seconds = _numbered(processes, world)
     others += [("a second process of its rank", dump) for each in seconds for dump in each]
@@ -94,12 +101,13 @@ def no_rank(dump: Dump) -> str:
 
 def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
     """With what the name of each file says; what stands in the text counts more."""
-    pids: dict[str, set[int]] = {}
+    in_file: dict[str, set[int]] = {}
     for dump in dumps:
-        pids.setdefault(dump.source, set()).add(dump.pid)
+        in_file.setdefault(dump.source, set()).add(dump.pid)
+    pids = {source: tuple(sorted(each)) for source, each in in_file.items()}
     found = []
     for dump in dumps:
-        by_file = header_of_file(dump.source, tuple(sorted(pids[dump.source])))
+        by_file = header_of_file(dump.source, pids[dump.source])
         if len(pids) == 1 and not is_named_for_its_host(dump.source):
             by_file = replace(by_file, host="")  # somebody's name for the only file there is
         if len(pids) == 1 and len(pids[dump.source]) > 1:
@@ -117,7 +125,9 @@ def _with_command(dump: Dump) -> Dump:
 
 
 def _other_programs(dumps: Sequence[Dump]) -> list[Dump]:
-    """Processes that run another script than the majority does, and forked children where most are none."""
+    """Processes that run another script than the majority does, and forked children where most are none. What is the
+    only one to have a rank is that rank, whatever it runs."""
+    of_rank = Counter(dump.header.rank for dump in dumps)
     scripts: dict[int, tuple[str, bool]] = {}
     for index, dump in enumerate(dumps):
         thread = main_thread(_stack(dump, 0))
@@ -136,9 +146,28 @@ def _other_programs(dumps: Sequence[Dump]) -> list[Dump]:
         if many <= len(scripts) / 2 or common in ("", True):
             continue
         odd += [
-            dumps[i] for i, each in scripts.items() if each[position] != common and each[position] not in ("", False)
+            dumps[i]
+            for i, each in scripts.items()
+            if each[position] != common and each[position] not in ("", False)
+            if dumps[i].header.rank is None or of_rank[dumps[i].header.rank] > 1
         ]
     return odd
+
+
+def _ray_drivers(dumps: Sequence[Dump]) -> list[Dump]:
+    """Those that wait for a Ray object below a function of their own: the trainer of a reinforcement learning job that
+    waits for what its workers do. A worker that waits for its data is below the same function as its peers."""
+    begins, waits = dict[int, str](), set[int]()
+    for index, dump in enumerate(dumps):
+        thread = main_thread(_stack(dump, 0)) if dump.header.rank is None else None
+        if thread is None:
+            continue
+        own = [frame for frame in thread.frames if not is_native(frame.file) and not _RAY.search(frame.file)]
+        begins[index] = frame_key(own[-1]) if own else ""
+        if any(place_of(frame.function, frame.file) is Place.REMOTE for frame in thread.frames[:_INNER]):
+            waits.add(index)
+    often = Counter(begins.values())
+    return [dumps[i] for i in sorted(waits) if len(waits) < len(begins) and often[begins[i]] == 1]
 
 
 def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:

@@ -44,11 +44,19 @@ def waiters(case: StackCase) -> str:
         else []
     )
     elsewhere = Counter(p.place for p in case.waiting if not collective_of(p))
+    first = {p.place: p for p in reversed(case.waiting)}
     parts += [
-        f"{plural(number, 'rank')} {place_words(place, many=number > 1)}"
+        f"{plural(number, 'rank')} {_stands(first[place], many=number > 1)}"
         for place, number in sorted(elsewhere.items(), key=lambda item: (-item[1], item[0]))
     ]
     return f"and {', '.join(parts[:3])}{', others elsewhere' if len(parts) > 3 else ''}"
+
+
+def _stands(p: RankPlace, *, many: bool) -> str:
+    """What ranks do that wait in no known call: those in unknown code stand in one and the same function."""
+    if p.place is not Place.OTHER or not p.frames:
+        return place_words(p.place, many=many)
+    return f"{'stand' if many else 'stands'} in {call_of(p.frames[0])}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -133,13 +141,19 @@ def culprit_of(p: RankPlace | Culprit, found: RankAssignment) -> Culprit:
     """Who that is, with what he does as the reason."""
     if isinstance(p, Culprit):
         return p
-    reason = f"{place_words(p.place)}, in {call_of(_telling(p))}" if p.frames else place_words(p.place)
+    does = "evaluates" if _evaluates(p) else place_words(p.place)
+    reason = f"{does}, in {call_of(_telling(p))}" if p.frames else does
     if p.holds_gil and p.place is Place.OTHER:
         reason += "; it holds the interpreter's lock"
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
         reason += f"; the interpreter's lock is held by {p.gil_held_by}"
     reason += children_of(p, found)
     return Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None, reason=reason)
+
+
+def _evaluates(p: RankPlace) -> bool:
+    """Whether nothing else is known of a rank than that it is in an evaluation."""
+    return p.place is Place.OTHER and "evaluation" in p.contexts
 
 
 def _telling(p: RankPlace) -> Frame:
@@ -155,6 +169,8 @@ def class_of(named: Sequence[RankPlace]) -> str:
     """The class that several share; the interpreter's lock, if all stand for it."""
     if all(p.place in (Place.OTHER, Place.LOCK) and (p.gil_held_by or p.holds_gil) for p in named):
         return CLASSES[Place.GIL]
+    if named and all(_evaluates(p) for p in named):
+        return "evaluation"
     return class_word(p.place for p in named)
 
 

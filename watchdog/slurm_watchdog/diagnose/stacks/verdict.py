@@ -236,8 +236,8 @@ def _nobody_outside(case: StackCase) -> _Ruling:
         )
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting:
-        others = next(collective_of(p) for p in case.waiting if p is not odd and collective_of(p) != collective_of(odd))
-        return _mismatch(case, odd, f"{len(case.waiting) - 1} others ({others})")
+        other = next(p for p in case.waiting if p is not odd)
+        return _mismatch(case, odd, f"{len(case.waiting) - 1} others ({collective_of(other) or 'the backward pass'})")
     by_topology = _by_topology(case) if not starting else None
     if by_topology is not None:
         return by_topology

@@ -139,19 +139,27 @@ def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
     (common, many), *rest = counts.most_common()
     if len(rest) != 1 or rest[0][1] != 1 or many < 3:
         return None
-    return next(p for p in waiting if ("" if p.place is Place.BACKWARD else collective_of(p)) != common)
+    odd = next(p for p in waiting if ("" if p.place is Place.BACKWARD else collective_of(p)) != common)
+    # A call of a library that makes another one in it is the same collective, further on.
+    usual = next(p for p in waiting if p is not odd)
+    same = common in _collectives_of(odd) or collective_of(odd) in _collectives_of(usual)
+    return None if same else odd
 
 
 def collective_of(place: RankPlace) -> str:
     """The name of the collective: innermost, but not a library's `wrapper` around it."""
+    return next(iter(_collectives_of(place)), "")
+
+
+def _collectives_of(place: RankPlace) -> list[str]:
+    """The names of collectives, from the innermost: of one that a library makes out of others several."""
     names = [
         frame.function.rpartition(".")[2]
         for frame in place.frames[:_INNER_FRAMES]
         if place_of(frame.function, frame.file) in WAITS_FOR_PEERS
     ]
-    names = [name for name in names if name not in ("wrapper", "log_wrapper")] or [
+    return [name for name in names if name not in ("wrapper", "log_wrapper", "func_wrapper")] or [
         frame.function
         for frame in place.raw[:_NATIVE_FRAMES]
         if is_native(frame.file) and native_place_of(frame.function) in WAITS_FOR_PEERS
     ][-1:]
-    return names[0] if names else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from slurm_watchdog.model.evidence import Frame
@@ -13,6 +14,13 @@ _GDB_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (.+?), line (\d+), in ([\
 _RECORDED_FRAME = re.compile(r"\s*(?:#\d+\s+)?([\w.<>]+) from (\S+\.py):(\d+)\s*$")
 _ARGUMENTS = re.compile(r"\s{8,}\S")
 """Below a frame of py-spy: arguments and locals."""
+
+
+def begins_program(frames: Sequence[Frame]) -> bool:
+    """Whether a thread's outermost Python frame is that of a program: `python train.py`, `python -m train`."""
+    python = (frame for frame in reversed(frames) if ".py" in frame.file or frame.file.startswith("<"))
+    outermost = next(python, None)
+    return outermost is not None and outermost.function in ("<module>", "_run_module_as_main")
 
 
 @lru_cache(maxsize=65536)

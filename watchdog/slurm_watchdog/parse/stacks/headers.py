@@ -227,6 +227,9 @@ def _by_tokens(text: str, decorated: bool) -> DumpHeader | None:
 def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
     """What the name of a file says: `rank_12.txt`, `trace-n07.out`, `stack-n07-4711.json`, `n07/rank3.txt`.
     `pids` are those it holds."""
+    redirected = _REDIRECTED.search(path)
+    if redirected is not None:
+        return DumpHeader(label=int(redirected[1]))
     parts = path.split("/")
     header = _by_name(parts[-1], pids)
     for folder in reversed(parts[:-1][-3:]):
@@ -235,10 +238,27 @@ def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
     return header
 
 
+_REDIRECTED: Final = re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
+"""Where torchrun writes what a rank of its node prints (`--redirects`, `--tee`)."""
 _HOST_FILE: Final = re.compile(
     r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker"
     r"|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
 )
+
+
+_RULE: Final = re.compile(r"(?:-{3,}|={3,})\s*$")
+_BETWEEN_RULES: Final = re.compile(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
+
+
+def is_rule(line: str) -> bool:
+    """Whether a line is nothing but dashes: `clush -b` and `dshbak` write a node's name between two of them."""
+    return _RULE.match(line) is not None
+
+
+def header_below_rule(line: str) -> DumpHeader | None:
+    """What a line directly below a rule names: `gpu03`, or `gpu[01-02,04]` where several nodes wrote the same."""
+    name = _BETWEEN_RULES.match(line)
+    return DumpHeader(host=name[1]) if name is not None and re.search(r"\d", name[1]) else None
 
 
 def is_named_for_its_host(path: str) -> bool:
@@ -267,7 +287,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
         ("pid", r"(?<![a-z])pid[_-]?(\d{1,8})(?!\d)"),
     ):
         match = re.search(pattern, stem, re.I)
-        if match is not None:
+        if match is not None and not (len(pids) > 1 and match[0].lower().startswith(("gpu", "cuda"))):
             header = replace(header, **{field: int(match[1])})
             stem = f"{stem[: match.start()]}-{stem[match.end() :]}"
     stem = re.sub(r"(?<!\d)20\d\d-?\d\d-?\d\d([T_-]?\d\d[-:]?\d\d([-:]?\d\d)?)?(?!\d)", "-", stem)

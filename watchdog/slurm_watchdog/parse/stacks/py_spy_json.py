@@ -8,6 +8,8 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.headers import DumpHeader
@@ -19,6 +21,33 @@ _THREAD_KEYS = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "p
 """Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
 MAX_COMMAND: Final = 4000
+
+
+_LABELLED: Final = re.compile(r"(?m)^(\d{1,5}|[A-Za-z][\w.-]*\d[\w.-]*): ?(?=\[\s*\{|\{\s*\"|[\[{]\s*$)")
+"""A document that begins behind the prefix of `srun --label`, `pdsh` or `clush`."""
+
+
+def parse_labelled(text: str) -> tuple[list[Dump], str]:
+    """The dumps in documents each line of which has a prefix, those of several processes mixed, and the rest of the
+    text."""
+    lines: dict[str, list[str]] = {match[1]: [] for match in _LABELLED.finditer(text)}
+    if not lines:
+        return [], text
+    rest = []
+    for line in text.splitlines():
+        prefix, _, content = line.partition(":")
+        lines.get(prefix, rest).append(content if prefix in lines else line)
+    found = []
+    for prefix, contents in lines.items():
+        document = "\n".join(contents).lstrip()
+        header = DumpHeader(label=int(prefix)) if prefix.isdigit() else DumpHeader(host=prefix)
+        found += _walk_from(document, header) if document else []
+    return (found, "\n".join(rest)) if found else ([], text)
+
+
+def _walk_from(text: str, header: DumpHeader) -> list[Dump]:
+    dumps, _ = parse_documents(text, 0)
+    return [replace(dump, header=header.overlaid(dump.header)) for dump in dumps]
 
 
 def parse_documents(text: str, start: int) -> tuple[list[Dump], int]:

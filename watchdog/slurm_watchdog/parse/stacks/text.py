@@ -16,9 +16,14 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.dump import Dump
-from slurm_watchdog.parse.stacks.frame_lines import belongs_to_frame, is_first_gdb_frame, parse_frame_line
-from slurm_watchdog.parse.stacks.headers import DumpHeader, parse_header, parse_prefix
-from slurm_watchdog.parse.stacks.py_spy_json import parse_documents
+from slurm_watchdog.parse.stacks.frame_lines import (
+    begins_program,
+    belongs_to_frame,
+    is_first_gdb_frame,
+    parse_frame_line,
+)
+from slurm_watchdog.parse.stacks.headers import DumpHeader, header_below_rule, is_rule, parse_header, parse_prefix
+from slurm_watchdog.parse.stacks.py_spy_json import parse_documents, parse_labelled
 from slurm_watchdog.parse.stacks.thread_headers import (
     ThreadHeader,
     may_be_thread_header,
@@ -58,8 +63,9 @@ def parse_stacks(text: str, source: str = "") -> list[Dump]:
     text = text.replace("\x00", "")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
-    text = _unpadded(text)
+    labelled, text = parse_labelled(_unpadded(text))
     reader = _Reader(source, prose="```" in text)
+    reader.documents(labelled)
     position, attempts = 0, 0
     size = len(text)
     while position < size:
@@ -104,6 +110,8 @@ class _Stream:
         self.asked: int | None = None
         """Lines since a command that dumps; None if there was none."""
         self.asked_pid = 0
+        self.below_rule = False
+        """Whether the line before was nothing but dashes."""
 
 
 class _Reader:
@@ -133,6 +141,7 @@ class _Reader:
             stream.header = stream.header.overlaid(header)
         if not self._structural(stream, rest):
             self._other_line(stream, rest)
+        stream.below_rule = is_rule(rest)
 
     def _structural(self, stream: _Stream, line: str) -> bool:
         stripped = line.strip()
@@ -215,6 +224,8 @@ class _Reader:
         self._end_thread(stream)
         command_of_rank = _RANK_BEFORE_COMMAND.match(line)
         header = parse_header(line) if command_of_rank is None else DumpHeader(rank=int(command_of_rank[1]))
+        if header is None and stream.below_rule and not self.prose:
+            header = header_below_rule(line)
         if header is not None:
             self._end_process(stream)
             stream.asked = None
@@ -299,7 +310,7 @@ def _asked_pid(line: str) -> int | None:
 def _is_main(thread: ThreadStack) -> bool:
     if thread.name == "MainThread":
         return True
-    return not thread.name and bool(thread.frames) and thread.frames[-1].function == "<module>"
+    return not thread.name and begins_program(thread.frames)
 
 
 def _pid_of(stream: _Stream) -> int:

@@ -12,6 +12,7 @@ from click.testing import CliRunner
 
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.diagnose.stacks.case import Options
+from slurm_watchdog.diagnose.stacks.ranks import no_rank
 from slurm_watchdog.diagnose.stacks.verdict import StackVerdict, diagnose_dumps
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from tests.builders.stacks import BARRIER, C10D, EVALUATE, LOADER, REDUCE, TAIL, dumps_of, text_of
@@ -132,9 +133,12 @@ PLAIN = tuple(text_of(0, frames, pid=40 + i).partition("\n")[2] for i, frames in
         ({"out.txt": "".join(f"-----\n{n}\n-----\n{t}" for n, t in zip(NODES, PLAIN, strict=True))}, {"rank": None, "host": "gpu03", "pid": 42}),
         ({"out.txt": f"----\ngpu[01-02,04] (3)\n----\n{PLAIN[0]}----\ngpu03\n----\n{PLAIN[2].replace('42', '40')}"}, {"rank": None, "host": "gpu03", "pid": 40}),
         ({f"attempt_0/{i}/stderr.log": t.replace("Process", "# ", 1) for i, t in enumerate(PLAIN)}, {"rank": 2, "host": None, "pid": 42}),
+        ({"out.txt": mixed(PLAIN, [f"[1,{i}]<stdout>" for i in range(4)])}, {"rank": 2, "host": None, "pid": 42}),
+        ({f"rank_{i}.log": "".join(f"2026-11-26T10:00:01.5Z {line}\n" for line in t.splitlines()) for i, t in enumerate(PLAIN)}, {"rank": 2, "host": None, "pid": 42}),
+        ({"mail.txt": "".join(f"> rank {i}:\n" + "".join(f"> {line}\n" for line in t.splitlines()) for i, t in enumerate(PLAIN))}, {"rank": 2, "host": None, "pid": 42}),
         ({f"trace-gpu{i}.out": PLAIN[0] + t.replace("4", "5") for i, t in enumerate(PLAIN)}, {"rank": None, "host": "gpu2", "pid": 52}),
     ],
-    ids=["JSON, srun --label", "JSON, pdsh", "clush -b", "clush -b, merged", "torchrun --redirects", "a file a node"],
+    ids=["JSON, srun --label", "JSON, pdsh", "clush -b", "clush -b, merged", "torchrun --redirects", "mpirun --tag-output", "times", "a letter", "a file a node"],
 )  # fmt: skip
 def test_who_is_named_by_what_stands_around_a_dump(tmp_path: Path, files: dict[str, str], culprit: Any) -> None:
     for name, text in files.items():
@@ -151,3 +155,102 @@ def test_files_in_which_nothing_could_be_read_are_not_called_fine(tmp_path: Path
     result = CliRunner().invoke(main, ["group-stacks", str(tmp_path)])
     assert result.exit_code == 2
     assert "None of 2 processes could be dumped (its file holds no stack; its file is empty)" in result.output
+
+
+BROADCASTS = (f"broadcast ({C10D}:1191)", "sync_buffers (model.py:4)", *TAIL)
+
+
+@pytest.mark.parametrize(("since", "named"), [(None, []), (HOUR, [0])])
+def test_the_root_of_a_broadcast_may_be_ahead_for_a_moment(since: float | None, named: list[int]) -> None:
+    dumps = dumps_of((REDUCE, BROADCASTS, BROADCASTS, BROADCASTS))
+    assert said(diagnose_dumps(dumps, Options(since_last_step_s=since)))[1] == named
+
+
+@pytest.mark.parametrize("error", ["Failed to find python version from target process", "No such process (os error 3)"])
+def test_a_shell_that_has_the_scripts_name_in_its_command_is_no_rank(error: str) -> None:
+    """`pgrep -f train.py` lists it, too; a rank that has ended is one that its number names."""
+    text = "".join(f"=== n{i} ===\n{PLAIN[0]}" for i in range(3))
+    assert diagnose_dumps(parse_stacks(f"{text}Error: {error}\n"), Options(since_last_step_s=HOUR)).culprits == ()
+    numbered = "".join(text_of(rank, BARRIER) for rank in range(3)) + f"=== rank 3 ===\nError: {error}\n"
+    assert said(diagnose_dumps(parse_stacks(numbered), Options(since_last_step_s=HOUR))) == ("undumpable", [3])
+
+
+def test_one_process_too_many_that_could_not_be_dumped_is_no_suspect() -> None:
+    text = "".join(text_of(rank, BARRIER) for rank in range(3)) + "=== n9 ===\nProcess 7: tool\nError: timed out\n"
+    assert diagnose_dumps(parse_stacks(text), Options(ranks=3, since_last_step_s=HOUR)).culprits == ()
+
+
+def test_a_step_that_runs_an_event_loop_waits_there_and_no_helper_thread_is_shown() -> None:
+    loop = ("select (selectors.py:468)", "_run_once (asyncio/base_events.py:1960)", "run (asyncio/runners.py:118)", "score (reward.py:20)", *TAIL)  # fmt: skip
+    monitor = 'Thread 77 (idle): "Thread-1"\n    wait (threading.py:331)\n    run (tqdm/_monitor.py:60)\n    _bootstrap (threading.py:1002)\n'  # fmt: skip
+    text = "".join(text_of(r, REDUCE) for r in range(3)) + text_of(3, loop) + monitor
+    assert "in score (reward.py:20)" in diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR)).summary
+
+
+def test_dumps_of_the_flight_recorder_are_no_stacks_and_it_is_said_who_reads_them(tmp_path: Path) -> None:
+    for rank, kind in enumerate(("missing/trace_0", "missing_json/trace_1.json")):
+        data = (Path(__file__).parents[2] / "captures/flight_recorder" / kind).read_bytes()
+        (tmp_path / f"nccl_trace_rank_{rank}").write_bytes(data)
+    result = CliRunner().invoke(main, ["group-stacks", str(tmp_path)])
+    assert result.exit_code == 2
+    assert "2 files are dumps of PyTorch's Flight Recorder: slurm-watchdog diagnose DIRECTORY" in result.output
+
+
+def test_a_process_that_faulthandler_saw_end_is_crashing() -> None:
+    fatal = f"=== rank 1 ===\nFatal Python error: Segmentation fault\n\n{FAULT.replace('Thread 0x00007f5c3b', 'Current thread 0x00007f5c3b')}"
+    text = "".join(text_of(rank, BARRIER) for rank in (0, 2, 3)) + fatal + '  File "train.py", line 9 in <module>\n'
+    assert said(diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR))) == ("crash", [1])
+
+
+RUNS = ("forward (model.py:20)", "_call_impl (torch/nn/modules/module.py:1762)")
+
+
+@pytest.mark.parametrize(
+    "library",
+    [
+        ("forward_one_chunk (torch/distributed/pipelining/stage.py:700)", "_step_microbatches (torch/distributed/pipelining/schedules.py:700)"),
+        ("forward (deepspeed/runtime/activation_checkpointing/checkpointing.py:600)", "checkpoint (deepspeed/runtime/activation_checkpointing/checkpointing.py:700)"),
+        ("forward (transformer_engine/pytorch/distributed.py:300)", "checkpoint (transformer_engine/pytorch/distributed.py:700)"),
+        ("wrapper (horovod/common/elastic.py:150)",),
+        ("run_command_line (mpi4py/run.py:47)", "main (mpi4py/run.py:190)"),
+        ("call_original (mlflow/utils/autologging_utils/safety.py:500)",),
+        ("run (torch/_inductor/compile_fx.py:1024)", "__call__ (torch/_inductor/codecache.py:906)"),
+    ],
+)  # fmt: skip
+def test_a_rank_that_a_library_called_back_runs_and_waits_for_nobody(library: Sequence[str]) -> None:
+    assert said(judged(REDUCE, (*RUNS, *library, *TAIL), REDUCE, REDUCE, since=600)) == ("working", [1])
+
+
+def test_a_compiler_is_known_however_deep_in_its_expressions() -> None:
+    deep = (*["subs (sympy/core/basic.py:1)"] * 30, "codegen (torch/_inductor/scheduler.py:2000)", *TAIL)
+    assert said(judged(REDUCE, deep, REDUCE, REDUCE, since=600)) == ("compilation", [])
+
+
+def test_one_snapshot_of_a_sample_that_is_read_in_the_process_itself_proves_nothing() -> None:
+    decodes = (
+        "load (PIL/ImageFile.py:293)",
+        "__getitem__ (data.py:5)",
+        "fetch (torch/utils/data/_utils/fetch.py:52)",
+        *TAIL,
+    )
+    for since, named in ((None, []), (HOUR, [1])):
+        dumps = dumps_of((REDUCE, decodes, REDUCE, REDUCE))
+        assert said(diagnose_dumps(dumps, Options(since_last_step_s=since))) == ("filesystem", named)
+
+
+@pytest.mark.parametrize(
+    ("command", "what"),
+    [
+        ("python -u run_clm.py --report_to tensorboard --output_dir out", ""),
+        ("python3.12 -X dev train.py --strategy deepspeed --launcher srun --env jupyter", ""),
+        ("/opt/env/bin/python /data/jupyter/train.py --log ray/dashboard", ""),
+        ("/usr/bin/python3 -u -m torch.distributed.run --nproc-per-node 8 train.py", "a launcher"),
+        ("/usr/bin/python /opt/env/bin/torchrun train.py", "a launcher"),
+        ("/usr/bin/python /opt/env/bin/jupyter-lab", "a service"),
+        ("py-spy dump --pid 7", "a service"),
+        ("python -c from multiprocessing.resource_tracker import main;main(7)", "a resource tracker"),
+    ],
+)
+def test_what_a_process_is_its_program_tells_and_not_its_arguments(command: str, what: str) -> None:
+    (dump,) = parse_stacks(text_of(0, REDUCE).replace("python -u pretrain.py", command))
+    assert no_rank(dump) == what

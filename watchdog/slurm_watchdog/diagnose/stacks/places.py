@@ -65,6 +65,10 @@ _TELLING_NATIVE = frozenset(
 )
 """What a native frame says even below a wait of its own: NCCL sleeps while it waits for its peers."""
 
+_AT_REST = frozenset({Place.LOCK, Place.QUEUE, Place.SLEEP})
+_HOSTS_OF_LOOPS = re.compile(r"(^|/)(ray|ipykernel\w*|traitlets|tornado|zmq|grpc|socketserver)(/|\.py|$)|runpy")
+"""Packages whose own main thread runs a loop, while another thread trains."""
+
 _SAYS_LITTLE = frozenset({Place.OTHER, Place.BACKWARD, Place.LOCK, Place.QUEUE})
 """Places of Python frames that native frames may correct."""
 
@@ -98,13 +102,18 @@ def place_of(function: str, file: str) -> Place:
     return _place_of(function, file, frame_table())
 
 
-@lru_cache(maxsize=8192)
 def _place_of(function: str, file: str, table: FrameTable) -> Place:
+    return _row_of(function, file, table) or Place.OTHER
+
+
+@lru_cache(maxsize=8192)
+def _row_of(function: str, file: str, table: FrameTable) -> Place | None:
+    """The place of the first row that fits, OTHER of a library that calls the program; None if no row does."""
     function, file = function.rpartition(".")[2], _thawed(file)
     for place, function_pattern, file_pattern in table.frames:
         if re.fullmatch(function_pattern, function) and re.fullmatch(file_pattern, file):
             return place
-    return Place.OTHER
+    return None
 
 
 def _thawed(file: str) -> str:
@@ -171,8 +180,17 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
     if trains:
         return trains[0]
     others = [each for each in stack.threads if each is not main and each.frames and not thread_role(each)]
+    if _runs_the_loop_itself(main):
+        others = [each for each in others if _place(each.frames)[0] not in _AT_REST]
     known = [each for each in others if _place(each.frames)[0] is not Place.OTHER]
     return max(known or others or [main], key=lambda each: (len(each.frames), each.thread_id))
+
+
+def _runs_the_loop_itself(main: ThreadStack) -> bool:
+    """Whether a function of the program runs the loop: `asyncio.run` of a few calls to a server within a step. A thread
+    that does nothing is not what trains then."""
+    outer = (frame for frame in main.frames if not is_waiting_room(frame.file) and frame.function != "<module>")
+    return any(not _HOSTS_OF_LOOPS.search(frame.file) for frame in outer if not is_native(frame.file))
 
 
 def thread_role(thread: ThreadStack) -> str:
@@ -214,6 +232,8 @@ def _locate(stack: ProcessStack) -> RankPlace:
     place, frames = _place(thread.frames)
     if place in (Place.BACKWARD, Place.DEVICE):
         place, frames = _autograd(stack, thread) or (place, frames)
+    if place is Place.OTHER and any(place_of(f.function, f.file) is Place.COMPILATION for f in thread.frames):
+        place = Place.COMPILATION  # however deep in a library for expressions or graphs
     return RankPlace(
         node=stack.node,
         rank=rank,
@@ -250,7 +270,10 @@ def _place_in(frames: tuple[Frame, ...], table: FrameTable) -> tuple[Place, tupl
     first = next((i for i, frame in enumerate(frames) if not is_native(frame.file)), len(frames))
     native, own = frames[:first], tuple(frame for frame in frames[first:] if not is_native(frame.file))
     outer = next((i for i, frame in enumerate(own) if not is_waiting_room(frame.file)), 0)
-    places = [_place_of(frame.function, frame.file, table) for frame in own[: outer + _CALLERS]]
+    rows = [_row_of(frame.function, frame.file, table) for frame in own[: outer + _CALLERS]]
+    # Further out than a library that calls the program again is not what the program waits for in there.
+    calls = next((i for i, row in enumerate(rows) if row is Place.OTHER and i > outer), len(rows))
+    places = [row or Place.OTHER for row in rows[:calls]]
     place = next(_known(places[outer : outer + _INNER_FRAMES]), Place.OTHER)
     if outer > 0:
         rooms = list(_known(places[:outer]))

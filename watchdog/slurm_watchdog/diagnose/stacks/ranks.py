@@ -20,6 +20,7 @@ from slurm_watchdog.parse.stacks.headers import (
     header_of_command,
     header_of_file,
     is_named_for_its_host,
+    program_of,
 )
 
 MAX_TID = 2**23
@@ -31,6 +32,8 @@ apart by their file."""
 
 _RAY = re.compile(r"(^|/)ray/|(^|/)threading\.py$")
 """Frames by which Ray calls a function of the program: all its processes have them."""
+_NO_PYTHON = re.compile(r"find python version|no such process", re.IGNORECASE)
+"""What py-spy says of a shell whose command line has the name of the script in it, which `pgrep -f` lists as well."""
 _INNER = 8
 """So deep below its callers Ray waits for an object."""
 
@@ -72,7 +75,8 @@ def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignm
             others.append((reason, dump))
         else:
             candidates.append(dump)
-    for what, odd in (("another program", _other_programs(candidates)), ("a driver of Ray", _ray_drivers(candidates))):
+    for what, find in (("another program", _other_programs), ("a driver of Ray", _ray_drivers)):
+        odd = find(candidates)
         others += [(what, dump) for dump in odd]
         left_out = {id(dump) for dump in odd}
         candidates = [dump for dump in candidates if id(dump) not in left_out]
@@ -88,6 +92,8 @@ def no_rank(dump: Dump) -> str:
     innermost frame decides."""
     if dump.header.role in ("worker", "helper"):
         return f"a {dump.header.role}"
+    if dump.error is not None and dump.header.rank is None and _NO_PYTHON.search(dump.error):
+        return "no Python process, or one that had ended"
     thread = main_thread(_stack(dump, 0))
     for frame in thread.frames if thread is not None else ():
         name = frame.function.rpartition(".")[2]
@@ -96,7 +102,8 @@ def no_rank(dump: Dump) -> str:
         for reason, function, file in NO_RANKS:
             if re.fullmatch(function, name) and re.fullmatch(file if file != r".*" else r"(?s).*", frame.file):
                 return reason
-    return next((reason for reason, pattern in NO_RANK_COMMANDS if re.search(pattern, dump.command)), "")
+    program = program_of(dump.command)
+    return next((reason for reason, pattern in NO_RANK_COMMANDS if re.search(pattern, program)), "")
 
 
 def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:

@@ -57,6 +57,11 @@ MAX_CULPRITS: Final = 3
 share a node, any number that is a minority."""
 
 
+_ROOTED: Final = re.compile(
+    r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE
+)
+
+
 class StackVerdict(Struct, frozen=True, kw_only=True):
     """The answer."""
 
@@ -134,6 +139,9 @@ def _rule(case: StackCase) -> _Ruling:
 
 def _nothing_dumped(case: StackCase) -> _Ruling:
     many = len(case.undumped)
+    if not many:
+        whom = ", ".join(sorted({what for what, _ in case.cast.others}))
+        return False, "undumpable", (), f"No process of a rank is among the dumps ({whom}): nobody is named."
     reasons = sorted({each.reason for each in case.undumped})
     return (
         False,
@@ -192,6 +200,8 @@ def _proves(case: StackCase, p: RankPlace) -> bool:
         return False
     if p.place is Place.DATALOADER:
         return p.raw[:1] != p.frames[:1]  # it waits in a queue; what loads in the process itself works
+    if p.place is Place.FILESYSTEM and any(place_of(f.function, f.file) is Place.DATALOADER for f in p.raw):
+        return False  # so does what reads or decodes a sample there
     innermost = [f for f in p.raw if not is_native(f.file)][:4]
     return not any(_is_momentary(f.function, f.file) for f in innermost)
 
@@ -221,7 +231,8 @@ def _patience_is_over(case: StackCase, p: RankPlace) -> bool:
 
 def _nobody_outside(case: StackCase) -> _Ruling:
     """All dumped ranks wait for each other."""
-    alone = case.undumped[0] if len(case.undumped) == 1 and len(case.waiting) >= 1 else None
+    all_dumped = 0 < case.cast.world <= len(case.places)
+    alone = case.undumped[0] if len(case.undumped) == 1 and not all_dumped else None
     starting = all(p.place is Place.RENDEZVOUS or "startup" in p.contexts for p in case.waiting)
     cls = "rendezvous" if starting else class_word(p.place for p in case.waiting)
     late = any(_patience_is_over(case, p) for p in case.waiting)
@@ -235,7 +246,7 @@ def _nobody_outside(case: StackCase) -> _Ruling:
             f"{culprit_words(named, True)} is suspect: it alone could not be dumped ({alone.reason}), {waiters(case)}.",
         )
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
-    if odd is not None and not starting:
+    if odd is not None and not starting and (case.late or case.repeated or not _may_be_ahead(case.waiting)):
         other = next(p for p in case.waiting if p is not odd)
         return _mismatch(case, odd, f"{len(case.waiting) - 1} others ({collective_of(other) or 'the backward pass'})")
     by_topology = _by_topology(case) if not starting else None
@@ -257,6 +268,12 @@ def _nobody_outside(case: StackCase) -> _Ruling:
         sentence = f"Start-up: {where_all_are(case, lower=True)} Rank {fold(case.missing)} missing."
     hang = late or (bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None)
     return hang, cls, (), sentence
+
+
+def _may_be_ahead(waiting: Sequence[RankPlace]) -> bool:
+    """Whether ranks wait in a collective that its root, or all but its root, may leave before the others: for a moment
+    one rank is in the next one then, in every healthy job."""
+    return any(_ROOTED.match(collective_of(p)) for p in waiting)
 
 
 def _by_topology(case: StackCase) -> _Ruling | None:

@@ -53,11 +53,13 @@ class DumpHeader(Struct, frozen=True):
 _ZERO_IS_KNOWN = frozenset({"rank", "local_rank", "node_rank", "label"})
 
 _LABEL = re.compile(r"(\d{1,5}): ?(.*)$", re.S)
+_MPI_TAG = re.compile(r"\[[\w.@-]{1,80},(\d{1,6})\]<std(?:out|err)>: ?(.*)$", re.S)
+"""`mpirun --tag-output` of Open MPI: `[1,3]<stdout>:`, and `[prterun-n1-77@1,3]<stdout>:` from release 5 on."""
 _BRACKETS = re.compile(r"\[([^\]\s]{1,80})\]:? ?(.*)$", re.S)
 _RAY = re.compile(r"\(([\w.:-]+)[^)]*?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]*\) ?(.*)$", re.S)
 _HOST = re.compile(rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S)
 _STRUCTURAL = re.compile(
-    r'(?:Process \d+|Python v?3|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: '
+    r'(?:Process \d+|Python v?3|Fatal Python error|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: '
     r"|Reason: |Permission |Failed to |"
     r"\s{8,}\S|$|=+ |-+ |#+ |\*+ )"
 )
@@ -120,7 +122,13 @@ def _read_host(match: re.Match[str]) -> DumpHeader | None:
     return DumpHeader(host=name)
 
 
-_PREFIXES = ((_LABEL, _read_label), (_BRACKETS, _read_brackets), (_RAY, _read_ray), (_HOST, _read_host))
+_PREFIXES = (
+    (_LABEL, _read_label),
+    (_MPI_TAG, _read_label),
+    (_BRACKETS, _read_brackets),
+    (_RAY, _read_ray),
+    (_HOST, _read_host),
+)
 
 _TOKEN = re.compile(
     r"""(?ix)
@@ -246,6 +254,7 @@ _HOST_FILE: Final = re.compile(
 )
 
 
+_INTERPRETER: Final = re.compile(r"(^|/)(python|pypy)[\d.]*$")
 _RULE: Final = re.compile(r"(?:-{3,}|={3,})\s*$")
 _BETWEEN_RULES: Final = re.compile(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
 
@@ -298,7 +307,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
     words = rf"(?:{_FILE_WORDS})"
     stem = re.sub(rf"^(?:{words}(?:[-_.]+|$))+", "", stem.strip("-_. "), flags=re.I)
     stem = re.sub(rf"(?:(?:^|[-_.]+){words})+$", "", stem, flags=re.I).strip("-_. ")
-    number = re.fullmatch(rf"(?:(?!node|host){words}|worker|task|w|p|r)?[-_]?(\d{{1,5}})", stem, re.I)
+    number = re.fullmatch(rf"(?:(?!node|host){words}|worker|actor|trainer|task|w|p|r)?[-_]?(\d{{1,5}})", stem, re.I)
     if number is not None:
         return replace(header, label=int(number[1])) if header.rank is None else header
     if re.fullmatch(_HOSTLIKE, stem) and re.search(r"\d", stem):
@@ -333,3 +342,19 @@ def header_of_command(command: str) -> DumpHeader:
         procs_per_node=value("LOCAL_WORLD_SIZE", "-nproc[_-]per[_-]node", "-num[_-]gpus") or 0,
         world=value("WORLD_SIZE", "SLURM_NTASKS", "-world[_-]size", "-num[_-]processes") or 0,
     )
+
+
+def program_of(command: str) -> str:
+    """What a command line runs, without what it is given: `python -m torch.distributed.run`, `/usr/bin/torchrun`. Of a
+    script's own arguments (`--report_to tensorboard --output_dir x`) nothing can be told."""
+    words = command.split()
+    if not words or not _INTERPRETER.search(words[0]):
+        return " ".join((*words[:2], ""))
+    for at in range(1, len(words)):
+        if words[at] == "-c":
+            return command
+        if words[at] == "-m":
+            return " ".join((*words[: at + 2], ""))
+        if not words[at].startswith("-") and words[at - 1] not in ("-X", "-W"):
+            return " ".join((*words[: at + 1], ""))
+    return command

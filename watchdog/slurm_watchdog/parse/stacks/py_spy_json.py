@@ -33,7 +33,7 @@ def parse_labelled(text: str) -> tuple[list[Dump], str]:
     lines: dict[str, list[str]] = {match[1]: [] for match in _LABELLED.finditer(text)}
     if not lines:
         return [], text
-    rest = []
+    rest: list[str] = []
     for line in text.splitlines():
         prefix, _, content = line.partition(":")
         lines.get(prefix, rest).append(content if prefix in lines else line)

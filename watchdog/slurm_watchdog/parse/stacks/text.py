@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from msgspec.structs import replace
@@ -36,6 +36,11 @@ MAX_LINE: Final = 4000
 JSON_ATTEMPTS: Final = 64
 
 _LABEL_AT_BEGIN = re.compile(r"(?m)^( {0,5}\d{1,6}): ")
+_BEFORE_ALL = (
+    re.compile(r"(?m)^> ?"),
+    re.compile(r"(?m)^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? "),
+)
+"""What a letter and a log with times have before most lines."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\s*Process (\d+)(?::\s?(.*))?$")
 _PARENT = re.compile(r"\s*Parent Process (\d+)")
@@ -63,6 +68,9 @@ def parse_stacks(text: str, source: str = "") -> list[Dump]:
     text = text.replace("\x00", "")
     if "\x1b" in text:
         text = _ESCAPES.sub("", text)
+    for pattern in _BEFORE_ALL:
+        if pattern.match(text) and 2 * len(pattern.findall(text)) >= text.count("\n"):
+            text = pattern.sub("", text)
     labelled, text = parse_labelled(_unpadded(text))
     reader = _Reader(source, prose="```" in text)
     reader.documents(labelled)
@@ -110,6 +118,8 @@ class _Stream:
         self.asked: int | None = None
         """Lines since a command that dumps; None if there was none."""
         self.asked_pid = 0
+        self.fatal = False
+        """Whether faulthandler wrote because of a signal that ends the process."""
         self.below_rule = False
         """Whether the line before was nothing but dashes."""
 
@@ -237,6 +247,7 @@ class _Reader:
         elif re.match(r"\s*(Fatal Python error|Timeout \(\d|Attaching to|\[New LWP)", line):
             if stream.threads:
                 self._end_process(stream)
+            stream.fatal = line.lstrip().startswith("Fatal")
             attached = re.search(r"process (\d+)", line)
             stream.asked_pid = int(attached[1][:9]) if attached else stream.asked_pid
 
@@ -276,14 +287,14 @@ class _Reader:
                         pid=pid,
                         parent=stream.parent,
                         command=stream.command,
-                        threads=tuple(stream.threads),
+                        threads=_crashing(stream.threads) if stream.fatal else tuple(stream.threads),
                         error=None if stream.threads else error,
                     )
                 )
         if not keep_pid:
             stream.pid, stream.command = 0, ""
         stream.parent, stream.asked_pid = 0, 0
-        stream.threads, stream.error = [], None
+        stream.threads, stream.error, stream.fatal = [], None, False
 
     def _add(self, dump: Dump) -> None:
         self.found.append(replace(dump, source=self.source, at=len(self.found)))
@@ -292,6 +303,13 @@ class _Reader:
         for stream in self.streams.values():
             self._end_process(stream)
         return list(_without_doubled_errors(self.found))
+
+
+def _crashing(threads: Sequence[ThreadStack]) -> tuple[ThreadStack, ...]:
+    """With the frame of faulthandler in the main thread, whichever received the signal: the process ends."""
+    main = next((each for each in threads if _is_main(each)), threads[0] if threads else None)
+    handler = Frame(function="faulthandler_fatal_error", file="faulthandler.c")
+    return tuple(replace(each, frames=(handler, *each.frames)) if each is main else each for each in threads)
 
 
 def _asked_pid(line: str) -> int | None:

@@ -254,3 +254,10 @@ def test_one_snapshot_of_a_sample_that_is_read_in_the_process_itself_proves_noth
 def test_what_a_process_is_its_program_tells_and_not_its_arguments(command: str, what: str) -> None:
     (dump,) = parse_stacks(text_of(0, REDUCE).replace("python -u pretrain.py", command))
     assert no_rank(dump) == what
+
+
+@pytest.mark.parametrize("frame", ["write (memory.py:20)", "flush (metrics.py:3)", "take_block (cache.py:3)", "all_gather (ring_attention.py:1)"])  # fmt: skip
+def test_one_snapshot_of_a_function_that_only_has_such_a_name_proves_nothing(frame: str) -> None:
+    dumps = dumps_of((REDUCE, (frame, "forward (model.py:3)", *TAIL), REDUCE, REDUCE))
+    assert diagnose_dumps(dumps).culprits == ()
+    assert [each.rank for each in diagnose_dumps(dumps, Options(since_last_step_s=HOUR)).culprits] == [1]

@@ -116,6 +116,21 @@ def _row_of(function: str, file: str, table: FrameTable) -> Place | None:
     return None
 
 
+def is_known_by_name_alone(place: RankPlace) -> bool:
+    """Whether it is the name that the program gave a function which tells where a rank stands, and no library's file:
+    a function `write` may as well write into memory."""
+    telling = next((f for f in place.frames if place_of(f.function, f.file) is place.place), None)
+    return telling is not None and _by_name_alone(telling.function, telling.file, frame_table())
+
+
+@lru_cache(maxsize=8192)
+def _by_name_alone(function: str, file: str, table: FrameTable) -> bool:
+    name, file = function.rpartition(".")[2], _thawed(file)
+    fits = (row for row in table.frames if re.fullmatch(row[1], name) and re.fullmatch(row[2], file))
+    pattern = next((row[2] for row in fits), "")
+    return pattern == ".*" or pattern.startswith("(?!")
+
+
 def _thawed(file: str) -> str:
     """The path of a module of the interpreter that is built into it: `<frozen genericpath>` is genericpath.py."""
     return f"{file[8:-1].replace('.', '/')}.py" if file.startswith("<frozen ") else file

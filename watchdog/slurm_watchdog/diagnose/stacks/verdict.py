@@ -18,7 +18,14 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.case import Options, StackCase, case_of
-from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, is_native, place_of
+from slurm_watchdog.diagnose.stacks.places import (
+    WAITS_FOR_PEERS,
+    RankPlace,
+    call_of,
+    is_known_by_name_alone,
+    is_native,
+    place_of,
+)
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
 from slurm_watchdog.diagnose.stacks.sentences import (
     by_rank,
@@ -202,6 +209,8 @@ def _proves(case: StackCase, p: RankPlace) -> bool:
         return p.raw[:1] != p.frames[:1]  # it waits in a queue; what loads in the process itself works
     if p.place is Place.FILESYSTEM and any(place_of(f.function, f.file) is Place.DATALOADER for f in p.raw):
         return False  # so does what reads or decodes a sample there
+    if p.place in (Place.FILESYSTEM, Place.LOCK) and is_known_by_name_alone(p):
+        return False
     innermost = [f for f in p.raw if not is_native(f.file)][:4]
     return not any(_is_momentary(f.function, f.file) for f in innermost)
 
@@ -272,8 +281,8 @@ def _nobody_outside(case: StackCase) -> _Ruling:
 
 def _may_be_ahead(waiting: Sequence[RankPlace]) -> bool:
     """Whether ranks wait in a collective that its root, or all but its root, may leave before the others: for a moment
-    one rank is in the next one then, in every healthy job."""
-    return any(_ROOTED.match(collective_of(p)) for p in waiting)
+    one rank is in the next one then, in every healthy job. Or in what has a collective's name, and may be none."""
+    return any(_ROOTED.match(collective_of(p)) or is_known_by_name_alone(p) for p in waiting)
 
 
 def _by_topology(case: StackCase) -> _Ruling | None:

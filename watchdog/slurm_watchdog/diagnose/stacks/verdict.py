@@ -267,14 +267,16 @@ def _nobody_outside(case: StackCase) -> _Ruling:
         sentence = f"{culprit_words(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {waiters(case)}."
         return True, "missing_rank", (lost,), sentence
     if case.missing and collective and not starting:
+        many = len(case.missing) > 1
+        who = f"{'Ranks' if many else 'Rank'} {fold(case.missing)} {'are' if many else 'is'}"
         sentence = (
-            f"Rank {fold(case.missing)} {'is' if len(case.missing) == 1 else 'are'} missing from the "
-            f"dumps, {waiters(case)}. "
-            f"Nobody is named: look at the missing {'one' if len(case.missing) == 1 else 'ones'} first."
+            f"{who} missing from the dumps, {waiters(case)}. "
+            f"Nobody is named: look at the missing {'ones' if many else 'one'} first."
         )
         return (late or case.given.since_last_step_s is None, "missing_rank", (), sentence)
     if starting and case.missing:
-        sentence = f"Start-up: {where_all_are(case, lower=True)} Rank {fold(case.missing)} missing."
+        missing = f"Missing: {'ranks' if len(case.missing) > 1 else 'rank'} {fold(case.missing)}."
+        sentence = f"Start-up: {where_all_are(case, lower=True)} {missing}"
     hang = late or (bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None)
     return hang, cls, (), sentence
 

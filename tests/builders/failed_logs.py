@@ -179,7 +179,7 @@ VERDICTS: list[tuple[str, str, Expected]] = [
     ("what an allocator calls no failure", steps(1, 20) + "2024-05-01 10:00:30.1: W external/xla/xla/tsl/framework/bfc_allocator.cc:310] Allocator (GPU_0_bfc) ran out of memory trying to allocate 16.00GiB with freed_by_count=0. The caller indicates that this is not a failure, but this may mean that there could be performance gains if more memory were available.\n", None),
     ("a warning alone", steps(1, 20) + "2024-05-01 10:00:30,000 - WARNING - CUDA out of memory: a smaller batch is used\n", None),
     ("what shells and drivers miss at the start, and one step", "mkdir: /x: Permission denied\nOSError: [Errno 2] No such file or directory: 'cache'\n" + steps(1, 2), None),
-    ("what a shell and Slurm do without", "slurmstepd: error: Unable to create TMPDIR [/scratch/u]: Permission denied\nslurmstepd: error: Setting TMPDIR to /tmp\nbash: /root/.bashrc: Permission denied\n", None),
+    ("what a shell and Slurm do without", "slurmstepd: error: Unable to create TMPDIR [/scratch/u]: Permission denied\nslurmstepd: error: Setting TMPDIR to /tmp\nbash: /users/u/.bashrc: Permission denied\n", None),
     ("nothing at all", "", None),
     # numbers
     ("a loss that stays no number", steps(1, 9) + steps(9, 15).replace("2.5", "nan"), ("loss_nan", None, None)),

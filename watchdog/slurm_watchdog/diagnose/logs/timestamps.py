@@ -83,11 +83,11 @@ def stamp_of(line: str) -> Stamp | None:
         return None if seconds is None else Stamp("local", seconds)
     match = _NAMED.search(text)
     if match:
-        month = _MONTHS.get((match["n"] or match["n2"]).lower())
-        year = match["y"] or match["y2"]
-        if month is not None:
-            seconds = _seconds(match, int(year or SOME_YEAR), month, int(match["d"] or match["d2"]))
-            return None if seconds is None else Stamp("local" if year else "dated", seconds)
+        named = _MONTHS.get((match["n"] or match["n2"]).lower())
+        written = match["y"] or match["y2"]
+        if named is not None:
+            seconds = _seconds(match, int(written or SOME_YEAR), named, int(match["d"] or match["d2"]))
+            return None if seconds is None else Stamp("local" if written else "dated", seconds)
     for regex in (_GLOG, _SHORT):
         match = regex.search(text)
         if match:

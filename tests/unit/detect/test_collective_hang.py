@@ -165,6 +165,30 @@ def test_a_rank_that_writes_a_file_of_its_own_is_not_accused(bytes_s: int | None
     assert judge(progress=HUNG["progress"], snapshots=dumps).truth is truth
 
 
+@pytest.mark.parametrize(
+    ("age_s", "seen_of_it", "call", "said", "acts"),
+    [
+        (320.0, ("a 9e3", "a 9e3", "a 9e3"), "recvfrom", Truth.BAD, False),
+        (1900.0, ("a 9e3", "a 9e3", "a 9e3"), "poll", Truth.BAD, True),
+        (300.0, ("a 9e3", "a 9e3", "a 9e3"), "recvfrom", Truth.UNKNOWN, False),
+        (320.0, ("a 9e3", "a 9e3", "a 9e6"), "recvfrom", Truth.UNKNOWN, False),
+        (320.0, ("a 9e3", "b 9e3", "c 9e3"), "recvfrom", Truth.UNKNOWN, False),  # it asks again and again
+        (320.0, ("a 9e3", "a 9e3", "a 9e3"), "futex", Truth.UNKNOWN, False),  # a thread may be at work
+        (320.0, ("-", "-", "-"), "recvfrom", Truth.UNKNOWN, False),
+    ],
+)
+def test_a_request_that_nobody_answers_is_reported_after_five_minutes_and_acted_on_as_late_as_any_transfer(
+    age_s: float, seen_of_it: tuple[str, ...], call: str, said: Truth, acts: bool
+) -> None:
+    asks = ("_read_status (/usr/lib/python3.11/http/client.py)", "main (t.py)")
+    dumps = talking(still(RECV, RECV, asks, RECV), 2, seen_of_it)
+    dumps = tuple(replace(dump, stacks=tuple(replace(s, syscall=call) for s in dump.stacks)) for dump in dumps)
+    finding = judge(progress=progress(age_s), snapshots=dumps)
+    assert (finding.truth, finding.actionable) == (said, acts)
+    assert said is not Truth.BAD or [c.rank for c in finding.culprits] == [2]
+    assert acts or said is not Truth.BAD or "a server that was asked sends nothing" in finding.summary
+
+
 def test_a_job_that_hangs_after_its_last_step_is_wedged_in_its_teardown() -> None:
     assert judge(**{**HUNG, "progress": progress(70.0, total_steps=500)}).truth is Truth.UNKNOWN
 

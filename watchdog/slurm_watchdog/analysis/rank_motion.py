@@ -128,7 +128,7 @@ def did_nothing(job: JobView, node: str | None, pid: int | None) -> bool:
     if len(seen) < STILL_LOOKS:
         return False
     (first_age_s, first), (last_age_s, last) = seen[0], seen[-1]
-    return _used_nothing(first, last, first_age_s - last_age_s) is True
+    return used_nothing(first, last, first_age_s - last_age_s) is True
 
 
 def moves_bytes(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool:
@@ -165,11 +165,11 @@ def _rank_moved(before: ProcessStack, after: ProcessStack, apart_s: float) -> Tr
         return Truth.OK
     if other.place in MAY_SPIN:
         return Truth.BAD
-    idle = _used_nothing(before, after, apart_s)
+    idle = used_nothing(before, after, apart_s)
     return Truth.UNKNOWN if idle is None else Truth.BAD if idle else Truth.OK
 
 
-def _used_nothing(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool | None:
+def used_nothing(before: ProcessStack, after: ProcessStack, apart_s: float) -> bool | None:
     """None: its own time is not known. Bytes count where they could be read."""
     if before.main_cpu_s is None or after.main_cpu_s is None or apart_s <= 0:
         return None

@@ -6,8 +6,9 @@ that they wait. A rank that computes may be right; one that loops over a few lin
 
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent
 step, at least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a
-checkpoint or an upload, or an evaluation or a compilation that is not stuck; 1 h until 5 steps were seen,
-and after a launcher has started all ranks again. A run without a step is reported after 10 min (`stepless_limit`) if
+checkpoint or an upload (5 min if it waits for a server that sends nothing, `answer_limit`), or an evaluation or
+a compilation that is not stuck; 1 h until 5 steps were seen, and after a launcher has started all ranks again.
+A run without a step is reported after 10 min (`stepless_limit`) if
 all ranks but a few wait for others to join, and dumps over 5 min show these stuck inside of their own process, with
 nothing at work: see `who_never_joins`. From half the limit on, stacks of all ranks are taken,
 several times. Before that limit, from 10 s (`proven_floor`) on, if the hang is proven. Once 50 steps were read, a step
@@ -43,6 +44,7 @@ from slurm_watchdog.analysis.held_processes import process_on_storage, rank_on_s
 from slurm_watchdog.analysis.job_state import has_ended, has_trained, last_error
 from slurm_watchdog.analysis.lateness import late_after_s
 from slurm_watchdog.analysis.learned_limit import Limit
+from slurm_watchdog.analysis.limit_by_stacks import limit_by_stacks, nobody_answers
 from slurm_watchdog.analysis.progress_limit import (
     GROWS_S,
     LoopClock,
@@ -105,6 +107,12 @@ class CollectiveHang:
         "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x "
         "(`factor`) its longest pause.",
     )
+    answer_limit: float = span(
+        300.0,
+        "The same where the rank that the others wait for has asked a server that sends nothing: no byte on its "
+        "connection. Proxies and load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
+        "Acted on after `checkpoint_floor`.",
+    )
     busy_limit: float = span(
         1800.0,
         "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
@@ -157,16 +165,12 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
         return _finding_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
-    learnt_s, checkpoint_s = limit.seconds, with_a_step(job, settings.checkpoint_floor)
-    if voted.checkpointing and limit.seconds < checkpoint_s:
-        limit = Limit(seconds=checkpoint_s, reason="the stacks show a checkpoint or a transfer")
-    if voted.checkpointing and has_just_grown(job, learnt_s):
+    if voted.checkpointing and has_just_grown(job, limit.seconds):
         return finding.unknown(f"{clock.words}; the files of a checkpoint grow")
-    evaluation_s = with_a_step(job, settings.evaluation_floor)
-    if voted.patient and limit.seconds < evaluation_s:
-        limit = Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
+    unanswered = nobody_answers(job, voted)
+    limit = limit_by_stacks(job, voted, limit, settings, unanswered=unanswered)
     everybody = all_wait(job, voted) and not clock.unread
-    finding = _looking_again(finding, voted, everybody and age_s < busy_limit_s, settings)
+    finding = _looking_again(finding, voted, (everybody and age_s < busy_limit_s) or unanswered, settings)
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return _spinning_finding(job, finding, limit, voted, round_and_round, busy_limit_s)
@@ -183,16 +187,18 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
     if objection and age_s >= limit.seconds:
         return finding.unknown(f"{clock.words}, and {objection}")
     found = _bad_finding(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
+    if unanswered and age_s < with_a_step(job, settings.checkpoint_floor):
+        found = replace(found, actionable=False)
     if not everybody or found.truth is not Truth.BAD:
         return found
     patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
     return with_everybody(job, found, loop_state(job, now, limit.seconds), patient_s)
 
 
-def _looking_again(finding: Finding, voted: Vote, everybody: bool, settings: CollectiveHang) -> Finding:
-    """With dumps that follow more closely where they decide: whether a rank goes round, or all stand still."""
+def _looking_again(finding: Finding, voted: Vote, still: bool, settings: CollectiveHang) -> Finding:
+    """With dumps that follow more closely where they decide: whether a rank goes round, or what is `still` stays so."""
     moves = voted.waiting and voted.outside and voted.moving and not (voted.checkpointing or voted.patient)
-    if not moves and not everybody:
+    if not moves and not still:
         return finding
     later_s = GOES_ROUND_EVERY * settings.busy_limit if moves else LOOK_EVERY_S
     wanted = (replace(each, later_s=later_s) if isinstance(each, StackRequest) else each for each in finding.wanted)

@@ -197,7 +197,8 @@ def _busy(job: JobView, voted: Vote, waiting: str) -> str:
     if voted.moving:
         return "its ranks still move or compute"
     if voted.checkpointing:
-        return f"a checkpoint or a transfer is under way, which may take its time; {waiting}"
+        who = f"{what_they_do(voted.outside)}: " if voted.outside else ""
+        return f"{who}a checkpoint or a transfer is under way, which may take its time; {waiting}"
     if voted.patient and (job.progress is None or job.progress.age_s < LONG_WORK_PATIENCE_S):
         return f"an evaluation or a compilation is under way, which may take its time; {waiting}"
     return ""

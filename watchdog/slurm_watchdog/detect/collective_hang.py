@@ -109,7 +109,7 @@ class CollectiveHang:
     )
     answer_limit: float = span(
         300.0,
-        "The same where the rank that the others wait for has asked a server that sends nothing: no byte on its "
+        "Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its "
         "connection. Proxies and load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
         "Acted on after `checkpoint_floor`.",
     )

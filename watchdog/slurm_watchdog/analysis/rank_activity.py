@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
-from slurm_watchdog.analysis.held_processes import held_by, is_held, moves_data
+from slurm_watchdog.analysis.held_processes import STORAGE_S, held_by, is_held, moves_data
 from slurm_watchdog.analysis.rank_motion import moves_bytes, moves_on_connection
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
@@ -37,6 +37,8 @@ two steps."""
 LEAST_WORK = 0.05
 """Share of tensor cores or memory: a kernel that waits for its peers uses next to nothing of either, and so do programs
 of small kernels at work."""
+MOVED_WITHIN_S = 300.0
+"""Nobody who hangs has waited for a disk since: of a limit of minutes, half is looked back upon, up to so long."""
 MAX_ODD_SHARE = 0.25
 """More ranks than this share are no odd ones."""
 LEAST_RANKS = 3
@@ -122,6 +124,18 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
     )
 
 
+def all_compute(job: JobView, now: float, limit_s: float) -> bool:
+    """Whether the GPUs of all ranks of a job are known to compute, at the power that is usual for it."""
+    if not _all_known(job):
+        return False
+    seen = activities(job, job.ranks, now, limit_s / 2)
+    return bool(seen) and all(a.doing is RankState.WORKS and a.gpu is not None and _draws_usual(a.gpu) for a in seen)
+
+
+def _draws_usual(each: RankGpu) -> bool:
+    return each.view.idle_since is None and _draws_little(each.view) is False
+
+
 def _all_known(job: JobView) -> bool:
     """Whether no rank is missing from what is known, as far as anything tells how many there are."""
     ranks = job.ranks
@@ -180,7 +194,8 @@ def _activity(
         return RankActivity(rank=rank, doing=RankState.IDLE, why=held_by(rank), quiet=True, gpu=first)
     quiet = is_quiet(rank, counted=counted)
     doing, why = _by_gpus(gpus, now, idle_for_s) if has_gpus else (RankState.IDLE, "does nothing")
-    if moves_data(rank) or _transfers(dumps) or any(moves_data(w) for w in workers):
+    within_s = max(STORAGE_S, min(idle_for_s, MOVED_WITHIN_S))
+    if _transfers(dumps) or any(moves_data(each, within_s) for each in (rank, *workers)):
         doing, why = RankState.WORKS, "moves data"
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
         doing, why = RankState.WORKS, "has workers that compute"

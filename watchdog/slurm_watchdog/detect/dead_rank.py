@@ -142,6 +142,7 @@ SPEC = DetectorSpec(
         *STORAGE,
         IncidentKind.LINGERING_JOB,
         IncidentKind.LOG_ERROR,
+        IncidentKind.DISK_FULL,
         IncidentKind.GPU_FAULT,
         IncidentKind.NODE_DOWN,
     ),

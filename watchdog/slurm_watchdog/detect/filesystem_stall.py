@@ -24,6 +24,7 @@ from slurm_watchdog.analysis.progress_limit import saves_now
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.filesystem import (
+    ANSWER_COUNTS_FOR_S,
     FLUSH_CALLS,
     FLUSH_PATIENCE_S,
     Assessment,
@@ -224,7 +225,8 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
         else f"no other node shares this {filesystem.mount}: it is {first.node}'s own.",
         Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part "
         "of the storage).",
-        Scope.UNKNOWN: f"no other node has answered yet whether it reaches {filesystem.mount}.",
+        Scope.UNKNOWN: f"no other node has said within {ANSWER_COUNTS_FOR_S / 60:.0f} min whether it reaches "
+        f"{filesystem.mount}.",
     }[state.scope]
     return f"{who} {what}{more}; {consequence}"
 

@@ -223,7 +223,9 @@ def _judge_stranger(
     if not lines:
         return _finding(node, place, Truth.OK, "nothing is wrong with it")
     severity = max((each[0] for each in lines), key=list(Severity).index)
-    sentence = f"The GPU or switch at {place} of {node.name}, which NVML does not list: {lines[0][1]}."
+    addressed = any(gpu.gpu.pci_bus_id for gpu in node.gpus)
+    unlisted = ", which NVML does not list" if addressed else ""
+    sentence = f"The GPU or switch at {place} of {node.name}{unlisted}: {lines[0][1]}."
     ranks = jobs.ranks_on(node.name, "", _pids(loud))
     facts = tuple(text for _, text in lines[1:9]) + _computing(ranks)
     finding = _finding(node, place, Truth.BAD, sentence, severity, lines[0][1], facts, view.now - loud[0].at)

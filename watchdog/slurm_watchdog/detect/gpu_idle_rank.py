@@ -103,9 +103,10 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
         return replace(finding, truth=Truth.OK if _all_are_used(job) else Truth.UNKNOWN)
     culprits = tuple(r.culprit(f"has been idle for {now - (r.view.idle_since or now):.0f} s") for r in quiet)
     first, more = culprits[0], and_more(len(culprits))
+    reason = first.reason if len(culprits) == 1 else first.reason.replace("has", "have", 1)
     return finding.bad(
         f"The GPU of rank {first.rank} of job {job_id} on {first.node} ({first.gpu_uuid}){more} "
-        f"{first.reason}, while those of "
+        f"{reason}, while those of "
         f"its peers are busy; the job {f'has made no step for {progress.age_s:.0f} s' if stands else 'makes steps'}.",
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),

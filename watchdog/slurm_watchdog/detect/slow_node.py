@@ -279,7 +279,8 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
                 lines[name] = seen.event.line
         for name, count in counts.items():
             if name in HEAT_EVENTS or count >= STREAM:
-                text = f"its kernel said {count} times: {shortened(lines[name], 160)}"
+                times = f" {count} times" if count > 1 else ""
+                text = f"its kernel said{times}: {shortened(lines[name], 160)}"
                 found.append(Sign(node=node.name, signal=name, text=text))
     return found
 

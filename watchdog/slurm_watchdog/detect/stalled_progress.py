@@ -11,7 +11,8 @@ earlier run of the job has made steps), and the ranks have to be known to be idl
 
 Fires: no step beyond the limit: at once if no rank does anything and no stack shows more; after
 `still_limit` (10 min) if all stacks are motionless outside of any collective; else after `busy_limit` (30
-min; 1.5 × `checkpoint_floor` while a checkpoint is seen to be written). Or no first step for 90 min
+min; 1.5 × `checkpoint_floor` while a checkpoint is seen to be written; 4 × `evaluation_floor` in an evaluation while
+the GPUs of all ranks compute, at the power that they draw in training). Or no first step for 90 min
 (`start_limit`), of a training whose log can be read and whose ranks are known to be idle.
 Names: the ranks that do nothing while others work, if that is clear.
 Note: a loop that runs without logging looks alike: hence the 30 min. A site without ptrace may have a ladder act on
@@ -36,7 +37,7 @@ from slurm_watchdog.analysis.progress_limit import (
     progress_limit,
     with_a_step,
 )
-from slurm_watchdog.analysis.rank_activity import LoopState, few_idle_among_busy, loop_state
+from slurm_watchdog.analysis.rank_activity import LoopState, all_compute, few_idle_among_busy, loop_state
 from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span, span_or_never
@@ -51,6 +52,10 @@ STACKS_PATIENCE_S = 10.0
 
 PLACES_TOLD = 3
 """Groups of ranks whose place is in the sentence."""
+
+EVALUATING = 4.0
+"""An evaluation of a whole set of data takes an hour or two. While every GPU draws what it draws in training nobody
+waits for anybody, and one that the log tells of may take so many times its floor."""
 
 SAVING = 1.5
 """A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it,
@@ -136,6 +141,9 @@ def _patient_s(
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit.seconds)
     patient_s = max(with_a_step(job, settings.still_limit if still else settings.busy_limit), limit.seconds)
+    evaluates = job.progress is not None and job.progress.phase == "evaluating"
+    if evaluates and all_compute(job, now, limit.seconds):
+        patient_s = max(patient_s, EVALUATING * with_a_step(job, hang.evaluation_floor))
     saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
     log_says_saving = job.progress is not None and job.progress.phase == "checkpointing"
     if saved or log_says_saving or voted.checkpointing:

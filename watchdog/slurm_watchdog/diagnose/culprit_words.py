@@ -27,5 +27,6 @@ def describe_all(culprits: Sequence[Culprit]) -> str:
 
 
 def what_they_do(culprits: Sequence[Culprit]) -> str:
-    """The same, and the reason for which the first one is named."""
-    return f"{describe_all(culprits)} {culprits[0].reason}"
+    """The first one with the reason for which it is named, and how many more there are."""
+    more = f" (likewise {len(culprits) - 1} more)" if len(culprits) > 1 else ""
+    return f"{describe(culprits[0])} {culprits[0].reason}{more}"

@@ -45,6 +45,11 @@ class GpuHolders:
                 if gpu.uuid and gpu.uuid not in uuids_of.get(pid, ()):
                     uuids_of[pid] = (*uuids_of.get(pid, ()), gpu.uuid)
 
+    def of_process(self, pid: int | None) -> str | None:
+        """The one GPU on which a process was seen; None if it is not known, or there were several."""
+        uuids = self._uuids_of.get(pid, ()) if pid is not None else ()
+        return uuids[0] if len(uuids) == 1 else None
+
     def orphans(
         self, processes: Sequence[Process], gpus: Sequence[Gpu], over: Mapping[str, str], now: float
     ) -> tuple[GpuHolder, ...]:

@@ -66,6 +66,8 @@ class Node:
     over: dict[str, str] = field(default_factory=dict)
     """Jobs that have ended, and their users, as Slurm's listing has them at this moment."""
     _holders: GpuHolders = field(default_factory=GpuHolders)
+    _cards: dict[str, str] = field(default_factory=dict)
+    """PCI address -> UUID, as far as it was found out."""
     _seats: AssignedGpus = field(default_factory=dict)
     _recorded: bool = False
     """A recording says itself who holds a GPU."""
@@ -287,6 +289,9 @@ class Node:
                 return
         fact = parse_kernel_line(record.line or "")
         if fact is not None:
+            gpu_uuid = fact.gpu
+            if gpu_uuid is None and fact.pci_bus_id is not None:
+                gpu_uuid = self._card_at(fact.pci_bus_id, fact.pid)
             yield NodeEvent(
                 source="kernel_log",
                 name=fact.name,
@@ -294,7 +299,7 @@ class Node:
                 age_s=age_s,
                 line=fact.message,
                 xid=fact.xid,
-                gpu_uuid=fact.gpu,
+                gpu_uuid=gpu_uuid,
                 pci_bus_id=fact.pci_bus_id,
                 pid=fact.pid,
                 process=fact.process,
@@ -303,6 +308,16 @@ class Node:
                 device=fact.device,
                 may_exclude_node=fact.may_exclude_node,
             )
+
+    def _card_at(self, pci_bus_id: str, pid: int | None) -> str | None:
+        """The UUID of the GPU at an address: a plain trace tells it by the processes that the kernel's lines name,
+        also when that process is over, and in lines that name none."""
+        if any(gpu.pci_bus_id for gpu, _ in self._gpus.values()):
+            return None
+        known = self._holders.of_process(pid)
+        if known is not None:
+            self._cards.setdefault(pci_bus_id, known)
+        return self._cards.get(pci_bus_id)
 
     def _probe(self, record: records.Mount) -> Iterable[MountProbe]:
         if record.responding is None:

@@ -80,6 +80,23 @@ def test_a_busy_gpu_spins_if_neither_its_power_nor_its_activity_is_what_it_was(
     assert activities(view, view.ranks, NOW, 30.0)[0].doing is found
 
 
+@pytest.mark.parametrize(
+    ("doing", "phase", "age_s", "truth"),
+    [
+        ("trains", "evaluating", 3000.0, Truth.UNKNOWN),
+        ("trains", "evaluating", 7300.0, Truth.BAD),
+        ("busy", "evaluating", 3000.0, Truth.BAD),
+        ("trains", None, 3000.0, Truth.BAD),
+    ],
+)
+def test_an_evaluation_in_which_every_gpu_computes_as_in_training_has_two_hours(
+    doing: str, phase: str | None, age_s: float, truth: Truth
+) -> None:
+    at_it = progress(age_s, phase=phase)
+    assert stalled(four(doing, progress=at_it)).truth is truth
+    assert stalled(four(doing, progress=at_it, g0=card(0, "busy"))).truth is Truth.BAD
+
+
 def test_one_look_at_low_power_between_two_steps_is_no_spinning() -> None:
     gap = card(0, "spins", recent_power_w=320.0)
     assert loop_state(four("trains", g0=gap), NOW, 60.0).stands is False

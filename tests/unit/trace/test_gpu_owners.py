@@ -78,3 +78,11 @@ def test_a_card_of_which_nothing_new_is_said_is_the_same_one_again() -> None:
     (other,) = assign_gpus([card(0, None)], [rank(0)], seats)
     assert again is first
     assert other is not first
+
+
+def test_the_gpu_of_a_process_is_known_where_it_was_seen_on_one_alone() -> None:
+    seen = GpuHolders()
+    seen.remember([rank(0), rank(1)], [card(0, (100, 101)), card(1, (101,))])
+    assert seen.of_process(100) == "GPU-0"
+    assert seen.of_process(101) is None
+    assert seen.of_process(None) is None

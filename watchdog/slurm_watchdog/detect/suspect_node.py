@@ -61,8 +61,13 @@ def _suspect(finding: Finding, suspect: SuspectNode) -> Finding:
     return finding.bad(
         f"{suspect.node} fails again and again: {suspect.recent} events within 14 days ({reason}).",
         culprits=(Culprit(node=suspect.node, gpu_uuid=suspect.place if is_gpu else None, reason=reason),),
-        facts=(*suspect.reasons, f"slurm-watchdog nodes {suspect.node}"),
+        facts=(*suspect.reasons, f"slurm-watchdog nodes {suspect.node}", f"to drain it: {_drain(suspect.node)}"),
     )
+
+
+def _drain(node: str) -> str:
+    """The command, ready to be pasted."""
+    return f'slurm-watchdog drain {node} --reason "suspect node"'
 
 
 SPEC = DetectorSpec(
@@ -76,8 +81,8 @@ SPEC = DetectorSpec(
     why_no_action="restarts avoid such nodes with policy.suspects",
     hint=Hint(
         usually="One part of it (a GPU, a link, a memory module) fails under load and looks well at rest.",
-        try_next="Drain it and test it under load: scontrol update NodeName=NODE State=DRAIN Reason=suspect. When it "
-        "is mended: slurm-watchdog nodes NODE --mended WHY.",
+        try_next="Drain it (slurm-watchdog drain), test it under load (slurm-watchdog test-nodes --drained-by-us) and, "
+        "once it is mended, record that (slurm-watchdog nodes, with --mended).",
     ),
     alerts=("SlurmWatchdogNodeTrouble",),
 )

@@ -71,3 +71,14 @@ def test_a_broken_card_makes_its_node_bad_and_is_named_by_its_uuid(
     (fault,) = verdict.faults
     assert words in fault.what
     assert fault.place == ("GPU-2" if broken else "gpu")
+
+
+def test_a_node_of_the_same_image_without_a_driver_is_not_accused_unless_slurm_gave_it_gpus(
+    library: Path, tmp_path: Path
+) -> None:
+    scenario = Scenario(tmp_path / "s", gpus=())
+    scenario.path.unlink()  # the library then answers that no driver is loaded
+    found = asked(library, scenario, "")
+    assert found.facts["gpu_health after"] == {"expected": None, "gpus": 0, "skipped": "no NVIDIA driver is loaded"}
+    assert judge_nodes([found], {}, {})[0].truth is Truth.UNKNOWN
+    assert judge_nodes([asked(library, scenario, "2")], {}, {})[0].truth is Truth.BAD

@@ -6,9 +6,11 @@ Judged on values made by a stand-in library; never on a GPU so far (docs/limits.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.node_figures import LEAST_PEERS
 from slurm_watchdog.nodetest.results import Fact, Fault, Measured, place_of
 
@@ -17,12 +19,15 @@ RISING: Final = {"uncorrected": "memory errors that ECC could not correct", "pci
 REPLAYS: Final = 1000
 """PCIe replays during a test of seconds: single ones are usual; so many mean a bad lane or slot (a judgement)."""
 
+MOST_AGREE: Final = 0.75
+"""Share of the peers that have the usual number of GPUs: with less the partition is mixed (a judgement)."""
+
 Card = Mapping[str, str | int | float | bool | None]
 
 
-def gpu_reasons(node: Measured, peers: Sequence[Measured]) -> list[Fault]:
-    """What is wrong with its GPUs."""
-    before, after = node.facts.get(BEFORE, {}), node.facts.get(AFTER) or node.facts.get(BEFORE, {})
+def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Measured]) -> list[Fault]:
+    """What is wrong with its GPUs. `peers`: of the same CPU and GPU model; `others`: all other nodes."""
+    before, after = node.facts.get(BEFORE, {}), _health(node)
     found: list[Fault] = []
 
     def add(place: str, what: str) -> None:
@@ -31,6 +36,9 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured]) -> list[Fault]:
     present, expected = after.get("gpus"), after.get("expected")
     if isinstance(present, int) and isinstance(expected, int) and present < expected:
         add("gpu", f"NVML sees {present} GPUs, and Slurm gave the job {expected}")
+    fewer = fewer_than_peers(node, others)
+    if fewer is not None and fewer.is_certain:
+        add("gpu", fewer.what)
     usable = node.facts.get("gpu_rate", {}).get("gpus")
     if isinstance(usable, int) and isinstance(expected, int) and usable < expected:
         add("gpu", f"torch can use {usable} GPUs, and Slurm gave the job {expected}")
@@ -54,13 +62,51 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured]) -> list[Fault]:
     return found
 
 
+class Fewer(Struct, frozen=True, kw_only=True):
+    """A node has fewer GPUs than most nodes of its CPU model."""
+
+    what: str
+    """A part of a sentence."""
+    is_certain: bool
+    """Otherwise another node has as few, or no driver is loaded: the node may be built so, and is not accused."""
+
+
+def fewer_than_peers(node: Measured, others: Sequence[Measured]) -> Fewer | None:
+    """Where Slurm did not state how many GPUs the job has: fewer than the number that most of at least four nodes of
+    the same CPU model have. The GPU model is not compared: a node that has lost all GPUs shows none."""
+    facts = _health(node)
+    own = facts.get("gpus")
+    if not isinstance(own, int) or isinstance(facts.get("expected"), int):
+        return None
+    alike = [each for each in others if each.name != node.name and _cpu_model(each) == _cpu_model(node)]
+    counts = [count for each in alike if isinstance(count := _health(each).get("gpus"), int)]
+    if len(counts) < LEAST_PEERS:
+        return None
+    usual, nodes = Counter(counts).most_common(1)[0]
+    if own >= usual or nodes < MOST_AGREE * len(counts):
+        return None
+    what = f"NVML sees {own} GPUs, and {usual} on {nodes} of {len(counts)} peers"
+    if facts.get("skipped"):
+        return Fewer(what=f"{what}: {facts['skipped']}", is_certain=False)
+    if own in counts:
+        return Fewer(what=f"{what}; others have {own} as well", is_certain=False)
+    return Fewer(what=what, is_certain=True)
+
+
+def _health(node: Measured) -> Mapping[str, Fact]:
+    return node.facts.get(AFTER) or node.facts.get(BEFORE, {})
+
+
+def _cpu_model(node: Measured) -> object:
+    return node.facts.get("state", {}).get("model")
+
+
 def _cards(facts: Mapping[str, Fact]) -> dict[str, Card]:
     return {name: value for name, value in facts.items() if name.startswith("gpu_") and isinstance(value, dict)}
 
 
 def _links(node: Measured) -> list[int]:
-    facts = node.facts.get(AFTER) or node.facts.get(BEFORE, {})
-    return [_whole(card["nvlinks_up"]) for card in _cards(facts).values() if "nvlinks_up" in card]
+    return [_whole(card["nvlinks_up"]) for card in _cards(_health(node)).values() if "nvlinks_up" in card]
 
 
 def _whole(value: object) -> int:

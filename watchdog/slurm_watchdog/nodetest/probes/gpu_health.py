@@ -34,10 +34,19 @@ def measure_gpu_health(asked: dict[str, Any]) -> dict[str, Any]:
         nvml.nvmlInit()
         facts["gpus"] = nvml.nvmlDeviceGetCount()
         for index in range(facts["gpus"]):
-            facts[f"gpu_{index}"] = _card(nvml, nvml.nvmlDeviceGetHandleByIndex(index))
+            try:
+                handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            except nvml.NVMLError as error:
+                if type(error).__name__ != "NVMLError_NoPermission":
+                    raise
+                continue  # it is counted, but the job's cgroup does not have it
+            facts[f"gpu_{index}"] = _card(nvml, handle)
     except nvml.NVMLError as error:
-        if type(error).__name__ == "NVMLError_LibraryNotFound":
+        kind = type(error).__name__
+        if kind == "NVMLError_LibraryNotFound":
             return {"figures": {}, "facts": {**facts, "skipped": "NVML is not installed on the node"}}
+        if kind == "NVMLError_DriverNotLoaded" and not facts["expected"]:  # a node without a GPU, of the same image
+            return {"figures": {}, "facts": {**facts, "gpus": 0, "skipped": "no NVIDIA driver is loaded"}}
         raise OSError(f"NVML says: {error}") from error
     return {"figures": {}, "facts": facts}
 

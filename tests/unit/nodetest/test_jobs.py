@@ -67,6 +67,6 @@ def test_cancelled_it_cancels_every_job_that_runs() -> None:
 def test_a_job_is_exclusive_bounded_late_in_the_queue_and_says_whose_it_is() -> None:
     options = job_options(NodeJob(("n1", "n2"), {}, 7, "gpu"), Placement(comment="of ann", after="4711"))
     assert {
-        "--exclusive", "--time=7", "--nice=10000", "--nodelist=n1,n2", "--nodes=2", "--partition=gpu", "--comment=of ann",
+        "--exclusive", "--mem=0", "--time=7", "--nice=10000", "--nodelist=n1,n2", "--nodes=2", "--partition=gpu", "--comment=of ann",
         "--dependency=afterany:4711", "--job-name=slurm-watchdog-test",
     } <= set(options)  # fmt: skip

@@ -18,6 +18,9 @@ START_S: Final = 30.0
 REPEATS: Final = 3
 """As repeat.MORE: how often a disturbed measurement is done again."""
 
+MOST_GPUS: Final = 16
+"""Of a node, for which a phase's limit suffices."""
+
 
 class Wanted(Struct, frozen=True, kw_only=True):
     """What is to be measured."""
@@ -62,7 +65,7 @@ def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:
     for directory in wanted.shared_directories:
         ask("mount", 4 * seconds + 30.0, directory=directory, subject=directory)
     if wanted.gpu_python:
-        ask("gpu_rate", 16 * (2 * seconds + 5.0) + 60.0, python=wanted.gpu_python)
+        ask("gpu_rate", MOST_GPUS * (4 * seconds + 8.0) + 60.0, python=wanted.gpu_python)
     ask("gpu_health", 20.0, subject="after")
     if wanted.site_command:
         ask("site_check", wanted.site_limit_s, command=wanted.site_command)
@@ -96,13 +99,15 @@ class Placement(Struct, frozen=True, kw_only=True):
 
 
 def job_options(job: NodeJob, placement: Placement) -> list[str]:
-    """For sbatch and srun alike: exclusive, low priority, bounded, never requeued."""
+    """For sbatch and salloc alike: exclusive with all memory of the nodes (--exclusive alone leaves the default of the
+    partition), low priority, bounded, never requeued."""
     given = {
         "--partition": job.partition, "--account": placement.account, "--reservation": placement.reservation,
         "--dependency": f"afterany:{placement.after}" if placement.after else "",
     }  # fmt: skip
     return [
-        f"--job-name={JOB_NAME}", f"--comment={placement.comment}", "--exclusive", f"--nice={NICE}",
+        f"--job-name={JOB_NAME}", f"--comment={placement.comment}", "--exclusive", "--mem=0",
+        f"--nice={NICE}",
         f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1",
         f"--nodelist={','.join(job.nodes)}", f"--time={job.minutes}",
         *(f"{name}={value}" for name, value in given.items() if value),

@@ -20,6 +20,9 @@ COPY = 64 << 20
 LEAST_COPY = 8 << 20
 MEMORY_SHARE = 8
 """At most an eighth of the memory that is available."""
+MEMORY_LEAST_SHARE = 2
+"""With so little memory that the smallest buffers take more than half of it, nothing is measured."""
+CGROUP = "/sys/fs/cgroup"
 ORDER, RESULT = struct.Struct("d"), struct.Struct("ddd")
 LEAST = 5
 """Repetitions: of so many the upper quartile is the second best."""
@@ -67,18 +70,69 @@ def copier(size: int) -> Kernel:
     return copying
 
 
-def copy_size(workers: int) -> int:
-    """Bytes of a buffer such that `workers` pairs of them stay within their share of memory."""
-    return int(max(LEAST_COPY, min(COPY, _available() // (2 * MEMORY_SHARE * workers))))
+def copy_size(workers: int, available: int) -> int:
+    """Bytes of a buffer such that `workers` pairs of them stay within their share of `available` bytes; 0: not even
+    the smallest ones fit."""
+    if 2 * LEAST_COPY * workers > available // MEMORY_LEAST_SHARE:
+        return 0
+    return int(max(LEAST_COPY, min(COPY, available // (2 * MEMORY_SHARE * workers))))
 
 
-def _available() -> int:
+def available_bytes() -> int:
+    """What this process may still take: of the node, and within its own cgroup and those above it."""
     try:
         with open("/proc/meminfo") as file:
             rows = dict(line.split(":", 1) for line in file)
-        return int(rows["MemAvailable"].split()[0]) * 1024
+        free = int(rows["MemAvailable"].split()[0]) * 1024
     except (OSError, KeyError, ValueError):
-        return 1 << 30
+        free = 1 << 30
+    try:
+        with open("/proc/self/cgroup") as file:
+            room = cgroup_room(file.read())
+    except OSError:
+        room = None
+    return free if room is None else max(0, min(free, room))
+
+
+def cgroup_room(own: str, root: str = CGROUP) -> int | None:
+    """Given /proc/self/cgroup (cgroups(7)): bytes up to the nearest memory limit of its cgroup and those above it, of
+    version 2 or 1; cached files that the kernel can drop count as free. None: no limit is shown."""
+    rooms = []
+    for line in own.splitlines():
+        _, names, path = line.split(":", 2)
+        if names and "memory" not in names.split(","):
+            continue
+        base = f"{root}/memory" if names else root
+        limits = ("memory.limit_in_bytes",) if names else ("memory.max", "memory.high")
+        used_name = "memory.usage_in_bytes" if names else "memory.current"
+        cached_name = "total_inactive_file" if names else "inactive_file"
+        parts = path.strip("/").split("/")
+        for depth in range(len(parts), -1, -1):
+            place = "/".join([base, *parts[:depth]])
+            used = _number(f"{place}/{used_name}")
+            for name in limits:
+                limit = _number(f"{place}/{name}")
+                if limit is not None and used is not None:
+                    rooms.append(limit - used + _row(f"{place}/memory.stat", cached_name))
+    return min(rooms, default=None)
+
+
+def _number(path: str) -> int | None:
+    """Of a file with one number; None: it cannot be read, or is "max"."""
+    try:
+        with open(path) as file:
+            return int(file.read())
+    except (OSError, ValueError):
+        return None
+
+
+def _row(path: str, name: str) -> int:
+    """The number behind `name` in a file of rows; 0: there is none."""
+    try:
+        with open(path) as file:
+            return next((int(line.split()[1]) for line in file if line.startswith(f"{name} ")), 0)
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 def _cpu_s() -> float:
@@ -161,5 +215,13 @@ def measure_cpu(asked: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_memory(asked: dict[str, Any]) -> dict[str, Any]:
-    """GB/s of copies: `memory_core`, `memory_all`."""
-    return _measure("memory", lambda workers: copier(copy_size(workers)), asked["seconds"], shares=True)
+    """GB/s of copies: `memory_core`, `memory_all`; nothing where the job has too little memory."""
+    return memory_within(available_bytes(), asked["seconds"])
+
+
+def memory_within(available: int, seconds: float) -> dict[str, Any]:
+    """The same, with so many bytes available."""
+    if not copy_size(cpus(), available):
+        why = f"the job may take {available >> 20} MiB of memory, too little for {cpus()} CPUs"
+        return {"figures": {}, "facts": {"skipped": why}}
+    return _measure("memory", lambda workers: copier(copy_size(workers, available)), seconds, shares=True)

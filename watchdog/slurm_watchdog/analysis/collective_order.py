@@ -3,12 +3,15 @@
 A rank waits for each member of the communicator that has not entered the collective which it has. Who is waited for,
 and waits for nobody itself, keeps the others waiting; so does one alone in another collective, or with another size,
 than all the rest. A rank without a record is never named, and neither is anybody where half of the ranks would be.
+
+Whom others only send to, or receive from, may have done its part: sending and receiving has no number that two ranks
+share. It is named only if it is what everyone who waits waits for in the end, and all of these have a record.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
@@ -27,6 +30,8 @@ class OddRank(Struct, frozen=True, kw_only=True):
     rank: int
     reason: str
     """`has not entered all_reduce 61 of default_pg`."""
+    only_spoken_to: bool = False
+    """No collective is known that it has not entered: others send to it, or receive from it, and it does neither."""
 
 
 class CollectiveOrder(Struct, frozen=True, kw_only=True):
@@ -65,16 +70,19 @@ class _Front(Struct, frozen=True, kw_only=True):
 
 def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     """The verdict of all records of one moment, one for each rank at most."""
-    of_rank = {record.rank: record for record in records}
+    single = _single(records)
+    old = _older(single)
+    of_rank = {rank: record for rank, record in single.items() if rank not in old}
     fronts = _fronts(of_rank)
     waiting = {r.rank for r in of_rank.values() if r.busy or any(each.waits for each in r.communicators)}
     # Who has begun to talk to a rank that talks to nobody waits for it.
-    spoken_to = {peer for record in of_rank.values() for peer in record.peers if peer in of_rank}
-    awaited = {rank for front in fronts for rank in front.behind} | spoken_to
-    roots = sorted(awaited - waiting)
+    spoken_to = {peer for record in of_rank.values() for peer in record.peers}
+    behind = {rank for front in fronts for rank in front.behind}
+    roots = sorted((behind | spoken_to & of_rank.keys()) - waiting)
     odd = [odd for front in fronts if front.known for odd in _other_calls(front)]
     facts = [fact for front in fronts for fact in _facts(front)][:MAX_FACTS]
-    missing = tuple(sorted({rank for front in fronts for rank in front.missing}))
+    facts += [f"the record of rank {_few(old)} is older than others, and does not count"] if old else []
+    missing = tuple(sorted({rank for front in fronts for rank in front.missing} | spoken_to - of_rank.keys()))
     found = CollectiveOrder(
         ranks=len(of_rank), waiting=tuple(sorted(waiting)), facts=tuple(dict.fromkeys(facts)), missing=missing
     )
@@ -87,15 +95,22 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         return _without(
             found, f"as many did not come as wait, or more: rank {few} may have called what others never do"
         )
-    if roots:
-        return _with(found, [OddRank(rank=rank, reason=_why(rank, fronts)) for rank in roots[:MAX_NAMED]])
+    only_spoken_to = frozenset(roots) - behind
+    certain = not missing and _explain(only_spoken_to, of_rank, fronts)
+    named = [rank for rank in roots if certain or rank not in only_spoken_to]
+    if named:
+        return _with(found, [_odd(rank, fronts) for rank in named[:MAX_NAMED]])
     if missing:
         return _without(found, f"there is no record of rank {_few(missing)}")
+    if roots:
+        return _without(found, f"rank {_few(roots)} has nothing unfinished, and may have sent what others wait for")
+    if any(not place.comparable and place.waits for record in of_rank.values() for place in record.communicators):
+        return _without(found, "this release of PyTorch numbers the collectives of each rank differently")
     if not all(front.known for front in fronts):
         return _without(found, "who belongs to a communicator in which ranks wait is not known")
     if any(_disagree(front) for front in fronts):
         return _without(found, "ranks called different collectives, and no side has a clear majority")
-    if awaited:
+    if behind or spoken_to:
         return _without(
             found, "ranks wait for one another in a circle: they use their communicators in different order"
         )
@@ -128,18 +143,64 @@ def _without(found: CollectiveOrder, why: str) -> CollectiveOrder:
     )
 
 
-def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[_Front]:
-    """Every collective that is the first which a rank has not finished."""
+def _single(records: Iterable[CollectiveRecord]) -> dict[int, CollectiveRecord]:
+    """By rank. Two records of one number are of two programs of the job, and nobody knows which is meant."""
+    numbers = Counter(record.rank for record in records)
+    return {record.rank: record for record in records if numbers[record.rank] == 1}
+
+
+def _groups(of_rank: Mapping[int, CollectiveRecord]) -> dict[str, dict[int, Communicator]]:
+    """The place of each rank in each communicator, by the communicator's key."""
     groups: dict[str, dict[int, Communicator]] = {}
     for rank, record in of_rank.items():
         for each in record.communicators:
             groups.setdefault(each.key, {})[rank] = each
-    return [front for _, places in sorted(groups.items()) for front in _of_group(places, of_rank)]
+    return groups
+
+
+def _older(of_rank: Mapping[int, CollectiveRecord]) -> tuple[int, ...]:
+    """Ranks whose record was made before others': these have finished what nobody finishes before all have entered it,
+    and there it is not entered. It says nothing of now."""
+    found = set[int]()
+    for places in _groups(of_rank).values():
+        newest = max(place.together for place in places.values())
+        if not newest or not all(place.comparable for place in places.values()):
+            continue
+        found |= {rank for rank, place in places.items() if place.entered < newest}
+        members = next((place.members for place in places.values() if place.members), ())
+        absent = [of_rank[rank] for rank in members if rank in of_rank and rank not in places]
+        found |= {record.rank for record in absent if record.whole and record.since_start}
+    return tuple(sorted(found))
+
+
+def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[_Front]) -> bool:
+    """Whether all that wait, wait for one of these in the end; one that is asked for only together with others has to
+    be the only one."""
+    unsure = roots - {
+        peer for record in of_rank.values() for peer in record.peers if peer not in record.unsure_peers
+    }  # fmt: skip
+    waiting = {
+        rank for rank, record in of_rank.items() if record.busy or any(each.waits for each in record.communicators)
+    }
+    reached, before = set(roots), -1
+    while len(reached) > before:
+        before = len(reached)
+        reached |= {rank for rank in waiting if reached.intersection(of_rank[rank].peers)}
+        for front in fronts:
+            if reached.intersection(front.behind) or not reached.isdisjoint(front.calls):
+                reached |= front.calls.keys()
+    return waiting <= reached and (not unsure or len(roots) == 1)
+
+
+def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[_Front]:
+    """Every collective that is the first which a rank has not finished."""
+    return [front for _, places in sorted(_groups(of_rank).items()) for front in _of_group(places, of_rank)]
 
 
 def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[_Front]:
     """Those of one communicator. Where its members are not known, several may share its name: nobody is behind."""
-    members = next((each.members for each in places.values() if each.members), ())
+    comparable = all(each.comparable for each in places.values())
+    members = next((each.members for each in places.values() if each.members and comparable), ())
     first: dict[int, dict[int, Call]] = {}
     for rank, place in places.items():
         if place.waits:
@@ -187,9 +248,12 @@ def _call_words(call: Call, usual: tuple[str, int | None, tuple[str, ...]]) -> s
     return f"{call.name} of {'/'.join(call.types)} where the others have {'/'.join(types)}"
 
 
-def _why(rank: int, fronts: Sequence[_Front]) -> str:
+def _odd(rank: int, fronts: Sequence[_Front]) -> OddRank:
     front = min((each for each in fronts if rank in each.behind), key=lambda each: len(each.behind), default=None)
-    return f"has not entered {front.words}" if front else "does not answer a rank that sends to it or receives from it"
+    if front is None:
+        reason = "does not answer a rank that sends to it or receives from it"
+        return OddRank(rank=rank, reason=reason, only_spoken_to=True)
+    return OddRank(rank=rank, reason=f"has not entered {front.words}")
 
 
 def _facts(front: _Front) -> Iterable[str]:

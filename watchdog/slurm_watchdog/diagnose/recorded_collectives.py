@@ -2,17 +2,19 @@
 
 Where a source says the same, it is said; where it shows that all who are accused wait themselves, nobody is named. By
 itself it names a single rank where nobody else is named, if it records sending and receiving, too: a rank that only
-receives would look absent otherwise, and so does one that waits in a store, in gloo or in a monitored barrier.
+receives would look absent otherwise, and so does one that waits in a store, in gloo, in a monitored barrier, or for its
+communicator, without which no operation is recorded. A rank inside of torch.distributed is therefore not named by it,
+nor is one of which there is no stack.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, OddRank, order_of, words_of
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import and_more, what_they_do
 from slurm_watchdog.diagnose.everybody_waits import with_links
@@ -22,7 +24,10 @@ from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView
 
-_UNRECORDED = re.compile(r"gloo|monitored_?barrier|[Ss]tore\b|store_based_barrier|rendezvous", re.IGNORECASE)
+_UNRECORDED = re.compile(
+    r"gloo|monitored_?barrier|[Ss]tore\b|store_based_barrier|rendezvous|distributed_c10d|CommInit|initNCCLComm",
+    re.IGNORECASE,
+)
 
 
 class Weighed(Struct, frozen=True, kw_only=True):
@@ -49,22 +54,30 @@ def weigh(
         found = replace(found, facts=(*found.facts, *(f"{each.source}: {fact}" for fact in each.facts)))
         if order.waiting:
             facts = (f"{each.source}: {words_of(order)}", *(f"{each.source}: {fact}" for fact in order.facts))
-            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks, _unrecorded(dumps))
+            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks, dumps)
     return found
 
 
-def _unrecorded(dumps: Sequence[StackSnapshot]) -> frozenset[int]:
-    """Ranks that wait in something that no source records: a store, gloo, a monitored barrier."""
-    return frozenset(
-        stack.rank
-        for stack in (dumps[-1].stacks if dumps else ())
-        if stack.rank is not None and (thread := main_thread(stack)) is not None
-        if any(_UNRECORDED.search(f"{frame.function} {frame.file}") for frame in thread.frames)
-    )
+def _may_wait_elsewhere(odd: Iterable[OddRank], dumps: Sequence[StackSnapshot]) -> frozenset[int]:
+    """Those of `odd` that may wait in something that no source records, by their newest stacks. Of one without a stack
+    it is not known; where nobody has one, what its records say of collectives stands for itself."""
+    threads = {stack.rank: main_thread(stack) for stack in (dumps[-1].stacks if dumps else ())}
+    found = set[int]()
+    for each in odd:
+        thread = threads.get(each.rank)
+        frames = thread.frames if thread is not None else ()
+        unseen = not frames and (bool(threads) or each.only_spoken_to)
+        if unseen or any(_UNRECORDED.search(f"{frame.function} {frame.file}") for frame in frames):
+            found.add(each.rank)
+    return frozenset(found)
 
 
 def _heard(
-    found: Weighed, source: RecordSet, order: CollectiveOrder, ranks: Iterable[ProcessView], waits_elsewhere: Set[int]
+    found: Weighed,
+    source: RecordSet,
+    order: CollectiveOrder,
+    ranks: Iterable[ProcessView],
+    dumps: Sequence[StackSnapshot],
 ) -> Weighed:
     reasons = {each.rank: each.reason for each in order.odd}
     accused = {each.rank for each in found.culprits}
@@ -82,7 +95,7 @@ def _heard(
         return found
     if not all(record.point_to_point for record in source.records):
         return found
-    if len(reasons) > 1 or waits_elsewhere & reasons.keys():
+    if len(reasons) > 1 or _may_wait_elsewhere(order.odd, dumps):
         return found
     absent = tuple(
         each.culprit(reasons[number])

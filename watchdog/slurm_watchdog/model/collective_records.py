@@ -32,6 +32,13 @@ class Communicator(Struct, frozen=True, kw_only=True):
     """The first of those that it has not finished."""
     members: tuple[int, ...] = ()
     """Its ranks in the job, where `waits` has any and that is known."""
+    finished: int | None = None
+    """Number of the last collective that this rank has finished; None: not known."""
+    together: int = 0
+    """Number of the last collective that it has finished, and that no rank finishes before all have entered it; 0:
+    none is known. A record in which another rank has not entered that one is older than this."""
+    comparable: bool = True
+    """False: ranks count its collectives differently, and no number says who is behind."""
 
 
 class CollectiveRecord(Struct, frozen=True, kw_only=True):
@@ -45,6 +52,10 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     """Ranks with which it has begun to send or receive, and has not finished."""
     busy: bool = False
     """It has such an operation, also where the peer is not known."""
+    unsure_peers: tuple[int, ...] = ()
+    """Those of `peers` with which it only has operations that wait for others, too: they may have done their part."""
+    since_start: bool = False
+    """Whether it holds all that the rank did: nothing had left its buffer."""
     point_to_point: bool = True
     """Whether its sending and receiving is recorded: with gloo it is not."""
 

@@ -12,7 +12,7 @@ import math
 import pickle
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Final, NoReturn
 
 import msgspec
@@ -41,7 +41,13 @@ REFUSED: Final = (
     RuntimeError, SystemError, BufferError, msgspec.MsgspecError,
 )  # fmt: skip
 """What the reader of pickles raises for one that is spoilt, as fuzzing has shown, and msgspec for another content."""
-_PEER: Final = re.compile(r"(?:send \d+->|recv \d+<-)(\d+)")
+NEEDS_ALL: Final = frozenset({
+    "all_reduce", "all_reduce_barrier", "allreduce_coalesced", "all_gather", "_all_gather_base", "all_gather_single",
+    "_reduce_scatter_base", "reduce_scatter_single", "barrier",
+})  # fmt: skip
+"""Collectives whose result depends on every rank. With all_to_all and reduce_scatter a rank may have nothing for
+another; of broadcast, reduce, gather and scatter only one rank waits for all, or all for one."""
+_PEER: Final = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 _Number = Annotated[int, Meta(ge=-1, le=2**53)]
 _Text = Annotated[str, Meta(max_length=4096)]
 
@@ -52,6 +58,8 @@ class _Entry(msgspec.Struct, gc=False):
     process_group: tuple[_Text, _Text]
     profiling_name: _Text
     collective_seq_id: _Number
+    p2p_seq_id: _Number = -1
+    record_id: _Number = -1
     state: _Text | None = None
     retired: bool | None = False
     is_p2p: bool = False
@@ -66,6 +74,22 @@ class _Entry(msgspec.Struct, gc=False):
     @property
     def finished(self) -> bool:
         return self.retired is True or self.state == "completed"
+
+    @property
+    def is_coalesced(self) -> bool:
+        """Whether it starts what the entries before it are parts of."""
+        return self.name == "coalesced"
+
+    @property
+    def direction(self) -> str:
+        match = _PEER.match(self.name)
+        return match[1] if match is not None else ""
+
+    @property
+    def peer(self) -> int | None:
+        """As its communicator has it; None: not known."""
+        match = _PEER.match(self.name)
+        return int(match[2]) if match is not None and len(match[2]) < 8 else None
 
 
 class _Group(msgspec.Struct, gc=False):
@@ -112,23 +136,23 @@ def parse_flight_recorder(body: bytes, rank: int) -> CollectiveRecord:
 
 
 def _record(dump: _Dump, rank: int) -> CollectiveRecord:
-    of_group: dict[tuple[str, str], list[_Entry]] = {}
-    for entry in dump.entries:
-        of_group.setdefault(entry.process_group, []).append(entry)
-    found, peers, busy, room = [], dict[int, None](), False, MAX_MEMBERS_IN_ALL
+    numbers = [each.record_id for each in dump.entries]
+    if numbers and numbers[-1] - numbers[0] not in (0, len(numbers) - 1):
+        raise ValueError("entries are left out of it: whether what they belong to has finished is not known")
+    of_group = _by_group(dump.entries)
+    found, talks, room = [], list[_Talk](), MAX_MEMBERS_IN_ALL
+    since_start = bool(dump.entries) and dump.entries[0].record_id == 0
     # Sending and receiving has numbers of its own, and a status holds the newest of either.
     statuses: Mapping[str, _Status] = {} if any(each.is_p2p for each in dump.entries) else dump.pg_status
     for (name, desc), entries in of_group.items():
-        waits, members = _unfinished(entries, statuses), _members(name, desc, dump.pg_config)
+        members = _members(name, desc, dump.pg_config)
+        ends = _ends_of_batches(entries)
+        collectives = [each for at, each in enumerate(entries) if not each.is_p2p and at not in ends]
+        waits, finished = _unfinished(collectives, statuses)
         kept = members if waits and len(members) <= room else ()
         room -= len(kept)
-        for entry in waits:
-            if not entry.is_p2p:
-                continue
-            busy, peer = True, _PEER.match(entry.name)
-            if peer is not None and int(peer[1]) < len(members):
-                peers[members[int(peer[1])]] = None
-        calls: dict[int, Call] = {e.collective_seq_id: _call(e) for e in waits if not e.is_p2p}
+        talks += [each.between(members) for each in _talks(entries, ends, since_start)]
+        calls: dict[int, Call] = {each.collective_seq_id: _call(each) for each in waits}
         found.append(
             Communicator(
                 key=f"{name}@{zlib.crc32(repr(members).encode()):08x}" if members else name,
@@ -136,36 +160,124 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
                 entered=_entered(entries, statuses),
                 waits=tuple(calls.values())[:MAX_WAITS],
                 members=kept,
+                finished=max((each.collective_seq_id for each in finished), default=None),
+                together=max((e.collective_seq_id for e in finished if members and _needs_all(e)), default=0),
+                comparable=_comparable(entries, ends),
             )
         )
     found.sort(key=lambda each: not each.waits)
+    peers = dict.fromkeys(peer for talk in talks for peer in talk.peers)
+    sure = {peer for talk in talks if len(talk.peers) == 1 for peer in talk.peers}
     return CollectiveRecord(
         rank=rank,
         communicators=tuple(found[:MAX_COMMUNICATORS]),
         whole=len(found) <= MAX_COMMUNICATORS,
         peers=tuple(peers)[:MAX_PEERS],
-        busy=busy,
+        busy=bool(talks),
+        unsure_peers=tuple(peer for peer in peers if peer not in sure)[:MAX_PEERS],
+        since_start=since_start,
         point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries),
     )
 
 
-def _unfinished(entries: list[_Entry], statuses: Mapping[str, _Status]) -> list[_Entry]:
-    """Those after the last that has finished: a communicator does one after the other. The parts of a coalesced
-    operation never count as finished themselves. A status counts only where the first of the group is still there: of
-    what has left the ring, some may have been sending."""
-    begin, whole = 0, min(each.collective_seq_id for each in entries) <= 1
+def _by_group(entries: Sequence[_Entry]) -> dict[tuple[str, str], list[_Entry]]:
+    """Those of each process group, in order; of one that was made again under its name, those of the newest."""
+    found: dict[tuple[str, str], list[_Entry]] = {}
+    for entry in entries:
+        before = found.get(entry.process_group)
+        if before is None or before[-1].pg_id != entry.pg_id:
+            found[entry.process_group] = [entry]
+        else:
+            before.append(entry)
+    return found
+
+
+class _Talk(msgspec.Struct, gc=False):
+    """One operation that sends or receives and has not finished."""
+
+    peers: tuple[int, ...]
+    """First as the communicator has them, then as the job does; empty: not known."""
+
+    def between(self, members: tuple[int, ...]) -> _Talk:
+        return _Talk(tuple(dict.fromkeys(members[peer] for peer in self.peers if peer < len(members))))
+
+
+def _ends_of_batches(entries: Sequence[_Entry]) -> dict[int, list[int]]:
+    """Where operations are that start several sends and receives at once, and for each where its parts are.
+
+    The parts come before it with its number; they have no state of their own (ProcessGroupNCCL.cpp, endCoalescing).
+    """
+    found: dict[int, list[int]] = {}
+    parts: list[int] = []
     for at, entry in enumerate(entries):
+        if parts and entry.p2p_seq_id != entries[parts[0]].p2p_seq_id:
+            parts = []
+        if entry.is_coalesced and (entry.is_p2p or parts):
+            found[at], parts = parts, []
+        elif entry.is_p2p:
+            parts.append(at)
+        else:
+            parts = []
+    return found
+
+
+def _talks(entries: Sequence[_Entry], ends: Mapping[int, list[int]], since_start: bool) -> list[_Talk]:
+    """What of its sending and receiving a rank has not finished. One after the other are finished only those with the
+    same peer in the same direction, and batches: each has a communicator or a place in one of its own. What all say
+    is `finished` is, whatever came later."""
+    batched = {at for parts in ends.values() for at in parts}
+    open_ones: dict[tuple[str, int | None], list[_Talk]] = {}
+    for at, entry in enumerate(entries):
+        if at in ends:
+            if entry.finished:
+                open_ones.pop(("batch", None), None)
+                continue
+            whole = since_start or 0 not in ends[at]  # else its first parts may have left the ring
+            peers = dict.fromkeys(peer for part in ends[at] if (peer := entries[part].peer) is not None)
+            open_ones.setdefault(("batch", None), []).append(_Talk(tuple(peers) if whole else ()))
+        elif entry.is_p2p and at not in batched:
+            stream = entry.direction, entry.peer
+            if entry.finished:
+                open_ones.pop(stream, None)
+            else:
+                open_ones.setdefault(stream, []).append(_Talk(() if entry.peer is None else (entry.peer,)))
+    return [talk for talks in open_ones.values() for talk in talks]
+
+
+def _unfinished(collectives: list[_Entry], statuses: Mapping[str, _Status]) -> tuple[list[_Entry], list[_Entry]]:
+    """Those after the last that has finished, and those up to it: a communicator does one after the other. The parts
+    of a coalesced operation never count as finished themselves. A status counts only where the first of the group is
+    still there: of what has left the ring, some may have been sending."""
+    begin, whole = 0, min((each.collective_seq_id for each in collectives), default=0) <= 1
+    for at, entry in enumerate(collectives):
         status = statuses.get(str(entry.pg_id)) if whole else None
         done = status is not None and entry.collective_seq_id <= status.last_completed_collective
         if entry.finished or done:
             begin = at + 1
-    return entries[begin:]
+    return collectives[begin:], collectives[:begin]
 
 
 def _entered(entries: list[_Entry], statuses: Mapping[str, _Status]) -> int:
     whole = min(each.collective_seq_id for each in entries) <= 1
     status = (statuses.get(str(entries[-1].pg_id)) if whole else None) or _Status()
     return max(0, status.last_enqueued_collective, *(each.collective_seq_id for each in entries))
+
+
+def _comparable(entries: Sequence[_Entry], ends: Mapping[int, list[int]]) -> bool:
+    """Whether sending and receiving leaves the number of collectives as it is. In older releases a batch takes one,
+    on the ranks that are in it alone (ProcessGroupNCCL.cpp, startCoalescing)."""
+    number: int | None = None
+    for at, entry in enumerate(entries):
+        if (entry.is_p2p or at in ends) and number not in (None, entry.collective_seq_id):
+            return False
+        number = entry.collective_seq_id
+    return all(entries[at].is_p2p for at in ends)
+
+
+def _needs_all(entry: _Entry) -> bool:
+    """Whether no rank finishes it before all have entered it. One without elements is finished at once."""
+    sizes = entry.input_sizes[:MAX_SIZES]
+    return entry.name in NEEDS_ALL and (not sizes or all(math.prod(each[:8]) for each in sizes))
 
 
 def _members(name: str, desc: str, groups: Mapping[str, _Group]) -> tuple[int, ...]:

@@ -1,0 +1,102 @@
+"""Dumps of the Flight Recorder as PyTorch writes them with NCCL, entry by entry (ProcessGroupNCCL.cpp, 2.5 and later)."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from slurm_watchdog.model.collective_records import CollectiveRecord
+from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+
+WORLD = "0"
+
+
+class Recorder:
+    """What one rank records. Peers are ranks of the job; `done` is whether an operation has finished by the dump."""
+
+    def __init__(
+        self, rank: int, groups: Mapping[str, Sequence[int]], *, room: int = 2000, old: bool = False, first: int = 0
+    ):
+        """`old`: a release in which a batch takes the number of a collective. `first`: entries that left the ring."""
+        self.rank, self.groups, self.room, self.old = rank, groups, room, old
+        self.entries: list[dict[str, Any]] = []
+        self._next = first
+        self._collectives: dict[str, int] = {}
+        self._sendings: dict[str, int] = {}
+        self._instances: dict[str, int] = {}
+
+    def collective(self, name: str = "all_reduce", group: str = WORLD, *, done: bool = True, elements: int = 8) -> None:
+        self._collectives[group] = self._collectives.get(group, 0) + 1
+        self._add(group, name, done, elements=elements)
+
+    def collectives(self, number: int, name: str = "all_reduce", group: str = WORLD) -> None:
+        """So many that have finished."""
+        for _ in range(number):
+            self.collective(name, group)
+
+    def coalesced(self, names: Sequence[str], group: str = WORLD, *, done: bool = True) -> None:
+        self._collectives[group] = self._collectives.get(group, 0) + 1
+        for name in names:
+            self._add(group, name, done=False)
+        self._add(group, "coalesced", done, elements=0)
+
+    def send(self, peer: int, group: str = WORLD, *, done: bool = True) -> None:
+        self._sendings[group] = self._sendings.get(group, 0) + 1
+        self._add(group, self._talk("send", peer, group), done, p2p=True)
+
+    def recv(self, peer: int, group: str = WORLD, *, done: bool = True) -> None:
+        self._sendings[group] = self._sendings.get(group, 0) + 1
+        self._add(group, self._talk("recv", peer, group), done, p2p=True)
+
+    def batch(self, *parts: tuple[str, int], group: str = WORLD, done: bool = True, ended: bool = True) -> None:
+        """`batch_isend_irecv`. Without `ended`: the rank has not come to its end."""
+        self._sendings[group] = self._sendings.get(group, 0) + 1
+        if self.old:
+            self._collectives[group] = self._collectives.get(group, 0) + 1
+        for direction, peer in parts:
+            self._add(group, self._talk(direction, peer, group), done=False, p2p=True)
+        if ended:
+            self._add(group, "coalesced", done, p2p=not self.old, elements=0)
+
+    def again(self, group: str = WORLD) -> None:
+        """The group is made again under its name, and counts from the beginning."""
+        self._instances[group] = self._instances.get(group, 0) + 1
+        self._collectives[group] = self._sendings[group] = 0
+
+    def dump(self, *, only_active: bool = False, as_json: bool = False) -> bytes:
+        kept = self.entries[-self.room :]
+        entries = [each for each in kept if not only_active or each["state"] != "completed"]
+        config = {
+            name: {"name": name, "desc": "", "ranks": str(list(members))}
+            for name, members in self.groups.items()
+            if self.rank in members
+        }
+        document = {"version": "2.10", "entries": entries, "pg_config": config, "pg_status": {}}
+        return json.dumps(document).encode() if as_json else pickle.dumps(document, protocol=2)
+
+    def record(self) -> CollectiveRecord:
+        return parse_flight_recorder(self.dump(), self.rank)
+
+    def _talk(self, direction: str, peer: int, group: str) -> str:
+        own, other = (sorted(self.groups[group]).index(rank) for rank in (self.rank, peer))
+        return f"{direction} {own}{'->' if direction == 'send' else '<-'}{other}"
+
+    def _add(self, group: str, name: str, done: bool, *, p2p: bool = False, elements: int = 8) -> None:
+        self.entries.append(
+            {
+                "record_id": self._next, "pg_id": len(self.groups) * self._instances.get(group, 0), "is_p2p": p2p,
+                "process_group": (group, "default_pg" if group == WORLD else group), "profiling_name": f"nccl:{name}",
+                "collective_seq_id": self._collectives.get(group, 0), "p2p_seq_id": self._sendings.get(group, 0),
+                "state": "completed" if done else "scheduled", "retired": False, "frames": [],
+                "input_sizes": [[elements]] if elements else [], "input_dtypes": ["Float"],
+            }
+        )  # fmt: skip
+        self._next += 1
+
+
+def recorders(ranks: int, groups: Mapping[str, Sequence[int]] | None = None, **more: Any) -> list[Recorder]:
+    """One for each rank of a job; the group of all is always there."""
+    every = {WORLD: tuple(range(ranks)), **(groups or {})}
+    return [Recorder(rank, every, **more) for rank in range(ranks)]

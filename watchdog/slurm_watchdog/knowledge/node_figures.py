@@ -18,6 +18,8 @@ class Kind(NamedTuple):
     """The same in its unit; both have to be exceeded."""
     column: str = ""
     """Of the table, where it has one."""
+    alike: bool = True
+    """Whether the other GPUs of a node are peers, too. Not where it depends on the slot: on the socket, the switch."""
 
 
 KINDS: Final[dict[str, Kind]] = {
@@ -38,11 +40,18 @@ KINDS: Final[dict[str, Kind]] = {
     "pair_in": Kind("bandwidth back", "Gb/s", True, 0.35),
     "pair_iperf3": Kind("bandwidth by iperf3", "Gb/s", True, 0.35),
     "gpu_matmul": Kind("matrix multiplication of GPU", "TFLOP/s", True, 0.05, column="matmul"),
+    "gpu_steadiness": Kind("slowest tenth of the matrix multiplications, by their median, of GPU", "%", True, 0.10),
+    "gpu_clock": Kind("clock under load of GPU", "MHz", True, 0.10),
     "gpu_memory": Kind("memory bandwidth of GPU", "GB/s", True, 0.05, column="GPU memory"),
+    "gpu_h2d": Kind("rate from the node's memory to GPU", "GB/s", True, 0.35, alike=False),
+    "gpu_d2h": Kind("rate to the node's memory from GPU", "GB/s", True, 0.35, alike=False),
+    "gpu_p2p": Kind("rate to the next GPU from GPU", "GB/s", True, 0.35, alike=False),
 }
 """CPU and memory: twice the spread over healthy tests on the local cluster (docs/test-nodes.md). Disks and mounts, whose
 rates depend on caches and on who else uses them (reads there have two usual rates, one three times the other): a quarter,
-four times. Links: the spread there, doubled. GPUs: by judgement, not measured by us."""
+four times. Links: the spread there, doubled. GPUs: by judgement, not measured by us; cards of one model differ by a few
+per cent in the clock that their power limit leaves them, and a PCIe link that lost half of its lanes or a generation by
+half."""
 MADS: Final = 5.0
 """A figure also has to be so many scaled median absolute deviations (of logarithms) away: one in a million of a normal
 distribution is."""

@@ -19,6 +19,9 @@ RISING: Final = {"uncorrected": "memory errors that ECC could not correct", "pci
 REPLAYS: Final = 1000
 """PCIe replays during a test of seconds: single ones are usual; so many mean a bad lane or slot (a judgement)."""
 
+SLOWED_SHARE: Final = 0.5
+"""Of a load during which the hardware slows the clocks down (heat, power brake); moments of it are usual (a
+judgement)."""
 MOST_AGREE: Final = 0.75
 """Share of the peers that have the usual number of GPUs: with less the partition is mixed (a judgement)."""
 
@@ -40,7 +43,7 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Meas
     if fewer is not None and fewer.is_certain:
         add("gpu", fewer.what)
     usable = node.facts.get("gpu_rate", {}).get("gpus")
-    if isinstance(usable, int) and isinstance(expected, int) and usable < expected:
+    if isinstance(usable, int) and isinstance(expected, int) and usable < expected and _torch_works(others):
         add("gpu", f"torch can use {usable} GPUs, and Slurm gave the job {expected}")
     usual = [links for peer in peers for links in _links(peer)]
     for name, now in _cards(after).items():
@@ -53,13 +56,23 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Meas
                 add(place, f"{where}: {rise} {words} during the test")
         if now.get("remap_failed"):
             add(place, f"{where}: a row of its memory could not be remapped")
-        if now.get("slowed"):
+        share = _cards(node.facts.get("gpu_rate", {})).get(name, {}).get("slowed_share")
+        if isinstance(share, float) and share > SLOWED_SHARE:
+            add(place, f"{where}: the hardware slows its clocks down during {share:.0%} of the load")
+        elif now.get("slowed"):
             add(place, f"{where}: the hardware slows its clocks down")
         if 0 < _whole(now.get("pcie_width")) < _whole(now.get("pcie_width_most")):
             add(place, f"{where}: PCIe has {now['pcie_width']} of {now['pcie_width_most']} lanes")
         if len(usual) >= LEAST_PEERS and _whole(now.get("nvlinks_up")) < (most := int(statistics.median(usual))):
             add(place, f"{where}: {_whole(now.get('nvlinks_up'))} NVLinks are up, and {most} on its peers")
     return found
+
+
+def _torch_works(others: Sequence[Measured]) -> bool:
+    """Whether it can use GPUs on another node, or was tried on none: where it can nowhere, torch or its driver is the
+    wrong one for all."""
+    counts = [each.facts["gpu_rate"].get("gpus") for each in others if "gpu_rate" in each.facts]
+    return not counts or any(counts)
 
 
 class Fewer(Struct, frozen=True, kw_only=True):

@@ -90,10 +90,10 @@ def unsure_reasons(node: Measured, *, compared: bool, peers: int) -> list[str]:
 
 
 def values_of(key: str, node: Measured, peers: Iterable[Measured]) -> list[float]:
-    """What the peers have for this figure; of a GPU also its neighbours."""
-    if "/" not in key.partition(" ")[0]:
-        return [each.figures[key] for each in peers if key in each.figures]
+    """What the peers have for this figure; of a GPU also its neighbours, where the slot plays no part."""
     family = split_key(key)[0]
+    if "/" not in key.partition(" ")[0] or not KINDS[family].alike:
+        return [each.figures[key] for each in peers if key in each.figures]
     own = [value for other, value in node.figures.items() if other != key and split_key(other)[0] == family]
     return own + [value for each in peers for other, value in each.figures.items() if split_key(other)[0] == family]
 

@@ -55,15 +55,17 @@ class Left(Struct, frozen=True, kw_only=True):
 
 @contextlib.asynccontextmanager
 async def lifted(
-    levers: Levers, reservations: Reservations, nodes: Sequence[SlurmNode], name: str, place: Path, say: Say
+    levers: Levers, reservations: Reservations, nodes: Sequence[SlurmNode], name: str, place: Path | None, say: Say
 ) -> AsyncIterator[None]:
-    """Inside of it the nodes, drained or not, can be tested in reservation `name`, by nobody else. Raises SlurmRefused,
-    SlurmUnavailable, OSError; then nothing is changed, or it is put back."""
+    """Inside of it the nodes, drained or not, can be tested in reservation `name`, by nobody else. Without a
+    `place` nothing is remembered: the caller knows the drains. Raises SlurmRefused, SlurmUnavailable, OSError; then
+    nothing is changed, or it is put back."""
     drained = [node for node in nodes if is_drained(node.state)]
     left = Left(reservation=name, reasons={node.name: node.reason for node in drained})
     await reservations.create(name, [node.name for node in nodes], MINUTES)
     try:
-        await asyncio.to_thread(remember, place, left)
+        if place is not None:
+            await asyncio.to_thread(remember, place, left)
         for node in drained:
             await levers.undrain_node(node)
         yield
@@ -77,7 +79,7 @@ def remember(place: Path, left: Left) -> None:
     (place / FILE).write_bytes(msgspec.json.encode(left))
 
 
-async def put_back(levers: Levers, reservations: Reservations, left: Left, place: Path, say: Say) -> bool:
+async def put_back(levers: Levers, reservations: Reservations, left: Left, place: Path | None, say: Say) -> bool:
     """Drains the nodes again and deletes the reservation; True if all is done. What fails stays reserved, and is said.
 
     A node that is drained already, keeps its reason.
@@ -92,7 +94,8 @@ async def put_back(levers: Levers, reservations: Reservations, left: Left, place
     if failed:
         say(f"{', '.join(failed)} could not be drained again; reservation {left.reservation} keeps jobs away for a day")
         return False
-    (place / FILE).unlink(missing_ok=True)
+    if place is not None:
+        (place / FILE).unlink(missing_ok=True)
     if not await _done(reservations.delete, left.reservation):
         say(f"Delete it when Slurm answers: scontrol delete reservation={left.reservation}")
     return True

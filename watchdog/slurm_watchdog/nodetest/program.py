@@ -11,8 +11,8 @@ from typing import Any, Final
 
 SENT: Final = (
     "base.clock", "nodetest.probes.repeat", "nodetest.probes.cores", "nodetest.probes.disk", "nodetest.probes.state",
-    "nodetest.probes.pair", "nodetest.probes.site_check", "nodetest.probes.gpu_health", "nodetest.probes.gpu_rate",
-    "nodetest.probes.phases",
+    "nodetest.probes.pair", "nodetest.probes.site_check", "nodetest.probes.gpu_health",
+    "nodetest.probes.torch_program", "nodetest.probes.gpu_rate", "nodetest.probes.phases",
 )  # fmt: skip
 """Each after those that it imports."""
 CHOOSE: Final = (
@@ -33,6 +33,7 @@ for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[1]))):
             if parent:
                 setattr(sys.modules[parent[:-1]], part, module)
         parent = full + "."
+    sys.modules[name].SOURCE_TEXT = text
     exec(compile(text, name, "exec"), sys.modules[name].__dict__)
 sys.modules["slurm_watchdog.nodetest.probes.phases"].main(sys.argv[2])
 """

@@ -7,6 +7,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.node_figures import KINDS, split_key
@@ -115,10 +116,55 @@ def measured(name: str, lines: Iterable[Line], missing: str = "") -> Measured:
     for line in begun.values():
         said = "it had begun when the job ended"
         problems.append(Problem(phase=line.phase, subject=line.subject, state="late", said=said))
-    return Measured(
+    return by_nvml(Measured(
         name=name, model=_model(facts), figures=figures, spreads=spreads, disturbed=tuple(disturbed),
         problems=tuple(problems), facts=facts, missing=missing,
+    ))  # fmt: skip
+
+
+def by_nvml(found: Measured) -> Measured:
+    """With the GPUs of gpu_rate numbered as NVML numbers them, by UUID or PCI address: torch sees those that it may
+    use, in an order of its own. One that NVML does not know keeps torch's number, as `cuda:N`."""
+    by_torch = _cards(found.facts.get("gpu_rate", {}))
+    known = _cards(found.facts.get("gpu_health before", {}))
+    if not by_torch or not known:
+        return found
+    only = next(iter(known)) if len(known) == len(by_torch) == 1 else None
+    same = {
+        f"gpu_{each}": f"gpu_{_nvml_number(card, known) or only or f'cuda:{each}'}" for each, card in by_torch.items()
+    }
+
+    def renamed(key: str) -> str:
+        family, slash, index = key.partition("/")
+        return f"{family}/{same[f'gpu_{index}'].removeprefix('gpu_')}" if slash and index in by_torch else key
+
+    rates = {same.get(name, name): value for name, value in found.facts["gpu_rate"].items()}
+    return replace(
+        found, facts={**found.facts, "gpu_rate": rates},
+        figures={renamed(key) if key.startswith("gpu_") else key: value for key, value in found.figures.items()},
+        spreads={renamed(key) if key.startswith("gpu_") else key: value for key, value in found.spreads.items()},
     )  # fmt: skip
+
+
+def _cards(facts: Mapping[str, Fact]) -> dict[str, Mapping[str, str | int | float | bool | None]]:
+    """Number to what is known of that GPU."""
+    return {
+        name.removeprefix("gpu_"): value
+        for name, value in facts.items()
+        if name.startswith("gpu_") and isinstance(value, dict)
+    }
+
+
+def _nvml_number(
+    card: Mapping[str, object], known: Mapping[str, Mapping[str, str | int | float | bool | None]]
+) -> str | None:
+    """The one with the same UUID, else with the same PCI address."""
+    for name in ("uuid", "bus"):
+        if wanted := str(card.get(name) or "").lower():
+            same = [number for number, each in known.items() if str(each.get(name) or "").lower() == wanted]
+            if len(same) == 1:
+                return same[0]
+    return None
 
 
 def _facts(line: Line) -> Mapping[str, Fact]:
@@ -139,9 +185,12 @@ def _model(facts: Mapping[str, Mapping[str, Fact]]) -> str:
 def place_of(name: str, subject: str, facts: Mapping[str, Mapping[str, Fact]]) -> str:
     """The part of a node that a figure or a phase is about; for a GPU by its UUID, where NVML gave it."""
     part = name.partition("_")[0]
-    if part == "gpu" and subject.isdecimal():
-        card = facts.get("gpu_health before", {}).get(f"gpu_{subject}")
-        return str(card["uuid"]) if isinstance(card, dict) and card.get("uuid") else f"gpu:{subject}"
+    if part == "gpu" and subject.removeprefix("cuda:").isdecimal():
+        for phase in ("gpu_health before", "gpu_rate"):
+            card = facts.get(phase, {}).get(f"gpu_{subject}")
+            if isinstance(card, dict) and card.get("uuid"):
+                return str(card["uuid"])
+        return f"gpu:{subject}"
     if part in ("disk", "mount"):
         return f"{part}:{subject}"
     return name if name == "site_check" else "link" if part == "nic" else part

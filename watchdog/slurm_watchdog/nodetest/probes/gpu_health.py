@@ -55,6 +55,7 @@ def _card(nvml: Any, handle: Any) -> dict[str, Any]:
     """What it answers; a question that it does not support is left out."""
     questions: dict[str, Callable[[], Any]] = {
         "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
+        "bus": lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         "model": lambda: _text(nvml.nvmlDeviceGetName(handle)),
         "uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, UNCORRECTED, VOLATILE),
         "corrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, CORRECTED, VOLATILE),

@@ -67,6 +67,26 @@ CLOCK_S: Final = 1.0
 """Clocks that differ by more are out of order: NTP keeps them within milliseconds, and logs are compared by the second."""
 
 
+class LinkError(NamedTuple):
+    """A row for a counter of errors of a network interface."""
+
+    title: str
+    least: int
+    """Fewer in one measurement are nobody's fault."""
+
+
+LINK_ERRORS: Final[dict[str, LinkError]] = {
+    "rx_errors": LinkError("receive errors", 10),
+    "tx_errors": LinkError("transmit errors", 10),
+    "symbol_error": LinkError("symbol errors", 10),
+    "port_rcv_errors": LinkError("packets received with an error", 10),
+    "link_error_recovery": LinkError("recoveries of the link", 1),
+    "link_downed": LinkError("losses of the link", 1),
+}
+"""Of /proc/net/dev, and of a port in /sys/class/infiniband. A link of 400 Gb/s carries 1e13 bits in a test; at a bit error
+rate of 1e-12 to 1e-15 behind its error correction that leaves ten errors at most, on a good one none."""
+
+
 def split_key(key: str) -> tuple[str, str]:
     """`mount_write /scratch` and `gpu_matmul/3` into the name of the kind and what it is about."""
     name, _, subject = key.partition(" ")

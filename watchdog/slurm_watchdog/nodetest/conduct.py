@@ -14,6 +14,7 @@ from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.nodetest.jobs import Ended, Heard, Launcher, run_jobs
 from slurm_watchdog.nodetest.judge import Floors, Past, Verdict, judge_nodes
+from slurm_watchdog.nodetest.link_counters import judge_counters
 from slurm_watchdog.nodetest.pairs import Pair, SlowPair, culprits, judge_pairs, pair_of, ring
 from slurm_watchdog.nodetest.plan import NodeJob, Wanted, node_job, pair_job
 from slurm_watchdog.nodetest.results import Measured, better, measured
@@ -129,18 +130,24 @@ def with_links(
 ) -> list[Verdict]:
     """The verdicts, with what is wrong between nodes."""
     guilty = culprits(slow)
+    errors = judge_counters(list(links))
+    for node, risen in errors.items():
+        guilty[node] = guilty.get(node, []) + [each.fault for each in risen if each.is_certain]
     unclear = {node: pair for pair in slow if not pair.culprit for node in pair.nodes}
     tested = {node for link in links if not link.missing for node in pair_of(link)}
     wanted = {node for pair in asked for node in pair}
     found = []
     for each in verdicts:
-        if each.node in guilty:
+        if guilty.get(each.node):
             each = replace(each, truth=Truth.BAD, faults=(*each.faults, *guilty[each.node]))
         elif each.truth is not Truth.BAD and each.node in unclear:
             pair = unclear[each.node]
             other = pair.nodes[1] if pair.nodes[0] == each.node else pair.nodes[0]
-            why = f"to {other}: {'; '.join(pair.reasons)}; which of the two it is, no other pair tells"
-            each = replace(each, truth=Truth.UNKNOWN, unsure=(*each.unsure, why))
+            doubt = f"to {other}: {'; '.join(pair.reasons)}; which of the two it is, no other pair tells"
+            each = replace(each, truth=Truth.UNKNOWN, unsure=(*each.unsure, doubt))
+        elif each.truth is not Truth.BAD and each.node in errors:
+            why = tuple(risen.fault.what for risen in errors[each.node])
+            each = replace(each, truth=Truth.UNKNOWN, unsure=(*each.unsure, *why))
         elif each.truth is Truth.OK and each.node in wanted - tested:
             each = replace(each, truth=Truth.UNKNOWN, unsure=("its network was not measured",))
         found.append(each)

@@ -139,6 +139,43 @@ def test_a_rank_that_is_known_is_still_seen_with_its_memory_locked_and_its_threa
         set_frozen(filesystem, False)
 
 
+KILLED = (
+    "import ctypes, os, platform, sys, threading, time\n"
+    "file = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT)\n"
+    "def write():\n"
+    "    while True:\n"
+    "        os.write(file, b'x')\n"
+    "        time.sleep(0.05)\n"
+    "threading.Thread(target=write, daemon=True).start()\n"
+    "while not os.path.exists(sys.argv[2]):\n"
+    "    time.sleep(0.05)\n"
+    "EXIT = {'x86_64': 60, 'aarch64': 93}[platform.machine()]\n"
+    "ctypes.CDLL(None).syscall(EXIT, 0)\n"
+)
+"""Its main thread ends alone (exit(2), not exit_group(2)), as that of a killed process whose other thread cannot."""
+
+
+def test_rank_whose_main_thread_has_ended_is_followed_into_the_call_of_its_other_thread(
+    looks: Looks, filesystem: Path, tmp_path: Path
+) -> None:
+    end = tmp_path / "end"
+    pid = looks.rank(3, sys.executable, "-c", KILLED, str(filesystem / "log"), str(end))
+    looks.until(lambda found: pid in found and found[pid].rank == 3)
+    set_frozen(filesystem, True)
+    end.touch()
+    found = looks.until(lambda found: found[pid].state == "Z" and found[pid].blocked is not None)
+    call = found[pid].blocked
+    assert (found[pid].role, found[pid].rank, found[pid].threads) == (Role.RANK, 3, 2)
+    assert call is not None and call.thread_id != pid
+    assert (call.state, call.syscall, call.path) == ("D", "write", str(filesystem / "log"))
+    found = looks.until(lambda found: found[pid].blocked is not None and found[pid].blocked.mount)
+    assert found[pid].blocked is not None and found[pid].blocked.mount == str(filesystem)
+    looks.started[-1].kill()  # it changes nothing: no signal ends a thread in D
+    assert looks.tick()[pid].blocked is not None
+    set_frozen(filesystem, False)
+    looks.until(lambda found: pid not in found or found[pid].blocked is None)
+
+
 STARTER = (
     "import subprocess, sys, time\n"
     "sys.argv[0] = {program!r}\n"

@@ -10,7 +10,7 @@ from slurm_watchdog.controller.state.filesystems import filesystem_key
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import OwnWords
-from slurm_watchdog.model.observations import Checkpoint, Event, EventKind, LogFile, MountProbe
+from slurm_watchdog.model.observations import Blocked, Checkpoint, Event, EventKind, LogFile, MountProbe
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.model.supervisor import BATCH_STEP, PROTOCOL, JobSupervisor, SupervisorState, SupervisorStatus
 from tests.builders.reported_cluster import Cluster, progress_event
@@ -150,6 +150,16 @@ def test_a_zombie_is_dead_since_it_became_one_however_often_it_is_reported() -> 
     assert [(p.alive, p.gone_s) for p in cluster.job.ranks] == [(True, None), (False, 15.0)]
     cluster.report(process(0))
     assert cluster.job.ranks[1].gone_s == 20.0
+
+
+def test_a_zombie_with_a_thread_in_a_call_is_in_it_as_long_as_its_node_reports_so() -> None:
+    cluster = Cluster()
+    call = Blocked(thread_id=101, seconds=5.0, state="D", syscall="ioctl", path="/dev/nvidia0")
+    cluster.report(process(0), process(1))
+    cluster.report(process(0), process(1, state="Z", threads=2, blocked=call))
+    assert (cluster.job.ranks[1].alive, cluster.job.ranks[1].unending) == (False, call)
+    cluster.report(process(0))
+    assert (cluster.job.ranks[1].gone_s, cluster.job.ranks[1].unending) == (5.0, None)
 
 
 def test_a_report_seen_before_and_one_too_old_say_nothing_about_now() -> None:

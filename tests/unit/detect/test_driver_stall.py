@@ -138,3 +138,14 @@ def test_what_is_short_of_a_filesystem_or_not_known_is_no_driver(of: ClusterView
 def test_drivers_are_told_from_disks_and_filesystems(path: str | None, wchan: str | None, name: str | None) -> None:
     driver = driver_of(path, wchan)
     assert driver is None if name is None else driver is not None and name in driver.name
+
+
+def test_rank_that_was_killed_and_whose_other_thread_sleeps_in_the_driver_is_named_until_it_has_gone() -> None:
+    killed = {"state": "Z", "threads": 2, "blocked": blocked(70.0, **IOCTL)}
+    rest = tuple(seen(r) for r in range(3))
+    finding = found(view(processes=(*rest, seen(3, gone_s=72.0, **killed))))
+    assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [3])
+    assert "ioctl on /dev/nvidia1, at os_acquire_mutex" in finding.summary
+    assert any("its main thread has ended" in fact for fact in finding.facts)
+    gone = found(view(processes=(*rest, seen(3, gone_s=72.0, state="Z", threads=2))))
+    assert gone.truth is not Truth.BAD

@@ -15,7 +15,7 @@ from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind, Process, Role
 from tests.builders.logged_runs import errors
 from tests.builders.rank_activity import card, rank
-from tests.builders.views import COMPUTE, RECV, cluster, job, progress, seen, slurm_job, snapshot, stack
+from tests.builders.views import COMPUTE, RECV, blocked, cluster, job, progress, seen, slurm_job, snapshot, stack
 
 
 @dataclass(frozen=True)
@@ -147,6 +147,17 @@ def test_a_zombie_is_dead_since_it_became_one() -> None:
     zombie = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0, state="Z"))
     finding = judge(**{**LINGERS, "processes": zombie})
     assert (finding.truth, finding.culprits[0].reason) == (Truth.BAD, "has been a zombie for 40 s")
+
+
+def test_a_zombie_with_a_thread_that_cannot_end_is_said_to_have_one() -> None:
+    call = blocked(38.0, syscall="ioctl", path="/dev/nvidia1", mount=None, wchan="os_acquire_mutex")
+    zombie = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=40.0, state="Z", threads=2, blocked=call))
+    finding = judge(**{**LINGERS, "processes": zombie})
+    assert finding.summary.endswith(
+        " Of rank 3: its main thread has ended, and another thread of it has been in ioctl on /dev/nvidia1 for 38 s "
+        "(state D, at os_acquire_mutex)."
+    )
+    assert finding.culprits[0].reason.startswith("has been a zombie for 40 s; its main thread has ended")
 
 
 def test_after_a_grace_the_steps_before_the_death_are_still_before_it() -> None:

@@ -83,6 +83,15 @@ def _with_what_holds(job: JobView, culprit: Culprit) -> Culprit:
     return replace(culprit, reason=f"{culprit.reason}; its worker (pid {worker.process.pid}) {held_by(worker)}")
 
 
+def not_ended(rank: ProcessView) -> str:
+    """Of a process whose main thread has ended: what another thread of it is in, so that it does not end; else
+    empty. A clause that follows its name."""
+    if rank.unending is None:
+        return ""
+    wchan = f", at {rank.unending.wchan}" if rank.unending.wchan else ""
+    return f"its main thread has ended, and another thread of it {held_by(rank)} (state {rank.unending.state}{wchan})"
+
+
 def held_by(rank: ProcessView) -> str:
     """What holds it, of one that was stopped or has been in one call for long: the rest of a sentence about it."""
     process = rank.process

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends, who_failed_first
@@ -86,6 +87,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
     if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in ((first,) if known else dead))
+    kept = {each.process.rank: words for each in dead if (words := not_ended(each))}
     last_lines = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in dead], now)
     error = last_error_before_end(job, first, now)
@@ -93,9 +95,14 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
         f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, "
         f"after {progress.place}; "
-        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}",
+        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}"
+        f"{''.join(f' Of rank {rank}: {words}.' for rank, words in list(kept.items())[:1])}",
         culprits=culprits,
-        facts=(*facts_of_ends(job, dead), *(f"last words: {line}" for line in last_lines)),
+        facts=(
+            *facts_of_ends(job, dead),
+            *(f"rank {rank}: {words}" for rank, words in list(kept.items())[:8]),
+            *(f"last words: {line}" for line in last_lines),
+        ),
         duration_s=age_s,
     )
 

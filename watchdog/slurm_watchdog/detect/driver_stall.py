@@ -5,6 +5,7 @@ Fires: a thread has been in state D in one call of a driver for 60 s (`ioctl` on
 context at its end), no step was made since, and the next one is overdue by the run's own measure, in no phase and
 with nothing saved. Where that is not known, it has been in the call for 5 min. Before the first step, or where steps
 cannot be read: a rank, and with a warning after 60 s. After the last step a warning.
+Of a process that was killed, whose main thread is a zombie, another thread in such a call counts as well.
 Names: the rank, its pid, the driver, the wait channel, and the GPU where the call is on its file.
 Acts: requeues the job without the node, on at most two nodes; where no step is known to be overdue, after 5 min:
 registering memory and loading a driver take their time. Never after the last step, before the next is due, or
@@ -36,6 +37,7 @@ MOST_NODES = 2
 """More at once is a fabric or a release of the driver: no restart elsewhere mends it."""
 NAMED = 16
 HUNG_TASK = "hung_task"
+ENDED = "its main thread has ended (a zombie, as after SIGKILL); another thread of it is in this call"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +56,8 @@ def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
 def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
     for each in job.processes:
         blocked = each.process.blocked
-        if blocked is not None and blocked.state == "D" and each.alive and not blocked.mount and not blocked.candidates:
+        there = each.alive or each.unending is not None
+        if blocked is not None and blocked.state == "D" and there and not blocked.mount and not blocked.candidates:
             yield each, blocked
 
 
@@ -96,6 +99,7 @@ def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
+            *(f"pid {each.process.pid} on {each.node}: {ENDED}" for each, _, _ in long[:8] if each.unending),
             *_kernels_words(view, long),
             "what sleeps there ends when the driver lets it, else with a restart of the node",
         ),

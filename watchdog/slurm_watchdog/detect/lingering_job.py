@@ -24,6 +24,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import (
     PROGRESS_SLACK_S,
     dead_for_s,
@@ -250,7 +251,8 @@ def _bad_finding(
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
-        f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}",
+        f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}"
+        f"{f' Of rank {first.process.rank}: {words}.' if (words := not_ended(first)) else ''}",
         culprits=culprits,
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
@@ -272,7 +274,7 @@ def _what_they_do(waiting: _Waiting) -> str:
 def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
     return tuple(
         rank.culprit(
-            f"has been a zombie for {dead_for_s(rank):.0f} s"
+            f"has been a zombie for {dead_for_s(rank):.0f} s{f'; {words}' if (words := not_ended(rank)) else ''}"
             if rank.process.state in ("Z", "X")
             else f"ended {dead_for_s(rank):.0f} s ago"
         )

@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.held_processes import with_what_holds
+from slurm_watchdog.analysis.held_processes import not_ended, with_what_holds
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
@@ -232,7 +232,7 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
 
 
 def _named(ranks: Sequence[ProcessView], reason: str) -> tuple[Culprit, ...]:
-    return tuple(r.culprit(reason) for r in ranks[:MAX_NAMED])
+    return tuple(r.culprit("; ".join(filter(None, (reason, not_ended(r))))) for r in ranks[:MAX_NAMED])
 
 
 def _count(number: int, one: str, many: str) -> str:

@@ -15,8 +15,8 @@ from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_events import SuspectNode
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView, UnreachedNode
+from slurm_watchdog.model.observations import Blocked, Event, Process, Role
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
-from slurm_watchdog.model.observations import Event, Process, Role
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.rank_waits import WaitBlock, WaitDump
 from slurm_watchdog.model.slow_search import JobSearch
@@ -54,6 +54,13 @@ class ProcessView(Struct, frozen=True, kw_only=True):
     def alive(self) -> bool:
         """Present in its node's newest report, and no zombie."""
         return self.gone_s is None and self.process.state not in ("Z", "X")
+
+    @property
+    def unending(self) -> Blocked | None:
+        """The call of another thread of it that keeps it from ending, of a process whose main thread has ended;
+        None of any other. Such a process is a zombie, is not `alive`, and holds what it held (GPU memory)."""
+        left = self.process.state == "Z" and (self.process.threads or 1) > 1
+        return self.process.blocked if left else None
 
     def culprit(self, reason: str) -> Culprit:
         """It, named as a cause for this reason."""

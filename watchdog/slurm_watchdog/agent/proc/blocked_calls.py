@@ -277,6 +277,6 @@ def _is_same_call(old: BlockedCallHistory, new: BlockedCallHistory, now: float) 
 
 def _file_of(pid: int, thread: int, number: int) -> str | None:
     try:
-        return os.readlink(f"/proc/{pid}/fd/{number}")
+        return os.readlink(f"/proc/{pid}/task/{thread}/fd/{number}")  # a main thread that ended has no files
     except OSError:
         return None

@@ -116,5 +116,12 @@ class Entry:
         return (self.known.pid, self.known.start_ticks)
 
     @property
+    def has_living_thread(self) -> bool:
+        """Whether a thread of it is left. A process that was killed is a zombie as soon as its main thread has
+        ended, also while another thread sleeps in a driver and cannot end; stat counts both then (proc(5),
+        num_threads; seen with Linux 6.18)."""
+        return self.stat.state not in ("Z", "X") or self.stat.threads > 1
+
+    @property
     def is_kernel_thread(self) -> bool:
         return bool(self.stat.flags & KERNEL_THREAD)

@@ -60,14 +60,14 @@ def fault_target(files: Iterable[tuple[str, bool]], mounts: Iterable[Mount]) -> 
 
 def read_mapped(pid: int) -> dict[str, None]:
     """Names of the files that a process has mapped. Raises OSError."""
-    return dict.fromkeys(_read_maps(pid))
+    return dict.fromkeys(_read_maps(str(pid)))
 
 
-def read_fault(pid: int) -> CallTarget:
-    """`fault_target` of a process. Raises OSError."""
-    return fault_target(_read_maps(pid).items(), read_mounts(pid))
+def read_fault(task: str) -> CallTarget:
+    """`fault_target` of a thread, given as `PID/task/TID`. Raises OSError."""
+    return fault_target(_read_maps(task).items(), read_mounts(task))
 
 
-def _read_maps(pid: int) -> dict[str, bool]:
-    with open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
+def _read_maps(task: str) -> dict[str, bool]:
+    with open(f"/proc/{task}/maps", encoding="utf-8", errors="surrogateescape", newline="\n") as file:
         return parse_maps(file.read(MAX_MAPS))

@@ -145,15 +145,15 @@ def name_users(request: NameUsers, worker: WorkerState) -> dict[str, str]:
 
 def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
     pid, syscall, args = call.pid, call.syscall, call.args
-    path = None
+    path, task = None, f"{pid}/task/{call.thread}"  # a main thread that has ended has no memory and no files any more
     check_process(pid, worker)
     began = read_stat(pid).start_ticks
     if syscall == PAGE_FAULT:
-        return mapped_files.read_fault(pid)
+        return mapped_files.read_fault(task)
     if syscall in PATH_ARGUMENT:
         _check_in_call(call)
         directory, place = PATH_ARGUMENT[syscall]
-        path = _read_path(pid, args[place])
+        path = _read_path(task, args[place])
         # Only now it is known whose memory that was: a set-user-id program may have taken the place of the
         # one in this call.
         check_process(pid, worker)
@@ -162,13 +162,13 @@ def _resolve(call: BlockedCall, worker: WorkerState) -> CallTarget:
             raise OSError(errno.ESRCH, "it is another process now")
         if not path.startswith("/"):
             at = int32(args[directory]) if directory is not None else -100
-            base = os.readlink(f"/proc/{pid}/cwd" if at < 0 else f"/proc/{pid}/fd/{at}")
+            base = os.readlink(f"/proc/{task}/cwd" if at < 0 else f"/proc/{task}/fd/{at}")
             path = os.path.normpath(f"{strip_deleted(base)}/{path}")
     elif syscall in FD_ARGUMENT:
-        path = os.readlink(f"/proc/{pid}/fd/{int32(args[FD_ARGUMENT[syscall]])}")
+        path = os.readlink(f"/proc/{task}/fd/{int32(args[FD_ARGUMENT[syscall]])}")
     if path is None or not path.startswith("/") or path.startswith(NOT_STORAGE):
         return CallTarget(path)
-    return mount_target(path, read_mounts(pid))
+    return mount_target(path, read_mounts(task))
 
 
 def _check_in_call(call: BlockedCall) -> None:
@@ -184,11 +184,11 @@ def mount_target(path: str, mounts: tuple[Mount, ...]) -> CallTarget:
     return CallTarget(path) if mount is None else CallTarget(path, mount.point, mount.fs_type, mount.device)
 
 
-def _read_path(pid: int, pointer: int) -> str:
-    """The C string at `pointer` in the memory of `pid`, read page by page so that the page behind its end is
-    not touched."""
+def _read_path(task: str, pointer: int) -> str:
+    """The C string at `pointer` in the memory of `task` (`PID/task/TID`), read page by page so that the page
+    behind its end is not touched."""
     data = b""
-    with opened(f"/proc/{pid}/mem", os.O_RDONLY) as fd:
+    with opened(f"/proc/{task}/mem", os.O_RDONLY) as fd:
         while len(data) < MAX_PATH and b"\0" not in data:
             at = pointer + len(data)
             chunk = os.pread(fd, 4096 - at % 4096, at)

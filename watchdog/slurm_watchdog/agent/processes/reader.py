@@ -110,7 +110,7 @@ class ProcessReader:
             for entry in self.table.entries.values()
             if entry.crowd and entry.member is not None
         )
-        living = [entry for entry in self._mine if entry.stat.state not in ("Z", "X")]
+        living = [entry for entry in self._mine if entry.has_living_thread]
         mains = [entry for entry in living if self._is_due(entry)]
         turn = self.threads.take_turn(_with_threads(living))
         self._announce(living, mains, turn)

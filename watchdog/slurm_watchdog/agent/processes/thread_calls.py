@@ -67,7 +67,7 @@ def _call(pid: int, thread: int, where: int) -> ThreadCall:
     link = None
     if name in FD_ARGUMENT:
         try:
-            link = os.readlink(f"../fd/{int32(call.args[FD_ARGUMENT[name]])}", dir_fd=where)
+            link = os.readlink(f"{thread}/fd/{int32(call.args[FD_ARGUMENT[name]])}", dir_fd=where)
         except OSError:
             pass  # it was closed meanwhile
     return ThreadCall(line, _text(f"{thread}/wchan", where), _text(f"{thread}/io", where), link)

@@ -79,6 +79,9 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
         if process.role is Role.HELPER or made_at - gone_since > KEPT_GONE_S:
             run.forget(key)
         elif key not in run.gone:
+            if process.state == "Z":  # what kept it from ending has let it
+                process = replace(process, blocked=None)
+                run.blocked.discard(key)
             run.processes[key] = (process, seen_at, gone_since)
             run.lost_at = max(run.lost_at, made_at) if process.role is Role.RANK else run.lost_at
             run.gone.put(key, None, run.name, node, process.role)

@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import socketserver
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from email import message_from_bytes, policy
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.analysis.lost_time import report
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.config.receivers import Receiver
 from slurm_watchdog.journal.journal import Journal
@@ -25,6 +26,7 @@ from slurm_watchdog.notify.heartbeat import Heartbeat
 from slurm_watchdog.notify.links import SiteLinks
 from slurm_watchdog.notify.receivers import ReceiverChannel
 from slurm_watchdog.notify.self_test import each_receiver
+from slurm_watchdog.notify.weekly_message import weekly_row, weekly_words
 from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
 
@@ -39,9 +41,11 @@ def settings(tmp_path: Path, url: str = "", **given: Any) -> Receiver:
     return Receiver(**{"name": "r", **files.get(given["type"], {"url_file": str(tmp_path / "url")}), **given})
 
 
-def sent(tmp_path: Path, *steps: Any, places: SiteLinks = PLACES, **given: Any) -> list[Any]:
-    """The documents that a receiver has got after these steps of a notifier."""
-    receiver, journal = JsonReceiver(), Journal("sqlite://")
+def sent(
+    tmp_path: Path, *steps: Any, places: SiteLinks = PLACES, answers: Sequence[tuple[int, str]] = (), **given: Any
+) -> list[Any]:
+    """The documents that a receiver, which answers so, has got after these steps of a notifier."""
+    receiver, journal = JsonReceiver(*answers), Journal("sqlite://")
 
     async def go() -> None:
         async with receiver.listening():
@@ -81,6 +85,11 @@ def test_pagerduty_rings_for_what_needs_a_person_and_its_alert_is_acknowledged_a
     assert first["routing_key"] == "K" * 32 and first["payload"]["severity"] == "critical"
     assert "NEEDS YOU" in first["payload"]["summary"]
     assert first["links"] == [{"href": "https://watchdog.example.org/#/incident/i1", "text": "Incident"}]
+
+
+def test_a_silence_acknowledges_no_alert_at_pagerduty_whatever_it_is_sent(tmp_path: Path) -> None:
+    events = sent(tmp_path, story, type="pagerduty", only_persons=False)
+    assert [each["event_action"] for each in events] == ["trigger"] * 3 + ["acknowledge", "resolve"]
 
 
 def test_pagerduty_of_an_account_elsewhere_is_asked_at_its_own_address(tmp_path: Path) -> None:
@@ -157,7 +166,8 @@ def test_many_at_once_are_one_digest_that_names_each(tmp_path: Path) -> None:
 
 
 class Smtp(socketserver.StreamRequestHandler):
-    """As much of an SMTP server as takes mails. `server.bye`: what it answers to QUIT."""
+    """As much of an SMTP server as takes mails. `server.bye`: what it answers to QUIT; `server.answers`: what to a
+    recipient, one after the other."""
 
     def handle(self) -> None:
         self.wfile.write(b"220 here\r\n")
@@ -165,7 +175,11 @@ class Smtp(socketserver.StreamRequestHandler):
         while line := self.rfile.readline():
             word = line.split()[0].upper() if line.split() else b""
             if word == b"RCPT":
-                to.append(line.decode().partition("<")[2].partition(">")[0])
+                who = line.decode().partition("<")[2].partition(">")[0]
+                if answers := self.server.answers.get(who):  # type: ignore[attr-defined]
+                    self.wfile.write(answers.pop(0))
+                    continue
+                to.append(who)
             if word == b"DATA":
                 self.wfile.write(b"354 go on\r\n")
                 body = b"".join(iter(self.rfile.readline, b".\r\n"))
@@ -179,10 +193,82 @@ class Smtp(socketserver.StreamRequestHandler):
 @contextmanager
 def smtp() -> Iterator[Any]:
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), Smtp) as server:
-        server.mails, server.bye = [], b"221 bye\r\n"  # type: ignore[attr-defined]
+        server.mails, server.bye, server.answers = [], b"221 bye\r\n", {}  # type: ignore[attr-defined]
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.shutdown()
+
+
+MAIL = {"type": "email", "encryption": "none", "owner": "{user}@example.org"}
+
+
+def flooded(place: str, tmp_path: Path, users: int, **given: Any) -> Journal:
+    """An outbox after an incident of each of so many users' jobs, sent for an hour."""
+    journal = Journal("sqlite://")
+    channel = ReceiverChannel(settings(tmp_path, server=place, **{**MAIL, **given}), "c")
+    told = Ticking(journal, [channel])
+    told.notifier.attach(
+        IncidentSources(job_of=lambda id_: SlurmJob(job_id=id_, state="RUNNING", user=f"u{id_}", uid=5))
+    )
+    for number in range(users):
+        told.notifier.opened(incident(number, summary=f"rank {number} waits alone."))
+    asyncio.run(told.run_until(told.now + 3600.0))
+    return journal
+
+
+@pytest.mark.parametrize("to", [[], ["ops@example.org"]])
+def test_in_a_flood_each_owner_gets_what_is_about_his_jobs_alone(tmp_path: Path, to: list[str]) -> None:
+    with smtp() as server:
+        journal = flooded(f"127.0.0.1:{server.server_address[1]}", tmp_path, 25, to=to)
+        mails = [(who, mail.get_content()) for who, mail in server.mails]
+    assert not journal.outbox.pending(1)
+    assert [who for who, _ in mails] == [to] * len(to) + [[f"u{number}@example.org"] for number in range(25)]
+    for number, (_, text) in enumerate(mails[len(to) :]):
+        assert f"rank {number} waits alone" in text and text.count("waits alone") == 1
+    assert not to or "25 incidents" in mails[0][1]
+
+
+def test_many_incidents_of_one_owner_are_one_digest_of_his(tmp_path: Path) -> None:
+    def storm(told: Any) -> None:
+        for number in range(30):
+            told.opened(replace(INCIDENT, id=f"i{number}"))
+
+    with smtp() as server:
+        sent(tmp_path, storm, server=f"127.0.0.1:{server.server_address[1]}", **MAIL)
+        ((to, mail),) = server.mails
+    assert to == ["ann@example.org"] and "30 incidents" in mail.get_content()
+
+
+def test_a_flood_continues_where_it_was_put_off_and_an_owner_without_a_mailbox_stops_nobody(tmp_path: Path) -> None:
+    with smtp() as server:
+        server.answers = {"u3@example.org": [b"451 later\r\n"], "u5@example.org": [b"550 no such user\r\n"] * 99}
+        journal = flooded(f"127.0.0.1:{server.server_address[1]}", tmp_path, 25, to=["ops@example.org"])
+        got = [who for who, _ in server.mails]
+    assert not journal.outbox.pending(1)
+    assert got == [["ops@example.org"], *([f"u{number}@example.org"] for number in range(25) if number != 5)]
+
+
+def test_a_digest_that_is_refused_for_good_is_sent_message_by_message(tmp_path: Path) -> None:
+    def storm(told: Any) -> None:
+        for number in range(25):
+            told.opened(incident(number))
+
+    documents = sent(
+        tmp_path, storm, answers=[(400, "no")], type="template", template={"event": "{event}", "n": "{incident}"}
+    )
+    assert [each["n"] for each in documents] == ["", *(f"i{number}" for number in range(25))]
+
+
+def test_a_weekly_report_is_sent_in_its_order_and_when_it_is_refused_nothing_else_is_dropped(tmp_path: Path) -> None:
+    def week(told: Any) -> None:
+        told.opened(incident(1))
+        told.opened(incident(2))
+        told.put_up("to-r", "week-1", weekly_row(weekly_words(report([], [], 0.0, 1.0)), "c"))
+        told.opened(incident(3))
+
+    answers = [(200, ""), (200, ""), (400, "no"), (200, "")]
+    documents = sent(tmp_path, week, answers=answers, type="template", template={"n": "{event} {incident}"})
+    assert [each["n"] for each in documents] == ["opened i1", "opened i2", "weekly_report ", "opened i3"]
 
 
 def test_a_mail_goes_to_the_site_and_to_the_jobs_owner(tmp_path: Path) -> None:

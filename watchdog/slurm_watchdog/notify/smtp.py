@@ -31,12 +31,12 @@ class Mailer:
         self._settings, self._where = settings, f"notify.receivers.{settings.name}"
         self._under_way: asyncio.Future[Refused] | None = None
         """A delivery that was given up on and has not ended: its thread lives."""
-        self._left: tuple[int, list[str]] = (0, [])
+        self._left: tuple[int | str, list[str]] = (0, [])
         """(message, recipients) that a server has put off while it took the message for others."""
 
-    async def send(self, key: int, message: EmailMessage, to: list[str]) -> None:
-        """Sends a message to all, or to those that are left of an earlier try. `key`: its number in the outbox. Raises
-        SendFailed."""
+    async def send(self, key: int | str, message: EmailMessage, to: list[str]) -> None:
+        """Sends a message to all, or to those that are left of an earlier try. `key` is the same for each try of a
+        message, and of no other. Raises SendFailed."""
         name, settings = self._settings.name, self._settings
         if self._under_way is not None and not self._under_way.done():
             raise SendFailed(f"{name} has not finished an earlier mail yet")

@@ -178,6 +178,17 @@ def test_bytes_that_stop_on_one_node_are_a_fact_of_a_hang_and_of_all_nodes_none(
         assert summary(ago_s, usual) == "hangs"
 
 
+@pytest.mark.parametrize(("nodes", "rails"), [(3, 8), (9, 8), (3, 1)])
+def test_one_node_of_many_rails_that_has_stopped_is_said_in_a_small_job(nodes: int, rails: int) -> None:
+    def with_rails(name: str, mbytes_s: float) -> NodeView:
+        links = tuple(replace(moves(mbytes_s), link=replace(moves(mbytes_s).link, name=f"r{n}")) for n in range(rails))
+        return NodeView(name=name, reported_at=NOW, links=links)
+
+    well = [with_rails(f"w{number}", 800.0) for number in range(nodes - 1)]
+    assert stopped([with_rails("bad", 0.0), *well]) == (f"all {rails} links of bad" if rails > 1 else "r0 of bad",)
+    assert stopped([with_rails("bad", 0.0), well[0]]) == (), "of two nothing tells which"
+
+
 def test_errors_that_rise_on_one_node_tell_it_from_the_others_of_a_slow_job() -> None:
     base = slow.view({})
     odd = tuple(

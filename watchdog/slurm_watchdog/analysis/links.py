@@ -114,13 +114,19 @@ def _gbit(rate_bits_s: int) -> str:
 
 
 def stopped(nodes: Iterable[NodeView]) -> tuple[str, ...]:
-    """Of the nodes of a job, those through whose links nothing goes any more, while something still goes through those
-    of most others: `mlx5_0/1 of n2`. Nobody where all have stopped, which is what a hang looks like."""
-    still, moving = [], 0
+    """Of the nodes of a job, those through whose links nothing goes any more, while something still goes through all
+    links of more other nodes: `mlx5_0/1 of n2`, `all 8 links of n3`. Nobody where all have stopped, which is what a
+    hang looks like. A node counts once, however many links it has."""
+    still: dict[str, list[str]] = {}
+    moving = 0
     for node in nodes:
         known = [(each, moved) for each in node.links if (moved := each.link.moved_bytes_s) is not None]
         usual = [(each, moved) for each, moved in known if (each.usual_bytes_s or 0.0) >= MOVES_BYTES_S]
         silent = [each.link.name for each, moved in usual if moved <= STOPPED * (each.usual_bytes_s or 0.0)]
         moving += bool(usual) and not silent
-        still += [f"{name} of {node.name}" for name in silent]
-    return tuple(still) if still and moving > len(still) else ()
+        if silent:
+            whole = len(silent) > 1 and len(silent) == len(usual)
+            still[node.name] = [f"all {len(silent)} links"] if whole else silent
+    if not still or moving <= len(still):
+        return ()
+    return tuple(f"{name} of {node}" for node, names in still.items() for name in names)

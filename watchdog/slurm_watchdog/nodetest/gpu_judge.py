@@ -12,7 +12,9 @@ from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.node_figures import LEAST_PEERS
+from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.nodetest.results import Fact, Fault, Measured, place_of
+from slurm_watchdog.parse.kernel_log.line import parse_message
 
 BEFORE, AFTER = "gpu_health before", "gpu_health after"
 RISING: Final = {"uncorrected": "memory errors that ECC could not correct", "pcie_replays": "PCIe replays"}
@@ -39,6 +41,7 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Meas
     present, expected = after.get("gpus"), after.get("expected")
     if isinstance(present, int) and isinstance(expected, int) and present < expected:
         add("gpu", f"NVML sees {present} GPUs, and Slurm gave the job {expected}")
+    found += [each.fault for each in new_xids(node) if each.is_certain]
     fewer = fewer_than_peers(node, others)
     if fewer is not None and fewer.is_certain:
         add("gpu", fewer.what)
@@ -68,11 +71,54 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Meas
     return found
 
 
+def gpu_doubts(node: Measured, others: Sequence[Measured]) -> list[str]:
+    """What keeps a node whose GPUs have nothing wrong with certainty from being called well, parts of sentences."""
+    fewer = fewer_than_peers(node, others)
+    return [each.fault.what for each in new_xids(node) if not each.is_certain] + ([fewer.what] if fewer else [])
+
+
 def _torch_works(others: Sequence[Measured]) -> bool:
     """Whether it can use GPUs on another node, or was tried on none: where it can nowhere, torch or its driver is the
     wrong one for all."""
     counts = [each.facts["gpu_rate"].get("gpus") for each in others if "gpu_rate" in each.facts]
     return not counts or any(counts)
+
+
+class NewXid(Struct, frozen=True, kw_only=True):
+    """A Xid that the kernel logged during the test."""
+
+    fault: Fault
+    is_certain: bool
+    """The number alone says that hardware is broken (knowledge/xids.py)."""
+
+
+def new_xids(node: Measured) -> list[NewXid]:
+    """Those behind the last record that the kernel's log had before the load. What a program causes by itself, and what
+    follows from something else (a process that was killed), is left out. None where the log could not be read."""
+    before, after = node.facts.get(BEFORE, {}), node.facts.get(AFTER, {})
+    last = before.get("kernel_log_at")
+    if not isinstance(last, int):
+        return []
+    found = []
+    for line in after.values():
+        if not isinstance(line, dict) or _whole(line.get("sequence")) <= last:
+            continue
+        fact = parse_message(str(line.get("text")))
+        if fact is None or fact.xid is None or fact.consequence or describe_xid(fact.xid).blame == "application":
+            continue
+        number = next((name for name, card in _cards(before).items() if _is_at(card, fact.pci_bus_id)), "")
+        place = place_of("gpu", number.removeprefix("gpu_"), node.facts) if number else f"gpu:{fact.pci_bus_id or '?'}"
+        what = f"GPU {number.removeprefix('gpu_') or fact.pci_bus_id}: Xid {fact.xid} during the test"
+        row = describe_xid(fact.xid)
+        fault = Fault(place=place, what=f"{what} ({row.name})")
+        found.append(NewXid(fault=fault, is_certain=fact.may_exclude_node))
+    return found
+
+
+def _is_at(card: Card, bus: str | None) -> bool:
+    """Whether the card has this PCI address. NVML writes the domain with eight digits, the kernel with four."""
+    own = str(card.get("bus") or "").lower()
+    return bool(bus and own) and own[-12:] == str(bus).lower()[-12:]
 
 
 class Fewer(Struct, frozen=True, kw_only=True):

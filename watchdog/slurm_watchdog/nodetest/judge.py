@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.node_figures import KINDS, LEAST_PAST, LEAST_PEERS, MADS, SCALE, SPREADS, Kind, split_key
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.nodetest.gpu_judge import fewer_than_peers, gpu_reasons
+from slurm_watchdog.nodetest.gpu_judge import gpu_doubts, gpu_reasons
 from slurm_watchdog.nodetest.results import Fault, Measured, Problem, place_of
 
 TINY = 1e-9
@@ -67,8 +67,7 @@ def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequ
     if bad:
         return Verdict(node=node.name, truth=Truth.BAD, faults=tuple(bad), peers=len(peers))
     unsure = unsure_reasons(node, compared=compared, peers=len(peers))
-    fewer = fewer_than_peers(node, others)
-    unsure += [fewer.what] if fewer is not None else []
+    unsure += gpu_doubts(node, others)
     truth = Truth.UNKNOWN if unsure else Truth.OK
     return Verdict(node=node.name, truth=truth, unsure=tuple(unsure), peers=len(peers))
 

@@ -12,6 +12,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from slurm_watchdog.nodetest.probes import kernel_log
+
 SLOWED = 0x8 | 0x40 | 0x80
 """nvmlClocksThrottleReasonHwSlowdown, …HwThermalSlowdown, …HwPowerBrakeSlowdown (nvml.h)."""
 SM_CLOCK, UNCORRECTED, CORRECTED, VOLATILE = 1, 1, 0, 0
@@ -21,11 +23,11 @@ LINKS = 18
 
 
 def measure_gpu_health(asked: dict[str, Any]) -> dict[str, Any]:
-    """Facts: `gpus`, `gpu_model`, `expected` (what Slurm gave the job), and per GPU `gpu_N` with what NVML says. Asked
-    again after the load (`subject` "after"), the difference is the judge's. Raises OSError where NVML answers with an
-    error."""
+    """Facts: `gpus`, `expected` (what Slurm gave the job), per GPU `gpu_N` with what NVML says, and the Xids of the
+    kernel's log. Asked again after the load (`subject` "after"), the difference is the judge's. Raises OSError where
+    NVML answers with an error."""
     expected = os.environ.get("SLURM_GPUS_ON_NODE", "")
-    facts: dict[str, Any] = {"expected": int(expected) if expected.isdecimal() else None}
+    facts: dict[str, Any] = {"expected": int(expected) if expected.isdecimal() else None, **kernel_log.xid_facts()}
     try:
         nvml = importlib.import_module("pynvml")
     except ImportError:

@@ -109,6 +109,7 @@ class Controller:
             reservations=(Reservation(name="maint", start_at=1.0, end_at=2.0, nodes=("n1",)),),
             job_view=lambda *_: self.view,
             node_addresses={},
+            slurm_nodes=(),
             apply_job=lambda *_: None,
             left_out=SimpleNamespace(lately=lambda now: ()),
         )

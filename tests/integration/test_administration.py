@@ -104,6 +104,7 @@ def test_a_maintenance_reservation_makes_three_jobs_save_in_time(
             assert operations.index("wait_checkpoint") < operations.index("requeue_hold"), operations
 
 
+AS_COMMAND = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
 ASK = """
 import http.client, socket, sys
 connection = http.client.HTTPConnection("x")
@@ -117,14 +118,25 @@ COLLEAGUE, STRANGER = "daemon", "nobody"
 """Users that every system has; the group of the first is called as he is."""
 
 
+def _as(user: str) -> list[str]:
+    """Before the words of a command: as a user who is in no other group."""
+    return ["setpriv", f"--reuid={user}", f"--regid={user if user == COLLEAGUE else 'nogroup'}", "--clear-groups"]
+
+
 def _ask_as(user: str, watchdog: Watchdog, path: str, body: dict[str, object]) -> str:
-    """What the controller answers to a user who is in no other group: its status, and the document."""
-    group = user if user == COLLEAGUE else "nogroup"
-    argv = [
-        "setpriv", f"--reuid={user}", f"--regid={group}", "--clear-groups",
-        "/usr/bin/python3", "-c", ASK, watchdog.socket, path, json.dumps(body),
-    ]  # fmt: skip
+    """What the controller answers to a user: its status, and the document."""
+    argv = [*_as(user), "/usr/bin/python3", "-c", ASK, watchdog.socket, path, json.dumps(body)]
     return subprocess.run(argv, capture_output=True, text=True, timeout=120, cwd="/", check=False).stdout
+
+
+def _command_as(user: str, cluster: Cluster, watchdog: Watchdog, *words: str) -> tuple[int, str]:
+    """(exit code, all that it prints) of a command that a user gives on the management node."""
+    argv = [*_as(user), cluster.place.python, "-c", AS_COMMAND, *words, "--socket", watchdog.socket]
+    done = subprocess.run(
+        argv, env=cluster.place.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240,
+        cwd="/", check=False,
+    )  # fmt: skip
+    return done.returncode, done.stdout
 
 
 def test_a_colleague_who_is_nobody_in_slurm_has_a_node_drained_and_given_back_and_no_drain_of_others_undone(
@@ -164,18 +176,18 @@ def test_a_colleague_of_the_group_restarts_a_job_and_another_user_may_not(
     training(watchdog, job, at_least=SAVE_INTERVAL + 2)
     Path(watchdog.socket).chmod(0o666)
 
-    def asks(user: str) -> str:
-        return _ask_as(user, watchdog, "/v1/restart", {"job_id": job, "reason": "night"})
+    def asks(user: str, *words: str) -> tuple[int, str]:
+        return _command_as(user, cluster, watchdog, *words, "--reason", "night")
 
-    refused = asks(STRANGER)
-    assert refused.startswith("403") and f"belongs to {USER}" in refused and not watchdog.incidents(job), refused
-    assert asks(COLLEAGUE).startswith("200")
-    watchdog.wait_for(lambda: cluster.job(job)["Restarts"] == "1", 120, "the job to be requeued")
+    code, refused = asks(STRANGER, "restart", job)
+    assert code == 1 and f"belongs to {USER}" in refused and not watchdog.incidents(job), refused
+    code, told = asks(COLLEAGUE, "restart", job)
+    assert code == 0 and "wait_checkpoint: done" in told and "requeue" in told, told
+    assert cluster.job(job)["Restarts"] == "1"
     incident = next(each for each in watchdog.incidents(job) if each["kind"] == "operator_restart")
     assert incident["summary"].startswith(f"{COLLEAGUE} asked for a restart of job {job}"), incident
 
 
-AS_COMMAND = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
 DOOR = 9768
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,13 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.slurm import SlurmNode, SlurmPerson
 from tests.builders.open_doors import OWNER, STRANGE, Controller, incident
 
 
@@ -73,9 +77,13 @@ def test_a_number_that_is_none_gets_nowhere_near_the_journal(controller: Any, nu
         ("/v1/requests/jobs", 400, "name the jobs"),
         ("/v1/requests/jobs?reservation=other", 404, "no reservation 'other' (as of a minute ago; known: maint)"),
         ("/v1/requests/jobs?node=a;b", 400, "list of node names"),
+        ("/v1/requests/jobs?node=n1&node=n17", 404, "Slurm knows no node n17"),
+        ("/v1/requests/jobs?partition=gpus", 404, "no partition 'gpus' with nodes in it (known: cpu, gpu)"),
     ],
 )
 def test_selectors_that_name_nothing_are_refused(controller: Any, path: str, status: int, words: str) -> None:
+    controller.state.node_addresses = {"n1": "10.0.0.1"}
+    controller.state.slurm_nodes = (SlurmNode(name="n1", address="10.0.0.1", state="IDLE", partitions=("cpu", "gpu")),)
     answered, told = ask(controller, "GET", path)
     assert (answered, words in told["error"]) == (status, True), told
 
@@ -134,3 +142,43 @@ def test_how_far_it_is_is_for_those_who_may_see_it(controller: Any) -> None:
     for person, seen in ((0, ["abc123"]), (OWNER, ["abc123"]), (STRANGE, [])):
         _, told = ask(controller, "POST", "/v1/requests/progress", {"incident_ids": ["abc123", "no"]}, person=person)
         assert list(told["actions"]) == seen
+
+
+COORDINATOR = pwd.getpwnam("daemon").pw_uid
+MAY = "security: {may: {restart: ['slurm:coordinator', '%d']}}\n"
+
+
+def asked_for_a_restart(controller: Any, by: str, kind: IncidentKind = IncidentKind.OPERATOR_RESTART) -> str:
+    """The id of an incident of job 7 with an action under way; `by` asked for it."""
+    controller.journal.save_incident(incident(id="r1", kind=kind))
+    controller.journal.add_decision(
+        Decision(id="dr1", incident_id="r1", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="rule",
+                 reason="asked for", decided_at=1.0, asked_by=by)
+    )  # fmt: skip
+    return "r1"
+
+
+@pytest.mark.parametrize(
+    ("person", "by", "kind", "follows"),
+    [
+        (STRANGE, f"uid {STRANGE}", IncidentKind.OPERATOR_RESTART, True),
+        (STRANGE, "ann", IncidentKind.OPERATOR_RESTART, True),
+        (COORDINATOR, "ann", IncidentKind.OPERATOR_RESTART, True),
+        (STRANGE + 1, "ann", IncidentKind.OPERATOR_RESTART, False),
+        (STRANGE + 1, f"uid {STRANGE + 1}", IncidentKind.OPERATOR_RESTART, True),
+        (STRANGE, "ann", IncidentKind.LOG_ERROR, False),
+        (COORDINATOR, "daemon", IncidentKind.LOG_ERROR, False),
+    ],
+)
+def test_a_request_is_followed_by_who_made_it_and_who_may_make_it(
+    controller: Any, person: int, by: str, kind: IncidentKind, follows: bool
+) -> None:
+    """Of what was found by itself a colleague sees no more than before; of the request no evidence either."""
+    controller.config = parse_config(MAY % STRANGE)
+    controller.state.people = (SlurmPerson(user="daemon", coordinates=("vision",)),)
+    asked = asked_for_a_restart(controller, by, kind)
+    _, told = ask(controller, "POST", "/v1/requests/progress", {"incident_ids": [asked]}, person=person)
+    assert list(told["actions"]) == [asked] * follows
+    _, told = ask(controller, "GET", f"/v1/incidents/{asked}", person=person)
+    assert [each["decision_id"] for each in told["actions"]] == ["dr1"] * follows
+    assert (told["evidence"], told["timeline"], "details_for" in told["incident"]) == ([], [], True)

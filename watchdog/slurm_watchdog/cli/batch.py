@@ -23,6 +23,8 @@ SAVED: Final = ("wait_checkpoint", "done")
 LOOK_EVERY_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0
 """Wait for a controller that is itself restarted; it then continues what it has begun."""
+UNSEEN_ANSWERS: Final = 3
+"""Answers in a row without an action, after which it is not waited for: an older controller hides it."""
 HEADINGS: Final = ("JOB", "USER", "NODES", "STEP", "STATE", "WHY")
 WANTED: Final = (0, 4, 5, 1, 3, 2)
 ORDER: Final = ("cannot be asked", "failed", "under way", "not needed", "done")
@@ -74,6 +76,13 @@ class Row:
     incident_id: str = ""
     has_saved: bool = False
     """A complete checkpoint has come since it was asked: it may end by itself still."""
+    unseen: int = 0
+    """Answers in a row that did not show its action."""
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether its action may still be seen to end."""
+        return self.state == "under way" and bool(self.incident_id) and self.unseen < UNSEEN_ANSWERS
 
     def cells(self) -> tuple[str, ...]:
         """For HEADINGS."""
@@ -86,8 +95,13 @@ class Row:
         if answered.verdict != "allowed":
             self.state, self.why = "cannot be asked", answered.reason
 
-    def follow(self, action: ActionRun) -> None:
-        """How far the action is."""
+    def follow(self, action: ActionRun | None) -> None:
+        """How far the action is; None: the controller does not show it."""
+        if action is None:
+            self.unseen += 1
+            self.why = self.why if self.is_followed else "its progress is for its owner and operators to see"
+            return
+        self.unseen = 0
         self.has_saved = any((each.operation, each.outcome) == SAVED for each in action.operations)
         if action.end is not None:
             self.state, self.why = ENDS.get(action.end.outcome, "failed"), action.end.detail or ""
@@ -99,7 +113,7 @@ class Row:
 
 def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], as_json: bool, *, wait: bool) -> int:
     """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and prints what
-    became of each. Returns the exit code: 1 if it was not done to all. Raises ClientError."""
+    became of each. Returns the exit code: 1 if it was not done to all, or no job was selected. Raises ClientError."""
     rows = {job.job_id: Row(job, *(("cannot be asked", job.why_not) if job.why_not else ())) for job in jobs}
     able = [job_id for job_id, row in rows.items() if row.state == "under way"]
     for start in range(0, len(able), AT_ONCE):
@@ -109,25 +123,27 @@ def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], 
     if wait:
         _follow(client, list(rows.values()), as_json)
     print_rows(list(rows.values()), as_json)
-    return EXIT_FINE if all(row.state in ("done", "not needed") for row in rows.values()) else EXIT_FOUND
+    fine = {"done", "not needed"} | ({"under way"} if body["wish"] == "restart" and not wait else set())
+    good = bool(rows) and all(row.state in fine for row in rows.values())
+    return EXIT_FINE if good else EXIT_FOUND
 
 
 def _follow(client: Client, rows: Sequence[Row], as_json: bool) -> None:
     """Until every action has ended; a line for each that has."""
     answered_at, said = clock.monotonic(), ""
     try:
-        while left := {row.incident_id: row for row in rows if row.state == "under way" and row.incident_id}:
+        while left := {row.incident_id: row for row in rows if row.is_followed}:
             try:
                 found = client.progress(list(left))
             except ClientError as error:
-                if clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
+                if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
                     fail(error, as_json, EXIT_UNKNOWN)
             else:
                 answered_at = clock.monotonic()
-                for incident_id, action in found.items():
-                    row = left[incident_id]
+                for incident_id, row in left.items():
+                    action = found.get(incident_id)
                     row.follow(action)
-                    if not as_json and action.end is not None:
+                    if not as_json and action is not None and action.end is not None:
                         sentence(f"Job {row.job.job_id}: {row.state}, {row.why}", STYLES.get(row.state, ""))
                 waiting = [row for row in rows if row.state == "under way"]
                 waits, saved = len(waiting), sum(row.has_saved for row in waiting)
@@ -152,7 +168,7 @@ def print_rows(rows: Sequence[Row], as_json: bool) -> None:
         ]})  # fmt: skip
         return
     if not ranked:
-        sentence("No running job is among them.")
+        sentence("No running job matches.", "bold red")
         return
     styles = [STYLES.get(row.state, "") for row in ranked]
     table(HEADINGS, [row.cells() for row in ranked], styles, wanted=WANTED, wraps=HEADINGS.index("WHY"))

@@ -29,6 +29,8 @@ from slurm_watchdog.cli.terminal import clean, moment, sentence
 FOLLOW_INTERVAL_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0
 """Wait for a controller that is itself restarted; it then continues the action."""
+UNSEEN_ANSWERS: Final = 3
+"""Answers in a row without the action, after which it is not waited for: an older controller hides it."""
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
@@ -79,7 +81,7 @@ def restart(
 
     The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
     requeueable); cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when
-    it was allowed), 1 when it was refused or failed.
+    it was allowed), 1 when it was refused or failed, or no running job matches, 3 when its end is not known.
 
     \b
     Examples:
@@ -148,18 +150,21 @@ def _print_verdict(job_id: str, accepted: Accepted) -> None:
 def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) -> int:
     """Shows every operation as it happens, until the action has an end. Returns the exit code."""
     shown: set[tuple[str, int, str | None]] = set()
-    waits = ""
+    waits, unseen = "", 0
     answered_at = clock.monotonic()
     try:
         while True:
             try:
                 found, whole = client.incident(accepted.incident_id)
             except ClientError as error:
-                if clock.monotonic() - answered_at > RECONNECT_LIMIT_S or error.http_status == 404:
+                if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
                     fail(error, as_json, EXIT_UNKNOWN)
             else:
                 answered_at = clock.monotonic()
                 action = next((a for a in found.actions if a.decision_id == accepted.decision_id), None)
+                unseen = unseen + 1 if action is None else 0
+                if unseen >= UNSEEN_ANSWERS:
+                    fail(_not_shown(accepted), as_json, EXIT_UNKNOWN)
                 if action is not None and not as_json:
                     _print_news(action, shown)
                     waits = _print_waiting(action, waits)
@@ -183,6 +188,13 @@ def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) ->
             err=True,
         )
         return EXIT_UNKNOWN
+
+
+def _not_shown(accepted: Accepted) -> ClientError:
+    return ClientError(
+        f"The restart is under way, incident {accepted.incident_id}; the controller does not show you how far it is.",
+        "The owner of the job may see it, and those named in security.operators: slurm-watchdog status has its state.",
+    )
 
 
 def _print_news(action: ActionRun, shown: set[tuple[str, int, str | None]]) -> None:

@@ -61,7 +61,9 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
 
     The table has those first that cannot be asked (they hang, no agent answers, their owner wants them left alone)
     or did not save. What a job does after it has saved is its own affair; with --hold it is put back into the queue
-    and held there. Nothing is ended that has not saved. Exit code 0 if all have saved, else 1.
+    and held there. Nothing is ended that has not saved. Exit code 0 if all have saved, else 1, also where no running
+    job matches; a node, partition or reservation that Slurm does not know is refused. With --no-wait nothing is known
+    to have been saved: exit code 1.
 
     \b
     Examples:
@@ -77,7 +79,7 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
         jobs = client.selected(chosen.pairs())
         if dry_run:
             print_rows([Row(job, *_seen(job.why_not)) for job in jobs], as_json)
-            sys.exit(EXIT_FOUND if any(job.why_not for job in jobs) else EXIT_FINE)
+            sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
         if not as_json:
             deaf = sum(bool(job.why_not) for job in jobs)
             sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")

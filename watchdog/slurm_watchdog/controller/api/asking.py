@@ -8,7 +8,7 @@ import pwd
 import re
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,6 +20,8 @@ from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees
 from slurm_watchdog.controller.api.operators import operators_of, others_of
 from slurm_watchdog.controller.policy.access import Person, may_see, may_see_incident
 from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.model.actions import ActionRun
+from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob, SlurmPerson
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
@@ -109,6 +111,21 @@ class Who:
         person = self.person(request)
         return lambda incident: may_see_incident(incident, person, self.operators)
 
+    def follows(
+        self, request: web.Request, incident: Incident, runs: Sequence[ActionRun], jobs: Mapping[str, SlurmJob]
+    ) -> bool:
+        """Whether the person who asks may see how far the actions (`runs`) of an incident are: who may see its
+        evidence; and of a request for a job the one who made it, and all who may make it. `jobs`: those that run."""
+        if self.sees(request)(incident):
+            return True
+        if incident.kind != IncidentKind.OPERATOR_RESTART or ONLY_OWN in request or self.person(request).uid is None:
+            return False
+        if self.name(request) in {run.decision.asked_by for run in runs}:
+            return True
+        known = [jobs.get(each) for each in incident.job_ids]
+        accounts = {"" if each is None else each.account for each in known}
+        return self._may(request, "restart", incident.owners, accounts)
+
     def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
         """Whether the person who asks may see the evidence of a job."""
         return may_see((job.uid,), self.person(request), self.operators)
@@ -133,11 +150,14 @@ class Who:
 
     def is_only_owner(self, request: web.Request, command: str, accounts: Iterable[str] = ()) -> bool:
         """Whether the person who asks may use a command on his own jobs alone."""
+        return not self._may(request, command, (), accounts)
+
+    def _may(self, request: web.Request, command: str, owners: Iterable[int], accounts: Iterable[str]) -> bool:
         try:
-            self.require(request, command, accounts=accounts)
+            self.require(request, command, owners, accounts=accounts)
         except RequestRefused:
-            return True
-        return False
+            return False
+        return True
 
     def require(
         self, request: web.Request, command: str, owners: Iterable[int] = (), about: str = "",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Final
 
 from slurm_watchdog.controller.api.json_views import (
@@ -15,12 +15,15 @@ from slurm_watchdog.controller.api.json_views import (
 )
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident
 
 LARGE_KINDS: Final = frozenset({"node", "job"})
 """Evidence that is fetched piece by piece."""
 Waiting = Callable[[str], tuple[str, float | None] | None]
 """For an action: what it waits for and until when."""
+Follows = Callable[[Incident, Sequence[ActionRun]], bool]
+"""Whether somebody who may not see the evidence of an incident may see how far its actions are."""
 
 
 class NotFound(Exception):
@@ -64,16 +67,21 @@ def shown(journal: Journal, incident: Incident, sees: Sees) -> dict[str, Any]:
     return incident_json(incident, decisions, journal.actions(incident.id))
 
 
-def explained(journal: Journal, incident: Incident, current: Incident, sees: Sees, waiting: Waiting) -> dict[str, Any]:
+def explained(
+    journal: Journal, incident: Incident, current: Incident, sees: Sees, waiting: Waiting,
+    follows: Follows = lambda incident, runs: False,
+) -> dict[str, Any]:  # fmt: skip
     """All that is known of an incident; `current` is how it is now."""
-    head = shown(journal, current, sees)
+    head, runs = shown(journal, current, sees), journal.actions(incident.id)
+    actions = [action_json(run, waiting(run.decision.id)) for run in runs]
     if not sees(incident):
-        return {"incident": head, "timeline": [], "evidence": [], "actions": []}
+        seen = actions if follows(incident, runs) else []
+        return {"incident": head, "timeline": [], "evidence": [], "actions": seen}
     return {
         "incident": head,
         "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident.id)],
         "evidence": [_evidence(journal, incident, piece) for piece in _pieces(journal, incident, sees)],
-        "actions": [action_json(run, waiting(run.decision.id)) for run in journal.actions(incident.id)],
+        "actions": actions,
     }
 
 

@@ -145,9 +145,13 @@ class LocalApi:
     async def explain(self, request: web.Request) -> web.Response:
         incident = self._find(request, request.match_info["id"])
         current = self._controller.judge.incidents.get(incident.id) or incident
+        jobs = self._controller.state.jobs
         return web.json_response(
-            journal_view.explained(self._controller.journal, incident, current, self.who.sees(request), self._waiting)
-        )
+            journal_view.explained(
+                self._controller.journal, incident, current, self.who.sees(request), self._waiting,
+                lambda about, runs: self.who.follows(request, about, runs, jobs),
+            )
+        )  # fmt: skip
 
     def _waiting(self, decision_id: str) -> tuple[str, float | None] | None:
         return self._controller.actions.waiting(decision_id)

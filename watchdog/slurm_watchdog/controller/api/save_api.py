@@ -22,6 +22,8 @@ MAX_AT_ONCE: Final = 50
 """Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
 LONGEST_S: Final = 30 * 86400.0
 MAX_FOLLOWED: Final = 1000
+MAX_SAID: Final = 8
+"""Names in a sentence."""
 
 
 class SaveApi:
@@ -36,6 +38,7 @@ class SaveApi:
         if not any(wanted.values()) and request.query.get("all") != "1":
             raise RequestRefused(400, "name the jobs: by partition, account, node, reservation, user, or all of them")
         on = set(nodes_of(wanted["node"])) if wanted["node"] else None
+        self._require_known(wanted["node"], wanted["partition"])
         if wanted["reservation"]:
             reserved = self._reserved(wanted["reservation"])
             on = reserved if on is None else on & reserved
@@ -47,6 +50,19 @@ class SaveApi:
             and all(not wanted[name] or getattr(job, name) in wanted[name] for name in ("partition", "account", "user"))
         ]
         return web.json_response({"jobs": [self._row(job) for job in found]})
+
+    def _require_known(self, nodes: list[str], partitions: list[str]) -> None:
+        """Raises RequestRefused for a typing error; before Slurm has named its nodes nothing is one."""
+        state = self._controller.state
+        unknown = [each for each in nodes if each not in state.node_addresses]
+        if unknown and state.node_addresses:
+            more = f" and {len(unknown) - MAX_SAID} more" if len(unknown) > MAX_SAID else ""
+            raise RequestRefused(404, f"Slurm knows no node {', '.join(unknown[:MAX_SAID])}{more}")
+        known = {name for node in state.slurm_nodes for name in node.partitions}
+        unknown = [each for each in partitions if each not in known]
+        if unknown and known:
+            there = ", ".join(sorted(known)[:MAX_SAID])
+            raise RequestRefused(404, f"Slurm has no partition {unknown[0][:60]!r} with nodes in it (known: {there})")
 
     def _reserved(self, names: list[str]) -> set[str]:
         """The nodes of these reservations. Raises RequestRefused."""
@@ -102,7 +118,7 @@ class SaveApi:
             raise RequestRefused(400, f"before has to be a date within the next {LONGEST_S / 86400:.0f} days")
         unknown = [node for node in exclude if node not in self._controller.state.node_addresses]
         if unknown:
-            raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown[:8])}")
+            raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown[:MAX_SAID])}")
         rows = []
         for job_id in map(checked_job, given):
             rows.append({"job_id": job_id} | self._ask_one(request, job_id, wish, exclude, reason_of(body), within_s))
@@ -134,11 +150,15 @@ class SaveApi:
         given = (await read_body(request)).get("incident_ids")
         if not isinstance(given, list) or len(given) > MAX_FOLLOWED or not all(isinstance(n, str) for n in given):
             raise RequestRefused(400, f"incident_ids has to be a list of at most {MAX_FOLLOWED} ids")
-        sees, found = self._who.sees(request), {}
+        found = {}
         for incident_id in given:
             incident = self._controller.journal.incident(incident_id)
-            runs = self._controller.journal.actions(incident_id) if incident is not None and sees(incident) else []
-            if runs:
+            runs = [] if incident is None else self._controller.journal.actions(incident_id)
+            if (
+                incident is not None
+                and self._who.follows(request, incident, runs, self._controller.state.jobs)
+                and runs
+            ):
                 found[incident_id] = action_json(runs[-1], self._controller.actions.waiting(runs[-1].decision.id))
             await asyncio.sleep(0)
         return web.json_response({"actions": found})

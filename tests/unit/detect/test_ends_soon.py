@@ -60,6 +60,10 @@ HALF = EndsSoon(time_limit=1800.0)
         ((maint(1800, "n2"),), {"date": None}, None),
         ((maint(1800, "n2"),), {"runs": progress(5.0, total_steps=600, step_s=10.0)}, Truth.OK),
         ((maint(1800, "n2"),), {"runs": progress(5.0, total_steps=660, step_s=10.0)}, Truth.BAD),
+        ((maint(1800, "n2"),), LIMIT, Truth.OK),
+        ((maint(1799, "n2"),), LIMIT, Truth.BAD),
+        ((maint(1800, "n2"),), LIMIT | {"start_at": None}, Truth.BAD),
+        ((maint(2400, "n2"),), LIMIT | {"settings": HALF}, Truth.BAD),
         ((), LIMIT, Truth.OK),
         ((), LIMIT | {"settings": HALF}, Truth.BAD),
         ((), LIMIT | {"settings": HALF, "time_limit_s": None}, Truth.OK),
@@ -78,6 +82,12 @@ def test_the_sentence_names_what_when_and_the_nodes_and_may_be_acted_on() -> Non
         "Its last complete checkpoint is of step 480."
     )
     assert found.actionable and [each.node for each in found.culprits] == ["n2"] and found.exclude_nodes == ()
+
+
+def test_a_job_that_its_own_limit_ends_first_is_not_said_to_be_cut_by_a_later_maintenance() -> None:
+    seen = job(job=slurm_job(nodes=("n1", "n2"), **LIMIT))
+    (found,) = detect(cluster(seen, reservations=(maint(2400, "n2"),), date=NOW), HALF)
+    assert "its time limit of 90 min ends it" in found.summary and found.culprits == (), found.summary
 
 
 @pytest.mark.parametrize(

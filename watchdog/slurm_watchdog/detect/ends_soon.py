@@ -2,7 +2,8 @@
 has made since its last checkpoint would be lost.
 
 Fires: a reservation with the flag MAINT takes a node of the job within an hour (`maintenance`), or `time_limit` before
-the end of its limit, where that is set; and at its pace the job is not finished before.
+the end of its limit, where that is set; and at its pace the job is not finished before. Maintenance that begins when
+the job's own limit is over takes nothing from it.
 Names: the nodes that are taken; of a time limit nobody.
 Note: nothing is wrong with the job. Where `policy.kinds.ends_soon` has `mode: act` and a ladder (`[kill_switch]`, or
 `[kill_switch, requeue]`), the job is asked to save in time; storms and budgets do not count such jobs.
@@ -10,6 +11,7 @@ Note: nothing is wrong with the job. Where `policy.kinds.ends_soon` has `mode: a
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from slurm_watchdog.base.text import duration
@@ -53,15 +55,16 @@ def _finding(job: JobView, date: float, taken: list[Reservation], settings: Ends
     finding = SPEC.about_job(job_id, f"job {job_id} ends by nothing that is known")
     if slurm.state != "RUNNING":
         return finding.unknown(f"job {job_id} is {slurm.state}")
+    limit_at = math.inf
+    if slurm.time_limit_s is not None and slurm.start_at is not None:
+        limit_at = slurm.start_at + slurm.time_limit_s
     ends = [
         (each.start_at, f"maintenance (reservation {each.name})", tuple(n for n in slurm.nodes if n in each.nodes))
         for each in taken
-        if slurm.reservation != each.name and not set(slurm.nodes).isdisjoint(each.nodes)
+        if each.start_at < limit_at and slurm.reservation != each.name and not set(slurm.nodes).isdisjoint(each.nodes)
     ]
-    if slurm.time_limit_s is not None and slurm.start_at is not None:
-        limit_at = slurm.start_at + slurm.time_limit_s
-        if limit_at - date <= settings.time_limit:
-            ends.append((limit_at, f"its time limit of {duration(slurm.time_limit_s)}", ()))
+    if slurm.time_limit_s is not None and limit_at - date <= settings.time_limit:
+        ends.append((limit_at, f"its time limit of {duration(slurm.time_limit_s)}", ()))
     if not ends:
         return finding.ok(finding.summary)
     ends_at, what, nodes = min(ends)

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.api.report_view import report_asked
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import Action
+from slurm_watchdog.model.actions import Action, Fence
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.run_record import RunRecord
 from tests.bench.figures import Figures, say
@@ -66,7 +66,8 @@ def _fill(journal: Journal) -> None:
         )  # fmt: skip
         if number % 3 == 0 and RUN.end is not None:
             decision = replace(
-                DECISION, id=f"d{number:06d}", incident_id=incident, action=Action.REQUEUE, decided_at=stuck_at + 90
-            )
+                DECISION, id=f"d{number:06d}", incident_id=incident, action=Action.REQUEUE, decided_at=stuck_at + 90,
+                fence=Fence(job_id=str(job), restarts=restart, start_at=None),
+            )  # fmt: skip
             journal.add_decision(decision)
             journal.end_action(decision.id, replace(RUN.end, ended_at=ended_at))

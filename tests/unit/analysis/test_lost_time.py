@@ -110,6 +110,23 @@ def test_nodes_and_kinds_are_counted_once_an_incident() -> None:
     assert found.incidents == (("collective_hang", 2),)
 
 
+@pytest.mark.parametrize("state", ["REQUEUED", "FAILED"])
+def test_a_run_that_ended_for_maintenance_or_since_a_person_asked_is_no_failure(state: str) -> None:
+    runs = [run(0, 0.0, 10.0, job_id=f"{n}", state=state, first_step=0, last_step=3510, last_rise_at=T + 10 * H)
+            for n in range(50)]  # fmt: skip
+    asked = [hang(9.9, 10.1, job_id=each.job_id, kind="ends_soon", planned=True) for each in runs]
+    found = report(runs, asked, T, T + 100 * H)
+    assert (found.failures, found.node_hours_between_failures) == (0, None)
+    assert (found.savings.compared, found.savings.unknown, found.nodes) == (0, 0, ())
+
+
+def test_a_failure_long_after_a_person_had_the_job_save_is_one_and_so_is_a_hang_that_was_acted_on() -> None:
+    saved = hang(1.0, 1.1, kind="operator_restart", planned=True)
+    assert report([run(0, 0.0, 10.0, state="NODE_FAIL")], [saved], T, T + 100 * H).failures == 1
+    both = [hang(9.0, 10.0), hang(9.5, 10.1, kind="ends_soon", planned=True)]
+    assert report([run(0, 0.0, 10.0, state="REQUEUED")], both, T, T + 100 * H).failures == 1
+
+
 seconds = st.floats(0.0, 50 * H)
 steps = st.integers(0, 5000)
 

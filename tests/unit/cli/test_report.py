@@ -27,9 +27,10 @@ from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal, JournalError
+from slurm_watchdog.journal.reports import spells_of
 from slurm_watchdog.journal.tables import JOB_RUNS
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.model.actions import Action
+from slurm_watchdog.model.actions import Action, Fence
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
@@ -91,6 +92,34 @@ def test_a_report_says_what_was_kept_what_was_lost_to_what_and_how_often_to_save
     assert (
         "1 run failed or had to be ended, one in 127.5 node-hours" in said and "39 min on 10 nodes (Young 1974)" in said
     )
+
+
+def test_jobs_that_were_saved_for_maintenance_are_no_failures_and_nothing_is_said_of_what_that_saved(
+    journal: Journal,
+) -> None:
+    assert RUN.end is not None
+    for number, kind in enumerate(("ends_soon", "operator_restart")):
+        job_id, ended_at = f"{20 + number}", T + 30 * H
+        journal.run_records.save(record(0, 20, 30, job_id=job_id))
+        of = {"id": f"m{number}", "kind": kind, "job_ids": (job_id,), "runs": ((job_id, 0),)}
+        journal.save_incident(replace(INCIDENT, **of, opened_at=ended_at - 60, resolved_at=ended_at + 60))
+        fence = Fence(job_id=job_id, restarts=0, start_at=None)
+        asked_ = replace(DECISION, id=f"p{number}", incident_id=f"m{number}", decided_at=ended_at - 30, fence=fence)
+        journal.add_decision(asked_)
+        journal.end_action(asked_.id, replace(RUN.end, ended_at=ended_at + 60))
+    found, _ = read(journal.url, T, T + 100 * H)
+    assert (found.failures, found.savings.unknown, found.nodes) == (1, 1, (("n1", 1),))
+
+
+def test_an_action_counts_for_the_job_that_it_was_about_alone() -> None:
+    assert RUN.end is not None
+    shared = replace(INCIDENT, job_ids=("7", "8", "9"), runs=(("7", 0), ("8", 0), ("9", 2)))
+    fence = Fence(job_id="9", restarts=2, start_at=None)
+    ends = [(replace(DECISION, action=Action.RESTART_STEP, fence=fence), replace(RUN.end, seconds_lost=90.0))]
+    spells = spells_of(shared, ends, T)
+    assert [(each.job_id, each.acted, each.recomputed_s) for each in spells] == [
+        ("7", False, 0.0), ("8", False, 0.0), ("9", True, 90.0),
+    ]  # fmt: skip
 
 
 def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:

@@ -64,7 +64,8 @@ class JobTime(Struct, frozen=True, kw_only=True):
     queued_h: float
     """Hours, not node-hours, in the queue between its runs."""
     failures: int
-    """Runs that ended by themselves with an error, or by an action for an incident."""
+    """Runs that ended by themselves with an error, or by an action for an incident; not those that ended for
+    maintenance, at a time limit, or since a person asked."""
 
     @property
     def share(self) -> float | None:
@@ -88,7 +89,7 @@ class Report(Struct, frozen=True, kw_only=True):
     incidents: tuple[tuple[str, int], ...]
     """(kind, how many), the most first."""
     nodes: tuple[tuple[str, int], ...]
-    """(node, incidents that name it), the most first."""
+    """(node, incidents that name it), the most first; maintenance of a node is no incident of its own."""
     savings: Savings
     trend: tuple[tuple[float, float, float, float], ...] = ()
     """(date, node-hours, those measured, those effective), where it was asked for."""
@@ -128,7 +129,7 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         failures=failures,
         node_hours_between_failures=allocated_h / failures if failures else None,
         incidents=tuple(Counter(each.kind for each in within).most_common()),
-        nodes=tuple(Counter(node for each in within for node in each.nodes).most_common(20)),
+        nodes=tuple(Counter(node for each in within if not each.planned for node in each.nodes).most_common(20)),
         savings=savings(runs, spells, since, until),
     )
 
@@ -275,8 +276,11 @@ def _why_it_waited(run: RunRecord, spells: Sequence[Spell]) -> str:
 def _has_failed(run: RunRecord, spells: Sequence[Spell]) -> bool:
     if run.ended_at is None:
         return False
-    ended = any(each.acted and run.began_at <= each.began_at <= _end(run) + SLACK_S for each in spells)
-    return ended or run.state in FAILED
+    about = [each for each in spells if run.began_at <= each.began_at <= _end(run) + SLACK_S]
+    if any(each.acted and not each.planned for each in about):
+        return True
+    as_planned = any(each.planned and each.ended_at >= _end(run) - SLACK_S for each in about)
+    return run.state in FAILED and not as_planned
 
 
 def _end(run: RunRecord) -> float:

@@ -6,6 +6,8 @@ compared with the median wait of the LAST incidents before it of the same kind, 
 difference times the nodes of the run is what was saved; it is negative where people were quicker. Without such an
 incident what was saved is unknown, and counted as that.
 
+Maintenance, time limits and what people asked for are left out: nothing was wrong that could have waited.
+
 Assumptions: nobody would have been quicker or slower than before, and what a restart itself costs is the same for both.
 Messages of ours shorten the waits that are compared with, so the figure is rather too low.
 """
@@ -47,7 +49,7 @@ def savings(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, un
     waits: dict[Of, list[tuple[float, float]]] = defaultdict(list)
     for spell in sorted(spells, key=_end):
         run = None if spell.restarts is None else run_of.get((spell.job_id, spell.restarts))
-        if run is None or _wait_s(run, spell) <= 0:
+        if run is None or spell.planned or _wait_s(run, spell) <= 0:
             continue
         if spell.acted:
             ours.append((run, spell))

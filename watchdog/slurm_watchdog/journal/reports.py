@@ -50,8 +50,13 @@ def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until:
     if incident.fired_at is None or incident.inhibited_by is not None:
         return []
     runs = dict(incident.runs)
-    good = [(decision, end) for decision, end in ends if end.ok]
-    in_place = [end.seconds_lost or 0.0 for decision, end in good if decision.action == Action.RESTART_STEP]
+    acted: set[str] = set()
+    recomputed_s: dict[str, float] = defaultdict(float)
+    for decision, end in ends:
+        if end.ok and decision.fence is not None:  # one about a process has none, and ends no run
+            acted.add(decision.fence.job_id)
+            if decision.action == Action.RESTART_STEP:
+                recomputed_s[decision.fence.job_id] += end.seconds_lost or 0.0
     nodes = tuple(dict.fromkeys(each.node for each in incident.culprits if each.node))
     return [
         Spell(
@@ -61,8 +66,8 @@ def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until:
             began_at=incident.opened_at,
             ended_at=until if incident.resolved_at is None else incident.resolved_at,
             nodes=nodes if number == 0 else (),
-            acted=bool(good),
-            recomputed_s=sum(in_place) if number == 0 else 0.0,
+            acted=job_id in acted,
+            recomputed_s=recomputed_s[job_id],
         )
         for number, job_id in enumerate(incident.job_ids or ("",))
     ]

@@ -52,7 +52,9 @@ class Spell(Struct, frozen=True, kw_only=True):
     ended_at: float
     nodes: tuple[str, ...] = ()
     acted: bool = False
-    """Whether an action of ours for it succeeded."""
+    """Whether an action of ours for it, on this job, succeeded."""
+    planned: bool = False
+    """Nothing was wrong: maintenance, a time limit, or what a person asked for."""
     recomputed_s: float = 0.0
     """Time of the steps that a restart inside of this run made again."""
 

@@ -7,10 +7,13 @@ from fnmatch import fnmatchcase
 from typing import Any, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lost_time import Report, report, with_trend
 from slurm_watchdog.base import clock
+from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.reports import read_report
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
 SHOWN_JOBS: Final = 500
@@ -48,7 +51,8 @@ def read(
     url: str, since: float, until: float, asked: Mapping[str, str] = NOTHING, uid: int | None = None
 ) -> tuple[Report, list[RunRecord]]:
     """The same as values, with the runs that are in it and those before. Raises JournalError."""
-    everything, spells = read_report(url, max(0.0, since - HISTORY_S), until)
+    everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
+    spells = [replace(each, planned=True) if _is_planned(each.kind) else each for each in known]
     runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
     about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
     found = report(runs, about, since, until)
@@ -61,6 +65,10 @@ def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
     known = {"user": run.user, "account": run.account, "partition": run.partition}
     given = {name: asked[name].split(",") for name in known if asked.get(name)}
     return all(any(fnmatchcase(known[name], glob) for glob in globs) for name, globs in given.items())
+
+
+def _is_planned(kind: str) -> bool:
+    return kind == IncidentKind.OPERATOR_RESTART or spec_of(kind).planned
 
 
 def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], *, whole: bool) -> list[Spell]:

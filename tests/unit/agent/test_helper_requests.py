@@ -39,6 +39,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     "list_mounts": ({}, -1),
     "list_open_logs": ({"processes": [["1", 7, True]]}, -1),
     "list_open_mounts": ({"processes": [["1", 7, True]]}, -1),
+    "read_shared_memory": ({"pids": [7]}, -1),
     "read_threads": ({"files": [["io", 7, 7], ["call", 7, 8], ["devices", 7, 7]]}, -1),
     "read_process_states": ({"processes": [[7, 9]], "silent_mounts": ["/shared"]}, -1),
     "dump_stacks": ({"node": "n1", "budget_s": 50.0, "processes": [msgspec.to_builtins(RANK)]}, -1),

@@ -1,8 +1,10 @@
 """What jobs and this node use of their limits: memory, processes, open files, /dev/shm; and what they wait for.
 
 Sees: memory and pids of each job and step with their limits, how many of their processes the kernel killed for
-    memory; open files of ranks; memory, pids, open files and /dev/shm of the node; pressure of both
-From: the control groups of jobs (version 1 and 2), `/proc/pressure`, `meminfo`, `loadavg`, `/proc/PID/limits`
+    memory; open files of ranks; memory, pids, open files and /dev/shm of the node; pressure of both; a /dev/shm that
+    a job has for itself (job_container/tmpfs, containers)
+From: the control groups of jobs (version 1 and 2), `/proc/pressure`, `meminfo`, `loadavg`, `/proc/PID/limits`,
+    `/proc/PID/root/dev/shm` in a child
 How often: every 30 s while jobs are here; of what is far from its limit only memory is reported
 Never: `memory.stat`, but of a group that is nearly full
 """
@@ -14,8 +16,11 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import Final
 
+from msgspec.structs import replace
+
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, largest, number
+from slurm_watchdog.agent.mounts.shared_memory import SharedMemories
 from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
 from slurm_watchdog.agent.proc.files import count_open_files, read_file
 from slurm_watchdog.base.text import size
@@ -75,6 +80,8 @@ class UsageCollector:
         self._sections, self._root = context.sections, root
         self._due = float("-inf")
         self._found = UsageSection()
+        self._shared = SharedMemories(context.workers)
+        self._deadline_s = context.settings.probe_deadline
 
     def collect(self, now: float) -> UsageSection:
         """Nothing while no job is here."""
@@ -84,6 +91,9 @@ class UsageCollector:
         elif now >= self._due:
             self._due = now + EVERY_S
             self._found = read_usage(processes, self._root)
+            own = self._shared.collect(processes, now, self._deadline_s)
+            told = tuple(row for row in own if row.ratio >= TOLD_FROM)
+            self._found = replace(self._found, usages=(*self._found.usages, *told))
         return self._found
 
 

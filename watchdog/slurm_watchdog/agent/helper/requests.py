@@ -21,7 +21,7 @@ from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, ncc
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.supervisor_status import read_supervisor
 from slurm_watchdog.agent.logs import follow
-from slurm_watchdog.agent.processes import identify, open_mounts, terminate, thread_calls
+from slurm_watchdog.agent.processes import identify, open_mounts, shared_memory, terminate, thread_calls
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Function
 from slurm_watchdog.agent.workers.request_types import (
@@ -42,6 +42,7 @@ from slurm_watchdog.agent.workers.request_types import (
     ProbeDirectory,
     ReadCore,
     ReadProcessStates,
+    ReadSharedMemory,
     ReadSupervisor,
     ReadThreads,
     RemoveDirectory,
@@ -130,6 +131,7 @@ TASKS: Final = tasks_by_name(
     Task(ListMounts, identify.list_mounts),
     Task(ListOpenLogs, identify.list_open_logs),
     Task(ListOpenMounts, open_mounts.list_open_mounts),
+    Task(ReadSharedMemory, shared_memory.read_shared_memory),
     Task(ReadThreads, thread_calls.read_threads),
     Task(ReadProcessStates, process_state.read_process_states),
     Task(DumpProcessStacks, stacks.dump_stacks),

@@ -114,6 +114,14 @@ class ListOpenMounts(Request[dict[str, list[str]]], frozen=True):
     processes: Ranks
 
 
+class ReadSharedMemory(Request[list[tuple[int, int] | None]], frozen=True):
+    """Processes; the answer has of each (bytes in use, size) of a /dev/shm of its own, in the same order, None where it
+    has none."""
+
+    task = "read_shared_memory"
+    pids: Annotated[list[Pid], Meta(max_length=64)]
+
+
 ThreadFile = tuple[Literal["io", "call", "devices"], Pid, Pid]
 """What is wanted, process, thread."""
 

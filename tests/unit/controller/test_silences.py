@@ -12,10 +12,11 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, IncidentState
+from slurm_watchdog.model.incidents import Culprit, IncidentKind, IncidentState
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.notify.alertmanager import alerts_json
 from slurm_watchdog.notify.dispatcher import IncidentSources
@@ -24,6 +25,7 @@ from slurm_watchdog.notify.webhook import WebhookChannel, event_json
 from slurm_watchdog.notify.wording import message_of
 from tests.builders.notices import FAILED, INCIDENT, OVER, Ticking, incident, replace
 from tests.builders.open_doors import OPERATOR, OWNER, STRANGE, Controller
+from tests.builders.open_doors import incident as open_incident
 from tests.builders.silences import Given
 
 HOUR = Silence(id="s1", by="ann", at=1000.0, until=4600.0, jobs=("7",))
@@ -58,6 +60,11 @@ def named(**selectors: tuple[str, ...]) -> Silence:
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5, 6)), False),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="node:n1"), False),
         (replace(ACK, owner=5), replace(INCIDENT, owners=(5, 6)), False),
+        (replace(ACK, owner=5), replace(INCIDENT, owners=(5,), subject="run:7.0"), True),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="run:7.0"), True),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="loop:7"), True),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="chain:7"), True),
+        (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="gpu:n1/0"), False),
         (ACK, INCIDENT, True),
         (ACK, incident(2), False),
     ],
@@ -235,3 +242,40 @@ def test_a_second_person_is_told_who_looks_after_it_already(tmp_path: Path) -> N
     ((status, second),) = asked(controller, Person(OWNER), ("POST", path, {}))
     assert first["id"] == again["id"]
     assert (status, f"acknowledged by uid {OPERATOR} already" in second["error"]) == (409, True)
+
+
+def test_an_acknowledgement_that_would_quiet_nothing_is_refused(tmp_path: Path) -> None:
+    """A GPU's fault is of the next job, too."""
+    controller: Any = Controller(tmp_path)
+    path = "/v1/incidents/abc123/acknowledge"
+    controller.judge.incidents = OpenIncidents([open_incident(kind=IncidentKind.GPU_FAULT, subject="gpu:n1/0")])
+    ((status, told),) = asked(controller, Person(OWNER), ("POST", path, {}))
+    assert (status, "is about more than your own jobs" in told["error"], controller.silences.listed()) == (
+        403,
+        True,
+        (),
+    )
+    assert asked(controller, Person(OPERATOR), ("POST", path, {}))[0][0] == 200
+
+
+@pytest.mark.parametrize("subject", ["run:7.0", "loop:7", "chain:7"])
+def test_an_owner_acknowledges_what_his_run_left_behind(tmp_path: Path, subject: str) -> None:
+    controller: Any = Controller(tmp_path)
+    about = open_incident(subject=subject)
+    controller.judge.incidents = OpenIncidents([about])
+    controller.silences = Given(controller.judge.incidents, 1.0, controller.journal).silences()
+    assert asked(controller, Person(OWNER), ("POST", "/v1/incidents/abc123/acknowledge", {}))[0][0] == 200
+    assert controller.silences.acknowledged_by(about) == f"uid {OWNER}"
+
+
+@pytest.mark.parametrize(
+    ("others", "asked_for", "status"),
+    [(OWNER, "7", 200), (STRANGE, "7", 403), (STRANGE, "7_1", 200), (OWNER, "7_9", 403), (OWNER, "70", 403)],
+)
+def test_an_owner_silences_his_array_by_its_id(tmp_path: Path, others: int, asked_for: str, status: int) -> None:
+    controller: Any = Controller(tmp_path)
+    of_7 = controller.state.jobs.pop("7")
+    ids = {"7_1": OWNER, "7_[2-8]": others}
+    controller.state.jobs = {each: replace(of_7, job_id=each, uid=uid) for each, uid in ids.items()}
+    body = {"jobs": [asked_for], "for_s": 60.0}
+    assert asked(controller, Person(OWNER), ("POST", "/v1/silences", body))[0][0] == status

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Incident
+
+OF_JOBS: Final = ("job:", "run:", "loop:", "chain:")
+"""Subjects that are a job, its runs (log_error, memory_kill), its restarts (crash_loop) or the jobs that it begins
+(chain_broken). Whatever else an incident is about concerns others, too: a node, a GPU, a filesystem."""
 
 
 class Silence(Struct, frozen=True, kw_only=True):
@@ -35,7 +41,7 @@ class Silence(Struct, frozen=True, kw_only=True):
     def covers(self, incident: Incident) -> bool:
         """Whether all that the incident is about is within the selectors: of two jobs the silence of one hides
         nothing. An array's id stands for its elements."""
-        alone = incident.subject.startswith("job:") and set(incident.owners) == {self.owner}
+        alone = incident.subject.startswith(OF_JOBS) and set(incident.owners) == {self.owner}
         if self.owner is not None and not alone:
             return False
         if self.incident_id:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from aiohttp import web
@@ -13,9 +14,10 @@ from slurm_watchdog.controller.api import journal_view
 from slurm_watchdog.controller.api.asking import RequestRefused, Who, checked_job, read_body, reason_of
 from slurm_watchdog.controller.api.restart_api import nodes_of
 from slurm_watchdog.controller.ports.commands import CommandSources
-from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.silence import Silence
+from slurm_watchdog.model.slurm import SlurmJob
 
 MAX_SILENCES: Final = 500
 """Each is looked at for each message."""
@@ -50,9 +52,9 @@ class SilenceApi:
         nodes = nodes_of(body.get("nodes", []))
         if not (kinds or jobs or nodes):
             raise RequestRefused(400, "name what is silenced: --kind, --job or --node")
-        known = [self._controller.state.jobs.get(each) for each in jobs]
-        owners = {each.uid for each in known if each is not None} if None not in known else set()
-        accounts = {each.account for each in known if each is not None} if owners else set()
+        known = elements_of(jobs, self._controller.state.jobs)
+        owners = {each.uid for of_one in known for each in of_one} if all(known) else set()
+        accounts = {each.account for of_one in known for each in of_one} if owners else set()
         name = self._who.require(request, "silence", owners, accounts=accounts)
         owner = self._owner(request, "silence", accounts)
         self._require_room(owner)
@@ -94,13 +96,16 @@ class SilenceApi:
                 if each.by == name:
                     return self._answer(request, each.id)
                 raise RequestRefused(409, f"incident {found.id} is acknowledged by {each.by} already")
-        now = clock.wall()
-        return self._add(
-            request, Silence(
-                id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), incident_id=found.id,
-                owner=self._owner(request, "acknowledge", accounts),
-            )
+        made = Silence(
+            id=uuid.uuid4().hex[:8], by=name, at=clock.wall(), reason=reason_of(body), incident_id=found.id,
+            owner=self._owner(request, "acknowledge", accounts),
         )  # fmt: skip
+        if not made.covers(incident):
+            what = spec_of(incident.kind).sentence
+            raise RequestRefused(
+                403, f"incident {found.id} is about more than your own jobs ({what}): an operator looks after it"
+            )
+        return self._add(request, made)
 
     async def end(self, request: web.Request) -> web.Response:
         """Ends a silence, or takes an acknowledgement back."""
@@ -122,6 +127,16 @@ class SilenceApi:
         document: dict[str, Any] = {"open": []}
         self._controller.silences.show_in(document, whole=self._who.is_operator(request))
         return web.json_response({"id": made, "silences": document["silences"]})
+
+
+def elements_of(job_ids: Iterable[str], jobs: Mapping[str, SlurmJob]) -> list[list[SlurmJob]]:
+    """Of each id the jobs that it stands for, none if Slurm lists no such: an array's for its elements, too."""
+    arrays = defaultdict[str, list[SlurmJob]](list)
+    for job in jobs.values():
+        array, _, element = job.job_id.partition("_")
+        if element:
+            arrays[array].append(job)
+    return [[*([jobs[each]] if each in jobs else []), *arrays.get(each, ())] for each in job_ids]
 
 
 def _words(body: dict[str, Any], key: str) -> tuple[str, ...]:

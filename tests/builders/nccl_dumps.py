@@ -14,7 +14,8 @@ WORLD = "0"
 
 
 class Recorder:
-    """What one rank records. Peers are ranks of the job; `done` is whether an operation has finished by the dump."""
+    """What one rank records. Peers are ranks of the job; `done` is whether an operation has finished by the dump; `now`
+    is when what comes next begins, as a date (0: the recorder does not say)."""
 
     def __init__(
         self, rank: int, groups: Mapping[str, Sequence[int]], *, room: int = 2000, old: bool = False, first: int = 0
@@ -22,7 +23,7 @@ class Recorder:
         """`old`: a release in which a batch takes the number of a collective. `first`: entries that left the ring."""
         self.rank, self.groups, self.room, self.old = rank, groups, room, old
         self.entries: list[dict[str, Any]] = []
-        self._next = first
+        self.now, self._next = 0.0, first
         self._collectives: dict[str, int] = {}
         self._sendings: dict[str, int] = {}
         self._instances: dict[str, int] = {}
@@ -76,8 +77,8 @@ class Recorder:
         document = {"version": "2.10", "entries": entries, "pg_config": config, "pg_status": {}}
         return json.dumps(document).encode() if as_json else pickle.dumps(document, protocol=2)
 
-    def record(self) -> CollectiveRecord:
-        return parse_flight_recorder(self.dump(), self.rank)
+    def record(self, made_at: float | None = None) -> CollectiveRecord:
+        return parse_flight_recorder(self.dump(), self.rank, made_at)
 
     def _talk(self, direction: str, peer: int, group: str) -> str:
         own, other = (sorted(self.groups[group]).index(rank) for rank in (self.rank, peer))
@@ -90,6 +91,7 @@ class Recorder:
                 "process_group": (group, "default_pg" if group == WORLD else group), "profiling_name": f"nccl:{name}",
                 "collective_seq_id": self._collectives.get(group, 0), "p2p_seq_id": self._sendings.get(group, 0),
                 "state": "completed" if done else "scheduled", "retired": False, "frames": [],
+                "time_created_ns": int(self.now * 1e9),
                 "input_sizes": [[elements]] if elements else [], "input_dtypes": ["Float"],
             }
         )  # fmt: skip

@@ -74,17 +74,6 @@ def all_reduce_hangs_beside_a_pair_that_goes_on() -> Job:
     return job
 
 
-def one_of_a_ring_does_not_exchange() -> Job:
-    job = recorders(8)
-    for at, rank in enumerate(job):
-        rank.batch(("send", (at + 1) % 8), ("recv", (at - 1) % 8))
-        if at != 3:
-            rank.batch(("send", (at + 1) % 8), ("recv", (at - 1) % 8), done=at not in (2, 4))
-    for at in (0, 1, 5, 6, 7):
-        job[at].batch(("send", (at + 1) % 8), ("recv", (at - 1) % 8), done=False)
-    return job
-
-
 def a_batch_of_one_stage_is_missing() -> Job:
     job = recorders(4)
     job[1].batch(("recv", 0), done=False)
@@ -124,10 +113,10 @@ def the_last_of_a_pipeline_with_data_parallel_groups_stops() -> Job:
 
 def absent_from_a_ring_that_has_long_been_overwritten() -> Job:
     """Thousands of sends, of which the ring has the last; rank 2 has not come to the all-reduce."""
-    job = recorders(4, room=50)
+    job = recorders(4, room=1000)
     for rank in job:
         rank.collective()
-        for _ in range(60):
+        for _ in range(400):
             rank.batch(("send", (rank.rank + 1) % 4), ("recv", (rank.rank - 1) % 4))
         if rank.rank != 2:
             rank.collective(done=False)
@@ -161,7 +150,6 @@ AT_FAULT: list[tuple[Callable[[], Job], list[int]]] = [
     (a_stage_has_received_and_does_not_send, [1]),
     (a_stage_stops_after_1f1b_was_steady, [2]),
     (all_reduce_hangs_beside_a_pair_that_goes_on, [2]),
-    (one_of_a_ring_does_not_exchange, [3]),
     (a_batch_of_one_stage_is_missing, [0]),
     (a_tensor_parallel_peer_keeps_its_data_parallel_ones_waiting, [3]),
     (the_last_of_a_pipeline_with_data_parallel_groups_stops, [3]),
@@ -235,6 +223,18 @@ def one_has_sent_and_is_done_where_a_group_hangs() -> Job:
     job[1].batch(("recv", 0), ("send", 2), done=False)
     job[2].collective(group="tp", done=False)
     job[3].collective(group="tp", done=False)
+    return job
+
+
+def one_of_a_ring_does_not_exchange() -> Job:
+    """Rank 3 is at fault. As each batch waits for both sides, another one could have done its part as well."""
+    job = recorders(8)
+    for at, rank in enumerate(job):
+        rank.batch(("send", (at + 1) % 8), ("recv", (at - 1) % 8))
+        if at != 3:
+            rank.batch(("send", (at + 1) % 8), ("recv", (at - 1) % 8), done=at not in (2, 4))
+    for at in (0, 1, 5, 6, 7):
+        job[at].batch(("send", (at + 1) % 8), ("recv", (at - 1) % 8), done=False)
     return job
 
 
@@ -341,6 +341,18 @@ def a_group_that_was_made_again_after_a_rank_came_back() -> Job:
     return job
 
 
+def a_small_ring_that_has_lost_what_its_rank_waits_for() -> Job:
+    """Rank 2 waits for rank 3 with a send of long ago, and has exchanged much with rank 1 since."""
+    job = recorders(4, room=20)
+    job[2].recv(3, done=False)
+    for _ in range(30):
+        job[2].send(1)
+        job[1].recv(2)
+    job[0].recv(2, done=False)
+    job[1].recv(2, done=False)
+    return job
+
+
 def batches_whose_parts_have_left_the_ring() -> Job:
     job = recorders(4, room=2)
     job[0].batch(("recv", 2), ("recv", 1), done=False)
@@ -398,11 +410,11 @@ def one_is_within_a_batch() -> Job:
 
 LOOK_ALIKES: list[Callable[[], Job]] = [
     all_have_entered_and_the_network_is_gone, the_link_of_a_pipeline_is_gone, one_has_sent_and_is_done_where_a_group_hangs,
-    a_batch_that_waits_for_one_of_two, the_only_one_who_would_explain_it_has_no_dump, one_dump_is_from_hours_ago,
+    one_of_a_ring_does_not_exchange, a_batch_that_waits_for_one_of_two, the_only_one_who_would_explain_it_has_no_dump, one_dump_is_from_hours_ago,
     one_dump_is_from_hours_ago_and_its_group_was_not_made_yet, a_stale_dump_of_a_pipeline,
     dumps_of_a_job_that_runs_taken_seconds_apart, a_pipeline_that_runs_dumped_seconds_apart,
     an_older_release_counts_batches_as_collectives, an_older_release_where_some_have_sent_nothing,
-    a_group_that_was_made_again_after_a_rank_came_back, batches_whose_parts_have_left_the_ring,
+    a_group_that_was_made_again_after_a_rank_came_back, a_small_ring_that_has_lost_what_its_rank_waits_for, batches_whose_parts_have_left_the_ring,
     a_subgroup_alone_waits_and_the_others_do_other_things, half_of_them_call_what_the_others_never_do,
     a_collective_without_elements_ends_at_once, in_a_ring_all_wait_for_one_another, one_is_within_a_batch,
 ]  # fmt: skip
@@ -430,3 +442,39 @@ def test_two_programs_of_a_job_that_number_their_ranks_alike_name_nobody() -> No
     for rank in trains:
         rank.collective(done=False)
     assert order_of([each.record() for each in (*trains, *serves)]).odd == ()
+
+
+def waits_since(began_s: float, made_s: float, late_made_s: float) -> CollectiveOrder:
+    """Three ranks wait in an all-reduce since `began_s`, by dumps of `made_s`; rank 2 had not come by `late_made_s`."""
+    job, records = recorders(4), []
+    for rank in job:
+        rank.now = 100.0
+        rank.collective("broadcast")
+        rank.now = began_s
+        if rank.rank != 2:
+            rank.collective(done=False)
+        records.append(rank.record(late_made_s if rank.rank == 2 else made_s))
+    return order_of(records)
+
+
+def test_who_has_not_come_is_named_when_others_have_waited_long_by_both_their_dumps() -> None:
+    assert [each.rank for each in waits_since(200.0, 260.0, 261.0).odd] == [2]
+
+
+@pytest.mark.parametrize(("made_s", "late_made_s"), [(201.0, 260.0), (260.0, 201.0), (260.0, 150.0)])
+def test_who_had_no_time_to_come_by_the_dates_of_the_dumps_is_not_named(made_s: float, late_made_s: float) -> None:
+    found = waits_since(200.0, made_s, late_made_s)
+    assert (found.odd, found.waiting) == ((), (0, 1, 3))
+    assert "only seconds before" in found.unclear
+
+
+def test_a_stage_that_had_nothing_to_do_when_its_old_dump_was_written_is_not_named() -> None:
+    """Without collectives only the dates tell that its dump is older."""
+    job = recorders(4)
+    for stage, rank in enumerate(job):
+        rank.now = 500.0
+        if stage:
+            rank.recv(stage - 1, done=False)
+    fresh = [each.record(600.0) for each in job[1:]]
+    assert order_of([job[0].record(300.0), *fresh]).odd == ()
+    assert [each.rank for each in order_of([job[0].record(601.0), *fresh]).odd] == [0]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord
 from slurm_watchdog.parse.flight_recorder import MAX_BYTES, parse_flight_recorder
@@ -36,7 +37,10 @@ def test_a_real_dump_is_the_collective_that_its_rank_has_not_finished() -> None:
     record = parse_flight_recorder((CAPTURES / "missing" / "trace_0").read_bytes(), 0)
     (group,) = record.communicators
     assert (group.label, group.entered, group.members) == ("default_pg", 7, (0, 1, 2, 3))
-    assert group.waits == (Call(seq=7, name="all_reduce", elements=8, types=("Float",)),)
+    (call,) = group.waits
+    assert replace(call, since=None) == Call(seq=7, name="all_reduce", elements=8, types=("Float",))
+    assert call.since == pytest.approx(1795462057.43, abs=0.01)
+    assert (group.finished, group.together) == (6, 6)
 
 
 @pytest.mark.parametrize("rank", range(4))
@@ -118,3 +122,40 @@ def test_thousands_of_spoilt_dumps_are_read_or_refused() -> None:
         capture_output=True, text=True, timeout=120, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_parts_of_a_batch_are_finished_when_it_is_and_its_peers_are_unsure_while_it_is_not() -> None:
+    before = entry(3, state="completed")
+    parts = [before, entry(3, "send 0->1", is_p2p=True, p2p_seq_id=4), entry(3, "recv 0<-2", is_p2p=True, p2p_seq_id=4)]
+    done = entry(3, "coalesced", is_p2p=True, p2p_seq_id=4, state="completed")
+    assert not read(*parts, done).busy
+    record = read(*parts, done | {"state": "started"})
+    assert (record.busy, record.peers, record.unsure_peers) == (True, (1, 4), (1, 4))
+    record = read(*parts, done | {"state": "started"}, entry(3, "send 0->1", is_p2p=True, p2p_seq_id=5))
+    assert (record.peers, record.unsure_peers) == ((1, 4), (4,))
+
+
+def test_what_has_finished_with_one_peer_finishes_nothing_with_another_nor_a_collective() -> None:
+    waits = entry(3, "recv 0<-1", is_p2p=True, p2p_seq_id=1)
+    record = read(entry(3), waits, entry(3, "send 0->2", is_p2p=True, p2p_seq_id=2, state="completed"))
+    assert (record.peers, [call.seq for call in record.communicators[0].waits]) == ((1,), [3])
+    assert not read(waits, entry(3, "recv 0<-1", is_p2p=True, p2p_seq_id=2, state="completed")).busy
+
+
+def test_the_last_finished_number_is_known_and_whether_all_had_entered_it() -> None:
+    (group,) = read(
+        *(entry(n, state="completed") for n in (4, 5)), entry(6, "broadcast", state="completed")
+    ).communicators
+    assert (group.finished, group.together, group.entered) == (6, 5, 6)
+    (group,) = read(entry(4, state="completed", input_sizes=[[0]])).communicators
+    assert (group.finished, group.together) == (4, 0)
+
+
+def test_of_a_group_that_was_made_again_the_newest_counts() -> None:
+    (group,) = read(entry(400), entry(1, state="completed", pg_id=7), entry(2, pg_id=7)).communicators
+    assert ([call.seq for call in group.waits], group.entered, group.finished) == ([2], 2, 1)
+
+
+def test_a_dump_of_what_is_active_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="entries are left out"):
+        read(entry(4, record_id=4), entry(9, record_id=9))

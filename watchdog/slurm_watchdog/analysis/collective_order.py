@@ -20,6 +20,9 @@ MAX_ODD = 0.25
 """Share of the ranks of a communicator that may be called odd (as hang_proof.MAX_OUTSIDE); one in any case, beside
 LEAST_AGREEING."""
 LEAST_AGREEING = 2
+LEAST_WAIT_S = 10.0
+"""A rank that has not come so long after another one began to wait, by the records of both, is waited for: dumps are
+written within seconds of one another, and the clocks of two nodes differ by less."""
 MAX_NAMED = 32
 MAX_FACTS = 8
 
@@ -57,7 +60,9 @@ class _Front(Struct, frozen=True, kw_only=True):
     calls: Mapping[int, Call]
     """By rank."""
     behind: tuple[int, ...]
-    """Members that have not entered it."""
+    """Members that have not entered it, and had the time to."""
+    early: bool
+    """Whether there are others, who had not."""
     missing: tuple[int, ...]
     known: bool
     """Whether its members are known; several communicators may share a name otherwise, and accuse nobody."""
@@ -74,9 +79,9 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     old = _older(single)
     of_rank = {rank: record for rank, record in single.items() if rank not in old}
     fronts = _fronts(of_rank)
-    waiting = {r.rank for r in of_rank.values() if r.busy or any(each.waits for each in r.communicators)}
+    waiting = {record.rank for record in of_rank.values() if _waits(record)}
     # Who has begun to talk to a rank that talks to nobody waits for it.
-    spoken_to = {peer for record in of_rank.values() for peer in record.peers}
+    spoken_to = {peer for record in of_rank.values() for peer in _awaited_peers(record, of_rank)}
     behind = {rank for front in fronts for rank in front.behind}
     roots = sorted((behind | spoken_to & of_rank.keys()) - waiting)
     odd = [odd for front in fronts if front.known for odd in _other_calls(front)]
@@ -95,6 +100,8 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         return _without(
             found, f"as many did not come as wait, or more: rank {few} may have called what others never do"
         )
+    if lossy := [rank for rank in roots if of_rank[rank].lossy]:
+        return _without(found, f"the buffer of rank {_few(lossy)} is too small to say that it waits for nobody")
     only_spoken_to = frozenset(roots) - behind
     certain = not missing and _explain(only_spoken_to, of_rank, fronts)
     named = [rank for rank in roots if certain or rank not in only_spoken_to]
@@ -114,6 +121,8 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         return _without(
             found, "ranks wait for one another in a circle: they use their communicators in different order"
         )
+    if any(front.early for front in fronts) or any({*record.peers} - spoken_to for record in of_rank.values()):
+        return _without(found, "what is unfinished was begun only seconds before the last of these records was made")
     return _without(found, "every rank has entered what it waits for: it is the network, a GPU, or still under way")
 
 
@@ -174,14 +183,15 @@ def _older(of_rank: Mapping[int, CollectiveRecord]) -> tuple[int, ...]:
 
 
 def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[_Front]) -> bool:
-    """Whether all that wait, wait for one of these in the end; one that is asked for only together with others has to
-    be the only one."""
-    unsure = roots - {
-        peer for record in of_rank.values() for peer in record.peers if peer not in record.unsure_peers
-    }  # fmt: skip
-    waiting = {
-        rank for rank, record in of_rank.items() if record.busy or any(each.waits for each in record.communicators)
+    """Whether all that wait, wait for one of these in the end, and each is asked for by itself: an operation with
+    several peers may wait for another of them."""
+    sure = {
+        peer
+        for record in of_rank.values()
+        for peer in _awaited_peers(record, of_rank)
+        if peer not in record.unsure_peers
     }
+    waiting = {rank for rank, record in of_rank.items() if _waits(record)}
     reached, before = set(roots), -1
     while len(reached) > before:
         before = len(reached)
@@ -189,7 +199,24 @@ def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: S
         for front in fronts:
             if reached.intersection(front.behind) or not reached.isdisjoint(front.calls):
                 reached |= front.calls.keys()
-    return waiting <= reached and (not unsure or len(roots) == 1)
+    return waiting <= reached and roots <= sure
+
+
+def _waited(since: float | None, *records: CollectiveRecord) -> bool:
+    """Whether all of these were made long after `since`, as far as that is known."""
+    return since is None or all(each.made_at is None or each.made_at - since >= LEAST_WAIT_S for each in records)
+
+
+def _awaited_peers(record: CollectiveRecord, of_rank: Mapping[int, CollectiveRecord]) -> Iterable[int]:
+    """Whom this rank sends to or receives from, for long enough; also ranks without a record."""
+    since_of = dict(zip(record.peers, record.peers_since, strict=False))
+    for peer in record.peers:
+        if _waited(since_of.get(peer), record, *([of_rank[peer]] if peer in of_rank else [])):
+            yield peer
+
+
+def _waits(record: CollectiveRecord) -> bool:
+    return record.busy or any(each.waits for each in record.communicators)
 
 
 def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[_Front]:
@@ -213,8 +240,13 @@ def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, Collecti
     label = next(iter(places.values())).label
     missing = tuple(rank for rank in members if rank not in of_rank)
     for seq in sorted(first):
-        behind = tuple(rank for rank, at in entered.items() if at < seq)
-        yield _Front(label=label, calls=first[seq], behind=behind, missing=missing, known=bool(members))
+        calls = [(call.since, of_rank[rank]) for rank, call in first[seq].items()]
+        away = [rank for rank, at in entered.items() if at < seq]
+        behind = tuple(r for r in away if any(_waited(since, caller, of_rank[r]) for since, caller in calls))
+        yield _Front(
+            label=label, calls=first[seq], behind=behind, early=len(behind) < len(away), missing=missing,
+            known=bool(members),
+        )  # fmt: skip
 
 
 def _signature(call: Call) -> tuple[str, int | None, tuple[str, ...]]:

@@ -62,7 +62,7 @@ def _read(directory: Path) -> tuple[dict[int, CollectiveRecord], list[str], list
     for rank, path in _files(directory):
         try:
             body, at = _body(path)
-            records[rank] = parse_flight_recorder(body, rank)
+            records[rank] = parse_flight_recorder(body, rank, at)
             written.append(at)
         except (OSError, ValueError) as error:
             problems.append(f"{path.name}: {error}")

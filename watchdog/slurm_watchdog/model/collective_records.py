@@ -17,6 +17,8 @@ class Call(Struct, frozen=True, kw_only=True):
     """Of its input, where all ranks have to hand in as many; None: they need not, or it is not known."""
     types: tuple[str, ...] = ()
     """Of its input, where they have to be the same on all ranks."""
+    since: float | None = None
+    """When this rank entered it, as a date of its node's clock; None: not known."""
 
 
 class Communicator(Struct, frozen=True, kw_only=True):
@@ -50,12 +52,18 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     """False: it has more communicators than are in it; of one that is not, nothing is known."""
     peers: tuple[int, ...] = ()
     """Ranks with which it has begun to send or receive, and has not finished."""
+    peers_since: tuple[float | None, ...] = ()
+    """For each of them, when it began; as `Call.since`."""
     busy: bool = False
     """It has such an operation, also where the peer is not known."""
     unsure_peers: tuple[int, ...] = ()
     """Those of `peers` with which it only has operations that wait for others, too: they may have done their part."""
+    made_at: float | None = None
+    """When this was recorded, as `Call.since`."""
     since_start: bool = False
     """Whether it holds all that the rank did: nothing had left its buffer."""
+    lossy: bool = False
+    """Whether what the rank has not finished may have left its buffer, which is small."""
     point_to_point: bool = True
     """Whether its sending and receiving is recorded: with gloo it is not."""
 

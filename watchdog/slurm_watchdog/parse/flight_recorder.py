@@ -26,6 +26,9 @@ MAX_COMMUNICATORS, MAX_WAITS, MAX_MEMBERS, MAX_PEERS = 64, 8, 65_536, 1024
 """Of one rank, and of one communicator, that are kept; the members of a larger one are not known."""
 MAX_MEMBERS_IN_ALL: Final = 65_536
 """Of all communicators of a rank together."""
+LONG: Final = 256
+"""Entries of a buffer from which nothing unfinished falls out: so many do not begin and end beside it (the default is
+2,000)."""
 MAX_NAME: Final = 64
 MAX_SIZES: Final = 64
 """Tensors of one call whose elements are counted."""
@@ -60,6 +63,7 @@ class _Entry(msgspec.Struct, gc=False):
     collective_seq_id: _Number
     p2p_seq_id: _Number = -1
     record_id: _Number = -1
+    time_created_ns: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     state: _Text | None = None
     retired: bool | None = False
     is_p2p: bool = False
@@ -70,6 +74,10 @@ class _Entry(msgspec.Struct, gc=False):
     @property
     def name(self) -> str:
         return self.profiling_name.rpartition(":")[2][:MAX_NAME]
+
+    @property
+    def since(self) -> float | None:
+        return self.time_created_ns / 1e9 if self.time_created_ns else None
 
     @property
     def finished(self) -> bool:
@@ -119,8 +127,9 @@ class _NoNames(pickle.Unpickler):
         raise pickle.UnpicklingError("it refers to something outside of itself: it was not read")
 
 
-def parse_flight_recorder(body: bytes, rank: int) -> CollectiveRecord:
-    """What `rank` had recorded. Raises ValueError, with the reason, for what is no dump of a known format."""
+def parse_flight_recorder(body: bytes, rank: int, made_at: float | None = None) -> CollectiveRecord:
+    """What `rank` had recorded, in a dump that was written at `made_at` (date). Raises ValueError, with the reason, for
+    what is no dump of a known format."""
     if len(body) > MAX_BYTES:
         raise ValueError(f"{len(body)} bytes, and a dump has at most {MAX_BYTES}")
     try:
@@ -132,10 +141,10 @@ def parse_flight_recorder(body: bytes, rank: int) -> CollectiveRecord:
         raise ValueError("reading it takes too much memory") from None
     except REFUSED as error:
         raise ValueError(f"no dump of the Flight Recorder: {str(error)[:200] or type(error).__name__}") from None
-    return _record(dump, rank)
+    return _record(dump, rank, made_at)
 
 
-def _record(dump: _Dump, rank: int) -> CollectiveRecord:
+def _record(dump: _Dump, rank: int, made_at: float | None) -> CollectiveRecord:
     numbers = [each.record_id for each in dump.entries]
     if numbers and numbers[-1] - numbers[0] not in (0, len(numbers) - 1):
         raise ValueError("entries are left out of it: whether what they belong to has finished is not known")
@@ -152,7 +161,10 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
         kept = members if waits and len(members) <= room else ()
         room -= len(kept)
         talks += [each.between(members) for each in _talks(entries, ends, since_start)]
-        calls: dict[int, Call] = {each.collective_seq_id: _call(each) for each in waits}
+        calls: dict[int, Call] = {}
+        for each in waits:
+            before = calls.get(each.collective_seq_id)
+            calls[each.collective_seq_id] = _call(each, since=before.since if before is not None else each.since)
         found.append(
             Communicator(
                 key=f"{name}@{zlib.crc32(repr(members).encode()):08x}" if members else name,
@@ -166,16 +178,22 @@ def _record(dump: _Dump, rank: int) -> CollectiveRecord:
             )
         )
     found.sort(key=lambda each: not each.waits)
-    peers = dict.fromkeys(peer for talk in talks for peer in talk.peers)
+    peers: dict[int, float | None] = {}
+    for talk in sorted(talks, key=lambda talk: talk.since or 0.0):
+        for peer in talk.peers:
+            peers.setdefault(peer, talk.since)
     sure = {peer for talk in talks if len(talk.peers) == 1 for peer in talk.peers}
     return CollectiveRecord(
         rank=rank,
         communicators=tuple(found[:MAX_COMMUNICATORS]),
         whole=len(found) <= MAX_COMMUNICATORS,
         peers=tuple(peers)[:MAX_PEERS],
+        peers_since=tuple(peers.values())[:MAX_PEERS],
         busy=bool(talks),
         unsure_peers=tuple(peer for peer in peers if peer not in sure)[:MAX_PEERS],
+        made_at=made_at,
         since_start=since_start,
+        lossy=0 < len(numbers) < LONG and numbers[0] > 0,
         point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries),
     )
 
@@ -197,9 +215,10 @@ class _Talk(msgspec.Struct, gc=False):
 
     peers: tuple[int, ...]
     """First as the communicator has them, then as the job does; empty: not known."""
+    since: float | None
 
     def between(self, members: tuple[int, ...]) -> _Talk:
-        return _Talk(tuple(dict.fromkeys(members[peer] for peer in self.peers if peer < len(members))))
+        return _Talk(tuple(dict.fromkeys(members[peer] for peer in self.peers if peer < len(members))), self.since)
 
 
 def _ends_of_batches(entries: Sequence[_Entry]) -> dict[int, list[int]]:
@@ -234,13 +253,13 @@ def _talks(entries: Sequence[_Entry], ends: Mapping[int, list[int]], since_start
                 continue
             whole = since_start or 0 not in ends[at]  # else its first parts may have left the ring
             peers = dict.fromkeys(peer for part in ends[at] if (peer := entries[part].peer) is not None)
-            open_ones.setdefault(("batch", None), []).append(_Talk(tuple(peers) if whole else ()))
+            open_ones.setdefault(("batch", None), []).append(_Talk(tuple(peers) if whole else (), entry.since))
         elif entry.is_p2p and at not in batched:
             stream = entry.direction, entry.peer
             if entry.finished:
                 open_ones.pop(stream, None)
             else:
-                open_ones.setdefault(stream, []).append(_Talk(() if entry.peer is None else (entry.peer,)))
+                open_ones.setdefault(stream, []).append(_Talk(() if entry.peer is None else (entry.peer,), entry.since))
     return [talk for talks in open_ones.values() for talk in talks]
 
 
@@ -289,8 +308,9 @@ def _members(name: str, desc: str, groups: Mapping[str, _Group]) -> tuple[int, .
     return found if len(found) <= MAX_MEMBERS else ()
 
 
-def _call(entry: _Entry) -> Call:
+def _call(entry: _Entry, since: float | None) -> Call:
     if entry.name not in SAME_ELEMENTS:
-        return Call(seq=entry.collective_seq_id, name=entry.name)
+        return Call(seq=entry.collective_seq_id, name=entry.name, since=since)
     elements = min(sum(math.prod(sizes[:8]) for sizes in entry.input_sizes[:MAX_SIZES]), 2**53)
-    return Call(seq=entry.collective_seq_id, name=entry.name, elements=elements, types=tuple(entry.input_dtypes[:4]))
+    types = tuple(entry.input_dtypes[:4])
+    return Call(seq=entry.collective_seq_id, name=entry.name, elements=elements, types=types, since=since)

@@ -132,7 +132,7 @@ def _read(path: str, uid: int, rank: int, max_age_s: float, max_bytes: int, wall
             return replace(each, error=f"larger than {MAX_FILE_BYTES >> 20} MiB: it stays where it is")
         body = _whole(fd)
         try:
-            record = parse_flight_recorder(body, rank)
+            record = parse_flight_recorder(body, rank, about.st_mtime)
             known = age_s >= -CLOCK_SLACK_S
             each = replace(each, record=record) if known else replace(each, error=AHEAD.format(-age_s))
         except ValueError as refused:

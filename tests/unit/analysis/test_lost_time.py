@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.analysis.lost_time import JobTime, checkpoint_interval_s, report
+from slurm_watchdog.analysis.report_sentences import to_be_noticed
 from slurm_watchdog.model.run_record import RunRecord, Spell, merged
 
 T = 1_700_000_000.0
@@ -49,6 +50,24 @@ def test_a_hang_that_nobody_noticed_a_restart_and_steps_made_again_are_each_coun
     assert job.effective_h == pytest.approx((810 - 180 + 810) * 10.0 / H * 10)
     assert job.share == pytest.approx(0.32)
     assert (job.queued_h, job.failures, job.runs) == (0.5, 1, 2)
+
+
+def test_what_came_before_an_incident_was_reported_was_spent_waiting_to_be_noticed() -> None:
+    """Last step at 2.5 h, reported at 4 h, ended at 10 h: of 75 node-hours 15 passed before anybody could know."""
+    found = report(CHRONICLE, [hang(2.6, 10.0, fired_at=T + 4.0 * H)], T, T + 100 * H)
+    assert hours(found.jobs[0])["collective_hang"] == 75.0
+    assert found.to_be_noticed_h == found.jobs[0].to_be_noticed_h == (("collective_hang", pytest.approx(15.0)),)
+    assert to_be_noticed(found.to_be_noticed_h) == (
+        "Of what was lost 15.0 node-hours were spent waiting to be noticed, before a report (collective_hang 15.0)."
+    )
+    early = report(CHRONICLE, [hang(2.6, 10.0, fired_at=T + 2.0 * H)], T, T + 100 * H)
+    assert (early.to_be_noticed_h, to_be_noticed(early.to_be_noticed_h)) == ((), "")
+
+
+def test_of_a_pause_inside_of_a_run_what_came_before_its_report_waited_too() -> None:
+    whole = run(0, 0.0, 10.0, first_step=0, last_step=3060, last_rise_at=T + 10.0 * H)
+    (job,) = report([whole], [hang(5.0, 5.5, fired_at=T + 5.2 * H)], T, T + 100 * H).jobs
+    assert (hours(job)["collective_hang"], job.to_be_noticed_h) == (5.0, (("collective_hang", pytest.approx(2.0)),))
 
 
 def test_a_wait_without_an_incident_goes_by_the_end_of_the_run() -> None:
@@ -141,8 +160,13 @@ def test_whatever_is_known_of_runs_each_second_is_counted_once(rows: list[Any], 
         )
         for number, (began, took, rose, later, first, last, over) in enumerate(rows)
     ]  # fmt: skip
-    spells = [hang(began / H, (began + took) / H, restarts) for began, took, restarts in incidents]
+    spells = [
+        hang(began / H, (began + took) / H, restarts, fired_at=T + began + took / 2)
+        for began, took, restarts in incidents
+    ]
     for job in report(runs, spells, T, T + 200 * H).jobs:
+        lost, before = dict(job.lost_h), dict(job.to_be_noticed_h)
+        assert all(0 < each <= lost[kind] + 1e-9 for kind, each in before.items())
         assert job.effective_h >= 0 and all(each > 0 for _, each in job.lost_h)
         assert job.effective_h + sum(each for _, each in job.lost_h) == pytest.approx(job.allocated_h, abs=1e-6)
 

@@ -35,6 +35,7 @@ from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.weekly_message import weekly_words
 from slurm_watchdog.slurm.accounting import parse_accounting
 from tests.builders.cli import run
 from tests.builders.crash_loops import run as past_run
@@ -92,6 +93,23 @@ def test_a_report_says_what_was_kept_what_was_lost_to_what_and_how_often_to_save
     assert (
         "1 run failed or had to be ended, one in 127.5 node-hours" in said and "39 min on 10 nodes (Young 1974)" in said
     )
+
+
+def test_what_waited_to_be_noticed_is_said_in_the_table_the_page_and_the_message(journal: Journal) -> None:
+    late = replace(INCIDENT, state=IncidentState.RESOLVED, opened_at=T + 2.5 * H, resolved_at=T + 10 * H)
+    journal.save_incident(replace(late, fired_at=T + 4.0 * H))
+    dates = ("--from", "2023-11-01")
+    said = asked(journal, "report", *dates)
+    row = next(line for line in said.splitlines() if line.startswith("collective_hang"))
+    assert row.split() == ["collective_hang", "75.0", "58.8%", "15.0"]
+    assert "15.0 node-hours were spent waiting to be noticed" in said
+    assert json.loads(asked(journal, "report", *dates, "--json"))["to_be_noticed_h"] == [["collective_hang", 15.0]]
+    page = asked(journal, "report", *dates, "--html", "-")
+    assert "<title>collective_hang: 15.0 node-hours waiting to be noticed</title>" in page
+    assert "<title>collective_hang: 60.0 node-hours collective_hang</title>" in page
+    assert "15.0 node-hours were spent waiting" in asked(journal, "story", "7", "--no-accounting")
+    found, _ = read(journal.url, T, T + 100 * H)
+    assert any("waiting to be noticed" in line for line in weekly_words(found).evidence)
 
 
 def test_jobs_that_were_saved_for_maintenance_are_no_failures_and_nothing_is_said_of_what_that_saved(

@@ -8,9 +8,10 @@ Learning Research Clusters", 2024), without the time in the queue, which costs n
 A run is divided in this order, each part bounded by what is left:
   start       from its beginning to its first new step: `first start`, or `restart` where a run came before;
   waiting     from its last new step to its end, under the kind of the incident that was open then, else `ended STATE`;
+              what of it came before the incident was reported is beside that its time `to be noticed`;
   recomputed  steps that the next run made again, and those that a restart in its allocation made again;
   effective   the steps that were kept;
-  incidents   in between, for as long as they were open;
+  incidents   in between, for as long as they were open, divided in the same way;
   other       what remains: evaluations, checkpoints, steps slower than usual.
 A run whose steps could not be read is `not measured`, and in no share.
 """
@@ -61,6 +62,8 @@ class JobTime(Struct, frozen=True, kw_only=True):
     effective_h: float
     lost_h: tuple[tuple[str, float], ...]
     """(cause, node-hours), the largest first."""
+    to_be_noticed_h: tuple[tuple[str, float], ...] = ()
+    """What of `lost_h` came before the incident was reported, by its kind."""
     queued_h: float
     """Hours, not node-hours, in the queue between its runs."""
     failures: int
@@ -84,6 +87,8 @@ class Report(Struct, frozen=True, kw_only=True):
     measured_h: float
     effective_h: float
     lost_h: tuple[tuple[str, float], ...]
+    to_be_noticed_h: tuple[tuple[str, float], ...]
+    """As of a job."""
     failures: int
     node_hours_between_failures: float | None
     incidents: tuple[tuple[str, int], ...]
@@ -115,8 +120,10 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         if (job := _job_time(list(mine), of_job[job_id], since, until)) is not None
     ]
     lost: dict[str, float] = defaultdict(float)
+    to_be_noticed: dict[str, float] = defaultdict(float)
     for job in jobs:
         _add(lost, dict(job.lost_h))
+        _add(to_be_noticed, dict(job.to_be_noticed_h))
     failures, allocated_h = sum(job.failures for job in jobs), sum(job.allocated_h for job in jobs)
     return Report(
         since=since,
@@ -126,6 +133,7 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         measured_h=sum(job.measured_h for job in jobs),
         effective_h=sum(job.effective_h for job in jobs),
         lost_h=_largest(lost),
+        to_be_noticed_h=_largest(to_be_noticed),
         failures=failures,
         node_hours_between_failures=allocated_h / failures if failures else None,
         incidents=tuple(Counter(each.kind for each in within).most_common()),
@@ -168,6 +176,7 @@ def checkpoint_interval_s(node_hours_between_failures: float, nodes: int, save_s
 def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, until: float) -> JobTime | None:
     """The runs of one job, in their order; None if it did nothing in that time."""
     lost: dict[str, float] = defaultdict(float)
+    to_be_noticed: dict[str, float] = defaultdict(float)
     allocated_h = measured_h = effective_h = 0.0
     counted, failures = [], 0
     for number, run in enumerate(runs):
@@ -188,10 +197,10 @@ def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, 
         if parts is None:
             lost[NOT_MEASURED] += watched_s * hours
         else:
-            kept_s, lost_s = parts
             measured_h += watched_s * hours
-            effective_h += kept_s * hours
-            _add(lost, {cause: seconds * hours for cause, seconds in lost_s.items()})
+            effective_h += parts.kept_s * hours
+            _add(lost, {cause: seconds * hours for cause, seconds in parts.lost_s.items()})
+            _add(to_be_noticed, {kind: seconds * hours for kind, seconds in parts.to_be_noticed_s.items()})
         failures += _has_failed(run, mine) and since <= _end(run) <= until
     if not counted:
         return None
@@ -210,17 +219,25 @@ def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, 
         measured_h=measured_h,
         effective_h=effective_h,
         lost_h=_largest(lost),
+        to_be_noticed_h=_largest(to_be_noticed),
         queued_h=sum(max(0.0, b.began_at - _end(a)) for a, b in pairwise(counted)) / HOUR_S,
         failures=failures,
     )
 
 
-def _parts(
-    run: RunRecord, following: RunRecord | None, spells: Sequence[Spell], *, is_first: bool
-) -> tuple[float, dict[str, float]] | None:
+class _Parts(Struct, frozen=True, kw_only=True):
+    """Of one run, in seconds."""
+
+    kept_s: float
+    lost_s: Mapping[str, float]
+    to_be_noticed_s: Mapping[str, float] = {}
+
+
+def _parts(run: RunRecord, following: RunRecord | None, spells: Sequence[Spell], *, is_first: bool) -> _Parts | None:
     """Seconds of steps that were kept, and what the rest went to; None if its steps are not known."""
     left_s = _end(run) - run.began_at
     lost: dict[str, float] = defaultdict(float)
+    to_be_noticed: dict[str, float] = defaultdict(float)
     if run.first_rise_at is None or run.last_rise_at is None or run.first_step is None or run.last_step is None:
         return _stepless(run, spells, left_s)
 
@@ -232,11 +249,18 @@ def _parts(
             lost[cause] += taken
         return taken
 
+    def take_wait(cause: str, began_at: float, ended_at: float, about: Sequence[Spell]) -> None:
+        taken = take(cause, ended_at - began_at)
+        fired_at = min((each.fired_at for each in about if each.fired_at is not None), default=began_at)
+        if (before_s := min(taken, fired_at - began_at)) > 0:
+            to_be_noticed[cause] += before_s
+
     take(FIRST_START if is_first else RESTART, run.first_rise_at - run.began_at)
     tail_s = _end(run) - run.last_rise_at
     is_prompt = tail_s <= max(PROMPT_S, PROMPT_STEPS * (run.step_s or 0.0) * run.stride)
-    if run.ended_at is not None and (_about(run, spells) or not is_prompt):
-        take(_why_it_waited(run, spells), tail_s)
+    about = _about(run, spells)
+    if run.ended_at is not None and (about or not is_prompt):
+        take_wait(_why_it_waited(run, spells), run.last_rise_at, _end(run), about)
     made = max(0, run.last_step - run.first_step)
     again = 0
     if following is not None and following.first_step is not None:
@@ -247,16 +271,16 @@ def _parts(
     left_s -= kept_s
     for each in spells:
         if run.first_rise_at <= each.began_at < run.last_rise_at:
-            take(each.kind, min(each.ended_at, run.last_rise_at) - each.began_at)
+            take_wait(each.kind, each.began_at, min(each.ended_at, run.last_rise_at), [each])
     take(OTHER, left_s)
-    return kept_s, dict(lost)
+    return _Parts(kept_s=kept_s, lost_s=lost, to_be_noticed_s=to_be_noticed)
 
 
-def _stepless(run: RunRecord, spells: Sequence[Spell], seconds: float) -> tuple[float, dict[str, float]] | None:
+def _stepless(run: RunRecord, spells: Sequence[Spell], seconds: float) -> _Parts | None:
     """A run that failed before its first step has done nothing that counts, if its job is one whose steps are read."""
     if run.ended_at is None or not _has_failed(run, spells):
         return None
-    return 0.0, {_why_it_waited(run, spells): seconds}
+    return _Parts(kept_s=0.0, lost_s={_why_it_waited(run, spells): seconds})
 
 
 def _about(run: RunRecord, spells: Sequence[Spell]) -> list[Spell]:

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_watchdog.analysis.saved_time import Savings
 from slurm_watchdog.base.text import duration, plural
+
+LEAST_H = 0.05
+"""What is less reads as 0.0."""
 
 
 def head(when: str, jobs: int, allocated_h: float, measured_h: float, effective_h: float) -> str:
@@ -15,6 +20,15 @@ def head(when: str, jobs: int, allocated_h: float, measured_h: float, effective_
         f"{had}: of the {measured_h:,.1f} whose steps could be read {effective_h / measured_h:.1%} went into steps "
         f"that were kept, and {measured_h - effective_h:,.1f} were lost."
     )
+
+
+def to_be_noticed(hours: Sequence[tuple[str, float]], shown: int = 4) -> str:
+    """How much of what was lost came before its incident was reported; empty if nothing that shows."""
+    if (whole_h := sum(each for _, each in hours)) < LEAST_H:
+        return ""
+    kinds = ", ".join(f"{kind} {each:,.1f}" for kind, each in hours[:shown] if each >= LEAST_H)
+    of = f" ({kinds})" if kinds else ""
+    return f"Of what was lost {whole_h:,.1f} node-hours were spent waiting to be noticed, before a report{of}."
 
 
 def saved(found: Savings) -> str:

@@ -9,7 +9,7 @@ from typing import IO, Final
 import click
 
 from slurm_watchdog.analysis.lost_time import checkpoint_interval_s
-from slurm_watchdog.analysis.report_sentences import head, saved
+from slurm_watchdog.analysis.report_sentences import head, saved, to_be_noticed
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -103,8 +103,12 @@ def show(found: Report, save_s: float) -> None:
     sentence(head(when, found.known_jobs, found.allocated_h, found.measured_h, found.effective_h))
     whole_h = found.allocated_h or 1.0
     print()
-    lost = [(cause, f"{hours:,.1f}", f"{hours / whole_h:.1%}") for cause, hours in found.lost_h]
-    table(("LOST TO", "NODE-HOURS", "SHARE"), lost)
+    before_h = dict(found.to_be_noticed_h)
+    lost = [
+        (cause, f"{hours:,.1f}", f"{hours / whole_h:.1%}", f"{before_h[cause]:,.1f}" if cause in before_h else "-")
+        for cause, hours in found.lost_h
+    ]
+    table(("LOST TO", "NODE-HOURS", "SHARE", "TO BE NOTICED"), lost)
     print()
     table(HEADINGS, [_row(each) for each in found.jobs[:SHOWN_JOBS]], wanted=WANTED, wraps=HEADINGS.index("LOST TO"))
     if found.known_jobs > SHOWN_JOBS:
@@ -127,7 +131,10 @@ def _advise(found: Report, save_s: float) -> None:
 
 
 def advice(found: Report, save_s: float) -> Iterator[str]:
-    """What is left to say, a sentence each: incidents, nodes, what was saved, how often to save."""
+    """What is left to say, a sentence each: what waited to be noticed, incidents, nodes, what was saved, how often to
+    save."""
+    if waited := to_be_noticed(found.to_be_noticed_h):
+        yield waited
     if found.incidents:
         yield "Incidents: " + ", ".join(f"{number} {kind}" for kind, number in found.incidents) + "."
     if found.nodes:

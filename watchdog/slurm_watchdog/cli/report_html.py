@@ -15,7 +15,7 @@ from slurm_watchdog.analysis.report_sentences import head
 from slurm_watchdog.cli.report_types import JobTime, Report
 from slurm_watchdog.cli.terminal import clean, moment
 
-KEPT, LOST, UNREAD = "#009e73", "#d55e00", "#b9bcc2"
+KEPT, LOST, UNNOTICED, UNREAD = "#009e73", "#d55e00", "#e69f00", "#b9bcc2"
 """Colours of Okabe and Ito (2008), which stay apart for colour-blind eyes."""
 SHOWN_CAUSES, SHOWN_JOBS, SHOWN_NODES = 12, 20, 20
 LABEL, PLOT, ROW = 220, 520, 24
@@ -38,7 +38,10 @@ def page(found: Report, said: Sequence[str]) -> str:
         f"From {moment(found.since)} to {moment(found.until)}",
         found.known_jobs, found.allocated_h, found.measured_h, found.effective_h,
     )  # fmt: skip
-    causes = [(f"{cause}", [(hours, _colour(cause), cause)]) for cause, hours in found.lost_h[:SHOWN_CAUSES]]
+    before_h = dict(found.to_be_noticed_h)
+    causes = [
+        (cause, _cause_bar(cause, hours, before_h.get(cause, 0.0))) for cause, hours in found.lost_h[:SHOWN_CAUSES]
+    ]
     kept: list[tuple[str, list[Part]]] = [("steps that were kept", [(found.effective_h, KEPT, "kept")])]
     nodes = [(node, [(float(number), LOST, "incidents")]) for node, number in found.nodes[:SHOWN_NODES]]
     sections = [
@@ -64,6 +67,12 @@ def _text(text: object) -> str:
 
 def _colour(cause: str) -> str:
     return UNREAD if cause == "not measured" else LOST
+
+
+def _cause_bar(cause: str, hours: float, before_h: float) -> list[Part]:
+    """What of an incident's hours came before it was reported is a part of its own."""
+    unnoticed = [(before_h, UNNOTICED, "waiting to be noticed")] if before_h > 0 else []
+    return [*unnoticed, (max(0.0, hours - before_h), _colour(cause), cause)]
 
 
 def _job_bar(job: JobTime) -> tuple[str, list[Part]]:

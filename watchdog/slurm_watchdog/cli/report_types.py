@@ -21,6 +21,8 @@ class JobTime(Answer, frozen=True, kw_only=True):
     effective_h: float = 0.0
     share: float | None = None
     lost_h: tuple[tuple[str, float], ...] = ()
+    to_be_noticed_h: tuple[tuple[str, float], ...] = ()
+    """What of `lost_h` came before the incident was reported, by its kind."""
     queued_h: float = 0.0
     failures: int = 0
 
@@ -50,6 +52,7 @@ class Report(Answer, frozen=True, kw_only=True):
     effective_h: float = 0.0
     share: float | None = None
     lost_h: tuple[tuple[str, float], ...] = ()
+    to_be_noticed_h: tuple[tuple[str, float], ...] = ()
     failures: int = 0
     node_hours_between_failures: float | None = None
     incidents: tuple[tuple[str, int], ...] = ()

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import click
 
+from slurm_watchdog.analysis.report_sentences import to_be_noticed
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import Explanation
 from slurm_watchdog.cli.client import Client
@@ -135,6 +136,8 @@ def _print(
     for job in found.jobs:
         heading("Node-hours")
         table(("LOST TO", "NODE-HOURS"), [(cause, f"{hours:,.1f}") for cause, hours in job.lost_h])
+        if waited := to_be_noticed(job.to_be_noticed_h):
+            sentence(waited)
         if job.queued_h >= 0.1:
             sentence(f"Between its runs it waited {duration(job.queued_h * 3600)} in the queue.")
     if why_not:

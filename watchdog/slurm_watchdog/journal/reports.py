@@ -65,6 +65,7 @@ def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until:
             kind=incident.kind,
             began_at=incident.opened_at,
             ended_at=until if incident.resolved_at is None else incident.resolved_at,
+            fired_at=incident.fired_at,
             nodes=nodes if number == 0 else (),
             acted=job_id in acted,
             recomputed_s=recomputed_s[job_id],

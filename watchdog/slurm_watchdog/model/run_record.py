@@ -50,6 +50,8 @@ class Spell(Struct, frozen=True, kw_only=True):
     kind: str
     began_at: float
     ended_at: float
+    fired_at: float | None = None
+    """When it was reported, its evidence being complete; None: not known."""
     nodes: tuple[str, ...] = ()
     acted: bool = False
     """Whether an action of ours for it, on this job, succeeded."""

@@ -8,15 +8,13 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.analysis.lost_time import JobTime, Report
-from slurm_watchdog.analysis.report_sentences import head, saved
+from slurm_watchdog.analysis.report_sentences import LEAST_H, head, saved, to_be_noticed
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.slack_messages import LINE_LIMIT, SENTENCE_LIMIT, Payload, message, section
 from slurm_watchdog.notify.wording import Message
 
 SHOWN = 5
-LEAST_H = 0.05
-"""What is less reads as 0.0."""
 
 
 class Subscription(Struct, frozen=True, kw_only=True):
@@ -36,6 +34,7 @@ def weekly_words(found: Report, about: Mapping[str, str] = {}) -> Message:
     nodes = [f"{node} ({number})" for node, number in found.nodes[:SHOWN]]
     lines = [
         f"Lost to (node-hours): {', '.join(lost)}" if lost else "",
+        to_be_noticed(found.to_be_noticed_h, SHOWN),
         *jobs,
         f"Nodes named most by incidents: {', '.join(nodes)}" if nodes else "",
         saved(found.savings),

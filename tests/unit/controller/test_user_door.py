@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import pwd
+import threading
 from collections import Counter
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange
 from slurm_watchdog.controller.api.user_door import (
+    ADDRESS_BURST,
     ARRIVAL_S,
     BURST,
     MAX_ANSWER,
@@ -28,7 +30,9 @@ from slurm_watchdog.controller.api.user_door import (
     UserDoor,
     make_user_server,
 )
+from slurm_watchdog.controller.api.user_lookup import UserLookup
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
 from slurm_watchdog.wire.http_server import Server
@@ -202,7 +206,7 @@ def test_what_is_not_about_one_job_is_not_behind_this_door(controller: Any, rout
         ({"restricted_to": 12345}, 401, "is not for user"),
         ({"encrypted": False}, 401, "is not for user"),
         ({"times": 2}, 401, "Replayed credential"),
-        ({"times": 40}, 429, "too many requests"),
+        ({"times": 210}, 429, "too many requests from this address"),
         ({"uid": 0}, 403, "on the management node"),
         ({"uid": BOB}, 403, "there is no user 4321 here"),
         ({"munge": Vouching(available=False)}, 503, "its socket is gone"),
@@ -211,6 +215,50 @@ def test_what_is_not_about_one_job_is_not_behind_this_door(controller: Any, rout
 def test_who_is_not_proven_is_told_nothing(controller: Any, how: dict[str, Any], status: int, words: str) -> None:
     answered, told = ask(controller, "GET", "/v1/status", **how)
     assert (answered, words in told["error"], set(told)) == (status, True, {"error"}), told
+
+
+def test_the_people_of_a_login_node_have_a_pace_each(controller: Any) -> None:
+    """Two who followed their restarts left nobody else of that machine an answer."""
+    munge, other = Vouching(), pwd.getpwnam("nobody").pw_uid
+    digest = request_digest("GET", "/v1/status", b"").encode()
+
+    async def go() -> list[int]:
+        async with port_of(controller, munge) as (_, port), aiohttp.ClientSession() as client:
+            said = []
+            for uid in [ANN] * (int(BURST) + 2) + [other]:
+                headers = {"Authorization": f"Munge {munge.make(uid, digest)}"}
+                async with client.get(f"http://127.0.0.1:{port}/v1/status", headers=headers) as answer:
+                    said.append(answer.status)
+            return said
+
+    said = asyncio.run(go())
+    assert said[: int(BURST)] == [200] * int(BURST)
+    assert (said[-2], said[-1]) == (429, 200)
+
+
+def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller: Any) -> None:
+    answers, munge = threading.Event(), Vouching()
+    digest = request_digest("GET", "/v1/status", b"").encode()
+
+    def look_up(uid: int) -> Person:
+        answers.wait(20.0)
+        return Person(uid)
+
+    async def go() -> tuple[int, str]:
+        door = UserDoor(munge, munge.encode, users=UserLookup(look_up, deadline_s=0.1))
+        server = await make_user_server(controller, door)
+        port = await server.start("127.0.0.1", 0, 200)
+        try:
+            async with aiohttp.ClientSession() as client:
+                headers = {"Authorization": f"Munge {munge.make(ANN, digest)}"}
+                async with client.get(f"http://127.0.0.1:{port}/v1/status", headers=headers) as answer:
+                    return answer.status, await answer.text()
+        finally:
+            answers.set()
+            await server.cleanup()
+
+    status, told = asyncio.run(go())
+    assert (status, "come again" in told) == (503, True)
 
 
 def test_an_answer_that_no_credential_holds_is_said_to_be_too_large(controller: Any) -> None:
@@ -253,7 +301,7 @@ def test_the_pace_of_an_address_is_taken_before_the_body_of_its_request(controll
     async def go() -> None:
         async with port_of(controller, Vouching()) as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
-            for _ in range(int(BURST)):
+            for _ in range(int(ADDRESS_BURST)):
                 writer.write(b"GET /v1/status HTTP/1.1\r\nHost: x\r\n\r\n")
                 head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
                 assert head.startswith(b"HTTP/1.1 401 ")

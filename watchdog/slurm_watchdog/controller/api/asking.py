@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import pwd
 import re
 import socket
 import struct
@@ -136,17 +135,12 @@ class Who:
             raise RequestRefused(403, f"job {job.job_id} belongs to {job.user}: its evidence is for {DETAILS_FOR}")
 
     def name(self, request: web.Request) -> str:
-        """The person who asks. Raises RequestRefused where nobody knows who that is."""
+        """The person who asks; who has asked the name service has done so before: it may hang. Raises RequestRefused
+        where nobody knows who that is."""
         person = self.person(request)
-        uid = person.uid
-        if uid is None:
+        if person.uid is None:
             raise RequestRefused(403, UNKNOWN_CALLER)
-        if person.name:
-            return person.name
-        try:
-            return pwd.getpwuid(uid).pw_name
-        except KeyError:
-            return f"uid {uid}"
+        return person.name or f"uid {person.uid}"
 
     def is_only_owner(self, request: web.Request, command: str, accounts: Iterable[str] = ()) -> bool:
         """Whether the person who asks may use a command on his own jobs alone."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 from aiohttp import web
@@ -14,6 +14,7 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.api import journal_view, node_views
 from slurm_watchdog.controller.api.asking import (
+    Handler,
     RequestRefused,
     Who,
     errors_as_sentences,
@@ -29,6 +30,7 @@ from slurm_watchdog.controller.api.report_api import ReportApi
 from slurm_watchdog.controller.api.restart_api import RestartApi, node_of
 from slurm_watchdog.controller.api.save_api import SaveApi
 from slurm_watchdog.controller.api.silence_api import SilenceApi
+from slurm_watchdog.controller.api.user_lookup import UserLookup, name_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
@@ -40,6 +42,7 @@ from slurm_watchdog.notify.notification import Delivery
 log = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024
+PERSON: Final = web.RequestKey("local_person", Person)
 
 
 def without_kernel_lines(document: bytes) -> bytes:
@@ -53,10 +56,22 @@ def without_kernel_lines(document: bytes) -> bytes:
     return document
 
 
-def make_app(controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person) -> web.Application:
-    """Every route of the local socket; `person_of` says who asks."""
-    api = LocalApi(controller, person_of)
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_sentences])
+def make_app(
+    controller: CommandSources, person_of: Callable[[web.Request], Person] = peer_person,
+    name_of: Callable[[int], Person] = name_of,
+) -> web.Application:  # fmt: skip
+    """Every route of the local socket; `person_of` says who asks, and `name_of`, which may hang, how he is called."""
+    users = UserLookup(name_of)
+
+    @web.middleware
+    async def named(request: web.Request, handler: Handler) -> web.StreamResponse:
+        person = person_of(request)
+        needs_name = request.method != "GET" or "id" in request.match_info
+        request[PERSON] = await users.named(person) if needs_name else person
+        return await handler(request)
+
+    api = LocalApi(controller, lambda request: request[PERSON])
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[errors_as_sentences, named])
     app.router.add_get("/v1/status", api.status)
     app.router.add_get("/v1/incidents", api.incidents)
     app.router.add_get("/v1/incidents/{id}", api.explain)

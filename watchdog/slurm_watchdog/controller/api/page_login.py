@@ -7,12 +7,9 @@ Root and the controller's own user come in by neither.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import pwd
 import re
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from typing import Final
@@ -22,25 +19,13 @@ from aiohttp import web
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.api.user_lookup import UserLookup, person_called
 from slurm_watchdog.controller.policy.access import Person
 
 PERSON: Final = web.RequestKey("page_person", Person)
 MARK: Final = "X-Slurm-Watchdog-Page"
 """A header that another site's page can't send: the browser would ask here first, and is not answered."""
-KEPT_S: Final = 60.0
-"""A user's number and groups are looked up again after this time."""
-MAX_KEPT: Final = 256
-LOOKUP_S: Final = 5.0
-"""The name service may be a directory on the network."""
-LOOKUPS: Final = 2
-"""At once, in threads of the page alone: those that hang hold up nobody who reads Slurm."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
-
-
-def person_called(name: str) -> Person:
-    """A user with his groups. Raises KeyError."""
-    found = pwd.getpwnam(name)
-    return Person(found.pw_uid, frozenset(os.getgrouplist(name, found.pw_gid)), name=found.pw_name)
 
 
 class Login:
@@ -51,9 +36,7 @@ class Login:
         look_up: Callable[[str], Person] = person_called,
     ):  # fmt: skip
         """`stranger`: who looks, where nobody is named. `look_up` may hang."""
-        self._security, self._stranger, self._now, self._look_up = security, stranger, now, look_up
-        self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="page-login")
-        self._known: dict[str, tuple[float, Person]] = {}
+        self._security, self._stranger, self._users = security, stranger, UserLookup(look_up, now)
 
     @property
     def may_act(self) -> bool:
@@ -76,21 +59,15 @@ class Login:
         return self._stranger
 
     async def _looked_up(self, name: str) -> Person:
-        known = self._known.get(name)
-        if known is None or self._now() - known[0] > KEPT_S:
-            try:
-                looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, name)
-                found = await asyncio.wait_for(looking, LOOKUP_S)
-            except KeyError:
-                raise RequestRefused(403, f"the controller's machine knows no user {name}") from None
-            except TimeoutError:
-                raise RequestRefused(503, f"who {name} is can't be looked up now: come again") from None
-            if len(self._known) >= MAX_KEPT:
-                self._known.clear()
-            known = self._known[name] = (self._now(), found)
-        if known[1].uid in (0, os.geteuid()):
+        try:
+            found = await self._users.find(name)
+        except KeyError:
+            raise RequestRefused(403, f"the controller's machine knows no user {name}") from None
+        except TimeoutError:
+            raise RequestRefused(503, f"who {name} is can't be looked up now: come again") from None
+        if found.uid in (0, os.geteuid()):
             raise RequestRefused(403, f"{name} does nothing from the page: use the commands on the management node")
-        return known[1]
+        return found
 
 
 def is_trusted(address: str | None, proxies: Iterable[str]) -> bool:

@@ -13,9 +13,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import pwd
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -26,6 +25,7 @@ from slurm_watchdog.controller.api.asking import ONLY_OWN, Handler, errors_as_se
 from slurm_watchdog.controller.api.in_memory import answer_in_memory
 from slurm_watchdog.controller.api.local_socket import MAX_BODY_BYTES, LocalApi
 from slurm_watchdog.controller.api.restart_api import RestartApi
+from slurm_watchdog.controller.api.user_lookup import UserLookup, person_numbered
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
@@ -36,14 +36,16 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connectio
 
 log = logging.getLogger(__name__)
 
-BURST, PER_S = 30.0, 1.0
-"""Requests of one address: a person who follows a restart asks once a second."""
+ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0
+"""Requests of one address, whoever makes them: all people of a login node come from one."""
+BURST, PER_S = 60.0, 3.0
+"""Requests of one user, once he is proven: who follows a restart asks once a second."""
 MAX_ANSWER: Final = 700_000
 """Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64."""
 MAX_CONNECTIONS: Final = 128
 """A quarter of rate_limits.SPARE_FILES: what the agents' port leaves is not for users alone."""
 MAX_OF_ONE_ADDRESS: Final = 32
-"""BURST at once; this machine's own addresses are no exception."""
+"""At once; this machine's own addresses are no exception."""
 ARRIVAL_S: Final = 20.0
 """A request has to arrive whole within this time, as a report has to."""
 SEALS_AT_ONCE: Final = 4
@@ -82,9 +84,11 @@ class UserDoor:
     decoder: Decoder
     encode: Encode
     now: Callable[[], float] = clock.monotonic
+    users: UserLookup = field(default_factory=lambda: UserLookup(person_numbered))
 
     def __post_init__(self) -> None:
-        self._pace = TokenBuckets(BURST, PER_S)
+        self._pace = TokenBuckets(ADDRESS_BURST, ADDRESS_PER_S)
+        self._users_pace = TokenBuckets(BURST, PER_S)
         self._seals = asyncio.Semaphore(SEALS_AT_ONCE)
 
     def admit(self, head: Head, remote: str) -> Answer | None:
@@ -110,11 +114,14 @@ class UserDoor:
             return _refusal(401, "the credential is for another request")
         if shown.uid in (0, os.geteuid()):
             return _refusal(403, "this door is for users: root and the controller's user ask on the management node")
+        if not self._users_pace.acquire(str(shown.uid), self.now()):
+            return _refusal(429, "too many requests of yours: wait a minute")
         try:
-            known = pwd.getpwuid(shown.uid)
+            return await self.users.find(shown.uid)
         except KeyError:
             return _refusal(403, f"there is no user {shown.uid} here")
-        return Person(shown.uid, frozenset(os.getgrouplist(known.pw_name, known.pw_gid)))
+        except TimeoutError:
+            return _refusal(503, "who you are can't be looked up now: come again")
 
     async def seal(self, request: web.Request, body: bytes, uid: int, answer: web.StreamResponse) -> web.Response:
         """The answer for this user alone."""

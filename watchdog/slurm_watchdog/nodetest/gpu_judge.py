@@ -10,10 +10,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.node_figures import LEAST_PEERS
 from slurm_watchdog.knowledge.xids import describe_xid
-from slurm_watchdog.nodetest.results import Fact, Fault, Measured, place_of
+from slurm_watchdog.nodetest.dcgm_judge import dcgm_findings
+from slurm_watchdog.nodetest.results import Fact, Fault, Finding, Measured, place_of
 from slurm_watchdog.parse.kernel_log.line import parse_message
 
 BEFORE, AFTER = "gpu_health before", "gpu_health after"
@@ -41,10 +41,7 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Meas
     present, expected = after.get("gpus"), after.get("expected")
     if isinstance(present, int) and isinstance(expected, int) and present < expected:
         add("gpu", f"NVML sees {present} GPUs, and Slurm gave the job {expected}")
-    found += [each.fault for each in new_xids(node) if each.is_certain]
-    fewer = fewer_than_peers(node, others)
-    if fewer is not None and fewer.is_certain:
-        add("gpu", fewer.what)
+    found += [each.fault for each in _findings(node, others) if each.is_certain]
     usable = node.facts.get("gpu_rate", {}).get("gpus")
     if isinstance(usable, int) and isinstance(expected, int) and usable < expected and _torch_works(others):
         add("gpu", f"torch can use {usable} GPUs, and Slurm gave the job {expected}")
@@ -73,8 +70,12 @@ def gpu_reasons(node: Measured, peers: Sequence[Measured], others: Sequence[Meas
 
 def gpu_doubts(node: Measured, others: Sequence[Measured]) -> list[str]:
     """What keeps a node whose GPUs have nothing wrong with certainty from being called well, parts of sentences."""
+    return [each.fault.what for each in _findings(node, others) if not each.is_certain]
+
+
+def _findings(node: Measured, others: Sequence[Measured]) -> list[Finding]:
     fewer = fewer_than_peers(node, others)
-    return [each.fault.what for each in new_xids(node) if not each.is_certain] + ([fewer.what] if fewer else [])
+    return [*new_xids(node), *dcgm_findings(node, others), *([fewer] if fewer else [])]
 
 
 def _torch_works(others: Sequence[Measured]) -> bool:
@@ -84,17 +85,10 @@ def _torch_works(others: Sequence[Measured]) -> bool:
     return not counts or any(counts)
 
 
-class NewXid(Struct, frozen=True, kw_only=True):
-    """A Xid that the kernel logged during the test."""
-
-    fault: Fault
-    is_certain: bool
-    """The number alone says that hardware is broken (knowledge/xids.py)."""
-
-
-def new_xids(node: Measured) -> list[NewXid]:
+def new_xids(node: Measured) -> list[Finding]:
     """Those behind the last record that the kernel's log had before the load. What a program causes by itself, and what
-    follows from something else (a process that was killed), is left out. None where the log could not be read."""
+    follows from something else (a process that was killed), is left out. Certain are those whose number alone says that
+    hardware is broken (knowledge/xids.py). None where the log could not be read."""
     before, after = node.facts.get(BEFORE, {}), node.facts.get(AFTER, {})
     last = before.get("kernel_log_at")
     if not isinstance(last, int):
@@ -111,7 +105,7 @@ def new_xids(node: Measured) -> list[NewXid]:
         what = f"GPU {number.removeprefix('gpu_') or fact.pci_bus_id}: Xid {fact.xid} during the test"
         row = describe_xid(fact.xid)
         fault = Fault(place=place, what=f"{what} ({row.name})")
-        found.append(NewXid(fault=fault, is_certain=fact.may_exclude_node))
+        found.append(Finding(fault=fault, is_certain=fact.may_exclude_node))
     return found
 
 
@@ -121,18 +115,10 @@ def _is_at(card: Card, bus: str | None) -> bool:
     return bool(bus and own) and own[-12:] == str(bus).lower()[-12:]
 
 
-class Fewer(Struct, frozen=True, kw_only=True):
-    """A node has fewer GPUs than most nodes of its CPU model."""
-
-    what: str
-    """A part of a sentence."""
-    is_certain: bool
-    """Otherwise another node has as few, or no driver is loaded: the node may be built so, and is not accused."""
-
-
-def fewer_than_peers(node: Measured, others: Sequence[Measured]) -> Fewer | None:
+def fewer_than_peers(node: Measured, others: Sequence[Measured]) -> Finding | None:
     """Where Slurm did not state how many GPUs the job has: fewer than the number that most of at least four nodes of
-    the same CPU model have. The GPU model is not compared: a node that has lost all GPUs shows none."""
+    the same CPU model have. The GPU model is not compared: a node that has lost all GPUs shows none. Not certain where
+    another node has as few, or no driver is loaded: the node may be built so."""
     facts = _health(node)
     own = facts.get("gpus")
     if not isinstance(own, int) or isinstance(facts.get("expected"), int):
@@ -146,10 +132,10 @@ def fewer_than_peers(node: Measured, others: Sequence[Measured]) -> Fewer | None
         return None
     what = f"NVML sees {own} GPUs, and {usual} on {nodes} of {len(counts)} peers"
     if facts.get("skipped"):
-        return Fewer(what=f"{what}: {facts['skipped']}", is_certain=False)
+        return Finding(fault=Fault(place="gpu", what=f"{what}: {facts['skipped']}"), is_certain=False)
     if own in counts:
-        return Fewer(what=f"{what}; others have {own} as well", is_certain=False)
-    return Fewer(what=what, is_certain=True)
+        return Finding(fault=Fault(place="gpu", what=f"{what}; others have {own} as well"), is_certain=False)
+    return Finding(fault=Fault(place="gpu", what=what), is_certain=True)
 
 
 def _health(node: Measured) -> Mapping[str, Fact]:

@@ -18,6 +18,8 @@ from slurm_watchdog.nodetest.results import Fault, Measured, Problem, place_of
 
 TINY = 1e-9
 """In place of a figure of nothing, which has no logarithm."""
+TOOLS = frozenset({"fio", "gpu_dcgm"})
+"""Phases in which a tool of the site's does the work: what it says counts, that it fails does not."""
 Floors = Mapping[str, float]
 """Name of a figure to the worst value that the site accepts, in the figure's unit."""
 Past = Mapping[str, Sequence[Mapping[str, float]]]
@@ -145,7 +147,7 @@ def _problems(problems: Sequence[Problem], others: Sequence[Measured]) -> list[F
         where = f"{each.phase} {each.subject}".strip()
         same = [any((p.phase, p.subject) == (each.phase, each.subject) for p in other.problems) for other in others]
         answered = len(others) - sum(same) - sum(bool(other.missing) for other in others)
-        if 2 * sum(same) > len(others) or (2 * sum(same) == len(others) and sum(same)):
+        if each.phase in TOOLS or 2 * sum(same) > len(others) or (2 * sum(same) == len(others) and sum(same)):
             continue
         alone = each.phase in ("site_check", "gpu_health") or (each.state == "late" and each.phase != "mount")
         if alone or answered > 0:

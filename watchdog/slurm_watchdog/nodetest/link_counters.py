@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.node_figures import LEAST_PEERS, LINK_ERRORS
-from slurm_watchdog.nodetest.results import Fault, Measured
+from slurm_watchdog.nodetest.results import Fault, Finding, Measured
 
 MOST_OTHERS: Final = 0.25
 """Share of the other nodes that may have as many errors: with more it is the fabric's, or the driver counts something
@@ -23,14 +22,6 @@ LEAST_JOBS: Final = 2
 
 Rises = Mapping[str, Mapping[str, int]]
 """The other node of a pair to what rose meanwhile: `eth0 rx_errors` or `mlx5_0/1 symbol_error` to by how much."""
-
-
-class Risen(Struct, frozen=True, kw_only=True):
-    """Errors of one counter of a node."""
-
-    fault: Fault
-    is_certain: bool
-    """They rose in each of at least two jobs."""
 
 
 def rises_of(links: Sequence[Measured]) -> dict[str, dict[str, Mapping[str, int]]]:
@@ -47,10 +38,10 @@ def rises_of(links: Sequence[Measured]) -> dict[str, dict[str, Mapping[str, int]
     return found
 
 
-def judge_counters(links: Sequence[Measured]) -> dict[str, list[Risen]]:
-    """Node to its errors that other nodes do not have."""
+def judge_counters(links: Sequence[Measured]) -> dict[str, list[Finding]]:
+    """Node to its errors that other nodes do not have: certain where they rose in each of at least two jobs."""
     rises = rises_of(links)
-    found: dict[str, list[Risen]] = {}
+    found: dict[str, list[Finding]] = {}
     for node, of_node in rises.items():
         others = [each for name, each in rises.items() if name != node]
         if len(others) < LEAST_PEERS:
@@ -61,7 +52,7 @@ def judge_counters(links: Sequence[Measured]) -> dict[str, list[Risen]]:
     return found
 
 
-def _judge(counter: str, of_node: Rises, others: Sequence[Rises]) -> Risen | None:
+def _judge(counter: str, of_node: Rises, others: Sequence[Rises]) -> Finding | None:
     port, _, name = counter.rpartition(" ")
     kind = LINK_ERRORS.get(name)
     if kind is None:
@@ -75,7 +66,7 @@ def _judge(counter: str, of_node: Rises, others: Sequence[Rises]) -> Risen | Non
     clean = [other for other in of_node if other not in bad]
     with_none = f", fewer with {', '.join(clean)}" if clean else ""
     what = f"{port}: {kind.title}: {where}{with_none}; at most {elsewhere[len(elsewhere) // 2]:,} on most other nodes"
-    return Risen(fault=Fault(place=f"link:{port}", what=what), is_certain=not clean and len(bad) >= LEAST_JOBS)
+    return Finding(fault=Fault(place=f"link:{port}", what=what), is_certain=not clean and len(bad) >= LEAST_JOBS)
 
 
 def _most(name: str, rises: Rises) -> int:

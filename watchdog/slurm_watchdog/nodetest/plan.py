@@ -20,6 +20,8 @@ REPEATS: Final = 3
 
 MOST_GPUS: Final = 16
 """Of a node, for which a phase's limit suffices."""
+DCGM_S: Final = 60.0
+"""For `dcgmi diag -r 1`, which "normally lasts seconds" (NVIDIA's reference of dcgmi diag)."""
 
 
 class Wanted(Struct, frozen=True, kw_only=True):
@@ -36,7 +38,8 @@ class Wanted(Struct, frozen=True, kw_only=True):
     """An interpreter with torch."""
     site_command: str = ""
     site_limit_s: float = 60.0
-    iperf3: bool = True
+    tools: bool = True
+    """iperf3, fio and dcgmi do their part where they are installed."""
 
 
 class NodeJob(NamedTuple):
@@ -56,14 +59,24 @@ def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:
         if phase in wanted.phases or phase.partition("_")[0] in wanted.phases:
             found.append({"phase": phase, "limit_s": limit_s, "seconds": seconds, **more})
 
+    def by_fio(part: str, directory: str) -> None:
+        if part in wanted.phases and wanted.tools:
+            limit_s = 2 * seconds + 30.0
+            about = {"name": part, "directory": directory, "subject": directory}
+            found.append({"phase": "fio", "limit_s": limit_s, "seconds": seconds, **about})
+
     found.append({"phase": "state", "limit_s": 10.0, "interface": wanted.interface})
     ask("gpu_health", 20.0, subject="before")
+    if wanted.tools:
+        ask("gpu_dcgm", DCGM_S + 15.0, dcgm_s=DCGM_S)
     ask("cpu", 2 * REPEATS * seconds + 30.0)
     ask("memory", 2 * REPEATS * seconds + 40.0)
     for directory in wanted.local_directories:
         ask("disk", 3 * seconds + 30.0, directory=directory, subject=directory)
+        by_fio("disk", directory)
     for directory in wanted.shared_directories:
         ask("mount", 4 * seconds + 30.0, directory=directory, subject=directory)
+        by_fio("mount", directory)
     if wanted.gpu_python:
         ask("gpu_rate", MOST_GPUS * (4 * seconds + 8.0) + 60.0, python=wanted.gpu_python)
     ask("gpu_health", 20.0, subject="after")
@@ -76,7 +89,7 @@ def pair_job(pair: tuple[str, str], address: str, token: str, wanted: Wanted, pa
     """Measures the way between two nodes: the first one listens at `address`, the second one connects."""
     phase = {
         "phase": "pair", "limit_s": 4 * wanted.seconds + 30.0, "seconds": wanted.seconds, "listener": pair[0],
-        "address": address, "token": token, "interface": wanted.interface, "iperf3": wanted.iperf3,
+        "address": address, "token": token, "interface": wanted.interface, "iperf3": wanted.tools,
     }  # fmt: skip
     return NodeJob(pair, {"phases": [phase]}, minutes_of([phase]), partition)
 

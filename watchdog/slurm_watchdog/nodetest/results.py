@@ -58,6 +58,13 @@ class Fault(Struct, frozen=True, kw_only=True):
     """A part of a sentence, with the figures."""
 
 
+class Finding(Struct, frozen=True, kw_only=True):
+    """A fault, and whether it is certain enough to call a node bad: otherwise it is a reason not to call it well."""
+
+    fault: Fault
+    is_certain: bool
+
+
 class Measured(Struct, frozen=True, kw_only=True):
     """What is known of one node, or of one pair (`name` is then `a b`)."""
 
@@ -103,7 +110,7 @@ def measured(name: str, lines: Iterable[Line], missing: str = "") -> Measured:
         if line.state != "ok":
             problems.append(Problem(phase=line.phase, subject=line.subject, state=line.state, said=line.said))
         for figure, (value, spread, _, was_disturbed) in line.figures.items():
-            key = f"{figure} {line.subject}" if line.phase in ("disk", "mount") else figure
+            key = f"{figure} {line.subject}" if line.phase in ("disk", "mount", "fio") else figure
             if split_key(key)[0] not in KINDS:
                 continue
             if was_disturbed:

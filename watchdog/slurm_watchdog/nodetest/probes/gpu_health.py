@@ -57,6 +57,7 @@ def _card(nvml: Any, handle: Any) -> dict[str, Any]:
     """What it answers; a question that it does not support is left out."""
     questions: dict[str, Callable[[], Any]] = {
         "uuid": lambda: _text(nvml.nvmlDeviceGetUUID(handle)),
+        "serial": lambda: _text(nvml.nvmlDeviceGetSerial(handle)),
         "bus": lambda: _text(nvml.nvmlDeviceGetPciInfo(handle).busId),
         "model": lambda: _text(nvml.nvmlDeviceGetName(handle)),
         "uncorrected": lambda: nvml.nvmlDeviceGetTotalEccErrors(handle, UNCORRECTED, VOLATILE),

@@ -1,0 +1,197 @@
+"""fio and dcgmi, where a node has them: what they print becomes figures and findings; that they fail becomes nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from slurm_watchdog.knowledge.node_figures import KINDS
+from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.nodetest.judge import judge_nodes
+from slurm_watchdog.nodetest.probes.fio import parse_fio
+from slurm_watchdog.nodetest.probes.gpu_dcgm import parse_dcgm
+from slurm_watchdog.nodetest.program import command
+from slurm_watchdog.nodetest.results import Fact, Measured, measured, parse_line
+from tests.builders.measured_nodes import node, nodes, problem
+
+CAPTURES = Path(__file__).parents[2] / "captures" / "nodetest"
+CARDS: dict[str, Fact] = {
+    "gpus": 2,
+    "gpu_0": {"uuid": "GPU-0", "serial": "1650123000002"},  # DCGM's GPU 1
+    "gpu_1": {"uuid": "GPU-1", "serial": "1650123000001"},
+}
+
+
+def asked(phase: dict[str, object], path: Path) -> Measured:
+    """As a node answers one phase, with `path` before its programs."""
+    question = {"phases": [{"limit_s": 20, "seconds": 0.4, "subject": "", **phase}]}
+    done = subprocess.run(
+        command(sys.executable, question), capture_output=True, text=True, timeout=60, check=True, cwd="/",
+        env={"SLURMD_NODENAME": "n1", "PATH": f"{path}:{os.environ['PATH']}"},
+    )  # fmt: skip
+    return measured("n1", [line for text in done.stdout.splitlines() if (line := parse_line(text)) is not None])
+
+
+def program(directory: Path, name: str, script: str) -> Path:
+    """An executable in the place of the tool's."""
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\n{script}\n")
+    (directory / name).chmod(0o755)
+    return directory
+
+
+# -- fio
+
+
+def test_of_what_fio_prints_rates_and_random_reads_are_figures() -> None:
+    found = parse_fio(f"fio: a warning\n{(CAPTURES / 'fio-3.33.json').read_text()}", "disk")
+    assert {name: round(value[0]) for name, value in found["figures"].items()} == {
+        "disk_fio_write": 4772, "disk_fio_read": 1347, "disk_fio_random": 47156,
+    }  # fmt: skip
+    assert set(found["figures"]) <= set(KINDS)
+    assert {name.replace("disk", "mount") for name in found["figures"]} <= set(KINDS)
+    assert found["facts"] == {"version": "fio-3.33"}
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("", "not understood"),
+        ("{}", "not understood"),
+        ('{"jobs": [{"jobname": "write", "error": 22}]}', "fio's write ended with error 22"),  # no O_DIRECT there
+        ('{"jobs": [{"jobname": "write", "error": 0}]}', "not understood"),
+    ],
+)
+def test_what_fio_cannot_do_is_skipped(text: str, why: str) -> None:
+    found = parse_fio(text, "disk")
+    assert found["figures"] == {}
+    assert why in found["facts"]["skipped"]
+
+
+@pytest.mark.skipif(shutil.which("fio") is None, reason="apt-get install fio")
+def test_the_real_fio_measures_a_directory_and_leaves_no_file(tmp_path: Path) -> None:
+    found = asked({"phase": "fio", "name": "disk", "directory": str(tmp_path), "subject": str(tmp_path)}, tmp_path)
+    assert found.problems == ()
+    if "skipped" not in found.facts[f"fio {tmp_path}"]:  # a filesystem without O_DIRECT
+        assert set(found.figures) == {f"disk_fio_{name} {tmp_path}" for name in ("write", "read", "random")}
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'fio: engine psync not loadable' >&2; exit 1", "fio ended with 1: fio: engine psync not loadable"),
+        ("exec sleep 60", "fio did not end in time"),
+    ],
+)
+def test_a_fio_that_fails_or_hangs_is_no_problem_of_the_node(tmp_path: Path, script: str, why: str) -> None:
+    place = program(tmp_path / "bin", "fio", script)
+    found = asked({"phase": "fio", "name": "disk", "directory": str(tmp_path), "seconds": -9.0}, place)
+    assert (found.problems, found.facts["fio"]) == ((), {"skipped": why})
+    assert [each.name for each in tmp_path.iterdir()] == ["bin"]
+
+
+def test_without_a_directory_fio_is_skipped_and_the_disks_own_phase_judges(tmp_path: Path) -> None:
+    place = program(tmp_path, "fio", "exit 1")
+    found = asked({"phase": "fio", "name": "disk", "directory": str(tmp_path / "absent")}, place)
+    assert found.facts["fio"] == {"skipped": "no file can be made there: No such file or directory"}
+
+
+def test_a_slow_disk_shows_in_fios_figures_as_in_ours() -> None:
+    slow = {"disk_fio_read /tmp": 100.0}
+    well = [node(f"n{at}", figures={"disk_fio_read /tmp": 2000.0 + at}) for at in range(2, 7)]
+    (bad,) = [each for each in judge_nodes([node("n1", figures=slow), *well], {}, {}) if each.truth is Truth.BAD]
+    assert bad.faults[0].place == "disk:/tmp"
+    assert "read rate by fio of /tmp is 100 MB/s" in bad.reasons[0]
+
+
+def test_a_tools_phase_that_hangs_is_a_doubt_and_no_verdict() -> None:
+    for phase in ("fio", "gpu_dcgm"):
+        for state in ("late", "failed"):
+            found = judge_nodes(nodes(5, node("n1", problems=(problem(phase, state),))), {}, {})
+            assert [each.truth for each in found] == [Truth.UNKNOWN, *[Truth.OK] * 4]
+
+
+# -- dcgmi
+
+
+def with_dcgm(name: str, facts: dict[str, Fact] | None) -> Measured:
+    return node(name, facts={"gpu_health before": CARDS, **({} if facts is None else {"gpu_dcgm": facts})})
+
+
+def recorded(name: str) -> dict[str, Fact]:
+    found = parse_dcgm(f"warning: stale\n{(CAPTURES / name).read_text()}")
+    assert found is not None
+    return found
+
+
+def test_broken_hardware_that_dcgm_names_makes_the_card_with_that_serial_bad() -> None:
+    facts = recorded("dcgmi-4.json")
+    assert (facts["tests"], facts["failed"]) == (1, 1)
+    (found,) = judge_nodes([with_dcgm("n1", facts)], {}, {})
+    assert found.truth is Truth.BAD
+    (fault,) = found.faults
+    assert fault.place == "GPU-0"  # by serial: DCGM's numbers are its own
+    assert fault.what == "GPU 0: dcgmi's test software fails: Detected a volatile double-bit ECC error on GPU 1."
+
+
+def test_a_failure_without_a_severity_is_a_doubt_only_where_the_peers_pass() -> None:
+    facts = recorded("dcgmi-3.json")
+    assert (facts["tests"], facts["failed"]) == (4, 2)
+    passed: dict[str, Fact] = {"tests": 4, "failed": 0}
+    alone = judge_nodes([with_dcgm("n1", facts), *(with_dcgm(f"n{at}", passed) for at in range(2, 7))], {}, {})
+    assert [each.truth for each in alone] == [Truth.UNKNOWN, *[Truth.OK] * 5]
+    assert "dcgmi's test Page Retirement/Row Remap fails: GPU 1 had uncorrectable" in " ".join(alone[0].reasons)
+    everywhere = judge_nodes([with_dcgm(f"n{at}", facts) for at in range(6)], {}, {})
+    assert {each.truth for each in everywhere} == {Truth.OK}
+    few = judge_nodes([with_dcgm("n1", facts), *(with_dcgm(f"n{at}", None) for at in range(2, 7))], {}, {})
+    assert {each.truth for each in few} == {Truth.OK}
+
+
+def test_a_configuration_that_dcgm_dislikes_is_no_broken_hardware() -> None:
+    answer = json.loads((CAPTURES / "dcgmi-4.json").read_text())
+    result = answer["DCGM Diagnostic"]["test_categories"][0]["tests"][0]["results"][1]
+    grave = result["warnings"].pop(0)
+    facts = parse_dcgm(json.dumps(answer))
+    assert facts is not None
+    assert judge_nodes([with_dcgm("n1", facts)], {"cpu_core": 1.0}, {})[0].truth is Truth.OK
+    result["warnings"].append(grave)  # the second of two counts as well
+    both = parse_dcgm(json.dumps(answer))
+    assert both is not None
+    assert judge_nodes([with_dcgm("n1", both)], {}, {})[0].truth is Truth.BAD
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "Error: unable to establish a connection to the specified host: localhost", "{}", "[]", '{"DCGM Diagnostic": 3}',
+        '{"DCGM Diagnostic": {"runtime_error": "another diagnostic is running"}}', '{"DCGM Diagnostic": {}}',
+    ],
+)  # fmt: skip
+def test_what_is_no_result_of_dcgm_is_none(text: str) -> None:
+    assert parse_dcgm(text) is None
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        ("echo 'Error: unable to establish a connection'; exit 1", "dcgmi ended with 1: Error: unable to establish a"),
+        ("exec sleep 60", "dcgmi did not end within 0.5 s"),
+    ],
+)
+def test_a_dcgmi_without_its_service_is_no_problem_of_the_node(tmp_path: Path, script: str, why: str) -> None:
+    found = asked({"phase": "gpu_dcgm", "dcgm_s": 0.5}, program(tmp_path, "dcgmi", script))
+    assert found.problems == ()
+    assert str(found.facts["gpu_dcgm"]["skipped"]).startswith(why)
+
+
+def test_dcgmi_is_asked_for_its_quick_check_as_json(tmp_path: Path) -> None:
+    place = program(tmp_path, "dcgmi", f'[ "$*" = "diag -r 1 -j" ] && cat {CAPTURES / "dcgmi-4.json"}; exit 226')
+    found = asked({"phase": "gpu_dcgm", "dcgm_s": 10.0}, place)
+    assert found.facts["gpu_dcgm"]["failed"] == 1

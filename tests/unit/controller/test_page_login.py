@@ -33,7 +33,9 @@ def test_who_gives_the_password_acts_as_the_named_user_with_his_rights_and_in_hi
     assert (status, answer["paused"]["by"], page.journal.paused()[:2]) == (200, "daemon", ("a new switch", "daemon"))
     status, answer = post(page, "/api/restart", body={"job_id": "7"})
     assert (status, "security.may.restart" in answer["error"]) == (403, True)
-    assert post(page, "/api/incidents/abc123/acknowledge")[0] == 200, "the password is an operator's"
+    for path, body in (("/api/incidents/abc123/acknowledge", {}), ("/api/silences", {"nodes": ["n1"], "for_s": 60})):
+        status, answer = post(page, path, body=body)
+        assert (status, "security.operators" in answer["error"]) == (403, True), "the password gives him no right"
     assert post(page, "/api/resume", headers={"Authorization": None})[0] == 401
     assert post(page, "/api/overview", method="GET")[1]["acts_as"] == "daemon"
 
@@ -53,6 +55,12 @@ def test_who_gives_the_password_acts_as_the_named_user_with_his_rights_and_in_hi
 def test_by_a_proxy_each_has_his_own_rights(tmp_path: Path, headers: dict[str, str], status: int, word: str) -> None:
     found, answer = post(controller(tmp_path, PROXY + MAY_PAUSE), headers=headers)
     assert (found, word in answer.get("error", "")) == (status, True)
+
+
+def test_who_acts_as_an_operator_acknowledges_and_silences(tmp_path: Path) -> None:
+    page = controller(tmp_path, ACTS_AS + ", operators: [daemon]")
+    assert post(page, "/api/incidents/abc123/acknowledge")[0] == 200
+    assert post(page, "/api/silences", body={"nodes": ["n1"], "for_s": 60})[0] == 200
 
 
 def test_by_a_proxy_nobody_is_shown_what_somebody_else_was(tmp_path: Path) -> None:

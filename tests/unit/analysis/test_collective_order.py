@@ -41,6 +41,14 @@ def test_real_dumps_name_the_rank_that_torchfrtrace_names_where_members_are_know
     assert words_of(order_of([parse_flight_recorder(f.read_bytes(), int(f.name[-1])) for f in files])) == words
 
 
+def test_the_facts_have_the_last_number_that_each_rank_has_finished() -> None:
+    files = sorted((CAPTURES / "missing").iterdir())
+    found = order_of([parse_flight_recorder(f.read_bytes(), int(f.name[-1])) for f in files])
+    assert found.facts == (
+        "3 ranks wait in all_reduce 7 of default_pg; not entered by rank 2; last finished: number 6 on rank 0, 1, 2, 3",
+    )
+
+
 def test_the_first_cause_of_a_chain_is_named_and_not_those_in_between() -> None:
     tensor = [(n // 2 * 2, n // 2 * 2 + 1) for n in ALL]
     records = [rank(n, in_group("dp", 10, ALL, "all_reduce")) for n in ALL if n not in (4, 5)]

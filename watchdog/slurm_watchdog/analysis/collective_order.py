@@ -25,6 +25,7 @@ LEAST_WAIT_S = 10.0
 written within seconds of one another, and the clocks of two nodes differ by less."""
 MAX_NAMED = 32
 MAX_FACTS = 8
+MAX_NUMBERS = 4
 
 
 class OddRank(Struct, frozen=True, kw_only=True):
@@ -46,7 +47,8 @@ class CollectiveOrder(Struct, frozen=True, kw_only=True):
     """Ranks with a collective that they have not finished."""
     odd: tuple[OddRank, ...] = ()
     facts: tuple[str, ...] = ()
-    """Communicator by communicator: how far all are, who did not come, who called something else."""
+    """Communicator by communicator: how far all are, what each has finished last, who did not come, who called
+    something else."""
     unclear: str = ""
     """Why nobody is named, although ranks wait."""
     missing: tuple[int, ...] = ()
@@ -64,6 +66,8 @@ class _Front(Struct, frozen=True, kw_only=True):
     early: bool
     """Whether there are others, who had not."""
     missing: tuple[int, ...]
+    finished: Mapping[int, int]
+    """The last collective of its communicator that each rank has finished, where that is known."""
     known: bool
     """Whether its members are known; several communicators may share a name otherwise, and accuse nobody."""
 
@@ -245,6 +249,7 @@ def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, Collecti
         behind = tuple(r for r in away if any(_waited(since, caller, of_rank[r]) for since, caller in calls))
         yield _Front(
             label=label, calls=first[seq], behind=behind, early=len(behind) < len(away), missing=missing,
+            finished={rank: place.finished for rank, place in places.items() if place.finished is not None},
             known=bool(members),
         )  # fmt: skip
 
@@ -294,6 +299,7 @@ def _facts(front: _Front) -> Iterable[str]:
         f"{ranks} rank{' waits' if ranks == 1 else 's wait'} in {front.words}"
         + (f"; not entered by rank {_few(front.behind)}" if front.behind else "")
         + (f"; no record of rank {_few(front.missing)}" if front.missing else "")
+        + (f"; last finished: {_numbers(front.finished)}" if front.finished else "")
     )
     if _disagree(front):
         sides: dict[str, list[int]] = {}
@@ -303,6 +309,15 @@ def _facts(front: _Front) -> Iterable[str]:
         yield f"{front.label} {next(iter(front.calls.values())).seq}: " + ", ".join(
             f"{what} on rank {_few(sides[what])}" for what in sorted(sides)
         )
+
+
+def _numbers(finished: Mapping[int, int]) -> str:
+    """`number 7 on rank 0, 1, 3, number 6 on rank 2`: the highest first, with the ranks of each."""
+    ranks: dict[int, list[int]] = {}
+    for rank, number in sorted(finished.items()):
+        ranks.setdefault(number, []).append(rank)
+    shown = [f"number {number} on rank {_few(ranks[number])}" for number in sorted(ranks, reverse=True)[:MAX_NUMBERS]]
+    return ", ".join(shown) + (f" and {len(ranks) - MAX_NUMBERS} other numbers" if len(ranks) > MAX_NUMBERS else "")
 
 
 def _few(ranks: Sequence[int]) -> str:

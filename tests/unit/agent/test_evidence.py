@@ -389,11 +389,13 @@ def probes() -> Iterator[WorkerPool]:
 
 def collect(
     probes: WorkerPool, *processes: Process, known: ProcessFacts | None = None, dumps: int = 2, ras: bool = False,
-    own_words: Mapping[str, int | None] | None = None, uid: int = -1,
+    only_ras: bool = False, own_words: Mapping[str, int | None] | None = None, uid: int = -1,
 ) -> NodeEvidence:  # fmt: skip
     logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
     sources = Sources(probes, logs, "n1", lambda pid, start: known, error_files_of=lambda job: own_words or {})
-    command = CollectEvidence(id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2, ras=ras)
+    command = CollectEvidence(
+        id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2, ras=ras, only_ras=only_ras
+    )
     collection = Collection(command, sources, uid, clock.monotonic(), processes)
     while (answer := collection.advance(clock.monotonic())) is None:
         due_at = collection.due_at()
@@ -468,9 +470,9 @@ input()
 """
 
 
-@pytest.mark.parametrize("asked", [True, False])
+@pytest.mark.parametrize(("asked", "alone"), [(True, False), (True, True), (False, False)])
 def test_the_ras_of_a_job_is_asked_where_its_environment_says_and_only_if_that_is_wanted(
-    probes: WorkerPool, asked: bool
+    probes: WorkerPool, asked: bool, alone: bool
 ) -> None:
     answer = Path(__file__).parents[2] / "captures" / "ras" / "2.28.json"
     child = subprocess.Popen(
@@ -480,11 +482,12 @@ def test_the_ras_of_a_job_is_asked_where_its_environment_says_and_only_if_that_i
     settings = (("NCCL_RAS_ADDR", f"localhost:{child.stdout.readline().strip()}"),)
     known = ProcessFacts(child.pid, 0, 1, "python", os.getuid(), settings=settings)
     try:
-        evidence = collect(probes, rank_process(child.pid), known=known, dumps=1, ras=asked)
+        evidence = collect(probes, rank_process(child.pid), known=known, dumps=1, ras=asked, only_ras=alone)
     finally:
         child.kill()
         child.communicate()
     assert (None if evidence.ras is None else evidence.ras.release) == ("2.28.9+cuda12.8" if asked else None)
+    assert [bool(each.dumps) for each in evidence.ranks] == [not alone]
     assert not any("RAS" in problem for problem in evidence.problems)
 
 

@@ -38,7 +38,7 @@ from slurm_watchdog.model.collective_records import (
     RasRank,
 )
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, RankEvidence, SocketState, StackDump, ThreadStack
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult, ProbeMount
 from slurm_watchdog.model.report import Report
@@ -302,6 +302,63 @@ def test_one_node_asks_nccls_ras_and_what_another_says_of_it_is_not_heard(contro
     view = controller.state.job_view("7", clock.monotonic())
     assert view is not None
     assert [(each.source, order_of(each.records).odd[0].rank) for each in view.collectives] == [("NCCL's RAS", 3)]
+
+
+def ras_asked(agents: Agents) -> list[tuple[str, bool]]:
+    """Which nodes were to ask NCCL's RAS, in order, and whether they were asked for that alone."""
+    asked = [(node, command) for node, command in agents.asked if isinstance(command, CollectEvidence) and command.ras]
+    return [(node, command.only_ras) for node, command in asked]
+
+
+def with_problem(problem: str) -> Callable[[str, Command], CommandResult]:
+    def answers(node: str, command: Command) -> CommandResult:
+        return CommandResult(command_id=command.id, ok=True, evidence=replace(evidence(node), problems=(problem,)))
+
+    return answers
+
+
+def test_nccls_ras_is_not_asked_from_the_node_that_is_suspected(controller: Controller) -> None:
+    agents, culprit = Agents(controller), Culprit(node="n1", rank=0, pid=100, reason="is absent")
+    controller.judge.incidents.add(incident(culprits=(culprit,)))
+
+    async def story() -> Collected:
+        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+
+    play(agents, story())
+    assert ras_asked(agents) == [("n2", False)]
+
+
+def test_where_nccls_ras_does_not_answer_one_more_node_asks_and_where_it_is_not_there_none(
+    controller: Controller,
+) -> None:
+    def ras(node: str, command: Command) -> CommandResult:
+        found = replace(evidence(node), ras=RasAnswer(release="2.28.7"))
+        return CommandResult(command_id=command.id, ok=True, evidence=found)
+
+    async def story(agents: Agents) -> Collected:
+        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+
+    for first, then in (
+        (with_problem("RAS's answer: it did not answer in time"), [("n1", False), ("n2", True)]),
+        (refused, [("n1", False), ("n2", True)]),
+        (with_problem("stacks: no answer in time"), [("n1", False)]),
+    ):
+        agents = Agents(controller, n1=first, n2=ras)
+        play(agents, story(agents))
+        assert ras_asked(agents) == then
+
+
+def test_a_spare_node_without_a_rank_does_not_ask_nccls_ras(tmp_path: Path) -> None:
+    controller = Controller(tmp_path, ("n0", "n1", "n2"))
+    controller.report("n0", replace(process(0), pid=7, rank=None, role=Role.HELPER))
+    agents = Agents(controller)
+
+    async def story() -> Collected:
+        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
+
+    play(agents, story())
+    assert ras_asked(agents) == [("n1", False)]
+    controller.journal.close()
 
 
 def test_an_address_of_ranks_on_one_node_tells_where_a_process_is_and_one_of_all_nodes_does_not(

@@ -86,6 +86,8 @@ class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence")
     """Time between two of them."""
     ras: bool = False
     """NCCL's RAS is asked, too: it answers for the whole job, so one node asks."""
+    only_ras: bool = False
+    """Nothing else is gathered: another node was to ask, and could not."""
 
 
 Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess

@@ -123,10 +123,12 @@ class Collection:
             **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
             "kernel log": partial(self._ask_part, "kernel log", KERNEL, kernel_log, self._kernel_lines.extend),
         }
-        if self.command.ras:
-            self._todo[RAS] = self._find_ras
         if not self.sources.kernel_log:
             del self._todo["kernel log"]
+        if self.command.only_ras:
+            self._todo.clear()
+        if self.command.ras:
+            self._todo[RAS] = self._find_ras
 
     def advance(self, now: float) -> NodeEvidence | None:
         """Asks what can be asked now; the answer when everything has come, or its time is over."""
@@ -156,7 +158,7 @@ class Collection:
 
     @property
     def _dumps_wanted(self) -> int:
-        return max(1, min(self.command.dumps, MAX_DUMPS))
+        return 0 if self.command.only_ras else max(1, min(self.command.dumps, MAX_DUMPS))
 
     def _ask(
         self, key: str, request: Request[Value], now: float, then: Callable[[Answer[Value]], None], uid: int = -1,

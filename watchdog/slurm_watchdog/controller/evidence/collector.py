@@ -40,7 +40,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     main_call,
     own_words_of,
 )
-from slurm_watchdog.controller.state.run import ids_on
+from slurm_watchdog.controller.state.run import has_ranks, ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 
 MAX_ERROR: Final = 300
 """Characters of a node's reason that are kept."""
+RAS_PROBLEM: Final = "RAS"
+"""In what an agent says of an answer that it did not get (agent.evidence.collection)."""
 NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
 
 
@@ -215,7 +217,9 @@ class Collector:
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._request_probes(found)
                 found.dumps_asked = dumps_to_ask(self._cluster.job_view(found.job.job_id, found.began))
+                found.ras_nodes = self._ras_nodes(found)
                 await self._ask_all(found)
+                await self._ask_ras_again(found)
                 await self._await_probes(found)
                 self._conclude(found)
         except (Exception, asyncio.CancelledError) as error:
@@ -284,7 +288,7 @@ class Collector:
         expires_s = self._spread_s + self._limits.slack_s
         command = CollectEvidence(
             id=uuid.uuid4().hex, job_id=process_job_id, restarts=found.job.restarts, expires_s=expires_s,
-            dumps=found.dumps_asked, apart_s=self._spread_s / (DUMPS - 1), ras=node == self._first(found),
+            dumps=found.dumps_asked, apart_s=self._spread_s / (DUMPS - 1), ras=found.ras_nodes[:1] == [node],
         )  # fmt: skip
         result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
         evidence = result.evidence
@@ -294,14 +298,44 @@ class Collector:
             progress.state, progress.error = "failed", why[:MAX_ERROR]
             return
         await self._add_answer(found, node, evidence if command.ras else replace(evidence, ras=None))
+        if command.ras and evidence.ras is None:
+            found.ras_failed = any(RAS_PROBLEM in problem for problem in evidence.problems)
         ranks = [rank for rank in evidence.ranks if rank.role is Role.RANK]
         progress.state, progress.ranks = "answered", progress.ranks + len(ranks)
         progress.undumped += sum(1 for rank in ranks if rank.error is not None)
 
-    def _first(self, found: Collected) -> str | None:
-        """The one node of the job that asks NCCL's RAS."""
-        now = clock.monotonic()
-        return next((node for node in found.job.nodes if self._cluster.agents.reports(node, now)), None)
+    def _ras_nodes(self, found: Collected) -> list[str]:
+        """Nodes that may ask NCCL's RAS, the first first: they report and have a rank. One that is suspected comes
+        last: what it has may hang."""
+        now, run = clock.monotonic(), self._cluster.runs.get(found.job.job_id)
+        ids = (found.incident_id, *found.shared_with)
+        incidents = [each for each in map(self._judgement.incidents.get, filter(None, ids)) if each is not None]
+        suspected = {culprit.node for incident in incidents for culprit in incident.culprits}
+        nodes = [
+            node
+            for node in found.job.nodes
+            if self._cluster.agents.reports(node, now) and (run is None or has_ranks(run, node))
+        ]
+        return sorted(nodes, key=lambda node: node in suspected)
+
+    async def _ask_ras_again(self, found: Collected) -> None:
+        """One more node asks NCCL's RAS, where the first could not. Where nobody listened on the first, the job has
+        none."""
+        if found.ras is not None or len(found.ras_nodes) < 2:
+            return
+        first, node = found.ras_nodes[:2]
+        if not found.ras_failed and found.nodes[first].state != "failed":
+            return
+        run = self._cluster.runs.get(found.job.job_id)
+        job_id = found.job.process_id if run is None else ids_on(run, node)[0]
+        expires_s = self._limits.slack_s
+        command = CollectEvidence(
+            id=uuid.uuid4().hex, job_id=job_id, restarts=found.job.restarts, expires_s=expires_s, dumps=1, ras=True,
+            only_ras=True,
+        )  # fmt: skip
+        result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
+        if result.evidence is not None and result.evidence.job_id == job_id:
+            found.ras = result.evidence.ras
 
     async def _add_answer(self, found: Collected, node: str, evidence: NodeEvidence) -> None:
         """Writes what a node said, and keeps of it what the vote needs. A node speaks for itself only."""

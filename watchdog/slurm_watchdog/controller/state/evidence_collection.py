@@ -92,6 +92,10 @@ class Collected:
     """(node, rank, when on the monotonic clock, why it ended)."""
     ras: RasAnswer | None = None
     """What NCCL's RAS said of the whole job."""
+    ras_nodes: list[str] = field(default_factory=list)
+    """Nodes that may ask it, the first first."""
+    ras_failed: bool = False
+    """The first found it, and got no answer."""
     addresses: dict[str, set[str]] = field(default_factory=dict)
     """Node -> addresses at which its ranks have connections."""
     shared: SharedFrames | None = None
@@ -173,8 +177,10 @@ class SharedFrames:
 
 def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordSet, ...]:
     """What the ranks recorded of their collectives, each written since the last step of the job. A node speaks for the
-    ranks that are known to be on it."""
-    known = {(rank.node, rank.process.rank) for rank in view.ranks}
+    ranks that are known to be on it. Where two programs of a job number their ranks alike, nobody knows whose
+    dump is in a file."""
+    alive = Counter(rank.process.rank for rank in view.ranks if rank.alive)
+    known = {(rank.node, rank.process.rank) for rank in view.ranks if alive[rank.process.rank] < 2}
     age_s = view.progress.age_s if view.progress is not None else view.run_age_s
     fresh = [record for key, (at, record) in found.dumps.items() if key in known and now - at <= age_s]
     sets = [RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh))] if fresh else []

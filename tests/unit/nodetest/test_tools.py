@@ -16,6 +16,7 @@ from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.nodetest.judge import judge_nodes
 from slurm_watchdog.nodetest.probes.fio import parse_fio
 from slurm_watchdog.nodetest.probes.gpu_dcgm import parse_dcgm
+from slurm_watchdog.nodetest.probes.pair import parse_iperf3
 from slurm_watchdog.nodetest.program import command
 from slurm_watchdog.nodetest.results import Fact, Measured, measured, parse_line
 from tests.builders.measured_nodes import node, nodes, problem
@@ -116,6 +117,20 @@ def test_a_tools_phase_that_hangs_is_a_doubt_and_no_verdict() -> None:
         for state in ("late", "failed"):
             found = judge_nodes(nodes(5, node("n1", problems=(problem(phase, state),))), {}, {})
             assert [each.truth for each in found] == [Truth.UNKNOWN, *[Truth.OK] * 4]
+
+
+# -- iperf3
+
+
+def test_what_arrived_by_all_streams_of_iperf3_is_its_figure() -> None:
+    assert round(parse_iperf3((CAPTURES / "iperf3-3.12.json").read_text()) or 0, 1) == 17.9
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", '{"error": "unable to connect to server"}', '{"end": {"sum_received": {}}}']
+)
+def test_what_is_no_result_of_iperf3_is_none(text: str) -> None:
+    assert parse_iperf3(text) is None
 
 
 # -- dcgmi

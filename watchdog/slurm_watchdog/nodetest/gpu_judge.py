@@ -101,12 +101,16 @@ def new_xids(node: Measured) -> list[Finding]:
         if fact is None or fact.xid is None or fact.consequence or describe_xid(fact.xid).blame == "application":
             continue
         number = next((name for name, card in _cards(before).items() if _is_at(card, fact.pci_bus_id)), "")
-        place = place_of("gpu", number.removeprefix("gpu_"), node.facts) if number else f"gpu:{fact.pci_bus_id or '?'}"
+        place = place_of("gpu", number.removeprefix("gpu_"), node.facts) if number else _gpu_at(fact.pci_bus_id)
         what = f"GPU {number.removeprefix('gpu_') or fact.pci_bus_id}: Xid {fact.xid} during the test"
         row = describe_xid(fact.xid)
         fault = Fault(place=place, what=f"{what} ({row.name})")
         found.append(Finding(fault=fault, is_certain=fact.may_exclude_node))
     return found
+
+
+def _gpu_at(bus: str | None) -> str:
+    return f"gpu:{bus}" if bus else "gpu"
 
 
 def _is_at(card: Card, bus: str | None) -> bool:

@@ -301,6 +301,15 @@ def _iperf_client(address: str) -> float | None:
     command = ["iperf3", "-c", address, "-J", "-t", str(IPERF_S), "-P", str(STREAMS)]
     try:
         done = subprocess.run(command, capture_output=True, check=True, timeout=IPERF_S + QUIET_S, env=os.environ)
-        return float(json.loads(done.stdout)["end"]["sum_received"]["bits_per_second"]) / 1e9
-    except (OSError, subprocess.SubprocessError, ValueError, KeyError):
+    except (OSError, subprocess.SubprocessError):
         return None
+    return parse_iperf3(done.stdout.decode(errors="replace"))
+
+
+def parse_iperf3(text: str) -> float | None:
+    """Given what `iperf3 -J` prints: Gb/s that arrived; None: it is no result."""
+    try:
+        rate = float(json.loads(text)["end"]["sum_received"]["bits_per_second"]) / 1e9
+    except (ValueError, KeyError, TypeError):
+        return None
+    return rate if rate > 0 else None

@@ -7,7 +7,9 @@ import contextlib
 import logging
 import signal
 from collections.abc import Callable
+from math import nan
 
+import msgspec
 from aiohttp import web
 
 from slurm_watchdog.base import clock
@@ -29,6 +31,8 @@ LOOK_EVERY_S = 0.5
 """Of the 10 s within which it takes over, those in which it does not know that it may."""
 BODY_DEADLINE_S = 20.0
 BACKLOG = 4096
+NOT_KNOWN = Held(0, "", nan)
+"""Of the active one, before the database was asked, and while it does not answer."""
 
 
 class Standby:
@@ -36,14 +40,21 @@ class Standby:
 
     def __init__(self, config: Config, lease: Lease):
         self._config, self._lease = config, lease
-        self._held = Held(0, "", 0.0)
+        self._held = NOT_KNOWN
         self._problem = ""
         """Why it could not take the place of the active one now."""
+        self._blind = ""
+        """Why it does not know whether there is an active one; empty: it does."""
         self._metrics = ControllerMetrics()
         self._metrics.show_role(active=False, epoch=lambda: self._held.epoch, age_s=lambda: self._held.age_s)
 
     def sentence(self) -> str:
         """For people: which controller is the active one."""
+        if self._blind:
+            name = self._lease.name
+            return (
+                f"This controller ({name}) is the standby; whether there is an active one is not known: {self._blind}"
+            )
         active = self._held.holder or "none at this moment"
         standby = f"This controller ({self._lease.name}) is the standby; the active one is {active}: ask it."
         return f"{standby} It could not take its place: {self._problem}" if self._problem else standby
@@ -68,7 +79,7 @@ class Standby:
         try:
             await self._open(doors, tls)
             while not stop.is_set():
-                if await asyncio.to_thread(self._look):
+                if await asyncio.to_thread(self.look):
                     log.warning("this controller is the active one from now on (epoch %d)", self._lease.epoch)
                     return True
                 self._metrics.last_tick.set(clock.wall())
@@ -81,8 +92,23 @@ class Standby:
             for door in doors:
                 await door.cleanup()
 
+    def is_ready(self) -> bool:
+        """Whether it could take the place of the active one now."""
+        return not (self._blind or self._problem)
+
+    def look(self) -> bool:
+        """Asks the database once: whether the lease is ours now. Logs what has changed."""
+        before, was_blind = self.sentence(), bool(self._blind)
+        taken = self._look()
+        self._metrics.ready.set(self.is_ready())
+        if self._blind and not was_blind:
+            log.error("%s", self.sentence())
+        elif not (taken or self._blind) and self.sentence() != before:
+            log.warning("%s", self.sentence())
+        return taken
+
     def _look(self) -> bool:
-        before, problem = self.sentence(), ""
+        problem = ""
         try:
             try:
                 if self._lease.take():
@@ -91,11 +117,9 @@ class Standby:
                 problem = str(error)
             self._held = self._lease.read()
         except JournalError as error:
-            log.error("whether there is an active controller is not known: %s", error)
+            self._held, self._problem, self._blind = NOT_KNOWN, "", str(error)
             return False
-        self._problem = problem
-        if self.sentence() != before:
-            log.warning("%s", self.sentence())
+        self._problem, self._blind = problem, ""
         return False
 
     async def _open(self, doors: list[Server | web.AppRunner], tls: Context | None) -> None:
@@ -124,10 +148,12 @@ class Standby:
         return None if head.path in ("/metrics", "/healthz") else self._refuse("standby", 503, self.sentence())
 
     def answer(self, request: Request) -> Answer:
-        """Its metrics, and that it is healthy: waiting is all that it is there for."""
+        """Its metrics, and whether it is healthy: it is there to take over, and has to be able to."""
         if request.path == "/metrics":
             return Answer(self._metrics.text(), content_type=b"text/plain; version=0.0.4; charset=utf-8")
-        return Answer(b'{"healthy":true,"detail":"standby"}')
+        ready = self.is_ready()
+        said = {"healthy": ready, "detail": "standby" if ready else self.sentence(), "time": clock.wall()}
+        return Answer(msgspec.json.encode(said), status=200 if ready else 503)
 
     def _refuse(self, outcome: str, status: int, sentence: str) -> Answer:
         self._metrics.reports.labels(outcome).inc()

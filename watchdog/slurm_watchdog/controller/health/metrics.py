@@ -119,8 +119,17 @@ class ControllerMetrics:
         self.last_tick = gauge("controller_last_complete_tick_timestamp_seconds", "Dead-man switch: must keep rising")
         self._active = gauge("controller_active", "1: the controller that judges and acts, 0: the standby")
         self._active.set(1)
+        self.ready = gauge(
+            "controller_ready",
+            "1: the active controller, or a standby that can take its place; 0: a standby that cannot, as its "
+            "database does not answer or its journal is of a later release",
+        )
+        self.ready.set(1)
         self._epoch = gauge("controller_epoch", "How often the place of the active controller has changed hands")
-        self._lease_age = gauge("controller_lease_age_seconds", "Time since the active controller renewed its lease")
+        self._lease_age = gauge(
+            "controller_lease_age_seconds",
+            "Time since the active controller renewed its lease; NaN: a standby does not know",
+        )
         self.slurm_requests = counter("slurm_requests_total", "Requests to Slurm", "call", "outcome")
         self.detector_failures = counter("detector_failures_total", "Detectors that raised", "kind")
         self._without_series = gauge(

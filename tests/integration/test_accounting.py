@@ -6,6 +6,7 @@ Minutes, and MariaDB: `.venv/bin/python -m pytest tests/integration/test_account
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 
 import pytest
@@ -64,6 +65,7 @@ def test_a_job_of_months_ago_is_found_by_its_id_alone(told: Told) -> None:
     (other,) = runs(told, "completes")
     assert (found.state, found.exit_code) == ("FAILED", "3:0")
     assert abs(other.began_at - MONTHS_S - found.began_at) < 60
+    assert re.fullmatch(r"\d+:\d+", found.steps_exit_code), "sacct knows the field"
 
 
 def test_an_array_names_its_elements_and_each_has_its_own_end(told: Told) -> None:

@@ -12,7 +12,7 @@ import sys
 import time
 from pathlib import Path
 
-from slurm_watchdog.slurm.accounting import OPTIONS
+from slurm_watchdog.slurm.accounting import FIELDS, OPTIONAL, options_of, without
 from tests.captures.slurm.record import HOSTILE, SLEEP
 from tests.rig.accounting import query
 from tests.rig.cluster import Cluster
@@ -92,8 +92,9 @@ def record(directory: Path) -> None:
         time.sleep(2)  # slurmctld sends in bundles
         environment = cluster.env | {"SLURM_TIME_FORMAT": "%s", "LC_ALL": "C"}
         asked = [f"{jobs['array']}_1" if what == "array" else job for what, job in jobs.items()]
+        options = options_of(without(FIELDS, *OPTIONAL))
         texts = [
-            cluster.slurm("sacct", *OPTIONS, "--jobs", job, env=environment).stdout for job in [*asked, jobs["array"]]
+            cluster.slurm("sacct", *options, "--jobs", job, env=environment).stdout for job in [*asked, jobs["array"]]
         ]
     (directory / "accounting.txt").write_text("".join(texts))
     (directory / "accounting.json").write_text(json.dumps(jobs, indent=1) + "\n")

@@ -18,7 +18,7 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.cli.report_html import TICKS, ticks
 from slurm_watchdog.cli.report_types import JobRun
-from slurm_watchdog.cli.story import paired
+from slurm_watchdog.cli.story import end_words, paired
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
@@ -36,7 +36,15 @@ from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.weekly_message import weekly_words
-from slurm_watchdog.slurm.accounting import parse_accounting
+from slurm_watchdog.slurm.accounting import (
+    FIELDS,
+    OPTIONAL,
+    NoAccounting,
+    parse_accounting,
+    read_accounting,
+    without,
+)
+from slurm_watchdog.slurm.commands import Commands
 from tests.builders.cli import run
 from tests.builders.crash_loops import run as past_run
 from tests.builders.json_receiver import JsonReceiver
@@ -45,6 +53,8 @@ from tests.builders.open_doors import OWNER, STRANGE, Controller
 from tests.builders.views import cluster, job, progress, slurm_job
 
 CAPTURES = Path(__file__).parents[2] / "captures" / "slurm" / "22.05"
+PLAIN = without(FIELDS, *OPTIONAL)
+"""What the captured sacct was asked for."""
 T, H = 1_700_000_000.0, 3600.0
 NOW = 10_000.0
 """Of the monotonic clock, as `cluster` has it."""
@@ -333,7 +343,7 @@ def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None
         "7_1|RUNNING|0:0|1700010000|Unknown|4|n1|ann|vision|gpu|gpt\n"
         "7|RUNNING|0:0|170001\n\x00|||\n7|X|x|2|1|x|n1|||\n"
     )
-    found = parse_accounting(text, "7")
+    found = parse_accounting(text, "7", PLAIN)
     assert [(each.state, each.exit_code, each.ended_at, each.name) for each in found] == [
         ("NODE_FAIL", "0:0", 1700003600.0, "a|b"),
         ("CANCELLED", "0:15", 1700007260.0, "gpt"),
@@ -364,7 +374,7 @@ def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None
 )
 def test_every_run_in_what_a_real_database_said_is_known_with_its_end(what: str, ends: list[tuple[str, str]]) -> None:
     job = json.loads((CAPTURES / "accounting.json").read_text())[what]
-    found = parse_accounting((CAPTURES / "accounting.txt").read_text(), job)
+    found = parse_accounting((CAPTURES / "accounting.txt").read_text(), job, PLAIN)
     assert [(each.state, each.exit_code) for each in found] == ends
 
 
@@ -375,12 +385,12 @@ def test_parts_of_a_heterogeneous_job_that_began_together_are_one_run() -> None:
         "7+0|RUNNING|0:0|1700010000|Unknown|4|n[1-4]|ann|vision|gpu|gpt\n"
         "7+1|RUNNING|0:0|1700010000|Unknown|2|n[5-6]|ann|vision|gpu|gpt\n"
     )
-    found = parse_accounting(text, "7")
+    found = parse_accounting(text, "7", PLAIN)
     assert [(each.state, each.exit_code, each.ended_at, each.nodes) for each in found] == [
         ("FAILED", "3:0", 1700003600.0, 6),
         ("RUNNING", "", None, 6),
     ]
-    assert [each.nodes for each in parse_accounting(text, "7+1")] == [2, 2]
+    assert [each.nodes for each in parse_accounting(text, "7+1", PLAIN)] == [2, 2]
 
 
 def test_accounting_has_the_ends_of_the_controllers_runs_and_the_runs_that_it_has_not() -> None:
@@ -390,3 +400,55 @@ def test_accounting_has_the_ends_of_the_controllers_runs_and_the_runs_that_it_ha
     before, ends = paired(known, [replace(record(0, 0, 1), began_at=at) for at in began])
     assert [each.began_at for each in before] == [T - 9000.0, T + 100.0]
     assert {place: each.began_at for place, each in ends.items()} == {0: T + 1.0, 1: T + 41.0}
+
+
+SACCT = """#!/bin/sh
+case "$*" in
+  *FailedNode*{refuses}) echo 'sacct: error: Invalid field requested: "FailedNode"' >&2; exit 1;;
+  *Nonsense*) exit 1;;
+esac
+printf '%s\\n' '{line}'
+"""
+
+
+def ask_sacct(tmp_path: Path, line: str, refuses: str = "never") -> list[RunRecord]:
+    """`refuses`: empty for a release without FailedNode."""
+    (tmp_path / "sacct").write_text(SACCT.format(line=line, refuses=refuses))
+    (tmp_path / "sacct").chmod(0o755)
+    return asyncio.run(read_accounting(Commands(str(tmp_path), {"PATH": "/usr/bin:/bin"}), "7"))
+
+
+def test_accounting_has_the_exit_of_the_steps_the_node_that_failed_and_what_was_waited_for(tmp_path: Path) -> None:
+    row = "7|NODE_FAIL|1:0|1700000000|1700003600|4|n[1-4]|ann|vision|gpu|{}gpt"
+    (found,) = ask_sacct(tmp_path, row.format("Dependency|0:9|n3|"))
+    assert (found.exit_code, found.steps_exit_code, found.failed_node, found.waited_for) == (
+        "1:0", "0:9", "n3", "Dependency",
+    )  # fmt: skip
+    (older,) = ask_sacct(tmp_path, row.format("None|0:9|"), refuses="")
+    assert (older.steps_exit_code, older.failed_node, older.waited_for) == ("0:9", "", "")
+
+
+def test_sacct_that_refuses_for_another_reason_is_asked_once(tmp_path: Path) -> None:
+    (tmp_path / "sacct").write_text("#!/bin/sh\necho 'Invalid field requested: \"JobID\"' >&2\nexit 1\n")
+    (tmp_path / "sacct").chmod(0o755)
+    with pytest.raises(NoAccounting, match="sacct failed"):
+        asyncio.run(read_accounting(Commands(str(tmp_path), {"PATH": "/usr/bin:/bin"}), "7"))
+
+
+def test_a_story_has_the_evidence_and_what_is_under_way(journal: Journal) -> None:
+    opened = replace(
+        INCIDENT, id="i2", opened_at=T + 12 * H, fired_at=T + 12 * H, facts=("no step for 90 s", "two", "three")
+    )
+    journal.save_incident(opened)
+    journal.add_decision(replace(DECISION, id="d2", incident_id="i2", decided_at=T + 12.1 * H))
+    lines = asked(journal, "story", "7", "--no-accounting").splitlines()
+    (at,) = (number for number, line in enumerate(lines) if "evidence: no step for 90 s; two; and 1 more" in line)
+    assert "rank 3 waits alone." in lines[at - 1] and "i2" in lines[at]
+    assert any("graceful_restart: under way" in line and "i2" in line for line in lines[at:])
+
+
+def test_end_of_a_run_is_told_with_all_that_accounting_says_of_it() -> None:
+    whole = replace(record(0, 0, 1), exit_code="1:0", steps_exit_code="0:9", failed_node="n3", waited_for="Dependency")
+    assert end_words(whole) == " (exit code 1; of a step: signal 9; node n3 failed; had waited: Dependency)"
+    assert end_words(replace(whole, steps_exit_code="1:0", failed_node="", waited_for="")) == " (exit code 1)"
+    assert end_words(record(0, 0, 1)) == ""

@@ -11,10 +11,11 @@ import click
 
 from slurm_watchdog.analysis.report_sentences import to_be_noticed
 from slurm_watchdog.cli import complete
-from slurm_watchdog.cli.api_types import Explanation
+from slurm_watchdog.cli.api_types import ActionRun, Explanation
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.diagnosis_text import heading
 from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.cli.incidents import as_text
 from slurm_watchdog.cli.options import journal_option, operator_options, print_json, reported_errors
 from slurm_watchdog.cli.report_types import JobRun, Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
@@ -23,6 +24,8 @@ from slurm_watchdog.model.slurm_states import ALIVE
 
 MAX_INCIDENTS: Final = 50
 """The newest; `incidents` lists all."""
+MAX_FACTS: Final = 2
+"""Of an incident, in its line of evidence; `explain` has all."""
 SAME_S: Final = 120.0
 """A run of accounting that began so near to one of the controller's is the same."""
 
@@ -102,7 +105,9 @@ def _as_json(
     ends: Mapping[int, RunRecord],
     why_not: str,
 ) -> Any:
-    names = ("began_at", "ended_at", "state", "nodes", "exit_code")
+    names = (
+        "began_at", "ended_at", "state", "nodes", "exit_code", "steps_exit_code", "waited_for", "failed_node",
+    )  # fmt: skip
     plain = [{name: getattr(each, name) for name in names} for each in before]
     known = [{"run": place} | {name: getattr(each, name) for name in names} for place, each in sorted(ends.items())]
     return {
@@ -129,7 +134,7 @@ def _print(
     sentence(_head(job_id, found, len(rows), len(explained)))
     heading("Runs")
     table(("BEGAN", "FOR", "END", "NODES", "STEPS", "STEP TIME"), [_run_row(*each) for each in rows])
-    events = sorted(event for each in explained for event in _events(each))
+    events = sorted((event for each in explained for event in _events(each)), key=lambda event: event[0])
     if events:
         heading("What happened")
         table(("TIME", "WHAT", "INCIDENT"), [(moment(at), what, name) for at, what, name in events], wraps=1)
@@ -164,21 +169,62 @@ def _run_row(run: JobRun | RunRecord, record: RunRecord | None) -> tuple[str, ..
     step_s = "-" if run.step_s is None else duration(run.step_s)
     end = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state or "-"
     if isinstance(last, RunRecord):
-        end += _exit_words(last.exit_code)
+        end += end_words(last)
     return moment(run.began_at), took, end, str(run.nodes), steps, step_s
 
 
+def end_words(record: RunRecord) -> str:
+    """What accounting says of an end: ` (exit code 1; of a step: signal 9; node n7 failed)`."""
+    of_job, of_steps = _exit_words(record.exit_code), _exit_words(record.steps_exit_code)
+    said = [
+        of_job,
+        f"of a step: {of_steps}" if of_steps and of_steps != of_job else "",
+        f"node {record.failed_node} failed" if record.failed_node else "",
+        f"had waited: {record.waited_for}" if record.waited_for else "",
+    ]
+    words = "; ".join(each for each in said if each)
+    return f" ({words})" if words else ""
+
+
 def _exit_words(exit_code: str) -> str:
+    """`exit code 1` or `signal 9`; empty where it is 0 or not known."""
     code, _, signal = exit_code.partition(":")
     if signal not in ("", "0"):
-        return f" (signal {signal})"
-    return f" (exit code {code})" if code not in ("", "0") else ""
+        return f"signal {signal}"
+    return f"exit code {code}" if code not in ("", "0") else ""
 
 
 def _events(found: Explanation) -> Iterable[tuple[float, str, str]]:
     incident = found.incident
     if incident.opened_at is not None:
         yield incident.opened_at, incident.summary, incident.id
+        if evidence := _evidence_words(found):
+            yield incident.opened_at, f"evidence: {evidence}", incident.id
     for action in found.actions:
         if action.end is not None and action.end.ended_at is not None:
             yield action.end.ended_at, f"{action.action}: {action.end.detail or action.end.outcome}", incident.id
+        elif action.end is None and action.verdict == "allowed":
+            at = max((each.intent_at for each in action.operations if each.intent_at is not None), default=None)
+            yield at or incident.fired_at or incident.opened_at or 0.0, _under_way(action), incident.id
+
+
+def _evidence_words(found: Explanation) -> str:
+    """On what the incident rests, in a sentence: the newest diagnosis that says more than its summary, else its
+    facts."""
+    summary = found.incident.summary
+    diagnoses = [each for each in found.evidence if each.kind == "diagnosis" and isinstance(each.document, dict)]
+    for each in sorted(diagnoses, key=lambda each: -each.at):
+        text = each.document.get("summary")
+        if isinstance(text, str) and text and text.rstrip(".") != summary.rstrip("."):
+            return text
+    facts = [each for each in map(as_text, found.incident.evidence) if each.rstrip(".") != summary.rstrip(".")]
+    more = f"; and {len(facts) - MAX_FACTS} more" if len(facts) > MAX_FACTS else ""
+    return "; ".join(facts[:MAX_FACTS]) + more
+
+
+def _under_way(action: ActionRun) -> str:
+    """An action that has not ended: what it does now, or waits for."""
+    now = action.operations[-1] if action.operations else None
+    doing = "" if now is None else f", {now.operation}{'' if now.outcome is None else f' ({now.outcome})'}"
+    waits = "" if action.waiting is None else f", waits: {action.waiting.what}"
+    return f"{action.action}: under way{doing}{waits}"

@@ -22,6 +22,12 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     state: str = ""
     exit_code: str = ""
     """As Slurm's accounting has it, `code:signal`; empty: not known."""
+    steps_exit_code: str = ""
+    """The highest of its steps (DerivedExitCode), likewise."""
+    waited_for: str = ""
+    """Why it did not start for some time, if not for priority or resources (Reason of accounting)."""
+    failed_node: str = ""
+    """The node whose failure ended it."""
     uid: int = -1
     user: str = ""
     account: str = ""

@@ -4,26 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.client import SlurmUnavailable
-from slurm_watchdog.slurm.commands import Commands, first_line
+from slurm_watchdog.slurm.commands import Answer, Commands, first_line
 
+OPTIONAL: Final = ("Reason", "DerivedExitCode", "FailedNode")
+"""What a release of sacct may not know (FailedNode: before 23.02) is asked for without."""
 FIELDS: Final = (
-    "JobID", "State", "ExitCode", "Start", "End", "NNodes", "NodeList", "User", "Account", "Partition", "JobName",
+    "JobID", "State", "ExitCode", "Start", "End", "NNodes", "NodeList", "User", "Account", "Partition", *OPTIONAL,
+    "JobName",
 )  # fmt: skip
 """The name comes last: it may hold the separator."""
-OPTIONS: Final = ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(FIELDS)}")
+NO_REASON: Final = ("", "None", "Unknown")
 DEADLINE_S: Final = 20.0
+MAX_WORD: Final = 256
+"""Of a word of sacct's that is passed on."""
 NO_NODES: Final = ("", "None assigned")
 """NodeList of a job that was cancelled before it began: some releases give it a Start all the same."""
 TOGETHER_S: Final = 10.0
 """Between the beginnings of the parts of one run: a second was seen."""
 _EXIT: Final = re.compile(r"\d{1,5}:\d{1,3}")
+_NO_FIELD: Final = re.compile(r'Invalid field requested: "(\w{1,40})"')
+"""sacct, src/sacct/options.c, of 22.05 to 26.05."""
 
 
 class NoAccounting(Exception):
@@ -32,31 +39,55 @@ class NoAccounting(Exception):
 
 async def read_accounting(commands: Commands, job_id: str) -> list[RunRecord]:
     """Every run of a job that accounting has, in their order: a requeue makes a new one. Raises NoAccounting."""
+    fields: tuple[str, ...] = FIELDS
     try:
         async with asyncio.timeout(DEADLINE_S):
-            answer = await commands.run("sacct", *OPTIONS, "--jobs", job_id, SLURM_TIME_FORMAT="%s")
+            answer = await _ask(commands, job_id, fields)
+            while answer.code != 0 and (unknown := _unknown_field(answer.stderr, fields)) is not None:
+                fields = without(fields, unknown)
+                answer = await _ask(commands, job_id, fields)
     except SlurmUnavailable as error:
         raise NoAccounting(str(error)) from None
     except TimeoutError:
         raise NoAccounting(f"sacct gave no answer for {DEADLINE_S:.0f} s") from None
     if answer.code != 0:
         raise NoAccounting(f"sacct failed: {first_line(answer.stderr) or 'it gave no reason'}")
-    found = parse_accounting(answer.stdout, job_id)
+    found = parse_accounting(answer.stdout, job_id, fields)
     if not found and f"\n{job_id}_" in f"\n{answer.stdout}":
         raise NoAccounting(f"{job_id} is an array: ask for one of its elements, such as {job_id}_0")
     return found
 
 
-def parse_accounting(text: str, job_id: str) -> list[RunRecord]:
-    """The runs in what sacct printed, with `FIELDS` and times in seconds since 1970, the earliest first (accounting
+async def _ask(commands: Commands, job_id: str, fields: Sequence[str]) -> Answer:
+    return await commands.run("sacct", *options_of(fields), "--jobs", job_id, SLURM_TIME_FORMAT="%s")
+
+
+def options_of(fields: Sequence[str]) -> tuple[str, ...]:
+    """Those with which sacct prints `fields` of each run of a job."""
+    return ("--noheader", "--parsable2", "--allocations", "--duplicates", f"--format={','.join(fields)}")
+
+
+def without(fields: Sequence[str], *unknown: str) -> tuple[str, ...]:
+    """The fields that are left."""
+    return tuple(each for each in fields if each not in unknown)
+
+
+def _unknown_field(stderr: str, fields: Sequence[str]) -> str | None:
+    """The one of OPTIONAL that this release of sacct has refused."""
+    match = _NO_FIELD.search(stderr)
+    return match[1] if match is not None and match[1] in fields and match[1] in OPTIONAL else None
+
+
+def parse_accounting(text: str, job_id: str, fields: Sequence[str] = FIELDS) -> list[RunRecord]:
+    """The runs in what sacct printed, with `fields` and times in seconds since 1970, the earliest first (accounting
     numbers them in no field of all releases). Lines of other jobs, of runs that never had a node, and that make no
     sense are left out. The parts of a heterogeneous job (`7+0`, `7+1`) that began together are one run of job 7."""
     found: list[RunRecord] = []
     parts: list[set[str]] = []
     for line in text.splitlines():
-        words = line.split("|", len(FIELDS) - 1)
-        row = dict(zip(FIELDS, words, strict=False))
-        if len(words) != len(FIELDS) or job_id not in (row["JobID"], row["JobID"].partition("+")[0]):
+        words = line.split("|", len(fields) - 1)
+        row = dict(zip(fields, words, strict=False))
+        if len(words) != len(fields) or job_id not in (row["JobID"], row["JobID"].partition("+")[0]):
             continue
         run = _run(row, job_id)
         if run is None:
@@ -87,13 +118,21 @@ def _run(row: Mapping[str, str], job_id: str) -> RunRecord | None:
         seen_at=began_at if ended_at is None else ended_at,
         ended_at=ended_at,
         state=row["State"].split(" ")[0],
-        exit_code=row["ExitCode"] if ended_at is not None and _EXIT.fullmatch(row["ExitCode"]) else "",
+        exit_code=_exit_code(row, "ExitCode") if ended_at is not None else "",
+        steps_exit_code=_exit_code(row, "DerivedExitCode") if ended_at is not None else "",
+        waited_for="" if (reason := row.get("Reason", "")) in NO_REASON else reason[:MAX_WORD],
+        failed_node=row.get("FailedNode", "")[:MAX_WORD],
         nodes=int(row["NNodes"]) if row["NNodes"].isascii() and row["NNodes"].isdecimal() else 1,
         user=row["User"],
         account=row["Account"],
         partition=row["Partition"],
         name=row["JobName"],
     )
+
+
+def _exit_code(row: Mapping[str, str], name: str) -> str:
+    text = row.get(name, "")
+    return text if _EXIT.fullmatch(text) else ""
 
 
 def _both(first: RunRecord, other: RunRecord) -> RunRecord:
@@ -103,7 +142,8 @@ def _both(first: RunRecord, other: RunRecord) -> RunRecord:
     last = None if None in ends else max(at for at in ends if at is not None)
     return replace(
         first, nodes=first.nodes + other.nodes, ended_at=last, seen_at=max(first.seen_at, other.seen_at),
-        state=end.state, exit_code=end.exit_code,
+        state=end.state, exit_code=end.exit_code, steps_exit_code=end.steps_exit_code,
+        failed_node=end.failed_node or first.failed_node or other.failed_node,
     )  # fmt: skip
 
 

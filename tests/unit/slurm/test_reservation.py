@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.model.slurm import Reservation
 from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.reservation import parse_reservations
+from slurm_watchdog.slurm.reservation import list_reservations
 
 ONE = (
     "ReservationName=maint StartTime=1795500000 EndTime=1795507200 Duration=02:00:00 Nodes=n[1-3] NodeCnt=3 CoreCnt=6 "
@@ -14,16 +15,43 @@ ONE = (
 )
 
 
+def read(text: str) -> tuple[Reservation, ...]:
+    found, left_out = list_reservations(text)
+    assert not left_out
+    return found
+
+
 def test_name_times_nodes_and_flags_are_read() -> None:
-    (found,) = parse_reservations(ONE + "\n")
+    (found,) = read(ONE + "\n")
     assert (found.name, found.start_at, found.end_at) == ("maint", 1795500000.0, 1795507200.0)
     assert (found.nodes, found.is_maintenance) == (("n1", "n2", "n3"), True)
-    assert not parse_reservations(ONE.replace("MAINT,", ""))[0].is_maintenance
-    assert parse_reservations(ONE.replace("n[1-3]", "(null)"))[0].nodes == ()
+    assert not read(ONE.replace("MAINT,", ""))[0].is_maintenance
+    assert read(ONE.replace("n[1-3]", "(null)"))[0].nodes == ()
 
 
-def test_none_is_none_and_what_cannot_be_read_is_no_answer() -> None:
-    assert parse_reservations("No reservations in the system\n") == ()
-    for text in ("slurm_load_reservations error\n", ONE.replace("1795500000", "soon")):
-        with pytest.raises(ParseError):
-            parse_reservations(text)
+def test_none_is_none_and_what_is_no_listing_is_no_answer() -> None:
+    assert read("No reservations in the system\n") == ()
+    with pytest.raises(ParseError):
+        list_reservations("slurm_load_reservations error\n")
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        ONE.replace("EndTime=1795507200", "EndTime=NONE"),
+        ONE.replace("1795500000", "soon"),
+        ONE.replace("1795500000", "nan"),
+        ONE.replace("StartTime=1795500000 ", ""),
+        ONE.replace("n[1-3]", "n[1-"),
+    ],
+)
+def test_one_that_cannot_be_read_is_left_out_alone_and_named(odd: str) -> None:
+    others = [ONE.replace("=maint ", f"={name} ") for name in ("first", "last")]
+    found, (sentence,) = list_reservations("\n".join([others[0], odd, others[1]]) + "\n")
+    assert [each.name for each in found] == ["first", "last"]
+    assert "reservation maint is left out" in sentence
+
+
+def test_words_of_a_comment_replace_nothing() -> None:
+    (found,) = read(ONE + "Comment=moved from Nodes=n9 Flags=DAILY StartTime=1\n")
+    assert (found.nodes, found.start_at, found.is_maintenance) == (("n1", "n2", "n3"), 1795500000.0, True)

@@ -227,14 +227,19 @@ async def _serve(
 
 
 async def read_rarely(controller: Controller, slurm: CommandLineSlurm) -> None:
-    """One listing of reservations, and of who is what in Slurm's accounting; without an answer those of the last
-    one stay."""
+    """One listing of reservations, and one of who is what in Slurm's accounting, each by itself: without an answer
+    those of its last one stay."""
     try:
         controller.state.reservations = await slurm.read_reservations()
-        if controller.config.security.asks_slurm():
-            controller.state.people = await slurm.read_people()
+        controller.metrics.slurm_unreadable.labels("reservation").inc(len(slurm.left_out_reservations))
     except SlurmUnavailable as error:
-        log.warning("Slurm's reservations, or who is what in its accounting, are not known: %s", error)
+        log.warning("Slurm's reservations are not known: %s", error)
+    if not controller.config.security.asks_slurm():
+        return
+    try:
+        controller.state.people = await slurm.read_people()
+    except SlurmUnavailable as error:
+        log.warning("Who is what in Slurm's accounting is not known: %s", error)
 
 
 async def live(

@@ -130,7 +130,7 @@ class SlurmReads(Protocol):
         ...
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
-        """Every reservation. Raises SlurmUnavailable."""
+        """Every reservation that can be read. Raises SlurmUnavailable."""
         ...
 
     async def read_script(self, job_id: str) -> bytes:

@@ -8,6 +8,7 @@ world is read afterwards.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,9 @@ from slurm_watchdog.slurm.request_guard import (
     require_running,
     require_unchanged,
 )
-from slurm_watchdog.slurm.reservation import creation, deletion, parse_reservations
+from slurm_watchdog.slurm.reservation import creation, deletion, list_reservations
+
+log = logging.getLogger(__name__)
 
 ACCESS_LASTS_S = 600.0
 RESERVED_MINUTES = 365 * 24 * 60
@@ -78,6 +81,8 @@ class CommandLineSlurm:
         self._carry_out = self._requests.carry_out
         self._uid = os.geteuid() if uid is None else uid
         self._access: tuple[float, Access] | None = None
+        self.left_out_reservations: tuple[str, ...] = ()
+        """Of the newest listing of reservations, a sentence about each that could not be read."""
 
     async def close(self) -> None:
         """Ends what was started to answer questions. It may be asked again all the same."""
@@ -87,7 +92,8 @@ class CommandLineSlurm:
 
     def notes(self) -> tuple[str, ...]:
         """What is not as it should be in how Slurm is asked."""
-        return (*self._listings.notes(), *token_note(self._commands.token, clock.wall()))
+        token = token_note(self._commands.token, clock.wall())
+        return (*self._listings.notes(), *token, *self.left_out_reservations)
 
     async def read_view(self) -> SlurmView:
         """All jobs, without their excluded nodes, and all nodes."""
@@ -100,7 +106,7 @@ class CommandLineSlurm:
         return await self._carry_out("read_node", lambda: self._listings.node(*checked_nodes([node])))
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
-        """Every reservation. Raises SlurmUnavailable."""
+        """Every reservation that can be read; see `left_out_reservations`. Raises SlurmUnavailable."""
         return await self._carry_out("read_reservations", self._reservations)
 
     async def read_people(self) -> tuple[SlurmPerson, ...]:
@@ -205,7 +211,12 @@ class CommandLineSlurm:
 
     async def _reservations(self) -> tuple[Reservation, ...]:
         answer = await self._commands.run("scontrol", "--oneliner", "show", "reservation")
-        return parse_reservations(listing_text(answer, "scontrol"))
+        found, left_out = list_reservations(listing_text(answer, "scontrol"))
+        for each in left_out:
+            if each not in self.left_out_reservations:
+                log.warning("%s", each)
+        self.left_out_reservations = left_out
+        return found
 
     async def _read_script(self, job_id: str) -> bytes:
         answer = await self._commands.run("scontrol", "write", "batch_script", job_id, "-")

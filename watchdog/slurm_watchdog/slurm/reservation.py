@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from slurm_watchdog.model.slurm import Reservation
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
@@ -11,6 +12,7 @@ from slurm_watchdog.slurm.commands import Answer, Commands, first_line
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.node_names import expand_nodes
 
+TIMES = ("StartTime", "EndTime")
 DEADLINE_S = 20.0
 """Of a request, as slurm.deadline is shipped."""
 
@@ -28,20 +30,43 @@ def deletion(name: str) -> tuple[str, ...]:
     return ("delete", f"reservation={name}")
 
 
-def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """The answer of `scontrol --oneliner show reservation`, times as seconds since the epoch. Raises ParseError."""
-    found = []
+def list_reservations(text: str) -> tuple[tuple[Reservation, ...], tuple[str, ...]]:
+    """The answer of `scontrol --oneliner show reservation`, times as seconds since the epoch: the reservations, and
+    a sentence about each that cannot be read and is left out. Raises ParseError for what is no such answer."""
+    found, left_out = [], []
     for line in text.splitlines():
-        row = dict(word.partition("=")[::2] for word in line.split() if "=" in word)
         if not line.strip() or line.startswith("No reservations"):
             continue
+        row = _values(line)
+        if not row.get("ReservationName"):
+            raise ParseError(f"no reservation: {line[:80]!r}")
         try:
-            name, begin, end = row["ReservationName"], float(row["StartTime"]), float(row["EndTime"])
+            found.append(_reservation(row))
         except (KeyError, ValueError) as error:
-            raise ParseError(f"no reservation with its times: {line[:80]!r}") from error
-        nodes, flags = expand_nodes(row.get("Nodes", "")), tuple(row.get("Flags", "").split(","))
-        found.append(Reservation(name=name, start_at=begin, end_at=end, nodes=nodes, flags=flags))
-    return tuple(found)
+            name, times = row["ReservationName"], " ".join(f"{key}={row.get(key, '')}" for key in TIMES)
+            left_out.append(f"Slurm's reservation {name[:80]} is left out, it cannot be read ({times[:80]}): {error}")
+    return tuple(found), tuple(left_out)
+
+
+def _values(line: str) -> dict[str, str]:
+    """The first value of each key: a Comment, free text, comes last, and may have any `Nodes=` in it."""
+    found: dict[str, str] = {}
+    for word in line.split():
+        key, is_value, value = word.partition("=")
+        if is_value:
+            found.setdefault(key, value)
+    return found
+
+
+def _reservation(row: Mapping[str, str]) -> Reservation:
+    """Raises KeyError and ValueError."""
+    begin, end = (float(row[key]) for key in TIMES)
+    if not (isfinite(begin) and isfinite(end)):
+        raise ValueError("its times are no dates")
+    flags = tuple(row.get("Flags", "").split(","))
+    return Reservation(
+        name=row["ReservationName"], start_at=begin, end_at=end, nodes=expand_nodes(row.get("Nodes", "")), flags=flags
+    )
 
 
 class Reservations:

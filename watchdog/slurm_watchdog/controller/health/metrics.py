@@ -109,8 +109,8 @@ class ControllerMetrics:
         )
         self.slurm_unreadable = counter(
             "slurm_unreadable_total",
-            "Fields of Slurm's listings that could not be read; row: a whole row was left out; partial: "
-            "Slurm shows not all jobs",
+            "Fields of Slurm's listings that could not be read; row: a whole row was left out; "
+            "reservation: one was left out; partial: Slurm shows not all jobs",
             "field",
         )
         self.tick_duration = Histogram(

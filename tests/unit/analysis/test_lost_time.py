@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.analysis.lost_time import JobTime, checkpoint_interval_s, report
+from slurm_watchdog.analysis.lost_time import JobTime, report
 from slurm_watchdog.analysis.report_sentences import to_be_noticed
 from slurm_watchdog.model.run_record import RunRecord, Spell, merged
 
@@ -169,11 +169,6 @@ def test_whatever_is_known_of_runs_each_second_is_counted_once(rows: list[Any], 
         assert all(0 < each <= lost[kind] + 1e-9 for kind, each in before.items())
         assert job.effective_h >= 0 and all(each > 0 for _, each in job.lost_h)
         assert job.effective_h + sum(each for _, each in job.lost_h) == pytest.approx(job.allocated_h, abs=1e-6)
-
-
-def test_the_interval_between_checkpoints_is_youngs() -> None:
-    # One failure a day on 48 nodes, and a minute to save: sqrt(2 x 60 s x 86,400 s).
-    assert checkpoint_interval_s(24.0 * 48, 48, 60.0) == pytest.approx((2 * 60 * 86400) ** 0.5)
 
 
 def test_a_controller_that_was_started_in_between_keeps_what_the_one_before_knew() -> None:

@@ -150,6 +150,13 @@ def test_an_action_counts_for_the_job_that_it_was_about_alone() -> None:
     ]  # fmt: skip
 
 
+def test_advice_names_the_formula_that_fits_how_long_a_checkpoint_takes(journal: Journal) -> None:
+    """12.75 h between two failures of a job on 10 nodes, 127.5 h of one on 1 node; saving takes an hour."""
+    said = asked(journal, "report", "--from", "2023-11-01", "--save-time", "1h")
+    assert "every 16.0 h on 1 node (Young 1974), 4.4 h on 10 nodes (Daly 2006)." in said
+    assert "(Young 1974)" not in asked(journal, "report", "--from", "2023-11-01", "--save-time", "2h")
+
+
 def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:
     said = asked(journal, "report", "--from", "2023-11-01", "--account", "speech", "--json")
     (only,) = json.loads(said)["jobs"]

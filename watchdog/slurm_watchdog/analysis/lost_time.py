@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from math import ceil, sqrt
+from math import ceil
 
 from msgspec.structs import replace
 
@@ -165,12 +165,6 @@ def with_trend(found: Report, runs: Iterable[RunRecord], spells: Iterable[Spell]
         sums = (sum(getattr(part, name) for part in parts) for name in ("allocated_h", "measured_h", "effective_h"))
         trend.append((start, *sums))
     return replace(found, trend=tuple(trend))
-
-
-def checkpoint_interval_s(node_hours_between_failures: float, nodes: int, save_s: float) -> float:
-    """The interval between two checkpoints, in seconds, that loses least (J. W. Young, "A first order approximation to
-    the optimum checkpoint interval", CACM 1974), for a job on so many nodes that takes `save_s` to save."""
-    return sqrt(2.0 * save_s * node_hours_between_failures * HOUR_S / nodes)
 
 
 def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, until: float) -> JobTime | None:

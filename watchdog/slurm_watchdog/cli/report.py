@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import datetime
+from itertools import groupby
 from typing import IO, Final
 
 import click
 
-from slurm_watchdog.analysis.lost_time import checkpoint_interval_s
+from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
 from slurm_watchdog.analysis.report_sentences import head, saved, to_be_noticed
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
@@ -18,6 +19,7 @@ from slurm_watchdog.cli.report_types import JobTime, Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
 WEEK_S: Final = 7 * 86400.0
+HOUR_S: Final = 3600.0
 DATES: Final = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 SHOWN_JOBS, SHOWN_NODES = 15, 10
 SHOWN_SIZES: Final = 4
@@ -147,11 +149,13 @@ def advice(found: Report, save_s: float) -> Iterator[str]:
         yield "No run failed, so nothing is said about the interval between checkpoints."
         return
     sizes = sorted({job.nodes for job in found.jobs})[-SHOWN_SIZES:]
-    intervals = [
-        f"{duration(checkpoint_interval_s(between_h, size, save_s))} on {count(size, 'node')}" for size in sizes
-    ]
+    advised = [(checkpoint_interval(between_h * HOUR_S / size, save_s), size) for size in sizes]
+    intervals = []
+    for formula, same in groupby(advised, key=lambda each: each[0].formula):
+        of_sizes = (f"{duration(interval.seconds)} on {count(size, 'node')}" for interval, size in same)
+        intervals.append(f"{', '.join(of_sizes)} ({formula})")
     often = f"{count(found.failures, 'run')} failed or had to be ended, one in {between_h:,.1f} node-hours"
     yield (
         f"{often}. With a checkpoint that holds the training up for {duration(save_s)} least is lost by saving every "
-        f"{', '.join(intervals)} (Young 1974)."
+        f"{', '.join(intervals)}."
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
 import os
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange
+from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange, MungeExchanges
 from slurm_watchdog.identity.munge_protocol import request_digest
 
 MUNGE = "#!/bin/sh\nread -r digest; echo MUNGE:$digest:\n"
@@ -35,10 +36,13 @@ def answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[st
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             given["authorization"] = self.headers["Authorization"]
+            given["asked"] = given.get("asked", 0) + 1
             self.send_response(given["status"])
             self.send_header("Content-Length", str(len(given["body"])))
             self.end_headers()
             self.wfile.write(given["body"])
+
+        do_POST = do_GET
 
         def log_message(self, format: str, *args: object) -> None:
             pass
@@ -55,6 +59,7 @@ def sealed(digest: str) -> bytes:
 
 
 DIGEST = request_digest("GET", "/v1/status", b"")
+NOT_TAKEN = b'{"error": "This controller is the standby; the active one is mgmt2.", "code": "standby"}'
 
 
 def test_an_answer_of_the_controllers_user_to_this_request_is_believed(answers: dict[str, Any]) -> None:
@@ -88,3 +93,67 @@ def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
     assert "controller.user_listen" in caught.value.todo
     with pytest.raises(ExchangeFailed, match="knows no user no-such-user-here"):
         MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", None)
+
+
+@contextlib.contextmanager
+def a_port(said: bytes | None = NOT_TAKEN) -> Iterator[str]:
+    """An address at which each request gets 503 and `said`; None: its connection is closed without an answer."""
+    asked = []
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            if said is not None:
+                self.send_response(503)
+                self.send_header("Content-Length", str(len(said)))
+                self.end_headers()
+                self.wfile.write(said)
+
+        do_POST = do_GET
+
+        def log_message(self, format: str, *args: object) -> None:
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+        yield f"munge://77@127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        assert len(asked) <= 1, "the one that answered is asked first from then on"
+
+
+NOBODY_THERE = "munge://77@127.0.0.1:1"
+
+
+@pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("first", ["the standby", "nobody"])
+def test_of_two_controllers_the_active_one_answers(answers: dict[str, Any], method: str, first: str) -> None:
+    answers["body"] = sealed(request_digest(method, "/v1/status", b""))
+    with a_port() as standby:
+        addresses = (
+            f"{standby if first == 'the standby' else NOBODY_THERE},{answers['address'].removeprefix('munge://')}"
+        )
+        ask = MungeExchanges(addresses, 5.0)
+        for _ in range(2):
+            assert ask(method, "/v1/status", None)[0] == 404
+    assert answers["asked"] == 2
+
+
+def test_a_restart_that_one_may_have_taken_is_not_asked_of_the_other(answers: dict[str, Any]) -> None:
+    answers["body"] = sealed(DIGEST)
+    with a_port(None) as cut_off:
+        with pytest.raises(ExchangeFailed, match="cannot be asked"):
+            MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("POST", "/v1/restart", {"job_id": "7"})
+        assert "asked" not in answers
+    with a_port(None) as cut_off:
+        assert MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("GET", "/v1/status", None)[0] == 404
+
+
+def test_without_an_active_one_both_say_why(answers: dict[str, Any]) -> None:
+    with a_port() as standby, pytest.raises(ExchangeFailed, match=r"is the standby.*cannot be asked") as caught:
+        MungeExchanges(f"{standby},{NOBODY_THERE}", 5.0)("GET", "/v1/status", None)
+    assert "has to be active" in caught.value.todo
+    with a_port() as standby, pytest.raises(ExchangeFailed, match="is the standby") as caught:
+        MungeExchanges(standby, 5.0)("GET", "/v1/status", None)
+    assert caught.value.todo.startswith("Name both controllers: munge://127.0.0.1:")
+    with pytest.raises(ExchangeFailed, match="is no address"):
+        MungeExchanges(f"{NOBODY_THERE},", 5.0)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
+import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
 
 from slurm_watchdog.config.schema import Config
@@ -96,3 +100,39 @@ def test_what_a_standby_sees_is_logged_when_it_changes_and_not_at_each_look(
     assert [(each.levelno, "not known" in each.message) for each in caplog.records] == [
         (logging.WARNING, False), (logging.ERROR, True), (logging.WARNING, False),
     ]  # fmt: skip
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_users_on_other_machines_are_told_which_controller_is_the_active_one(
+    lease: ScriptedLease, tmp_path: Path
+) -> None:
+    """They got "connection refused" from the machine that their variable names."""
+    found: Any = lease
+    ports = [free_port() for _ in range(2)]
+    settings = {"listen": f"127.0.0.1:{ports[0]}", "user_listen": f"127.0.0.1:{ports[1]}", "socket": f"{tmp_path}/s"}
+    standby = Standby(Config.model_validate({"controller": settings}), found)
+    standby.look()
+
+    async def go() -> list[tuple[int, str]]:
+        doors: list[Any] = []
+        await standby._open(doors, None)
+        url = f"http://127.0.0.1:{ports[1]}"
+        try:
+            async with aiohttp.ClientSession() as client:
+                said = []
+                for method, path in (("GET", "/v1/status"), ("POST", "/v1/restart"), ("GET", "/metrics")):
+                    async with client.request(method, url + path, data=b"{}") as answer:
+                        said.append((answer.status, await answer.text()))
+                return said
+        finally:
+            for door in doors:
+                await door.cleanup()
+
+    for status, text in asyncio.run(go()):
+        assert (status, json.loads(text)["code"]) == (503, "standby")
+        assert "the active one is mgmt1:9765: ask it" in json.loads(text)["error"]

@@ -28,9 +28,10 @@ from slurm_watchdog.cli.api_types import (
     Status,
 )
 from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress
-from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchange
+from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchanges
 from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
+from slurm_watchdog.model.node_comparison import NodeComparison
 
 T = TypeVar("T")
 
@@ -127,6 +128,7 @@ class Client:
         """`exchange` answers in the place of a socket: a journal does."""
         self.path = path
         self._deadline_s = deadline_s
+        self._munge: MungeExchanges | None = None
         self._exchange = exchange or (self._over_munge if path.startswith(SCHEME) else self._over_socket)
 
     def status(self, *, me: bool = False) -> tuple[Status, Any]:
@@ -170,6 +172,10 @@ class Client:
         """Adds a test's result, or that it was mended, to what is remembered of a node."""
         body = msgspec.to_builtins(event)
         return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/events", dict[str, Any], body)[1]
+
+    def show_comparison(self, comparison: NodeComparison) -> Any:
+        """Hands over what a test measured, for the page."""
+        return self._ask("POST", "/v1/node-tests", dict[str, Any], msgspec.to_builtins(comparison))[1]
 
     def drain_node(self, name: str, reason: str, *, force: bool) -> tuple[NodeDrain, Any]:
         """Has a node drained; `force`: beyond the drain budget."""
@@ -257,7 +263,8 @@ class Client:
 
     def _over_munge(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
         try:
-            return MungeExchange(self.path, self._deadline_s)(method, target, body)
+            self._munge = self._munge or MungeExchanges(self.path, self._deadline_s)
+            return self._munge(method, target, body)
         except ExchangeFailed as error:
             raise ClientError(error.what, error.todo) from error
 

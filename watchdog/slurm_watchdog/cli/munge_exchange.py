@@ -13,7 +13,7 @@ from typing import Final
 
 import msgspec
 
-from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
+from slurm_watchdog.identity.munge_protocol import STANDBY, SealedAnswer, request_digest
 
 SCHEME: Final = "munge://"
 ADDRESS: Final = re.compile(r"munge://(?:([A-Za-z0-9._-]{1,64})@)?([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:]+\]):(\d{1,5})/?")
@@ -24,25 +24,60 @@ MAX_BYTES: Final = 2 * 1024**2
 MADE_BY: Final = re.compile(r"^UID:\s.*\((\d+)\)$", re.MULTILINE)
 
 
+CONNECT_S: Final = 3.0
+"""For a connection where another controller can be asked instead: one whose machine is gone answers nothing."""
+
+
 class ExchangeFailed(Exception):
     """There is no answer that can be believed: a sentence, and what to do next."""
 
-    def __init__(self, what: str, todo: str):
+    def __init__(self, what: str, todo: str, *, untaken: bool = False):
+        """`untaken`: no controller has taken the request, so that another one can be asked the same."""
         super().__init__(what)
-        self.what, self.todo = what, todo
+        self.what, self.todo, self.untaken = what, todo, untaken
+
+
+class MungeExchanges:
+    """The controllers at addresses such as `munge://mgmt1:9768,munge://mgmt2:9768`, of which one is active."""
+
+    def __init__(self, addresses: str, deadline_s: float):
+        """Raises ExchangeFailed for what is no such address."""
+        each = [part if part.startswith(SCHEME) else SCHEME + part for part in addresses.split(",")]
+        connect_s = min(CONNECT_S, deadline_s) if len(each) > 1 else deadline_s
+        self._all = [MungeExchange(address, deadline_s, connect_s) for address in each]
+
+    def __call__(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
+        """The first answer; from then on the one that gave it is asked first. What changes something is asked of
+        another one only if the one before has not taken it. Raises ExchangeFailed."""
+        failures: list[ExchangeFailed] = []
+        for exchange in tuple(self._all):
+            try:
+                answer = exchange(method, target, body)
+            except ExchangeFailed as error:
+                failures.append(error)
+                if method != "GET" and not error.untaken:
+                    break
+            else:
+                self._all = [exchange, *(each for each in self._all if each is not exchange)]
+                return answer
+        if len(failures) == 1:
+            raise failures[0]
+        todo = "One of them has to be active: systemctl status slurm-watchdog-controller, on each."
+        raise ExchangeFailed(" ".join(each.what for each in failures), todo)
 
 
 class MungeExchange:
     """The controller at an address such as `munge://mgmt1:9768`, or with its user `munge://watchdog@mgmt1:9768`."""
 
-    def __init__(self, address: str, deadline_s: float):
-        """Raises ExchangeFailed for what is no such address. $SLURM_WATCHDOG_MUNGE_SOCKET: munged's, where it is not
-        the usual one."""
+    def __init__(self, address: str, deadline_s: float, connect_s: float | None = None):
+        """`connect_s`: for the connection alone. $SLURM_WATCHDOG_MUNGE_SOCKET: munged's, where it is not the usual one.
+        Raises ExchangeFailed for what is no such address."""
         munge_socket = os.environ.get("SLURM_WATCHDOG_MUNGE_SOCKET", "")
         found = ADDRESS.fullmatch(address)
         if found is None or not 0 < int(found[3]) < 65536:
             raise ExchangeFailed(f"{address[:80]!r} is no address of a controller.", "munge://HOST:PORT is one.")
         self._host, self._port, self._deadline_s = found[2].strip("[]"), int(found[3]), deadline_s
+        self._connect_s = deadline_s if connect_s is None else connect_s
         self._user = found[1] or DEFAULT_USER
         self._socket = ["--socket", munge_socket] if munge_socket else []
 
@@ -55,7 +90,11 @@ class MungeExchange:
         credential = self._run(argv, digest.encode()).strip()
         status, answer = self._send(method, target, data, {"Authorization": f"Munge {credential}"})
         if status != 200:  # said before who asks was known: nobody vouches for it, and nothing follows from it
-            raise ExchangeFailed(f"{self._host} refuses: {_sentence(answer)}", "Who may ask is in docs/security.md.")
+            what = f"{self._host} refuses: {_word(answer, 'error') or 'it gives no reason'}"
+            if _word(answer, "code") == STANDBY:
+                todo = f"Name both controllers: {SCHEME}{self._host}:{self._port},{SCHEME}OTHER:{self._port}"
+                raise ExchangeFailed(what, todo, untaken=True)
+            raise ExchangeFailed(what, "Who may ask is in docs/security.md.")
         sealed = self._opened(answer, uid)
         if sealed.digest != digest:
             raise ExchangeFailed(f"{self._host} has answered another request.", "Try again.")
@@ -102,20 +141,26 @@ class MungeExchange:
             raise no_answer from error
 
     def _send(self, method: str, target: str, data: bytes, headers: dict[str, str]) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._deadline_s)
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._connect_s)
+        connected = False
         try:
+            connection.connect()
+            connected = True
+            connection.sock.settimeout(self._deadline_s)
             connection.request(method, target, body=data or None, headers=headers)
             response = connection.getresponse()
             return response.status, response.read(MAX_BYTES)
         except (OSError, http.client.HTTPException) as error:
             what = f"The controller on {self._host}:{self._port} cannot be asked: {str(error) or type(error).__name__}."
-            raise ExchangeFailed(what, "Is controller.user_listen set there, and the port open?") from error
+            todo = "Is controller.user_listen set there, and the port open?"
+            raise ExchangeFailed(what, todo, untaken=not connected) from error
         finally:
             connection.close()
 
 
-def _sentence(answer: bytes) -> str:
+def _word(answer: bytes, key: str) -> str:
+    """One text of an answer that nobody vouches for; empty: there is none."""
     try:
-        return str(json.loads(answer)["error"])[:300]
+        return str(json.loads(answer)[key])[:300]
     except (ValueError, KeyError, TypeError, RecursionError):
-        return "it gives no reason"
+        return ""

@@ -98,7 +98,8 @@ def operator_options(command: F) -> F:
         metavar="PATH",
         type=click.Path(),
         envvar="SLURM_WATCHDOG_SOCKET",
-        help="Socket of the controller, or munge://HOST:PORT of one on another machine. [default: "
+        help="Socket of the controller, or munge://HOST:PORT of one on another machine, of two with a comma between "
+        "them. [default: "
         "$SLURM_WATCHDOG_SOCKET, else what the configuration says, else "
         f"{DEFAULT_SOCKET}]",
     )(command)

@@ -17,7 +17,9 @@ from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import listening
+from slurm_watchdog.controller.api.user_door import make_refusing_server
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.identity.munge_protocol import STANDBY
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.journal.lease import Held, Lease
@@ -139,9 +141,16 @@ class Standby:
                 await web.TCPSite(local, *split_address(config.page_listen)).start()
             except OSError as error:
                 log.error("the page on %s is not served: %s", config.page_listen, error)
+        if config.user_listen:
+            users = make_refusing_server(self.sentence)
+            try:
+                await users.start(*split_address(config.user_listen), BACKLOG)
+                doors.append(users)
+            except OSError as error:
+                log.error("users on other machines are not answered on %s: %s", config.user_listen, error)
 
     async def _say(self, request: web.Request) -> web.Response:
-        return web.json_response({"error": self.sentence(), "code": "standby"}, status=503)
+        return web.json_response({"error": self.sentence(), "code": STANDBY}, status=503)
 
     def admit(self, head: Head, remote: str) -> Answer | None:
         """No report is taken: its agent tries the other controller."""

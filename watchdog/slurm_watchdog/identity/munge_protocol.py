@@ -26,6 +26,8 @@ GRACE_S: Final = 300.0
 the middle."""
 AUTHORIZATION: Final = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
 CREDENTIAL: Final = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
+STANDBY: Final = "standby"
+"""The word for programs of a controller that waits for the place of the active one: nothing was done."""
 EPOCH: Final = re.compile(r"[0-9a-f]{32}")
 
 

@@ -29,8 +29,9 @@ from slurm_watchdog.controller.api.user_lookup import UserLookup, person_numbere
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
-from slurm_watchdog.identity.munge_protocol import CREDENTIAL, SealedAnswer, request_digest
-from slurm_watchdog.wire.http_messages import Answer, Head, refusal
+from slurm_watchdog.identity.munge_protocol import CREDENTIAL, STANDBY, SealedAnswer, request_digest
+from slurm_watchdog.wire.http_messages import Admission, Answer, Head, refusal
+from slurm_watchdog.wire.http_messages import Handler as RequestHandler
 from slurm_watchdog.wire.http_server import Server
 from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connections
 
@@ -187,9 +188,29 @@ async def make_user_server(
     await runner.setup()
     protocol = runner.server
     assert protocol is not None  # after setup
-    server = Server(
-        lambda request: answer_in_memory(protocol, request),
-        door.admit,
+    server = _port(lambda request: answer_in_memory(protocol, request), door.admit, count)
+
+    async def end() -> None:
+        await runner.cleanup()
+        await door.decoder.close()
+
+    server.ends = end
+    return server
+
+
+def make_refusing_server(sentence: Callable[[], str]) -> Server:
+    """The same port, not yet open, of a standby: whoever asks is told at once which controller is the active one."""
+
+    def refuse() -> Answer:
+        return Answer(msgspec.json.encode({"error": sentence(), "code": STANDBY}), 503)
+
+    return _port(lambda request: refuse(), lambda head, remote: refuse(), lambda reason: None)
+
+
+def _port(handle: RequestHandler, admit: Admission, count: Callable[[str], None]) -> Server:
+    return Server(
+        handle,
+        admit,
         lambda outcome, status, sentence: refusal(status, sentence),
         MAX_BODY_BYTES,
         ARRIVAL_S,
@@ -200,13 +221,6 @@ async def make_user_server(
             most_of_one=MAX_OF_ONE_ADDRESS,
         ),
     )
-
-    async def end() -> None:
-        await runner.cleanup()
-        await door.decoder.close()
-
-    server.ends = end
-    return server
 
 
 def _refusal(status: int, sentence: str) -> web.Response:

@@ -8,7 +8,10 @@ PORT = {
     "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
     "counters/link_downed": "3", "counters/symbol_error": "7", "counters/port_rcv_errors": "1",
     "hw_counters/packet_seq_err": "2", "counters/port_xmit_data": "1000", "counters/port_rcv_data": "500",
-    "counters/port_xmit_wait": "9",
+    "counters/port_xmit_wait": "9", "hw_counters/local_ack_timeout_err": "0", "hw_counters/out_of_sequence": "4",
+}  # fmt: skip
+ROCE = PORT | {
+    "link_layer": "Ethernet", "hw_counters/np_ecn_marked_roce_packets": "70", "hw_counters/rp_cnp_handled": "30",
 }  # fmt: skip
 INTERFACE = {
     "operstate": "up", "speed": "100000", "carrier_down_count": "2", "device/vendor": "0x15b3",

@@ -17,7 +17,7 @@ from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection
-from tests.builders.links import INTERFACE, PORT, tree
+from tests.builders.links import INTERFACE, PORT, ROCE, tree
 from tests.builders.requests import functions
 from tests.builders.views import process
 
@@ -52,6 +52,16 @@ def test_interfaces_that_are_switched_off_or_on_usb_are_left_out_and_roce_has_no
     (tmp_path / "net/bmc/device/subsystem").symlink_to(tmp_path / "bus/usb")
     found = {each.link.name: each.link.errors for each in links_in(root)}
     assert found == {"m/1": 8, "on": 5}
+
+
+def test_congestion_of_roce_and_packets_that_were_lost_are_counted_and_of_infiniband_no_marks(tmp_path: Path) -> None:
+    places = {"infiniband/a/ports/1": ROCE, "infiniband/b/ports/1": PORT | {"hw_counters/rp_cnp_handled": "9"}}
+    roce, infiniband = links_in(tree(tmp_path, places))
+    assert (roce.marked, roce.slowed, roce.resent) == (70, 30, 6)
+    assert (infiniband.marked, infiniband.slowed, infiniband.resent) == (None, None, 6)
+    later = replace(roce, at=roce.at + 10.0, marked=170, slowed=30, resent=5)
+    now = with_rates(later, roce)
+    assert (now.marked_s, now.slowed_s, now.resent_s) == (10.0, 0.0, None), "one that was reset says nothing"
 
 
 def test_node_without_adapters_has_no_links_and_one_with_many_a_bounded_number(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ much.
 
 Fires: the step time rose by 5 % or more and stays so for 30 steps and 5 minutes at least; in a noisier log only
 larger changes, and of a rise over hours what the hour of the day does not explain.
-Names: no rank or node: since which step, by how much.
+Names: no rank or node: since which step, by how much. Where processes on one node wait for the processor, memory or
+storage, or its links are congested, unlike all others of the job, that is a fact, and accuses nobody.
 Note: step times alone name no node; where no signal names one either, the node is searched for by the speed of the
 job's next runs on other nodes: docs/nodes.md. While that lasts, a run that is slow from its beginning is compared with
 the job as it was.
@@ -11,7 +12,7 @@ the job as it was.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
@@ -21,11 +22,13 @@ from slurm_watchdog.analysis.level_shift import Rise, Sample, find_creep, find_r
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.run_speed import comparable
 from slurm_watchdog.analysis.search_words import is_first_run, search_facts, speed_now
+from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slow_search import JobSearch
 
 LEAST_STEPS = 30
@@ -60,7 +63,19 @@ class SlowJob:
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job."""
     searches = {each.job_id: each for each in view.searches}
-    return [_judge(job, view.now, settings, searches.get(job.job.job_id)) for job in view.jobs]
+    found = [(job, _judge(job, view.now, settings, searches.get(job.job.job_id))) for job in view.jobs]
+    if not any(finding.truth is Truth.BAD for _, finding in found):
+        return [finding for _, finding in found]
+    nodes = {node.name: node for node in view.nodes}
+    return [_with_peers(finding, job, nodes) for job, finding in found]
+
+
+def _with_peers(finding: Finding, job: JobView, nodes: Mapping[str, NodeView]) -> Finding:
+    """A slow job with what one of its nodes measures and the others do not."""
+    if finding.truth is not Truth.BAD:
+        return finding
+    mine = [nodes[name] for name in job.job.nodes if name in nodes and name not in job.silent_nodes]
+    return replace(finding, facts=(*finding.facts, *facts_of(mine, job.job.process_id)))
 
 
 def _judge(job: JobView, now: float, settings: SlowJob, search: JobSearch | None) -> Finding:

@@ -10,7 +10,8 @@ chance in any large job and counts for nothing.
 Fires: `slow_job` fires, and one node, or few of many, differs from the others: clocks, what throttles them,
 power, heat, links, corrected errors, kernel lines since then.
 Names: the node, with the sign; where nothing tells the nodes apart, it is searched for: docs/nodes.md.
-Note: what many nodes have in common blames none of them.
+Note: what many nodes have in common blames none of them. Congestion of links, and time that processes waited for the
+processor or storage, are facts beside a sign, and of `slow_job`: they name no node by themselves.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from statistics import median
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.links import complaints, rates_of, rising_of
+from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job
@@ -127,7 +129,7 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
     return finding.bad(
         f"{slow.summary} Unlike the others is {named[0]}{more}: {first.text}.",
         culprits=tuple(culprit for name in named for culprit in _culprits(odd, name)),
-        facts=tuple(f"{sign.node}: {sign.text}" for sign in odd[:12]),
+        facts=(*(f"{sign.node}: {sign.text}" for sign in odd[:12]), *facts_of(nodes, job.job.process_id)),
         exclude_nodes=tuple(named),
         actionable=True,
     )

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.held_processes import process_on_storage
 from slurm_watchdog.analysis.links import DOWN_S, MOVES_BYTES_S, complaints, rates_of, rising_of, stopped
 from slurm_watchdog.analysis.rank_activity import LoopState
+from slurm_watchdog.analysis.unlike_peers import congestion
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.places import contexts_of, main_thread
 from slurm_watchdog.diagnose.stacks.vote import Vote
@@ -94,7 +95,7 @@ def links_said(nodes: Sequence[NodeView]) -> tuple[str, ...]:
     words = (
         f"network: nothing goes through {', '.join(silent[:MAX_LINKS])} any more, while other nodes send and receive"
     )
-    return (*([words] if silent else []), *wrong)[:MAX_LINKS]
+    return (*([words] if silent else []), *wrong, *congestion(nodes))[:MAX_LINKS]
 
 
 def links_down(job: JobView, nodes: Iterable[NodeView]) -> tuple[str, ...]:

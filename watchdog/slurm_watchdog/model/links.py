@@ -25,6 +25,12 @@ class Link(Struct, frozen=True, kw_only=True):
     waits_s: float | None = None
     """Ticks in each second of that time in which it had something to send and no credit to do so: congestion. How long
     a tick is the adapter knows (PortXmitWait)."""
+    marked_s: float | None = None
+    """Of RoCE: packets in each second of it that arrived with a mark of congestion (ECN)."""
+    slowed_s: float | None = None
+    """Of RoCE: notifications of congestion in each second of it for which it slowed down (CNP)."""
+    resent_s: float | None = None
+    """Of InfiniBand and RoCE: packets in each second of it that were missing, out of order, or not acknowledged."""
 
     @property
     def moved_bytes_s(self) -> float | None:

@@ -1,7 +1,7 @@
 """Network links of this node: what their adapters say of themselves, and how much goes through them.
 
 Sees: ports of InfiniBand and RoCE, and Ethernet: up or down and how often down, rate, errors and retransmissions,
-    bytes a second, congestion
+    bytes a second, congestion (waits for credits, marks, notifications), packets lost or out of order
 From: `/sys/class/infiniband`, `/sys/class/net`, in one child
 How often: every minute while jobs are here
 Never: a bridge, a virtual interface, a setting
@@ -79,6 +79,9 @@ def with_rates(now: LinkCounters, before: LinkCounters | None) -> Link:
         sent_bytes_s=rate(now.sent_bytes, before.sent_bytes),
         received_bytes_s=rate(now.received_bytes, before.received_bytes),
         waits_s=rate(now.waits, before.waits),
+        marked_s=rate(now.marked, before.marked),
+        slowed_s=rate(now.slowed, before.slowed),
+        resent_s=rate(now.resent, before.resent),
     )
 
 
@@ -108,11 +111,15 @@ FAMILIES: Final = (
     ("sent_bytes_s", "gauge", "Bytes a second that the link sent between the last two looks."),
     ("received_bytes_s", "gauge", "Bytes a second that the link received between the last two looks."),
     ("waits_s", "gauge", "Ticks of each second in which the link waited for a credit to send."),
+    ("marked_s", "gauge", "Packets a second that arrived with a mark of congestion (RoCE)."),
+    ("slowed_s", "gauge", "Notifications of congestion a second for which the link slowed down (RoCE)."),
+    ("resent_s", "gauge", "Packets a second that were missing, out of order or not acknowledged."),
 )
 _NAMES: Final = {
     "rate_bits_s": "rate_bits_per_second", "sent_bytes_s": "sent_bytes_per_second",
     "received_bytes_s": "received_bytes_per_second", "downs": "downs_total", "errors": "errors_total",
-    "waits_s": "waits_per_second",
+    "waits_s": "waits_per_second", "marked_s": "marked_per_second", "slowed_s": "slowed_per_second",
+    "resent_s": "resent_per_second",
 }  # fmt: skip
 
 

@@ -27,6 +27,10 @@ PORT_ERRORS: Final = (
 """Kernel, Documentation/ABI/stable/sysfs-class-infiniband. Discards are congestion, and no fault of the link."""
 RESENT: Final = ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err")
 """Of InfiniBand only: on RoCE congestion loses packets."""
+LOST: Final = (*RESENT, "hw_counters/out_of_sequence")
+MARKED: Final = "hw_counters/np_ecn_marked_roce_packets"
+SLOWED: Final = "hw_counters/rp_cnp_handled"
+"""mlx5 (drivers/infiniband/hw/mlx5/counters.c): np is the side that is notified of marks, rp the one that reacts."""
 IFF_UP: Final = 1
 NET_ERRORS: Final = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
 
@@ -88,6 +92,7 @@ def _ports(directory: str) -> Iterator[LinkCounters]:
             place = f"{directory}/{adapter}/ports/{port}"
             state = _read(f"{place}/state")
             kind = "infiniband" if _read(f"{place}/link_layer") == b"InfiniBand" else "roce"
+            counts = {name: _count(f"{place}/{name}") for name in (*PORT_ERRORS, *LOST)}
             errors = PORT_ERRORS if kind == "roce" else PORT_ERRORS + RESENT
             words = [_count(f"{place}/counters/port_{way}_data") for way in ("xmit", "rcv")]
             sent, received = (None if each is None else each * WORD for each in words)
@@ -97,10 +102,12 @@ def _ports(directory: str) -> Iterator[LinkCounters]:
                 up=None if not state else b"ACTIVE" in state,
                 rate_bits_s=parse_rate(_read(f"{place}/rate")),
                 downs=_count(f"{place}/counters/link_downed"),
-                errors=_sum([_count(f"{place}/{name}") for name in errors]),
+                errors=_sum([counts[name] for name in errors]),
             )
             waits = _count(f"{place}/counters/port_xmit_wait")
-            yield LinkCounters(link, clock.monotonic(), sent, received, waits)
+            marked, slowed = (_count(f"{place}/{each}") if kind == "roce" else None for each in (MARKED, SLOWED))
+            lost = _sum([counts[name] for name in LOST])
+            yield LinkCounters(link, clock.monotonic(), sent, received, waits, marked, slowed, lost)
 
 
 def _is_off(place: str) -> bool:

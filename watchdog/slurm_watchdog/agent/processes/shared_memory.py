@@ -33,7 +33,11 @@ def _of(pid: int, nodes: int | None, worker: WorkerState) -> tuple[int, int] | N
         check_process(pid, worker)
         if [mount.fs_type for mount in read_mounts(pid) if mount.point == PLACE][-1:] != ["tmpfs"]:
             return None
-        with opened(f"/proc/{pid}/root/dev", _DIRECTORY) as dev, opened("shm", _DIRECTORY, dev) as place:
+        with (
+            opened(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY) as root,
+            opened("dev", _DIRECTORY, root) as dev,
+            opened("shm", _DIRECTORY, dev) as place,
+        ):
             if os.fstat(place).st_dev == nodes:
                 return None
             found = os.fstatvfs(place)

@@ -87,6 +87,10 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
     received_bytes: int | None = None
     waits: int | None = None
     """Ticks in which it had something to send and no credit (PortXmitWait)."""
+    marked: int | None = None
+    slowed: int | None = None
+    resent: int | None = None
+    """What these are: slurm_watchdog.model.links.Link."""
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):

@@ -80,7 +80,7 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
         if dry_run:
             print_rows([Row(job, *_seen(job.why_not)) for job in jobs], as_json)
             sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
-        if not as_json:
+        if jobs and not as_json:
             deaf = sum(bool(job.why_not) for job in jobs)
             sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
         body = {"wish": "hold" if hold else "save", "before": before_at, "reason": reason}

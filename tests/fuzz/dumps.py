@@ -1,5 +1,5 @@
 """`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS, error files of ranks,
-small files and lines of the kernel, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
+small files and lines of the kernel, links as sysfs has them, lines of sacct and of node tests, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
 
@@ -8,17 +8,22 @@ import os
 import pickle
 import random
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.agent.collectors.link import with_rates
 from slurm_watchdog.agent.collectors.usage import (
     parse_file_limit,
     parse_meminfo,
     parse_open_files,
     parse_threads,
 )
-from slurm_watchdog.agent.files.links import parse_rate, parse_speed
+from slurm_watchdog.agent.files.links import links_in, parse_rate, parse_speed
 from slurm_watchdog.agent.proc.control_groups import (
     group_of,
     levels_of,
@@ -31,23 +36,28 @@ from slurm_watchdog.agent.workers.resource_limits import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.model.usage import Resource
+from slurm_watchdog.nodetest.results import MARK, Line, measured, parse_line
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.file import read_messages
 from slurm_watchdog.parse.kernel_log.line import is_interesting, parse_message
 from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 from slurm_watchdog.parse.nccl_ras import parse_ras
+from slurm_watchdog.slurm.accounting import FIELDS, OPTIONAL, parse_accounting, without
+from tests.builders.links import INTERFACE, ROCE
 
-NUMBER = 500_000
+NUMBER = 800_000
 """100,000 for each reader."""
 LONGEST_S = 5.0
 """As a worker's CPU time for one request."""
+PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+"""Of the trees that are written: in memory."""
 CAPTURES = Path(__file__).parents[1] / "captures"
 PROCESSES = JobProcesses({rank: (f"n{rank // 4}", 100 + rank) for rank in range(8)}, {"10.0.0.1": "n0"})
 OPCODES = bytes(
     getattr(pickle, name)[0] for name in pickle.__all__ if name.isupper() and type(getattr(pickle, name)) is bytes
 )
-HARMFUL = (b"cos\nsystem\n(S'touch FUZZED'\ntR", b"c__builtin__\neval\n(V1/0\ntR", b"\x82\x01", b"P1\n", b"2" * 3000, b"r\xff\xff\xff\xff", b"b", b"\x92")  # fmt: skip
+HARMFUL = (b"cos\nsystem\n(S'touch FUZZED'\ntR", b"c__builtin__\neval\n(V1/0\ntR", b"\x82\x01", b"P1\n", b"2" * 5000, b"r\xff\xff\xff\xff", b"b", b"\x92")  # fmt: skip
 
 
 def main() -> int:
@@ -55,16 +65,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("number", nargs="?", type=int, default=NUMBER)
     parser.add_argument("--seed", type=int, default=0)
+    names = [_name(reader) for reader, _ in READERS]
+    parser.add_argument("--only", nargs="+", choices=names, default=names, help="these readers, in turn")
     options = parser.parse_args()
     limit_address_space()
-    return fuzz(options.number, options.seed)
+    return fuzz(options.number, options.seed, [row for row in READERS if _name(row[0]) in options.only])
 
 
-def fuzz(number: int, seed: int) -> int:
+def _name(reader: Callable[[bytes], None]) -> str:
+    return reader.__name__.removeprefix("_read_")
+
+
+def fuzz(number: int, seed: int, readers: Sequence[Row]) -> int:
     """So many bodies, in turn for each reader: 0 if each was read, or refused with a ValueError, in time."""
     rng, mark, read = random.Random(seed), Path("FUZZED"), 0
     for at in range(number):
-        reader, whole = READERS[at % len(READERS)]
+        reader, whole = readers[at % len(readers)]
         body = rng.choice(SPOIL)(rng, bytearray(rng.choice(whole)), whole)
         began = time.monotonic()
         try:
@@ -118,13 +134,56 @@ def _read_kernel_lines(body: bytes) -> None:
     list(read_messages(body.decode(errors="replace").split("\n")))
 
 
+def _read_accounting(body: bytes) -> None:
+    """What sacct prints: nothing of it raises, and no run ends before it began."""
+    text = body.decode(errors="replace")
+    job_id = text.partition("|")[0] or "7"
+    try:
+        found = [
+            run for fields in (FIELDS, without(FIELDS, *OPTIONAL)) for run in parse_accounting(text, job_id, fields)
+        ]
+    except ValueError as error:
+        raise AssertionError("a line that makes no sense is left out") from error
+    assert all(run.ended_at is None or run.began_at <= run.ended_at for run in found)
+    msgspec.json.encode(found)
+
+
+def _read_test_lines(body: bytes) -> None:
+    """The output of a job that tests a node: a line is one of ours, or none."""
+    try:
+        lines = [parse_line(text) for text in body.decode(errors="replace").split("\n")]
+        measured("n1", [each for each in lines if each is not None])
+    except ValueError as error:
+        raise AssertionError("a line that makes no sense is left out") from error
+
+
+def _read_links(body: bytes) -> None:
+    """A tree like /sys/class whose files hold parts of the body: nothing of it raises, and no rate is impossible."""
+    with tempfile.TemporaryDirectory(dir=PLACE) as name:
+        parts = iter(body.split(b"\0"))
+        for place, files in (("infiniband/a/ports/1", ROCE), ("net/e", INTERFACE)):
+            for file in files:
+                path = Path(name, place, file)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(next(parts, b""))
+        try:
+            found = links_in(name)
+        except ValueError as error:
+            raise AssertionError("a file that makes no sense is left out") from error
+    for each in found:
+        assert each.link.rate_bits_s is None or 0 < each.link.rate_bits_s < 10**18
+        with_rates(each, replace(each, at=each.at - 1.0))
+    msgspec.json.encode(found)
+
+
 def _of(pattern: str) -> list[bytes]:
     found = [path.read_bytes() for path in sorted(CAPTURES.glob(pattern)) if path.name != "README"]
     assert found, pattern
     return found
 
 
-READERS: tuple[tuple[Callable[[bytes], None], list[bytes]], ...] = (
+Row = tuple[Callable[[bytes], None], list[bytes]]
+READERS: tuple[Row, ...] = (
     (_read_answer, _of("ras/2*")),
     (_read_dump, _of("flight_recorder/*/trace_*")),
     (_read_own_words, _of("own_words/*")),
@@ -141,6 +200,29 @@ READERS: tuple[tuple[Callable[[bytes], None], list[bytes]], ...] = (
             b"400 Gb/sec (4X NDR)\n", b"100000\n",
         ],
     ),
+    (
+        _read_accounting,
+        [
+            *_of("slurm/22.05/accounting.txt"),
+            b"7|NODE_FAIL|1:0|1700000000|1700003600|4|n[1-4]|ann|vision|gpu|Dependency|0:9|n3|gpt\n"
+            b"7|RUNNING|0:0|1700010000|Unknown|4|n[1-4]|ann|vision|gpu|None|0:0||gpt\n",
+            b"7+0|COMPLETED|0:0|1700000000|1700003600|4|n[1-4]|ann|vision|gpu|gpt\n"
+            b"7+1|FAILED|3:0|1700000001|1700003000|2|n[5-6]|ann|vision|gpu|gpt\n",
+        ],
+    ),
+    (
+        _read_test_lines,
+        [
+            MARK.encode() + msgspec.json.encode(line)
+            for line in (
+                Line(node="n1", phase="cpu", state="begun", at=1.0, job="7"),
+                Line(node="n1", phase="cpu", state="ok", at=9.0, took_s=8.0, figures={"cpu": (3.5e9, 0.01, 5, False)}),
+                Line(node="n1", phase="mount", state="failed", at=9.0, subject="/s", said="no space"),
+                Line(node="n1", phase="pair", state="ok", at=9.0, facts={"counters n1": {"mlx5_0/1 symbol_error": 4}}),
+            )
+        ],
+    ),
+    (_read_links, [b"\0".join(text.encode() for text in (*ROCE.values(), *INTERFACE.values()))]),
     (_read_kernel_lines, [b"3,7,99,-;" + line for body in _of("kernel/*.txt") for line in body.splitlines() if line]),
 )  # fmt: skip
 """What reads, and what its bodies are made of."""

@@ -435,6 +435,15 @@ def test_accounting_has_the_exit_of_the_steps_the_node_that_failed_and_what_was_
     assert (older.steps_exit_code, older.failed_node, older.waited_for) == ("0:9", "", "")
 
 
+@pytest.mark.parametrize("digits", [13, 5000])
+def test_numbers_of_sacct_that_no_run_can_have_are_none(digits: int) -> None:
+    row = "7|FAILED|1:0|1700000000|{end}|{nodes}|n1|ann|vision|gpu|gpt\n"
+    text = row.format(end="1" * digits, nodes="4") + row.format(end=1700003600, nodes="9" * digits)
+    unended, one = parse_accounting(text, "7", PLAIN)
+    assert (unended.ended_at, unended.nodes) == (None, 4)
+    assert (one.ended_at, one.nodes) == (1700003600.0, 1)
+
+
 def test_sacct_that_refuses_for_another_reason_is_asked_once(tmp_path: Path) -> None:
     (tmp_path / "sacct").write_text("#!/bin/sh\necho 'Invalid field requested: \"JobID\"' >&2\nexit 1\n")
     (tmp_path / "sacct").chmod(0o755)

@@ -26,6 +26,7 @@ MAX_WORD: Final = 256
 """Of a word of sacct's that is passed on."""
 NO_NODES: Final = ("", "None assigned")
 """NodeList of a job that was cancelled before it began: some releases give it a Start all the same."""
+MAX_DIGITS: Final = 12
 TOGETHER_S: Final = 10.0
 """Between the beginnings of the parts of one run: a second was seen."""
 _EXIT: Final = re.compile(r"\d{1,5}:\d{1,3}")
@@ -122,7 +123,7 @@ def _run(row: Mapping[str, str], job_id: str) -> RunRecord | None:
         steps_exit_code=_exit_code(row, "DerivedExitCode") if ended_at is not None else "",
         waited_for="" if (reason := row.get("Reason", "")) in NO_REASON else reason[:MAX_WORD],
         failed_node=row.get("FailedNode", "")[:MAX_WORD],
-        nodes=int(row["NNodes"]) if row["NNodes"].isascii() and row["NNodes"].isdecimal() else 1,
+        nodes=_whole(row["NNodes"]) or 1,
         user=row["User"],
         account=row["Account"],
         partition=row["Partition"],
@@ -148,4 +149,9 @@ def _both(first: RunRecord, other: RunRecord) -> RunRecord:
 
 
 def _date(word: str) -> float | None:
-    return float(word) if word.isascii() and word.isdecimal() and 0 < int(word) < 10**11 else None
+    return float(number) if 0 < (number := _whole(word) or 0) < 10**11 else None
+
+
+def _whole(word: str) -> int | None:
+    """A number of so few digits that Python converts it (more than 4,300 raise) and JSON can hold it."""
+    return int(word) if word.isascii() and word.isdecimal() and len(word) <= MAX_DIGITS else None

@@ -24,6 +24,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock
 from slurm_watchdog.model.run_record import RunRecord
 from tests.builders import views
 from tests.builders.node_past import GPU, NOW, event
@@ -62,7 +63,7 @@ class FixedController:
         self.judge = SimpleNamespace(view=view, limits_s={}, incidents=OpenIncidents(incidents))
         self.last_tick = clock.monotonic()
         self.ledger = SimpleNamespace(suspicions=lambda: past, history=lambda node: by_node(PAST).get(node, []))
-        self.state = SimpleNamespace(node_addresses={each.name: "" for each in view.slurm_nodes}, people=())
+        self.state = SimpleNamespace(jobs={}, node_addresses={each.name: "" for each in view.slurm_nodes}, people=())
         self.journal = Remembered(incidents, said)
         self.silences = Given(incidents).silences()
         self.actions = SimpleNamespace(waiting=lambda _: ("its ranks to end", NOW + 60.0))
@@ -145,6 +146,17 @@ class Remembered:
         return None
 
 
+def _rank_5_late(keys: Sequence[RankKey]) -> tuple[WaitBlock, ...]:
+    """Ten minutes in which all GPUs are busy, that of rank 5 half of the time."""
+    idle = bytes(WHOLE // 2 if key.rank == 5 else 0 for key in keys)
+    none, looks = bytes(len(keys)), bytes([12] * len(keys))
+    return tuple(
+        WaitBlock(begin_at=60.0 * number, end_at=60.0 * number + 60.0, ranks=tuple(keys), seconds=none, asleep=none,
+                  gpu_looks=looks, gpu_idle=idle)
+        for number in range(10)
+    ) if keys else ()  # fmt: skip
+
+
 def large_cluster(
     nodes: int, gpus: int = 8, *, ranks_each: int = 0, name: str = "m4"
 ) -> tuple[ClusterView, list[Incident]]:
@@ -183,6 +195,13 @@ def large_cluster(
             RankGpu(rank=8 * at + rank, pid=100, view=made[at].gpus[rank])
             for at in range(len(half))
             for rank in range(min(ranks_each, gpus))
+        ),
+        waits=_rank_5_late(
+            [
+                RankKey(8 * at + rank, node, 100 + 8 * at + rank, 5)
+                for at, node in enumerate(half)
+                for rank in range(ranks_each)
+            ]
         ),
         job=views.slurm_job(nodes=tuple(half), name=name, user="u"),
         step_times=tuple(

@@ -74,7 +74,16 @@ def test_a_job_of_1024_ranks_has_a_cell_for_each_its_runs_and_charts_with_axes()
         assert await browser.evaluate(count) == "128 1024"
         named = await browser.evaluate("document.querySelector('.node.named').getAttribute('aria-label')")
         assert named == "node0001: rank 8 gone, or named by an incident; rank 9-15 works"
-        assert await browser.evaluate("document.querySelectorAll('main tbody tr').length") == 1
+        late = "document.querySelector('.map .gpu.L')"
+        assert await browser.evaluate(f"{late}.textContent + ' ' + {late}.title") == (
+            "L rank 5: late: the others wait for it 50 % of the time"
+        )
+        assert await browser.evaluate(f"{late}.closest('.node').getAttribute('aria-label')") == (
+            "node0000: rank 0-4, 6-7 works; rank 5 late: the others wait for it"
+        )
+        legend = "[...document.querySelectorAll('.legend li')].map((each) => each.textContent)"
+        assert "Llate: the others wait for it" in await browser.evaluate(legend)
+        assert await browser.evaluate("document.querySelectorAll('main tbody tr').length") == 2
         words = await browser.evaluate(
             "[...document.querySelectorAll('svg.chart text')].map((each) => each.textContent)"
         )

@@ -13,6 +13,7 @@ import aiohttp
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.lateness import is_late
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
 from slurm_watchdog.controller.health.cluster import Health
 from slurm_watchdog.controller.health.job import Level
@@ -103,6 +104,21 @@ def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
         "write on /shared/log.txt", 65.0, ["G0"], 1.155e9,
     )  # fmt: skip
     assert (second["alive"], second["gpus"]) == (False, [])
+
+
+def test_a_rank_that_the_others_wait_for_is_late_by_the_time_that_they_wait() -> None:
+    view, _ = large_cluster(8, ranks_each=8)
+    (job,) = view.jobs
+    ranks = job_page_json(job, 60.0, None)["ranks"]
+    assert [each["rank"] for each in ranks if each["late"]] == [5]
+    assert (ranks[5]["late_ratio"], ranks[4]["late_ratio"]) == (pytest.approx(0.5, abs=0.01), 0.0)
+    unknown = job_page_json(replace(job, waits=()), 60.0, None)["ranks"]
+    assert {(each["late"], each["late_ratio"]) for each in unknown} == {(False, None)}
+    progress = views.progress(
+        900.0, step=99, first_step=0, paces_s=(10.0,) * 60, read_age_s=1.0, last_increase_age_s=900.0
+    )
+    stuck = replace(job, progress=progress)
+    assert is_late(stuck) and not any(each["late"] for each in job_page_json(stuck, 60.0, None)["ranks"])
 
 
 def test_without_a_token_the_page_is_open_and_gives_out_no_evidence() -> None:

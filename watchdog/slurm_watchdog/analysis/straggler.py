@@ -165,7 +165,7 @@ def _rows(before: Sequence[WaitBlock], after: Sequence[WaitBlock], added: float,
     A step took T and takes T (1 + a). Of T it spent the share p so, of T (1 + a) the share q: of the added a T that
     is (q (1 + a) - p) / a.
     """
-    old, new = _shares(before, by_gpu), _shares(after, by_gpu)
+    old, new = shares(before, by_gpu), shares(after, by_gpu)
     if old is None or new is None:
         return None
     found = []
@@ -175,7 +175,7 @@ def _rows(before: Sequence[WaitBlock], after: Sequence[WaitBlock], added: float,
     return found
 
 
-def _shares(blocks: Sequence[WaitBlock], by_gpu: bool) -> list[tuple[float, float]] | None:
+def shares(blocks: Sequence[WaitBlock], by_gpu: bool) -> list[tuple[float, float]] | None:
     """(share, standard error) of each rank. The error is by how much blocks differ, of this rank or of all,
     whichever is more; of looks at a GPU it is no less than chance gives for so many.
 

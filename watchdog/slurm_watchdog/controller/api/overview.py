@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from slurm_watchdog.analysis.lateness import is_late
+from slurm_watchdog.analysis.rank_lateness import RankLateness, rank_lateness
 from slurm_watchdog.controller.api.json_views import Sees, fields_of, job_json, open_json, status_json
 from slurm_watchdog.controller.health.cluster import Health, job_health_json
 from slurm_watchdog.controller.health.job import JobHealth
@@ -137,14 +139,24 @@ def job_page_json(
         "health": job_health_json(found),
         "times": _curve(view),
         "losses": losses if may_see else [],
-        "ranks": [_rank(each, gpus.get(each.process.rank or 0, [])) for each in view.ranks] if may_see else [],
+        "ranks": _ranks(view, gpus) if may_see else [],
         "past": [
             fields_of(run, *past) | {"seconds": run.ended_at - run.began_at} for run in (view.past if may_see else ())
         ],
     }
 
 
-def _rank(view: ProcessView, gpus: Sequence[GpuView]) -> dict[str, Any]:
+def _ranks(view: JobView, gpus: Mapping[int, Sequence[GpuView]]) -> list[dict[str, Any]]:
+    """In a job whose step is late, who waited in its last steps says nothing of now."""
+    late = {} if is_late(view) else rank_lateness(view.waits)
+    of = {(key.node, key.pid, key.rank): each for key, each in late.items()}
+    return [
+        _rank(each, gpus.get(each.process.rank or 0, []), of.get((each.node, each.process.pid, each.process.rank or 0)))
+        for each in view.ranks
+    ]
+
+
+def _rank(view: ProcessView, gpus: Sequence[GpuView], late: RankLateness | None) -> dict[str, Any]:
     process, blocked = view.process, view.process.blocked
     gpu = gpus[0].gpu if len(gpus) == 1 else None
     waits = None
@@ -156,6 +168,8 @@ def _rank(view: ProcessView, gpus: Sequence[GpuView]) -> dict[str, Any]:
         **fields_of(view, "node", "alive", "cpu_ratio"),
         "blocked": waits,
         "blocked_s": None if blocked is None else blocked.seconds,
+        "late": late is not None and late.is_late,
+        "late_ratio": None if late is None else round(late.ratio, 3),
         "gpus": [each.gpu.uuid for each in gpus],
         **{f"gpu_{name}": getattr(gpu, name) if gpu else None for name in figures},
     }

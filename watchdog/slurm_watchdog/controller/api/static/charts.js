@@ -59,15 +59,19 @@ export function timeline(found, now) {
     make("figcaption", { class: "faint" }, `${label}. Grey: before the first step, green: steps, red: after the last one, blue: what was done.`));
 }
 
-const RANK_WORDS = { x: "gone, or named by an incident", e: "waits in the kernel (state D)", t: "stopped", i: "its GPU idles", b: "works", f: "nothing known of its GPU" };
+const RANK_WORDS = { x: "gone, or named by an incident", e: "waits in the kernel (state D)", t: "stopped", L: "late: the others wait for it", i: "its GPU idles", b: "works", f: "nothing known of its GPU" };
 export function rankLetter(rank) {
   if (!rank.alive || rank.named) return "x";
   if (rank.blocked || rank.state === "D") return "e";
   if (rank.state === "T" || rank.state === "t") return "t";
+  if (rank.late) return "L";
   return rank.gpu_utilization_ratio === null ? "f" : rank.gpu_utilization_ratio > 0.05 ? "b" : "i";
 }
 
-const cell = (letter, words = null) => make("i", { class: `gpu ${letter}`, title: words }, "xet".includes(letter) ? letter : "");
+const cell = (letter, words = null) => make("i", { class: `gpu ${letter}`, title: words }, "xetL".includes(letter) ? letter : "");
+
+// How much of the time the others wait and this one does not, of one that is late in words.
+const lateness = (rank) => (rank.late ? ` ${Math.round(100 * rank.late_ratio)} % of the time` : "");
 
 // A box a node, a cell a rank.
 export function rankGrid(ranks) {
@@ -78,7 +82,7 @@ export function rankGrid(ranks) {
     for (const each of some) tally.set(rankLetter(each), [...(tally.get(rankLetter(each)) || []), each.rank]);
     const label = `${node}: ${[...tally].map(([letter, them]) => `rank ${ranges(them)} ${RANK_WORDS[letter]}`).join("; ")}`;
     return make("a", { class: `node ${tally.has("x") ? "named" : ""}`, href: `#/node/${part(node)}`, "aria-label": label, title: label }, make("span", {}, node),
-      make("span", { class: "gpus", "aria-hidden": "true" }, ...some.map((each) => cell(rankLetter(each), `rank ${each.rank}: ${RANK_WORDS[rankLetter(each)]}${each.blocked ? `, ${each.blocked} for ${seconds(each.blocked_s)}` : ""}`))));
+      make("span", { class: "gpus", "aria-hidden": "true" }, ...some.map((each) => cell(rankLetter(each), `rank ${each.rank}: ${RANK_WORDS[rankLetter(each)]}${rankLetter(each) === "L" ? lateness(each) : ""}${each.blocked ? `, ${each.blocked} for ${seconds(each.blocked_s)}` : ""}`))));
   });
   return [make("div", { class: "map" }, ...boxes), make("ul", { class: "legend" }, ...Object.entries(RANK_WORDS).map(([letter, words]) => make("li", {}, cell(letter), words)))];
 }

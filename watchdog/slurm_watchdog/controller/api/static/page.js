@@ -163,14 +163,15 @@ function ranksOf(found, wanted) {
   return [
     make("h2", {}, `Ranks (${found.ranks.length})`), ...rankGrid(found.ranks),
     few ? null : make("p", {}, make("a", { href: `#/job/${part(found.job_id)}?ranks=all` }, `All ${found.ranks.length} ranks in a table`)),
-    shown.length ? table(few ? "All ranks" : `${shown.length} that are not simply at work`, ["Rank", "Node", "Pid", "State", "Cores", "GPU", "Busy", "Clock", "Power", "Temperature", "Waits"], shown.map((each) => ({
-      late: !each.alive || each.blocked !== null,
+    shown.length ? table(few ? "All ranks" : `${shown.length} that are not simply at work`, ["Rank", "Node", "Pid", "State", "Cores", "GPU", "Busy", "Clock", "Power", "Temperature", "Late", "Waits"], shown.map((each) => ({
+      late: !each.alive || each.blocked !== null || each.late,
       cells: [each.rank, link(each.node, "node", each.node), each.pid, each.alive ? each.state : "gone", each.cpu_ratio === null ? "-" : each.cpu_ratio.toFixed(2), each.gpus.join(" ") || "-",
         each.gpu_utilization_ratio === null ? "-" : `${Math.round(100 * each.gpu_utilization_ratio)} %`,
         each.gpu_sm_clock_hz === null ? "-" : `${Math.round(each.gpu_sm_clock_hz / 1e6)} MHz${each.gpu_sm_clock_hz < 0.9 * best ? " ↓" : ""}`,
         each.gpu_power_w === null ? "-" : `${Math.round(each.gpu_power_w)} W`, each.gpu_temperature_c === null ? "-" : `${Math.round(each.gpu_temperature_c)} °C`,
-        each.blocked ? `${each.blocked}, ${seconds(each.blocked_s)}` : "-"],
+        each.late_ratio === null ? "-" : `${Math.round(100 * each.late_ratio)} %${each.late ? " late" : ""}`, each.blocked ? `${each.blocked}, ${seconds(each.blocked_s)}` : "-"],
     }))) : null,
+    found.ranks.some((each) => each.late_ratio !== null) ? make("p", { class: "faint" }, "Late: the share of the last ten minutes in which the other ranks wait for others and this one does not. A rank that has more to do than the others is late, too, and nothing is wrong with it.") : null,
   ];
 }
 

@@ -83,6 +83,8 @@ class Recovery:
     problem: str = ""
     watched_s: float | None = None
     """So long a new step was waited for; None: it came."""
+    date: str = ""
+    """When it was measured, in UTC."""
 
 
 def _power(job: Job, node: str) -> float:
@@ -269,9 +271,10 @@ def keep(results: Sequence[Recovery]) -> None:
     """Writes the results; those of cases that were not played now stay as they were kept."""
     kept = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
     rows = {(row["case"], row["way"]): row for row in kept}
-    rows |= {(each.case, each.way): asdict(each) for each in results}
+    date = datetime.now(UTC).date().isoformat()
+    rows |= {(each.case, each.way): asdict(each) | {"date": date} for each in results}
     cases = {
         case.name: {"words": case.words, "goal_s": case.goal_s, "slurm_waits_s": case.slurm_waits_s} for case in CASES
     }
-    document = {"date": datetime.now(UTC).date().isoformat(), "cases": cases, "results": list(rows.values())}
+    document = {"cases": cases, "results": list(rows.values())}
     RESULTS.write_text(json.dumps(document, indent=1) + "\n")

@@ -10,12 +10,14 @@ then in KIND.rankR.done. Kinds: slower (it works longer in every step from now o
 of four ranks), loader (its DataLoader's workers stop), lock (waits for a lock that nobody
 gives back), mismatch (calls another collective than the others), sleep (a retry that never ends), file (reads
 a named pipe that nobody writes), file_lock (waits for a lock on a file that a process of its own keeps),
-leave (ends at once, with code 0 and without a word). What is healthy and looks ill is chosen on the command
+leave (ends at once, with code 0 and without a word), request (asks a server that never answers), interpreter
+(a C call that keeps the interpreter's lock), loop (Python code that never ends). What is healthy and looks ill is chosen on the command
 line.
 """
 
 import argparse
 import atexit
+import ctypes
 import datetime
 import fcntl
 import json
@@ -26,6 +28,7 @@ import sys
 import threading
 import time
 import traceback
+import urllib.request
 
 import torch
 import torch.distributed as dist
@@ -106,6 +109,14 @@ class Faults:
             wait_for_the_file(os.path.join(self.directory, "cache.lock"))
         if self.take("leave"):
             os._exit(0)
+        if self.take("request"):
+            ask_a_silent_server()
+        if self.take("interpreter"):
+            ctypes.PyDLL(None).pause()
+        if self.take("loop"):
+            retries = 0
+            while True:
+                retries += 1
         if self.take("raise"):
             raise ValueError("sample 7 has no label")
 
@@ -123,6 +134,12 @@ def wait_for_the_file(path):
         keeps.stdout.readline()
         with open(path, "r+") as file:
             fcntl.lockf(file, fcntl.LOCK_EX)
+
+
+def ask_a_silent_server():
+    keeper = f"import socket, time; server = socket.create_server(('127.0.0.1', 0)); print(server.getsockname()[1], flush=True); time.sleep({FOR_EVER_S})"
+    with subprocess.Popen([sys.executable, "-c", keeper], stdout=subprocess.PIPE) as keeps:
+        urllib.request.urlopen(f"http://127.0.0.1:{int(keeps.stdout.readline())}/experiment")
 
 
 def wait_for_the_cache():

@@ -23,10 +23,10 @@ def recovery(ours: Path = OURS) -> str:
         return "No results are kept."
     kept = json.loads(ours.read_text(encoding="utf-8"))
     lines = [
-        f"On {kept['date']}, seconds from the fault:",
+        "Seconds from the fault:",
         "",
-        "| fault | way | verdict | named | first new step | goal | steps lost | left out |",
-        "|---|---|---|---|---|---|---|---|",
+        "| fault | way | verdict | named | first new step | goal | steps lost | left out | measured on |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in kept["results"]:
         case = kept["cases"][row["case"]]
@@ -40,7 +40,7 @@ def recovery(ours: Path = OURS) -> str:
         lines.append(
             f"| {case['words']} | {_WAYS[row['way']]} | {_verdict(row)} | {'right' if row['right_rank'] else '**no**'} | "
             f"{_again(row)}{': **missed**' if missed else ''} | {goal} | {_number(row['steps_lost'])} | "
-            f"{left_out} |"
+            f"{left_out} | {row['date']} |"
         )
     return "\n".join(lines)
 
@@ -55,8 +55,8 @@ def compare(peers_file: Path = PEERS, ours: Path = OURS) -> str:
     healthy = [name for name in scenes if name not in _FAULTS]
     head = ["", *(scenes[name] for name in _FAULTS), "healthy phases accused", "lines of the training to change"]
     lines = [
-        f"On {kept['date']}. In a cell: seconds from the fault to the verdict (✓ names the right rank, ✗ another or none) → "
-        "to the first new step.",
+        f"Peers on {kept['date']}, ours when the table above says. In a cell: seconds from the fault to the verdict "
+        "(✓ names the right rank, ✗ another or none) → to the first new step.",
         "",
         f"| {' | '.join(head)} |",
         f"|{'---|' * len(head)}",

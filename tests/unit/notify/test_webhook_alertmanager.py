@@ -169,6 +169,23 @@ def test_one_alertmanager_of_two_is_enough_and_none_is_tried_again(journal: Jour
     assert [d[0]["labels"]["incident"] for d in receiver.documents()] == ["i1", "i2", "i2"]
 
 
+def test_an_alert_that_is_refused_for_good_is_dropped_alone(journal: Journal) -> None:
+    receiver = JsonReceiver((400, "no"), (200, ""), (400, "no"), (400, "no"))
+
+    async def go() -> None:
+        async with receiver.listening():
+            told: list[Ticking] = []
+            told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
+            for number in range(3):
+                told[0].notifier.opened(incident(number))
+            await told[0].run_until_empty(60.0)
+
+    asyncio.run(go())
+    sent = [[alert["labels"]["incident"] for alert in document] for document in receiver.documents()]
+    # As a whole, the first alone, which is taken; the two others, the second alone, which is not; the third.
+    assert sent == [["i0", "i1", "i2"], ["i0"], ["i1", "i2"], ["i1"], ["i2"]]
+
+
 def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
     receiver = JsonReceiver()
 

@@ -22,6 +22,7 @@ from slurm_watchdog.notify.notification import JobNote, Notice, Topic, from_row,
 from slurm_watchdog.notify.wording import culprit_line, next_step, opened_message, resolved_message
 
 if TYPE_CHECKING:
+    from slurm_watchdog.journal.outbox import OutboxItem
     from slurm_watchdog.notify.delivery import Outbox
     from slurm_watchdog.notify.dispatcher import IncidentSources
 
@@ -64,14 +65,13 @@ class AlertmanagerChannel:
         """See delivery.Channel. New alerts go before repeats."""
         items = outbox.pending(BATCH, self.name)
         if items:
-            alerts = []
-            for item in items:
-                try:
-                    notice = from_row(item.payload)
-                    alerts += alerts_json(notice, self._cluster, self._sources().acting(), self._places)
-                except msgspec.ValidationError:
-                    continue  # a row of another release: it is repeated while it fires
-            await self._post(alerts)
+            try:
+                await self._post([alert for item in items for alert in self._alerts_of(item)])
+            except SendFailed as error:
+                if not error.permanent or len(items) == 1:
+                    raise
+                items = items[:1]  # one of them is refused: the first alone, so that no other is dropped
+                await self._post(self._alerts_of(items[0]))
             outbox.done_all(self.name, [item.id for item in items])
             return GAP_S
         if not 0 <= now - self._round_at < self._repeat_s:
@@ -96,6 +96,12 @@ class AlertmanagerChannel:
             self._round_left = [*some, *self._round_left]
             raise
         return GAP_S if self._round_left else None
+
+    def _alerts_of(self, item: OutboxItem) -> list[dict[str, Any]]:
+        try:
+            return alerts_json(from_row(item.payload), self._cluster, self._sources().acting(), self._places)
+        except msgspec.ValidationError:
+            return []  # a row of another release: it is repeated while it fires
 
     async def _post(self, alerts: Sequence[dict[str, Any]]) -> None:
         """Raises SendFailed if none of them took it."""

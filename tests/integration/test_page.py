@@ -143,6 +143,7 @@ def test_a_screen_reader_finds_a_name_for_every_picture_table_field_and_link() -
             ("#/job/7", "From its first run to now"),
             ("#/incident/abc123", "Where the ranks stood"),
             ("#/node/node0001", "Its GPUs"),
+            ("#/nodes", "The last test of nodes"),
         ):
             await browser.evaluate(f"location.hash = {place!r}")
             await browser.sees(text)
@@ -159,7 +160,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen() -> None:
             ("#/job/7", "Step time"),
             ("#/incident/abc123", "Evidence"),
             ("#/node/node0001", "Its GPUs"),
-            ("#/nodes", "1 of them suspect"),
+            ("#/nodes", "Nodes that are not well"),
         ):
             await browser.evaluate(f"location.hash = {place!r}")
             await browser.sees(text)
@@ -179,6 +180,21 @@ def test_names_that_are_meant_to_harm_are_shown_as_text() -> None:
         assert "49" not in str(await browser.evaluate("document.querySelector('.card').innerText"))
 
     look_at(FixedController(*large_cluster(6, name=HOSTILE)), look)
+
+
+def test_the_last_test_of_nodes_has_a_mark_for_each_node_in_each_row_and_names_the_slow_one() -> None:
+    marks = "document.querySelectorAll('svg.chart rect').length"
+    words = "[...document.querySelectorAll('svg.chart text')].filter((each) => each.textContent === 'n3').length"
+
+    async def look(browser: Browser) -> None:
+        await browser.evaluate("location.hash = '#/nodes'")
+        await browser.sees("n3 is bad, of 8 nodes tested in 95 s. By ops")
+        assert await browser.evaluate(marks) == 8 * 8
+        assert await browser.evaluate(words) == 2  # beside its processors and its memory, in no other row
+        first = "document.querySelector('svg.chart rect.stood title').textContent"
+        assert "n3: CPU, one core" in str(await browser.evaluate(first))
+
+    look_at(FixedController(*large_cluster(8)), look)
 
 
 def test_a_person_who_is_known_pauses_and_resumes_from_the_page(tmp_path: Path) -> None:

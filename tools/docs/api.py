@@ -16,6 +16,7 @@ from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHisto
 from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.node_comparison import NodeComparison
 
 FILE = Path(__file__).parents[2] / "docs/openapi.json"
 VERSION = "1"
@@ -82,6 +83,7 @@ ROUTES: tuple[Route, ...] = (
         "force": {"type": "boolean", "description": "Beyond the budget, and also the last node of a partition."},
     }, needs=("reason",)),
     Route("POST", "/v1/nodes/{node}/undrain", "Gives a node back that slurm-watchdog has drained.", NodeDrain, body={}),
+    Route("POST", "/v1/node-tests", "What a test measured on nodes, for the page. Of operators.", FREE, body=NodeComparison),
     Route("GET", "/v1/silences", "The silences that hold.", api.Silences),
     Route("POST", "/v1/silences", "No messages about some kinds, jobs or nodes, for a while.", api.Silences, body={
         "for_s": _seconds("How long."), "reason": REASON, "jobs": _texts("Slurm's numbers."), "nodes": NODE_NAMES,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from slurm_watchdog.cli.test_nodes_ledger import events_of, tell_controller
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.nodetest.conduct import Report
@@ -38,8 +40,22 @@ def test_a_controller_is_told_of_bad_and_good_nodes_by_one_id_and_where_none_run
         assert tell_controller(REPORT, str(config)) == 3
     finally:
         controller.close()
-    assert [(method, target, body["kind"]) for method, target, body in controller.requests] == [
+    *events, (_, picture, shown) = controller.requests
+    assert (picture, [each["name"] for each in shown["nodes"]]) == ("/v1/node-tests", ["n1", "n3", "n2"])
+    assert [(method, target, body["kind"]) for method, target, body in events] == [
         ("POST", "/v1/nodes/n1/events", "test_failed"), ("POST", "/v1/nodes/n1/events", "test_failed"),
         ("POST", "/v1/nodes/n2/events", "test_passed"),
     ]  # fmt: skip
-    assert len({body["id"] for _, _, body in controller.requests}) == 1
+    assert len({body["id"] for _, _, body in events}) == 1
+
+
+def test_a_controller_that_takes_no_picture_is_no_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.yaml"
+    config.write_text(f"controller: {{socket: {tmp_path}/c.sock}}\n")
+    controller = FakeController(tmp_path / "c.sock")
+    controller.answer = lambda method, target, body: (403 if target == "/v1/node-tests" else 200, {"error": "no"})
+    try:
+        assert tell_controller(REPORT, str(config)) == 3
+    finally:
+        controller.close()
+    assert capsys.readouterr().err == ""

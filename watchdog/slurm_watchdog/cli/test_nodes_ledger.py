@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 
@@ -11,9 +12,12 @@ from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.node_types import NodeEventRequest
 from slurm_watchdog.cli.options import find_socket
 from slurm_watchdog.cli.terminal import clean
+from slurm_watchdog.cli.test_nodes_text import summary
 from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.nodetest.comparison import comparison_of
 from slurm_watchdog.nodetest.conduct import Report
 from slurm_watchdog.nodetest.judge import Verdict
+from slurm_watchdog.nodetest.select import Chosen
 
 DEADLINE_S = 10.0
 MOST_PASSED = 200
@@ -48,4 +52,12 @@ def tell_controller(report: Report, config_file: str | None) -> int:
                 taken += 1
     except ClientError as error:
         click.echo(f"The controller does not remember all of it: {clean(error.what)}", err=True)
+    _show(client, report)
     return taken
+
+
+def _show(client: Client, report: Report) -> None:
+    """For the page; of whoever is no operator it takes none, nor does an older controller. That is no error."""
+    comparison = comparison_of(report, summary(report, Chosen()))
+    with contextlib.suppress(ClientError):
+        client.show_comparison(comparison)

@@ -12,8 +12,9 @@ import msgspec
 
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN
 from slurm_watchdog.cli.terminal import clean, count, duration, fold_nodes, sentence, table
-from slurm_watchdog.knowledge.node_figures import KINDS, split_key
+from slurm_watchdog.knowledge.node_figures import KINDS
 from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.nodetest.comparison import figures_of, worst
 from slurm_watchdog.nodetest.conduct import Report
 from slurm_watchdog.nodetest.jobs import Ended
 from slurm_watchdog.nodetest.judge import Verdict, shown
@@ -99,12 +100,11 @@ def print_report(report: Report, chosen: Chosen) -> None:
     """Sentence and table, and what is wrong between nodes where nobody is named."""
     sentence(summary(report, chosen))
     columns = [(name, kind.column) for name, kind in KINDS.items() if kind.column]
-    names = [
-        (name, column) for name, column in columns if any(_values(report, each.node, name) for each in report.verdicts)
-    ]
+    tested = [each.node for each in report.verdicts]
+    names = [(name, column) for name, column in columns if any(figures_of(report, node, name) for node in tested)]
     rows, styles = [], []
     for each in sorted(report.verdicts, key=lambda each: (each.truth is not Truth.BAD, each.truth is Truth.OK)):
-        figures = [_cell(name, _values(report, each.node, name)) for name, _ in names]
+        figures = [_cell(name, figures_of(report, each.node, name)) for name, _ in names]
         rows.append([each.node, WORDS[each.truth], *figures, "; ".join(each.reasons) or "-"])
         styles.append(STYLES[each.truth])
     for node, why in chosen.left.items():
@@ -119,28 +119,9 @@ def print_report(report: Report, chosen: Chosen) -> None:
             sentence(f"Between {pair.nodes[0]} and {pair.nodes[1]}: {'; '.join(pair.reasons)}.")
 
 
-def _values(report: Report, node: str, name: str) -> list[float]:
-    """All of a node for one kind of figure; of links those to its neighbours, of their directions the slower one."""
-    if name.startswith("pair_"):
-        of = [each for each in report.pairs if node in each.name.split(" ")]
-        if name == "pair_out":
-            return [
-                min(each.figures[name], each.figures.get("pair_in", each.figures[name]))
-                for each in of
-                if name in each.figures
-            ]
-    else:
-        of = [each for each in report.nodes if each.name == node]
-    return [value for each in of for key, value in each.figures.items() if split_key(key)[0] == name]
-
-
 def _cell(name: str, values: list[float]) -> str:
-    """The worst of them; of links the best, for the others may be slow at their other end."""
-    if not values:
-        return "-"
-    kind = KINDS[name]
-    best = name.startswith("pair_")
-    return shown(max(values) if kind.more_is_better is best else min(values), kind)
+    """The worst of them."""
+    return shown(worst(name, values), KINDS[name]) if values else "-"
 
 
 def document(report: Report, chosen: Chosen) -> dict[str, Any]:

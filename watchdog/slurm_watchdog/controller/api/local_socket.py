@@ -23,6 +23,7 @@ from slurm_watchdog.controller.api.asking import (
     read_body,
     reason_of,
 )
+from slurm_watchdog.controller.api.comparison_api import ComparisonApi
 from slurm_watchdog.controller.api.drain_api import DrainApi
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
 from slurm_watchdog.controller.api.own_view import is_own, own_status
@@ -82,6 +83,7 @@ def make_app(
     app.router.add_get("/v1/nodes", api.nodes)
     app.router.add_get("/v1/nodes/{node}", api.node)
     app.router.add_post("/v1/nodes/{node}/events", api.add_node_event)
+    app.router.add_post("/v1/node-tests", ComparisonApi(controller, api.who).keep)
     drains = DrainApi(controller, api.who)
     app.router.add_post("/v1/nodes/{node}/drain", drains.drain)
     app.router.add_post("/v1/nodes/{node}/undrain", drains.undrain)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.ledger.suspicion import Suspicion
     from slurm_watchdog.model.actions import Decision, Wish
     from slurm_watchdog.model.incidents import Incident
+    from slurm_watchdog.model.node_comparison import KeptComparison
     from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.silence import Silence
     from slurm_watchdog.model.slurm import SlurmJob
@@ -78,6 +79,11 @@ class NodePast(Protocol):
     def suspicions(self) -> list[Suspicion]: ...
 
     def history(self, node: str) -> list[Counted]: ...
+
+    @property
+    def comparison(self) -> KeptComparison | None: ...
+
+    def keep_comparison(self, comparison: KeptComparison) -> None: ...
 
 
 class Silencing(Protocol):

@@ -159,12 +159,12 @@ async def drawn(number: int) -> int:
             mark = f"b{index}"
             # The same controller, another cluster: a page that is open keeps working.
             new = controller_of([text[:MAX_DRAWN] for text in texts], mark)
-            start.judge, start.journal, start.state = new.judge, new.journal, new.state
+            start.judge, start.journal, start.state, start.ledger = new.judge, new.journal, new.state, new.ledger
             await browser.sees(f"{mark}x0")
             rows += await _look(browser, len(texts))
-            for place in (f"#/incident/{mark}i1", f"#/job/{mark}x1", "#/incidents", "#/node/n1"):
+            for place in (f"#/incident/{mark}i1", f"#/job/{mark}x1", "#/incidents", "#/node/n1", "#/nodes"):
                 await browser.evaluate(f"location.hash = {place!r}")
-                await browser.sees(f"{mark}x1")
+                await browser.sees("The last test of nodes" if place == "#/nodes" else f"{mark}x1")
                 await _look(browser, 0)
             await browser.evaluate("location.hash = '#/'")
         assert browser.errors == [], browser.errors[:3]

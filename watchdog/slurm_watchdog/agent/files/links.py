@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_file
@@ -12,6 +14,7 @@ from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.request_types import ReadLinks
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.model.links import Link
 
 SYSFS: Final = "/sys/class"
@@ -32,6 +35,7 @@ MARKED: Final = "hw_counters/np_ecn_marked_roce_packets"
 SLOWED: Final = "hw_counters/rp_cnp_handled"
 """mlx5 (drivers/infiniband/hw/mlx5/counters.c): np is the side that is notified of marks, rp the one that reacts."""
 IFF_UP: Final = 1
+_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
 NET_ERRORS: Final = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
 
 
@@ -57,16 +61,27 @@ def _names(directory: str) -> list[str]:
         return []
 
 
-def _read(path: str) -> bytes | None:
-    try:
-        return read_file(path).strip()
-    except OSError:  # this driver has no such file, or the link is down
-        return None
+@dataclass(frozen=True)
+class _Place:
+    """An open directory of sysfs: the way to it leads through ten others, and is walked once, not for each file."""
 
+    fd: int
 
-def _count(path: str) -> int | None:
-    text = _read(path) or b""
-    return int(text) if text.isdigit() and len(text) < 20 else None
+    def read(self, name: str) -> bytes | None:
+        """A file in it, None where this driver has none, or the link is down."""
+        try:
+            return read_file(name, self.fd).strip()
+        except OSError:
+            return None
+
+    def count(self, name: str) -> int | None:
+        """The number in a file."""
+        text = self.read(name) or b""
+        return int(text) if text.isdigit() and len(text) < 20 else None
+
+    def counts(self, names: Iterable[str]) -> dict[str, int | None]:
+        """The numbers in several."""
+        return {name: self.count(name) for name in names}
 
 
 def _sum(counts: list[int | None]) -> int | None:
@@ -89,48 +104,64 @@ def parse_speed(text: bytes | None) -> int | None:
 def _ports(directory: str) -> Iterator[LinkCounters]:
     for adapter in _names(directory):
         for port in _names(f"{directory}/{adapter}/ports"):
-            place = f"{directory}/{adapter}/ports/{port}"
-            state = _read(f"{place}/state")
-            kind = "infiniband" if _read(f"{place}/link_layer") == b"InfiniBand" else "roce"
-            counts = {name: _count(f"{place}/{name}") for name in (*PORT_ERRORS, *LOST)}
-            errors = PORT_ERRORS if kind == "roce" else PORT_ERRORS + RESENT
-            words = [_count(f"{place}/counters/port_{way}_data") for way in ("xmit", "rcv")]
-            sent, received = (None if each is None else each * WORD for each in words)
-            link = Link(
-                name=f"{adapter}/{port}"[:64],
-                kind=kind,
-                up=None if not state else b"ACTIVE" in state,
-                rate_bits_s=parse_rate(_read(f"{place}/rate")),
-                downs=_count(f"{place}/counters/link_downed"),
-                errors=_sum([counts[name] for name in errors]),
-            )
-            waits = _count(f"{place}/counters/port_xmit_wait")
-            marked, slowed = (_count(f"{place}/{each}") if kind == "roce" else None for each in (MARKED, SLOWED))
-            lost = _sum([counts[name] for name in LOST])
-            yield LinkCounters(link, clock.monotonic(), sent, received, waits, marked, slowed, lost)
+            with suppress(OSError), opened(f"{directory}/{adapter}/ports/{port}", _DIRECTORY) as fd:
+                yield _port(f"{adapter}/{port}"[:64], _Place(fd))
 
 
-def _is_off(place: str) -> bool:
+def _port(name: str, place: _Place) -> LinkCounters:
+    state = place.read("state")
+    kind = "infiniband" if place.read("link_layer") == b"InfiniBand" else "roce"
+    counts = place.counts((*PORT_ERRORS, *LOST))
+    words = [place.count(f"counters/port_{way}_data") for way in ("xmit", "rcv")]
+    sent, received = (None if each is None else each * WORD for each in words)
+    link = Link(
+        name=name,
+        kind=kind,
+        up=None if not state else b"ACTIVE" in state,
+        rate_bits_s=parse_rate(place.read("rate")),
+        downs=place.count("counters/link_downed"),
+        errors=_sum([counts[each] for each in (PORT_ERRORS if kind == "roce" else PORT_ERRORS + RESENT)]),
+    )
+    waits = place.count("counters/port_xmit_wait")
+    marked, slowed = (place.count(each) if kind == "roce" else None for each in (MARKED, SLOWED))
+    lost = _sum([counts[each] for each in LOST])
+    return LinkCounters(link, clock.monotonic(), sent, received, waits, marked, slowed, lost)
+
+
+def _is_off(place: _Place) -> bool:
     """Whether somebody has switched this interface off, or never on."""
-    flags = _read(f"{place}/flags") or b""
+    flags = place.read("flags") or b""
     return bool(re.fullmatch(rb"0x[0-9a-f]{1,8}", flags)) and not int(flags, 16) & IFF_UP
+
+
+def _is_left_out(place: _Place) -> bool:
+    """Whether it has no device (a bridge, a container's end, lo), or one on USB."""
+    try:
+        os.stat("device", dir_fd=place.fd)
+    except OSError:
+        return True
+    try:
+        return os.path.basename(os.readlink("device/subsystem", dir_fd=place.fd)) == "usb"
+    except OSError:
+        return False
 
 
 def _interfaces(directory: str) -> Iterator[LinkCounters]:
     for name in _names(directory):
-        place = f"{directory}/{name}"
-        if not os.path.exists(f"{place}/device"):
-            continue  # a bridge, a container's end, lo
-        if _is_off(place) or os.path.basename(os.path.realpath(f"{place}/device/subsystem")) == "usb":
-            continue
-        state = _read(f"{place}/operstate")
-        link = Link(
-            name=name[:64],
-            kind="ethernet",
-            up={b"up": True, b"down": False, b"lowerlayerdown": False}.get(state or b""),
-            rate_bits_s=parse_speed(_read(f"{place}/speed")),
-            downs=_count(f"{place}/carrier_down_count"),
-            errors=_sum([_count(f"{place}/statistics/{counter}") for counter in NET_ERRORS]),
-        )
-        sent, received = (_count(f"{place}/statistics/{way}_bytes") for way in ("tx", "rx"))
-        yield LinkCounters(link, clock.monotonic(), sent, received)
+        with suppress(OSError), opened(f"{directory}/{name}", _DIRECTORY) as fd:
+            place = _Place(fd)
+            if not _is_left_out(place) and not _is_off(place):
+                yield _interface(name[:64], place)
+
+
+def _interface(name: str, place: _Place) -> LinkCounters:
+    link = Link(
+        name=name,
+        kind="ethernet",
+        up={b"up": True, b"down": False, b"lowerlayerdown": False}.get(place.read("operstate") or b""),
+        rate_bits_s=parse_speed(place.read("speed")),
+        downs=place.count("carrier_down_count"),
+        errors=_sum(list(place.counts(f"statistics/{each}" for each in NET_ERRORS).values())),
+    )
+    sent, received = (place.count(f"statistics/{way}_bytes") for way in ("tx", "rx"))
+    return LinkCounters(link, clock.monotonic(), sent, received)

@@ -1,22 +1,33 @@
-"""A cluster of four nodes whose controller takes nodes out of service, and may be killed at each step of it."""
+"""A cluster of four nodes whose controller takes nodes out of service and tests them, and may be killed at each step of
+it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from msgspec.structs import replace
+
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.actions.node_requests import NodeRequests
+from slurm_watchdog.controller.actions.node_tests import NodeTests, Permitted
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools, sweep
 from slurm_watchdog.controller.ports.commands import NotDone
+from slurm_watchdog.controller.ports.node_tests import NotTested
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.node_tests import SqlNodeTests
 from slurm_watchdog.journal.quarantines import SqlQuarantines
+from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.quarantine import Quarantine, QuarantineState
-from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.node_test import NodeResult, NodeTest, Purpose
+from slurm_watchdog.model.quarantine import TESTED_MARK, Quarantine, QuarantineState
+from slurm_watchdog.model.slow_search import JobSearch
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 from tests.behaviour.cluster import EPOCH, Scripted
 
@@ -37,6 +48,7 @@ class Cluster:
         self.now, self.steps, self.dies_at = 10.0, 0, -1
         self.slurm = DyingSlurm(now=lambda: self.now)
         self.slurm.point = self.point
+        self.slurm.cancelled = lambda job_id: self.tester.jobs.clear()
         self.slurm.add_nodes("n1", "n2", "n3", "n4")
         url = f"sqlite:///{directory}/journal.sqlite"
         self.journal = Journal(url)
@@ -44,6 +56,10 @@ class Cluster:
         self.listing = tuple(self.slurm.nodes.values())
         """What the controller knows of the nodes, as they were at first: listings are older than requests."""
         self.held_back: str | None = None
+        self.permitted = Permitted(quarantine=False, searches=False)
+        self.tester = ScriptedTester(self)
+        self.searches = Searches()
+        self.journal.node_tests = DyingNodeTests(self.journal.node_tests._database, self.point)
         self.says("gpu_fault", "f1")
 
     def point(self) -> None:
@@ -64,9 +80,23 @@ class Cluster:
         """A round; a controller that dies in it is started again."""
         self.now += 60.0
         try:
-            asyncio.run(sweep(self._tools(), suspects, tuple(self.slurm.nodes.values()), drains=drains))
+            asyncio.run(self._round(suspects, drains))
         except Killed:
             self.dies_at = -1
+
+    async def _round(self, suspects: tuple[tuple[str, str], ...], drains: bool) -> None:
+        """By a controller that has just been started: a test that it begins comes to its end."""
+        tools, known = self._tools(), tuple(self.slurm.nodes.values())
+        await sweep(tools, suspects, known, drains=drains)
+        writer = JournalWriter(self.journal, LeftOut())
+        tests = NodeTests(tools, self.tester, self.searches, writer, lambda: self.held_back)
+        await tests.turn(tuple(self.slurm.nodes.values()), self.test_jobs, self.permitted)
+        await tests.ended()
+
+    @property
+    def test_jobs(self) -> dict[str, SlurmJob]:
+        """What Slurm lists of jobs of tests."""
+        return {each.job_id: each for each in self.tester.jobs}
 
     def _tools(self) -> QuarantineTools:
         return QuarantineTools(self.journal, self.slurm, self.policy, self.record, lambda: EPOCH + self.now)
@@ -109,6 +139,72 @@ class Cluster:
         return self.slurm.done
 
 
+class Searches:
+    """The searches that there are, and what they were told."""
+
+    def __init__(self) -> None:
+        self.found: tuple[JobSearch, ...] = ()
+        self.told: list[tuple[str, tuple[NodeResult, ...]]] = []
+
+    def all(self) -> tuple[JobSearch, ...]:
+        return self.found
+
+    def note_test(self, job_id: str, results: Sequence[NodeResult]) -> None:
+        self.told.append((job_id, tuple(results)))
+
+
+class ScriptedTester:
+    """Stands in for test-nodes: lifts the drain in a reservation, has a job there, and puts all back; a controller that
+    dies meanwhile leaves what there is at that moment."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.asked: list[NodeTest] = []
+        self.jobs: list[SlurmJob] = []
+        self.says: Callable[[str], NodeResult | None] = lambda node: NodeResult(node=node, truth=Truth.OK, peers=4)
+
+    async def test(self, asked: NodeTest) -> Sequence[NodeResult]:
+        cluster, slurm = self._cluster, self._cluster.slurm
+        self.asked.append(asked)
+        cluster.point()
+        lifted = {node: slurm.nodes[node] for node in asked.nodes if "DRAIN" in slurm.nodes[node].state}
+        if asked.purpose is Purpose.QUARANTINE:
+            assert not any(each.name.startswith(TESTED_MARK) for each in slurm.reservations.values()), "two at once"
+            slurm.reservations[asked.name] = Reservation(
+                name=asked.name, start_at=0.0, end_at=9e9, nodes=(*asked.nodes, *asked.peers), flags=("MAINT",)
+            )
+            for name, node in lifted.items():
+                slurm.nodes[name] = replace(node, state="IDLE+MAINT", reason="", reason_at=None)
+        cluster.point()
+        self.jobs.append(SlurmJob(job_id="77", state="RUNNING", nodes=asked.nodes, comment=f"test-nodes {asked.name}"))
+        cluster.point()
+        self.jobs.clear()
+        slurm.nodes.update({name: replace(node, reason_at=cluster.now) for name, node in lifted.items()})
+        cluster.point()
+        slurm.reservations.pop(asked.name, None)
+        cluster.point()
+        found = [said for node in (*asked.nodes, *asked.peers) if (said := self.says(node)) is not None]
+        if not found:
+            raise NotTested("sbatch does not answer")
+        return found
+
+
+class DyingNodeTests(SqlNodeTests):
+    def __init__(self, database: Database, point: Callable[[], None]) -> None:
+        super().__init__(database)
+        self.point = point
+
+    def intend(self, test: NodeTest) -> None:
+        self.point()
+        super().intend(test)
+        self.point()
+
+    def save(self, test: NodeTest) -> None:
+        self.point()
+        super().save(test)
+        self.point()
+
+
 class DyingSlurm(Scripted):
     point: Callable[[], None]
 
@@ -127,7 +223,19 @@ class DyingSlurm(Scripted):
         await super().reserve_node(node, name)
         self.point()
 
+    async def cancel(self, job_id: str) -> None:
+        self.point()
+        self.done.append(f"cancel {job_id}")
+        self.cancelled(job_id)
+
+    cancelled: Callable[[str], None]
+
     async def delete_reservation(self, name: str) -> None:
+        if name.startswith(TESTED_MARK):  # several nodes, which no scripted reservation has
+            self.point()
+            self.reservations.pop(name)
+            self.point()
+            return
         self.point()
         await super().delete_reservation(name)
         self.point()

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.node_events import NodeEvent
 from tests.rig.cluster import Cluster
@@ -83,3 +85,40 @@ def test_a_suspect_node_is_reserved_across_kills_tested_there_and_its_reservatio
     history = watchdog.command("nodes", "n2").stdout
     print(history)
     assert f"reserved as {ours}" in history and "returned after a test: as fast as its peers" in history
+
+
+@pytest.mark.timeout(600)
+def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_and_returned_once_it_is_mended(
+    cluster: Cluster, watch: Watch
+) -> None:
+    """The site's check fails until the node is mended, and figures have floors in the place of peers."""
+    mended = cluster.shared / "mended"
+    tests = {
+        "check": f"test -e {mended}",
+        "floors": {"cpu_core": 1.0},
+        "local_directories": [str(cluster.scratch)],
+    }
+    wanted = {"quarantine_test": True, "quarantine_test_peers": 0, "quarantine_test_again": "1s"}
+    watchdog = watch(mode="act", settings={"policy": QUARANTINE["policy"] | wanted, "node_tests": tests})
+    happened(watchdog, *(fault(days) for days in (1, 5, 9)))
+    cluster.wait_for_node_state("n2", "IDLE+DRAIN", 60)
+    reason = cluster.node("n2")["Reason"]
+    job = cluster.sbatch("#!/bin/sh\ntrue\n", "--nodelist=n2")
+
+    def history() -> str:
+        return watchdog.command("nodes", "n2").stdout
+
+    assert wait_until(lambda: "test by slurm-watchdog: site_check: " in history(), 180, 2.0), watchdog.log_tail(
+        "controller"
+    )
+    ours = reason.partition(" [")[0]  # the test has lifted the drain and put it back: another time
+    assert wait_until(lambda: cluster.node("n2")["Reason"].startswith(ours), 30, 0.5), cluster.node("n2")
+    assert cluster.job(job)["JobState"] == "PENDING"
+    mended.touch()  # the next test is a second after, at the next round
+    assert wait_until(lambda: "test by slurm-watchdog: well" in history(), 240, 2.0), watchdog.log_tail("controller")
+    cluster.wait_for_node_state("n2", "IDLE", 90)
+    cluster.wait_for_job_state(job, "COMPLETED")
+    print(history())
+    assert "returned after a test: test by slurm-watchdog: well" in history() and "cpu, all" in history()
+    assert "slurm-watchdog-test" not in cluster.slurm("scontrol", "show", "reservation").stdout
+    mended.unlink()

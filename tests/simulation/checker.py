@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
+from slurm_watchdog.controller.actions.node_tests import LIMIT_S
 from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.model.actions import Action, Decision, Operation, OperationOutcome
 from slurm_watchdog.model.incidents import IncidentKind
@@ -436,7 +437,8 @@ def a_search_restarts_slow_runs_only_and_within_its_budget(h: History) -> Iterat
 def a_search_names_slow_nodes_only_and_the_ledger_has_them(h: History) -> Iterator[str]:
     """Whoever it names is slow; what it names is in the ledger, and what the ledger has of it, it names."""
     slow = _slow_nodes(h)
-    events = {each.node for each in h.node_events if each.kind == NodeEventKind.SLOWED_JOB and not each.withdrawn_why}
+    kinds = (NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE)
+    events = {each.node for each in h.node_events if each.kind in kinds and not each.withdrawn_why}
     named = {node for search in h.searches for node in search.named}
     if not events <= slow:
         yield f"{', '.join(sorted(events - slow))} was named, and is not slow"
@@ -477,6 +479,16 @@ def a_search_is_not_lost_and_compares_every_run(h: History) -> Iterator[str]:
             continue
         if restarts not in {run.restarts for run in search.search.runs}:
             yield f"run {job_id}.{restarts} was seen for {seconds:.0f} s, and is not compared"
+
+
+def a_search_tests_a_node_once(h: History) -> Iterator[str]:
+    """Whatever came of it; where its controller died, not before the hour is over in which it may be under way still."""
+    begun: dict[str, float] = {}
+    for deed in h.ours("test begins"):
+        for node in deed.detail.split(","):
+            if node in begun and deed.t - begun[node] < LIMIT_S:
+                yield f"{node} was tested at {begun[node]:.0f} and again at {deed.t:.0f}"
+            begun[node] = deed.t
 
 
 def _slow_nodes(h: History) -> set[str]:
@@ -547,6 +559,7 @@ INVARIANTS: dict[str, Invariant] = {
         a_search_names_slow_nodes_only_and_the_ledger_has_them,
         what_a_search_leaves_out_is_given_back,
         a_search_is_not_lost_and_compares_every_run,
+        a_search_tests_a_node_once,
         an_open_incident_goes_on_under_its_id,
         nothing_raised,
     )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from slurm_watchdog.controller.app import live
-from slurm_watchdog.controller.controller import Controller
+from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.database import Database, JournalError, open_engine
 from slurm_watchdog.journal.evidence import SqlEvidence
@@ -20,6 +20,7 @@ from slurm_watchdog.model.actions import ActionEnd, Decision, Operation, Operati
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.slack_channel import MessageRate, SlackChannel
 from slurm_watchdog.wire.codec import decode_report, encode_reply
+from tests.simulation.node_tests import SimTester
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
 
@@ -225,7 +226,8 @@ class Life:
         notifier = Notifier(self.journal.outbox, (people,), "simulated", poll_s=30.0)
         try:
             self.controller = Controller(
-                self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics()
+                self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics(),
+                outside=Outside(tester=SimTester(self.sim.cluster, self.rng)),
             )  # fmt: skip
         except JournalError:
             return

@@ -147,13 +147,15 @@ def cycle_of(story: int) -> Recipe:
 
 
 def search_of(story: int) -> Recipe:
-    """The recipe of the crash points of one search for a slow node: a job on four nodes, two or three others free."""
+    """The recipe of the crash points of one search for a slow node: a job on four nodes, two or three others free; with
+    three, suspects are tested, too, while they are idle."""
     recipe = quiet_recipe(story)
     recipe.jobs, recipe.nodes, recipe.sizes, recipe.step_s = 1, 6 + story // 2 % 2, (4,), (3.0,)
     recipe.totals = (100_000,)
     recipe.interval_s, recipe.tick_s = 15.0, 15.0
     recipe.cooldown_s, recipe.budget = 120.0, 20
     recipe.slow_search, recipe.hours = (("free", 1.0), ("active", 0.75))[story % 2]
+    recipe.search_tests = story // 2 % 2 == 1
     return recipe
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from tests.accuracy.training import Plan
 from tests.simulation.cluster import OVER, Cluster, SimJob
@@ -237,6 +237,11 @@ class SimSlurm:
 
         found = await self._request(f"read_node {node}", look, changes=False)
         assert found is None or isinstance(found, SlurmNode)
+        return found
+
+    async def read_reservations(self) -> tuple[Reservation, ...]:
+        found = await self._request("read_reservations", tuple, changes=False)
+        assert isinstance(found, tuple)
         return found
 
     async def drain_node(self, node: str, reason: str) -> None:

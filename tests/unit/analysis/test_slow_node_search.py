@@ -130,3 +130,27 @@ def test_leave_out_after_an_unclear_run_is_everybody_who_was_in_no_fast_run() ->
     unclear = judge(searched((("n3", "n4", "s1", "s2"), 0.0), (("n1", "n3", "n4", "s1"), 0.5)))
     assert unclear.unclear_now == 1
     assert leave_out(unclear, 4, random.Random("x")) == unclear.uncleared == ("n1", "n2")
+
+
+NARROWED = (("n3", "n4", "s1", "s2"), 0.0)
+"""A run that is fast without n1 and n2."""
+
+
+def test_judge_names_the_suspect_that_failed_a_test_while_a_fast_run_did_without_it() -> None:
+    verdict = judge(replace(searched(NARROWED), faulty=("n2",)))
+    assert [each.node for each in verdict.named] == ["n2"]
+    assert leave_out(verdict, 4, random.Random(1)) == ("n2",), "n1 is given back"
+
+
+def test_judge_of_a_failed_test_names_nobody_where_no_run_was_fast_or_the_node_is_no_suspect_or_two_failed() -> None:
+    assert judge(replace(searched(), faulty=("n2",))).named == ()
+    assert judge(replace(searched(NARROWED), faulty=("n3",))).named == ()
+    both = judge(replace(searched(NARROWED), faulty=("n1", "n2")))
+    assert both.named == () and both.suspects == (("n1", "n2"),)
+
+
+def test_judge_takes_a_name_back_once_a_run_without_that_node_is_slow_too_or_one_with_it_is_fast() -> None:
+    slow_without = (("n1", "n3", "n4", "s1"), 0.05)
+    assert "n2" not in [each.node for each in judge(replace(searched(NARROWED, slow_without), faulty=("n2",))).named]
+    fast_with = (("n2", "n3", "n4", "s1"), 0.0)
+    assert [each.node for each in judge(replace(searched(NARROWED, fast_with), faulty=("n2",))).named] == ["n1"]

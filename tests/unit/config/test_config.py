@@ -303,3 +303,14 @@ def test_sizes_are_bytes(text: str, size: int) -> None:
 def test_a_loaded_configuration_cannot_be_changed() -> None:
     with pytest.raises(ValueError, match="frozen"):
         Config().mode = "act"  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("quarantine_test: true", "policy.quarantine_test"),
+        ("slow_search: 'off'\n  slow_search_test: true", "policy.slow_search_test"),
+    ],
+)
+def test_a_test_of_nodes_that_nothing_would_start_is_refused(text: str, path: str) -> None:
+    assert [each[1] for each in problems(f"policy:\n  {text}\n")] == [path]

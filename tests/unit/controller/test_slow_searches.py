@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.search_words import search_facts
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.policy.search_tests import to_be_tested
 from slurm_watchdog.controller.slow_searches import SlowSearches
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
@@ -18,9 +20,11 @@ from slurm_watchdog.journal.slow_searches import SqlSlowSearches
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import ClusterView, StepTime
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentKind, Truth
-from slurm_watchdog.model.node_events import NodeEvent
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_test import NodeResult
 from slurm_watchdog.model.slow_search import JobSearch, SearchState
 from tests.builders.notices import INCIDENT
+from tests.builders.slow_clusters import job_search
 from tests.builders.step_noise import noisy
 from tests.builders.views import cluster, job, slurm_job
 
@@ -37,6 +41,7 @@ class World:
         self.journal = Journal(f"sqlite:///{directory}/journal.db", self._open)
         self.told: list[NodeEvent] = []
         self.wall = 1e6
+        self.events: list[NodeEvent] = []
         self.start()
 
     def _open(self, url: str) -> Database:
@@ -51,7 +56,7 @@ class World:
             self.told.append(event)
             writer.write_or_queue(lambda: self.journal.node_events.save(event))
 
-        self.searches = SlowSearches(self.config, self.journal, writer, record, lambda: self.wall)
+        self.searches = SlowSearches(self.config, self.journal, writer, record, lambda: self.wall, lambda: self.events)
 
     def run(self, restarts: int, nodes: tuple[str, ...], seconds: list[float], *incidents: Incident, batch: float = 8.0) -> Finding:  # fmt: skip
         """The job's run is looked at; returns what the detector says after that."""
@@ -98,11 +103,41 @@ def test_runs_on_other_nodes_name_the_node_and_the_ledger_is_told_with_figures(w
     (event,) = world.told
     assert event.node == "n1" and event.chain == "1000/"
     assert event.what.startswith("n1 makes a step of job 7 7.") and "in 2 runs with it" in event.what
-    assert event.what.endswith("(confidence 1.00)")
+    assert (
+        event.kind == NodeEventKind.SLOWED_ONCE and "(confidence 1.00); not confirmed yet, which takes 3" in event.what
+    )
     search = world.searches.get("7")
     assert search is not None and search.named == ("n1",) and len(search.search.runs) == 3
     assert search.state is SearchState.FOUND
     assert world.journal.slow_searches.all() == [search]
+
+
+def test_a_third_slow_run_with_the_node_confirms_it_and_the_ledger_weighs_the_same_event_in_full(world: World) -> None:
+    test_runs_on_other_nodes_name_the_node_and_the_ledger_is_told_with_figures(world)
+    world.run(4, ("n1", "n3", "n4", "s1"), [SLOW_S] * 120, SLOW)
+    assert [each.kind for each in world.told] == [NodeEventKind.SLOWED_ONCE, NodeEventKind.SLOWED_JOB]
+    assert world.told[0].key == world.told[1].key and world.told[1].what.endswith("(confidence 1.00)")
+    assert world.searches.all()[0].confirmed == ("n1",)
+    world.start()
+    world.run(5, ("n2", "n3", "n4", "s1"), [SLOW_S] * 120, SLOW)
+    assert world.told[-1].withdrawn_why and world.searches.all()[0].confirmed == ()
+
+
+def test_a_failed_test_that_others_made_confirms_the_node_without_another_run(world: World) -> None:
+    test_runs_on_other_nodes_name_the_node_and_the_ledger_is_told_with_figures(world)
+    failed = NodeEvent(
+        key="test_failed:root:t1:n1:memory", node="n1", kind=NodeEventKind.TEST_FAILED, at=world.wall,
+        what="memory bandwidth is 6 GB/s", place="memory",
+    )  # fmt: skip
+    others = [replace(failed, node="n3"), replace(failed, withdrawn_why="no"), replace(failed, at=1.0)]
+    world.events = [*others]
+    world.run(3, ("n2", "n3", "n4", "s1"), [FAST_S] * 125)
+    assert len(world.told) == 1
+    world.events.append(failed)
+    world.run(3, ("n2", "n3", "n4", "s1"), [FAST_S] * 126)
+    world.run(3, ("n2", "n3", "n4", "s1"), [FAST_S] * 127)
+    assert [each.kind for each in world.told] == [NodeEventKind.SLOWED_ONCE, NodeEventKind.SLOWED_JOB]
+    assert world.told[1].what.endswith("; its test: memory bandwidth is 6 GB/s")
 
 
 class Killed(BaseException):
@@ -191,3 +226,54 @@ def test_with_the_search_off_nothing_is_begun(tmp_path: Path) -> None:
     world = World(tmp_path, slow_search="off")
     said = becomes_slow(world)
     assert world.searches.all() == () and said.truth is Truth.BAD and not said.actionable
+
+
+def result(node: str, *faults: str) -> NodeResult:
+    truth = Truth.BAD if faults else Truth.OK
+    return NodeResult(
+        node=node, truth=truth, faults=tuple(("memory", each) for each in faults), figures="memory 13 GB/s"
+    )
+
+
+def test_a_test_that_fails_names_the_node_with_its_figures_and_one_that_passes_clears_nobody(world: World) -> None:
+    becomes_slow(world)
+    world.run(1, ("n3", "n4", "s1", "s2"), [FAST_S] * 120)
+    search = world.searches.get("7")
+    assert search is not None
+    assert to_be_tested(search, frozenset({"n1", "n2", "s3"})) == ("n1", "n2")
+    world.searches.note_test("7", [result("n1")])
+    search = world.searches.get("7")
+    assert search is not None and search.state is SearchState.SEARCHING and world.told == []
+    assert "found nothing wrong with 1 node, n1: they stay suspects" in search_facts(search)[-1]
+    assert to_be_tested(search, frozenset({"n1", "n2"})) == ("n2",), "once is enough"
+    world.start()
+    world.searches.note_test("7", [result("n2", "memory bandwidth is 6 GB/s, its peers 13")])
+    search = world.searches.get("7")
+    assert search is not None and search.named == ("n2",)
+    (event,) = world.told
+    assert event.node == "n2" and event.what.endswith("; its test: memory bandwidth is 6 GB/s, its peers 13")
+    assert to_be_tested(search, frozenset({"n1"})) == (), "nothing is left to be told apart"
+    world.run(2, ("n1", "n3", "n4", "s1"), [FAST_S] * 120)
+    search = world.searches.get("7")
+    assert search is not None and (search.state, search.named) == (SearchState.FOUND, ("n2",))
+    assert world.journal.slow_searches.all() == [search]
+
+
+def test_a_name_by_a_test_is_withdrawn_when_the_job_is_slow_without_the_node_too(world: World) -> None:
+    becomes_slow(world)
+    world.run(1, ("n3", "n4", "s1", "s2"), [FAST_S] * 120)
+    world.searches.note_test("7", [result("n2", "a disk is slow")])
+    world.run(2, ("n1", "n3", "n4", "s1"), [SLOW_S] * 120, SLOW)
+    told = [(each.node, bool(each.withdrawn_why)) for each in world.told if each.node == "n2"]
+    assert told == [("n2", False), ("n2", True)]
+    search = world.searches.get("7")
+    assert search is not None and "n2" not in search.named
+
+
+def test_nothing_is_tested_while_all_suspects_are_in_the_job_or_too_many_are_left(world: World) -> None:
+    becomes_slow(world)
+    search = world.searches.get("7")
+    assert search is not None and to_be_tested(search, frozenset(FIRST)) == ()
+    many = job_search(" ".join(f"n{n}" for n in range(40)), (" ".join(f"n{n}" for n in range(20, 40)), 0.0))
+    assert to_be_tested(many, frozenset(f"n{n}" for n in range(20))) == ()
+    world.searches.note_test("8", [result("n1", "it is bad")])  # a search that is over meanwhile

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from math import exp
 
-from slurm_watchdog.analysis.slow_node_search import SLOW, SlowNode, judge, percent_of, restarts_needed
+from slurm_watchdog.analysis.slow_node_search import CONFIRMED_BY, SLOW, SlowNode, judge, percent_of, restarts_needed
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slow_search import JobSearch, SearchRun
 
 MAX_NAMES = 16
@@ -61,6 +62,12 @@ def search_facts(search: JobSearch) -> tuple[str, ...]:
             f"of them, as far as others are free; {needed} where half can be left out. Sooner: "
             f"`slurm-watchdog test-nodes` on those that are idle"
         )
+        well = tuple(each.node for each in search.tests if each.truth is Truth.OK and each.node in group)
+        if well:
+            found.append(
+                f"tests while the job ran without them found nothing wrong with {_some(well)}: they stay suspects, "
+                f"for a test does not measure everything"
+            )
     return tuple(found)
 
 
@@ -70,10 +77,15 @@ def slow_node_words(search: JobSearch, node: SlowNode) -> str:
     runs = (first, *search.search.runs)
     used = [run.level for run in runs if node.node in run.nodes]
     without = [run.level for run in runs if node.node not in run.nodes]
+    tested = next((f"; its test: {each.what}" for each in reversed(search.tests)
+                   if each.node == node.node and each.truth is Truth.BAD), "")  # fmt: skip
+    unsure = (
+        "" if node.confirmed else f"; not confirmed yet, which takes {CONFIRMED_BY} slow runs with it, or a failed test"
+    )
     return (
         f"{node.node} makes a step of job {search.job_id} {node.percent:.1f} % longer: {_range(used)} s in "
         f"{plural(len(used), 'run')} with it, {_range(without)} s in {len(without)} without, "
-        f"{_seconds(search.search.fast)} s before step {search.step} (confidence {node.confidence:.2f})"
+        f"{_seconds(search.search.fast)} s before step {search.step} (confidence {node.confidence:.2f}){tested}{unsure}"
     )
 
 

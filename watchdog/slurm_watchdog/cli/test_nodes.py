@@ -62,6 +62,8 @@ class Options:
     shared: tuple[str, ...]
     interface: str | None
     no_second_look: bool
+    named: str
+    limit: float | None
     config_file: str | None
     as_json: bool
 
@@ -94,6 +96,8 @@ class Options:
 @click.option("--shared", metavar="DIR", multiple=True, help="A shared filesystem to measure.")
 @click.option("--interface", metavar="IF", help="Of the fabric. [default: the one of the nodes' addresses]")
 @click.option("--no-second-look", is_flag=True, help="Report what looks bad at once, without a second measurement.")
+@click.option("--named", default="", hidden=True, help="By the controller: reservation, and mark of the jobs.")
+@click.option("--limit", type=float, hidden=True, metavar="SECONDS", help="By the controller: then all is cancelled.")
 @config_option("Configuration with the section node_tests. [default: the site's, where it can be read]")
 @json_option
 def test_nodes(**given: Any) -> None:
@@ -123,6 +127,9 @@ def test_nodes(**given: Any) -> None:
         chosen, report = asyncio.run(_test(asked, config, wanted))
     except (SlurmUnavailable, SlurmRefused) as error:
         click.echo(f"Nothing was tested: {clean(error)}", err=True)
+        sys.exit(EXIT_UNKNOWN)
+    except TimeoutError:
+        click.echo(f"The test did not end within {asked.limit:g} s: its jobs are cancelled.", err=True)
         sys.exit(EXIT_UNKNOWN)
     except (ValueError, OSError) as error:
         click.echo(f"Nothing was tested: {clean(error)}", err=True)
@@ -162,6 +169,7 @@ def _wanted(asked: Options, config: Config) -> Wanted:
         shared_directories=asked.shared or tuple(site.shared_directories),
         interface=asked.interface or site.interface,
         gpu_python=site.gpu_python,
+        tools=site.tools,
         site_command=site.check,
         site_limit_s=site.check_limit,
     )
@@ -184,7 +192,14 @@ def _selection(asked: Options) -> Selection:
 
 
 async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen, Report]:
-    """Chooses the nodes and tests them; SIGINT and SIGTERM cancel it, and with it its jobs."""
+    """Within the limit, if there is one. Raises TimeoutError."""
+    async with asyncio.timeout(asked.limit):
+        return await _choose_and_test(asked, config, wanted)
+
+
+async def _choose_and_test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen, Report]:
+    """Chooses the nodes and tests them; SIGINT and SIGTERM cancel it, and with it its jobs. What a test that has a name
+    leaves behind when it is killed, the controller puts back, which has given the name."""
     from slurm_watchdog.config.types import parse_duration
     from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK
     from slurm_watchdog.nodetest import out_of_service, past
@@ -205,7 +220,8 @@ async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen,
     commands = Commands(config.slurm.bin_directory, os.environ)
     place, cluster = state_home(Path.home(), os.environ), config.cluster_name
     reservations = Reservations(commands, _user())
-    await out_of_service.put_back_what_was_left(client, reservations, place, _say)
+    if not asked.named:
+        await out_of_service.put_back_what_was_left(client, reservations, place, _say)
     selection, reserved = _selection(asked), frozenset[str]()
     if asked.drained_by_us:
         ours = [each for each in await client.read_reservations() if each.name.startswith(RESERVED_MARK)]
@@ -218,10 +234,10 @@ async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen,
 
     async with contextlib.AsyncExitStack() as stack:
         if asked.drained_by_us and chosen.nodes:
-            name = f"{TESTED_MARK}{secrets.token_hex(4)}"
+            name = asked.named or f"{TESTED_MARK}{secrets.token_hex(4)}"
             placement = replace(placement, reservation=name)
             await stack.enter_async_context(
-                out_of_service.lifted(client, reservations, chosen.nodes, name, place, _say)
+                out_of_service.lifted(client, reservations, chosen.nodes, name, None if asked.named else place, _say)
             )
         shown = stack.enter_context(Shown())
         launcher = _launcher(asked, config, client, commands, placement)
@@ -233,7 +249,8 @@ async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen,
         past.append_tests(place, past.tests_of(report, wanted.seconds, cluster))
     except OSError as error:
         _say(f"The results are not kept for later comparison: {error}")
-    tell_controller(report, asked.config_file)
+    if not asked.named:
+        tell_controller(report, asked.config_file)
     return chosen, report
 
 
@@ -251,8 +268,9 @@ def _user() -> str:
 def _placement(asked: Options, chosen: Chosen) -> Placement:
     from slurm_watchdog.nodetest.plan import Placement
 
+    mine = f"slurm-watchdog test-nodes of {_user()}@{socket.gethostname()} pid {os.getpid()}"
     return Placement(
-        comment=f"slurm-watchdog test-nodes of {_user()}@{socket.gethostname()} pid {os.getpid()}",
+        comment=f"{mine} {asked.named}" if asked.named else mine,
         account=asked.account or "", reservation=asked.reservation or "", after=chosen.after,
     )  # fmt: skip
 

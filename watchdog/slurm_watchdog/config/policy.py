@@ -151,6 +151,24 @@ class Policy(Section):
         description="How: drain, or a reservation of their own for maintenance (users=root, flags=MAINT,IGNORE_JOBS), "
         "which is deleted when the node is given back.",
     )
+    quarantine_test: bool = Field(
+        False,
+        description="Whether the controller itself tests a node in quarantine once no job runs there (test-nodes, by "
+        "its own user), and by the result gives it back, or keeps it.",
+    )
+    quarantine_test_peers: Count = Field(
+        5,
+        description="Idle nodes that are tested with it, to compare with (at least 4 are needed); they start no other "
+        "job for these minutes. 0 = none, where node_tests.floors has what is accepted.",
+    )
+    quarantine_test_again: Span = Field(
+        86400.0, description="Time before a node that failed its test, or could not be judged, is tested again."
+    )
+    slow_search_test: bool = Field(
+        False,
+        description="Whether nodes among which a slow one is searched for are tested while the job runs without them "
+        "and they are idle, in mode act: a test that fails names the node without another restart.",
+    )
     renamed_nodes: dict[str, str] = Field(
         {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
     )
@@ -166,6 +184,10 @@ class Policy(Section):
     )
 
     def problems(self) -> Iterator[str]:
+        if self.quarantine_test and not self.quarantine:
+            yield "policy.quarantine_test: needs policy.quarantine: true, or there is nothing to be tested"
+        if self.slow_search_test and self.slow_search == "off":
+            yield "policy.slow_search_test: needs policy.slow_search, which is off"
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
             yield from _kind_problems(kind, where)

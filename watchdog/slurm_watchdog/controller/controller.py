@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
@@ -34,6 +35,7 @@ from slurm_watchdog.controller.ports.given import (
     EvidencePorts,
     TickChunks,
 )
+from slurm_watchdog.controller.ports.node_tests import NodeTester, NoTester
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.silences import Silences
@@ -55,6 +57,19 @@ PAUSE_FACTOR = 5.0
 """A gap between two ticks longer than this many ticks (and 5 s) means that the controller itself was stalled."""
 
 
+@dataclass(frozen=True)
+class Outside:
+    """What is asked of others than Slurm and the agents; as it is here nothing is."""
+
+    answers: Answers = nobody_knows
+    """Asks whether a machine is there."""
+    tester: NodeTester = field(default_factory=NoTester)
+    """Tests nodes."""
+
+
+NOTHING_OUTSIDE = Outside()
+
+
 class Controller:
     """Everything with a lifetime, and the tick that connects it. One event loop owns it."""
 
@@ -68,9 +83,8 @@ class Controller:
         metrics: ControllerMetrics,
         recorder: Recorder | None = None,
         chunks: TickChunks = CHUNKS,
-        answers: Answers = nobody_knows,
+        outside: Outside = NOTHING_OUTSIDE,
     ):
-        """`answers`: asks whether a machine is there."""
         self.config = config
         self.recorder = recorder
         self.journal = journal
@@ -88,7 +102,7 @@ class Controller:
         self.evidence = EvidenceRequests(
             self.state, self.commands, probe_deadline_s=config.agent.probe_deadline, interval_s=config.agent.interval
         )
-        self.reach = Reach(self.state, answers)
+        self.reach = Reach(self.state, outside.answers)
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
@@ -110,7 +124,7 @@ class Controller:
         self.ledger = ledger_of(config, journal, self.writer, self.state)
         hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
         self._paths = OwnedPaths(config.jobs, self.state)
-        self.searches = SlowSearches(config, journal, self.writer, self.ledger.record, clock.wall)
+        self.searches = SlowSearches(config, journal, self.writer, self.ledger.record, clock.wall, self.ledger.events)
         self.runs = RunRecords(journal, self.writer, self.started_mono, self.started_at)
         self.judge = Judge(
             config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, self.ledger, hangs,
@@ -152,6 +166,8 @@ class Controller:
                 blind=self.blind,
                 record=self._record,
                 record_event=self.ledger.record,
+                tester=outside.tester,
+                searches=self.searches,
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
             ),
         )

@@ -8,7 +8,8 @@ steps of the present run, which are measured again.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from math import exp
 
 from msgspec.structs import replace
@@ -21,9 +22,10 @@ from slurm_watchdog.detect.slow_job import Slowdown, SlowJob, slowdown_of
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SearchState, SlowSearch
+from slurm_watchdog.model.node_test import NodeResult
+from slurm_watchdog.model.slow_search import JobSearch, SearchRun, SearchState, SearchTest, SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,8 @@ SURE = 0.9
 GROWN = 1.5
 """A run is measured again when it has so many times the steps: its speed is written a few times an hour at first, and
 then hardly ever."""
+LISTENS_EVERY_S = 60.0
+"""Between two looks at the tests that others made."""
 KEPT_S = 86400.0
 """A search whose job Slurm lists no longer is forgotten after this time."""
 
@@ -44,9 +48,10 @@ class SlowSearches:
 
     def __init__(
         self, config: Config, journal: Journal, writer: JournalWriter, record: Callable[[NodeEvent], None],
-        wall: Callable[[], float],
+        wall: Callable[[], float], events: Callable[[], Iterable[NodeEvent]] = tuple,
     ):  # fmt: skip
-        """`record` takes what happened to a node. Raises JournalError."""
+        """`record` takes what happened to a node; `events`: all that did and still weighs. Raises JournalError."""
+        self._events, self._listened_at = events, float("-inf")
         self._journal, self._writer, self._record, self._wall = journal, writer, record, wall
         self._is_on = config.policy.slow_search != "off"
         self._settings: SlowJob = config.detectors.settings()[SlowJob]
@@ -68,6 +73,7 @@ class SlowSearches:
             return
         slow, signs = _slow_jobs(incidents)
         self._forget(jobs)
+        self._note_tests_of_others()
         for job in view.jobs:
             job_id = job.job.job_id
             incident = slow.get(job_id)
@@ -82,6 +88,42 @@ class SlowSearches:
                 self._end_if_fast_again(job)
             if (known := self._known.get(job_id)) is not None and not is_first_run(known, job):
                 self._add_run(known, job, view.now)
+
+    def note_test(self, job_id: str, results: Sequence[NodeResult]) -> None:
+        """What a test says of nodes that the job's run did not use, in the caller's transaction. One that failed is
+        named, if it is among the suspects of every run that was slow, until a run contradicts it."""
+        known = self._known.get(job_id)
+        results = [each for each in results if known is None or each.node not in known.search.faulty]
+        if known is None or not results:
+            return
+        at = self._wall()
+        tests = tuple(
+            SearchTest(node=each.node, at=at, truth=each.truth, what=_words(each))
+            for each in results
+        )  # fmt: skip
+        faulty = dict.fromkeys((*known.search.faulty, *(each.node for each in tests if each.truth is Truth.BAD)))
+        for each in tests:
+            self._note(known, f"{each.node} was tested while the job ran without it: {each.what}")
+        search = replace(known.search, faulty=tuple(faulty))
+        changed = replace(known, search=search, tests=(*known.tests, *tests), updated_at=at)
+        self._save(self._told(changed))
+
+    def _note_tests_of_others(self) -> None:
+        """A failed test of a suspect, whoever made it, says the same, if the newest run does without that node: people
+        are told to test those that are idle. Now and then: the ledger of a large cluster has thousands of events."""
+        wall = self._wall()
+        if not self._known or 0 <= wall - self._listened_at < LISTENS_EVERY_S:
+            return
+        self._listened_at = wall
+        failed = [each for each in self._events() if each.kind == NodeEventKind.TEST_FAILED and not each.withdrawn_why]
+        for search in self.all() if failed else ():
+            runs = search.search.runs
+            out = set(search.search.suspects).difference(runs[-1].nodes if runs else search.search.suspects)
+            results = [
+                NodeResult(node=each.node, truth=Truth.BAD, faults=((each.place, each.what),))
+                for each in failed if each.node in out and each.at >= search.opened_at
+            ]  # fmt: skip
+            self._writer.together(partial(self.note_test, search.job_id, results))
 
     def _begin(self, job: JobView, incident: Incident, now: float) -> None:
         known, settings = self._known.get(job.job.job_id), self._settings
@@ -144,9 +186,7 @@ class SlowSearches:
             len(changed.search.runs), len(run.nodes), exp(run.level), 100 * run.error, run.batches,
         )  # fmt: skip
         # In one: a node that the ledger has and the search does not name would never be withdrawn.
-        self._writer.together(
-            lambda: self._save(replace(changed, named=self._tell(changed), state=self._state(changed)))
-        )
+        self._writer.together(lambda: self._save(self._told(changed)))
 
     def _state(self, search: JobSearch) -> SearchState:
         verdict = judge(search.search)
@@ -156,18 +196,21 @@ class SlowSearches:
             SearchState.FOUND if verdict.over else SearchState.SEARCHING
         )  # fmt: skip
 
-    def _tell(self, search: JobSearch) -> tuple[str, ...]:
-        """Writes down who was found; and of one that later runs contradict, that it was not. Returns the nodes that
-        the ledger knows of."""
+    def _told(self, search: JobSearch) -> JobSearch:
+        """Writes down who was found, and what became of it; and of one that later runs contradict, that it was not.
+        Returns the search with the nodes that the ledger knows of."""
         verdict = judge(search.search)
         sure = {each.node: each for each in verdict.named if each.confidence >= SURE}
         for node in sorted(sure.keys() | set(search.named)):
             found, before = sure.get(node), node in search.named
-            if before and (found is not None or node in verdict.to_confirm):
+            weighs = found is not None and found.confirmed
+            same = found is not None and weighs == (node in search.confirmed)
+            if before and (same or (found is None and node in verdict.to_confirm)):
                 continue
             what = f"{node} is not what makes job {search.job_id} slow: later runs contradict it"
             event = NodeEvent(
-                key=f"search:{search.incident_id}:{node}", node=node, kind=NodeEventKind.SLOWED_JOB,
+                key=f"search:{search.incident_id}:{node}", node=node,
+                kind=NodeEventKind.SLOWED_JOB if weighs or found is None else NodeEventKind.SLOWED_ONCE,
                 at=search.updated_at, what=what if found is None else slow_node_words(search, found),
                 job_id=search.job_id, chain=search.chain, incident_id=search.incident_id,
             )  # fmt: skip
@@ -175,7 +218,11 @@ class SlowSearches:
                 event = replace(event, withdrawn_at=search.updated_at, withdrawn_why="later runs contradict it")
             self._record(event)
             self._note(search, event.what)
-        return tuple(sorted(sure.keys() | set(search.named).intersection(verdict.to_confirm)))
+        named = sure.keys() | set(search.named).intersection(verdict.to_confirm)
+        confirmed = {node for node in named if (sure[node].confirmed if node in sure else node in search.confirmed)}
+        return replace(
+            search, named=tuple(sorted(named)), confirmed=tuple(sorted(confirmed)), state=self._state(search)
+        )
 
     def _note(self, search: JobSearch, text: str) -> None:
         log.warning("job %s: %s", search.job_id, text)
@@ -196,6 +243,15 @@ class SlowSearches:
             self._drop(job_id)
         for job_id in [key for key in self._looked if key not in jobs]:
             del self._looked[job_id]
+
+
+def _words(result: NodeResult) -> str:
+    """What a test says of a node, a part of a sentence."""
+    if result.truth is Truth.BAD:
+        return "; ".join(what for _, what in result.faults)
+    if result.truth is Truth.OK:
+        return "well" + (f" ({result.figures})" if result.figures else "")
+    return f"not judged: {result.unsure}"
 
 
 def _slow_jobs(incidents: Iterable[Incident]) -> tuple[dict[str, Incident], set[str]]:

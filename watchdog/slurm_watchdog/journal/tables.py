@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 12
+SCHEMA_VERSION = 13
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -185,6 +185,16 @@ QUARANTINES = sa.Table(
 )
 """Nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
 
+NODE_TESTS = sa.Table(
+    "node_tests",
+    META,
+    sa.Column("name", sa.String(255), primary_key=True),
+    sa.Column("at", sa.Float, nullable=False, index=True),
+    sa.Column("ended_at", sa.Float, index=True),
+    sa.Column("document", sa.Text, nullable=False),
+)
+"""Tests of nodes that the controller started, one row each: see slurm_watchdog.model.node_test."""
+
 SILENCES = sa.Table(
     "silences",
     META,
@@ -278,10 +288,15 @@ def _to_12(sql: sa.Connection) -> None:
         sql.execute(sa.text("ALTER TABLE quarantines ADD COLUMN asked_by VARCHAR(255) DEFAULT '' NOT NULL"))
 
 
+def _to_13(sql: sa.Connection) -> None:
+    """Tests of nodes."""
+    NODE_TESTS.create(sql, checkfirst=True)
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
 MIGRATIONS: Final[Migrations] = {
     1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9, 9: _to_10, 10: _to_11,
-    11: _to_12,
+    11: _to_12, 12: _to_13,
 }  # fmt: skip
 """From version n to n + 1, in the same transaction as the new version number."""
 

@@ -34,13 +34,14 @@ SAME_S: Final = 1800.0
 """What one fault sets off on its node (a dead rank, Slurm's ping, its drain) comes within SlurmdTimeout (300 s by
 default) and a restart of the node."""
 
-CONFIRMED: Final = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.TEST_FAILED})
+CONFIRMED: Final = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""
 STRENGTHS: Final[Mapping[str, float]] = MappingProxyType(
     {
         NodeEventKind.TEST_FAILED: 1.0,
         NodeEventKind.RESTART_HELPED: 1.0,
         NodeEventKind.SLOWED_JOB: 2.2,
+        NodeEventKind.SLOWED_ONCE: 0.9,
         NodeEventKind.DRAINED: 0.9,
         NodeEventKind.LINK_DOWN: 0.9,
     }
@@ -180,7 +181,8 @@ def _one_fault(events: Sequence[Counted]) -> list[Counted]:
 
 def _is_same(group: Sequence[Counted], each: Counted) -> bool:
     event, age_s = each.event, each.event.at - group[0].event.at
-    if {event.kind, *(other.event.kind for other in group)} == CONFIRMED:
+    kinds = {event.kind, *(other.event.kind for other in group)}
+    if kinds <= CONFIRMED and NodeEventKind.TEST_FAILED in kinds and len(kinds) > 1:
         return False
     if age_s <= SAME_S or (event.incident_id and any(other.event.incident_id == event.incident_id for other in group)):
         return True

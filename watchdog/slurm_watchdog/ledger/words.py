@@ -18,11 +18,13 @@ ON_PURPOSE: Final = ("maint", "upgrade", "update", "reboot", "firmware", "reserv
 KIND_WORDS: Final = {
     NodeEventKind.TEST_FAILED: "a test of it failed",
     NodeEventKind.TEST_PASSED: "a test of it passed",
+    NodeEventKind.TESTED: "a test of it was not enough to judge it",
     NodeEventKind.USER_TEST_FAILED: "a user's own test of it failed",
     NodeEventKind.DRAINED: "it was drained",
     NodeEventKind.LINK_DOWN: "a network link of it was down",
     NodeEventKind.RESTART_HELPED: "a job ran well again without it",
     NodeEventKind.SLOWED_JOB: "a job is slow with it and fast without it",
+    NodeEventKind.SLOWED_ONCE: "a job was slow with it and is fast without it, which is not confirmed",
     NodeEventKind.QUARANTINED: "its quarantine began or ended",
     NodeEventKind.BY_OPERATOR: "an operator had it drained or given back",
     NodeEventKind.GPU_MOVED: "a GPU with a history came or went",

@@ -17,6 +17,8 @@ class NodeEventKind(StrEnum):
 
     TEST_FAILED = "test_failed"
     TEST_PASSED = "test_passed"
+    TESTED = "tested"
+    """The controller has tested it, and could not judge it, or not the part that is suspect."""
     USER_TEST_FAILED = "user_test_failed"
     """Of a test that a user ran for himself: to be read, and held against nobody."""
     DRAINED = "drained"
@@ -27,6 +29,8 @@ class NodeEventKind(StrEnum):
     """A job ran well again once it was started without the node: more proof of the same incident."""
     SLOWED_JOB = "slowed_job"
     """The search for the node that makes a job slow has found it."""
+    SLOWED_ONCE = "slowed_once"
+    """The same by too few runs: what made them slow may have been something else."""
     QUARANTINED = "quarantined"
     """We took it out of service for its past, or left it to somebody else."""
     BY_OPERATOR = "by_operator"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.incidents import Truth
 
 
 class SearchRun(Struct, frozen=True, kw_only=True):
@@ -40,6 +41,18 @@ class SlowSearch(Struct, frozen=True, kw_only=True):
     """Of `slow`: what makes a job slow may make its steps uneven, too."""
     runs: tuple[SearchRun, ...] = ()
     """On other nodes, oldest first."""
+    faulty: tuple[str, ...] = ()
+    """Nodes that failed a test while the job ran without them."""
+
+
+class SearchTest(Struct, frozen=True, kw_only=True):
+    """What a test said of one of the nodes, while the job ran without it."""
+
+    node: str
+    at: float
+    truth: Truth
+    what: str
+    """What is wrong with it, why it was not judged, or its figures."""
 
 
 class SearchState(StrEnum):
@@ -74,3 +87,7 @@ class JobSearch(Struct, frozen=True, kw_only=True):
     state: SearchState = SearchState.SEARCHING
     named: tuple[str, ...] = ()
     """Nodes that the ledger knows of by this search."""
+    confirmed: tuple[str, ...] = ()
+    """Of these, those that are held against the node in full."""
+    tests: tuple[SearchTest, ...] = ()
+    """Of nodes that were idle, oldest first."""

@@ -13,6 +13,7 @@ from slurm_watchdog.controller.actions import expiry, own_records, quarantine
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
 from slurm_watchdog.controller.actions.node_requests import NodeRequests
+from slurm_watchdog.controller.actions.node_tests import NodeTests, Permitted
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
@@ -62,6 +63,7 @@ class Actions:
         )
         self._quarantine = QuarantineTools(ports.journal, ports.slurm, config.policy, ports.record_event, clock.wall)
         self.drains = NodeRequests(self._quarantine, lambda: ports.state.slurm_nodes, self._held_back)
+        self._tests = NodeTests(self._quarantine, ports.tester, ports.searches, ports.writer, self._held_back)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
@@ -260,6 +262,9 @@ class Actions:
             drains = self._config.policy.quarantine and self._config.mode_of(IncidentKind.SUSPECT_NODE) == "act"
             suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
             await quarantine.sweep(self._quarantine, suspects, self._state.slurm_nodes, drains=drains)
+            searches = self._config.policy.slow_search_test and self._config.mode_of(IncidentKind.SLOW_JOB) == "act"
+            permitted = Permitted(quarantine=drains and self._config.policy.quarantine_test, searches=searches)
+            await self._tests.turn(self._state.slurm_nodes, self._state.jobs, permitted)
         except JournalError as error:
             self._writer.failed(error)
 
@@ -269,6 +274,7 @@ class Actions:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._tests.close()
 
 
 def _names(run: ActionRun) -> tuple[str, str, str]:

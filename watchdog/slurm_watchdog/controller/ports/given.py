@@ -18,6 +18,7 @@ from slurm_watchdog.controller.ports.executors import (
 )
 from slurm_watchdog.controller.ports.journals import DecisionJournal, Writer
 from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
+from slurm_watchdog.controller.ports.node_tests import NodeTester, TestedSearches
 
 if TYPE_CHECKING:
     from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -82,6 +83,8 @@ class ActionPorts:
     """Takes what a recording has to say of actions."""
     record_event: Callable[[NodeEvent], None]
     """Takes what happened to a node."""
+    tester: NodeTester
+    searches: TestedSearches
     on_failure: Callable[[Decision], None]
     """Called with the decision whose action has ended without success."""
 

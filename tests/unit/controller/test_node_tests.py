@@ -1,0 +1,228 @@
+"""The controller tests nodes in quarantine by itself: once, when they are free, and by the result they are given back or
+kept."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from msgspec.structs import replace
+
+from slurm_watchdog.controller.actions.node_tests import LIMIT_S, Permitted
+from slurm_watchdog.controller.policy.node_tests import (
+    ABORTED_PAUSE_S,
+    MOST_ABORTED,
+    enough_peers,
+    is_free,
+    not_covered,
+    objection_to_testing,
+    peers_for,
+)
+from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.node_events import NodeEventKind
+from slurm_watchdog.model.node_test import Ending, NodeResult, NodeTest, Purpose
+from slurm_watchdog.model.quarantine import QuarantineState
+from slurm_watchdog.model.slurm import SlurmNode
+from tests.behaviour.cluster import EPOCH
+from tests.builders.node_past import event
+from tests.builders.quarantined import OURS, Cluster
+
+DAY_S = 86400.0
+
+
+def cluster_with_tests(directory: Path, by: Literal["drain", "reservation"] = "drain") -> Cluster:
+    """Its three other nodes are idle: fewer than a comparison takes, and the site wants none."""
+    found = Cluster(directory, by)
+    found.policy = found.policy.model_copy(update={"quarantine_test": True, "quarantine_test_peers": 3})
+    found.permitted = Permitted(quarantine=True, searches=False)
+    return found
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    found = cluster_with_tests(tmp_path)
+    yield found
+    found.journal.close()
+
+
+def bad(node: str) -> NodeResult:
+    return NodeResult(node=node, truth=Truth.BAD, faults=(("memory", "memory bandwidth is 40 GB/s, its peers 200"),))
+
+
+def test_a_node_in_quarantine_is_tested_beside_idle_peers_and_returned_with_its_figures(cluster: Cluster) -> None:
+    cluster.tester.says = lambda node: NodeResult(node=node, truth=Truth.OK, peers=3, figures="memory 200 GB/s")
+    cluster.sweep()
+    (asked,) = cluster.tester.asked
+    assert (asked.nodes, asked.peers, asked.purpose) == (("n1",), ("n2", "n3", "n4"), Purpose.QUARANTINE)
+    cluster.sweep(())
+    assert cluster.done == ["drain n1", "undrain n1"] and cluster.slurm.reservations == {}
+    (entry,) = cluster.all()
+    assert entry.state is QuarantineState.RETURNED
+    assert entry.ended_why.endswith("test by slurm-watchdog: well, beside 3 peers: memory 200 GB/s")
+
+
+def test_a_node_that_fails_is_kept_with_the_figures_and_tested_again_only_after_a_day(cluster: Cluster) -> None:
+    cluster.tester.says = lambda node: bad(node) if node == "n1" else NodeResult(node=node, truth=Truth.OK)
+    for _ in range(4):
+        cluster.sweep()
+    assert len(cluster.tester.asked) == 1 and cluster.done == ["drain n1"]
+    said = [each for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.TEST_FAILED]
+    assert [(each.place, each.what[-41:]) for each in said] == [
+        ("memory", "memory bandwidth is 40 GB/s, its peers 200"[-41:])
+    ]
+    cluster.now += DAY_S
+    cluster.sweep()
+    assert len(cluster.tester.asked) == 2
+
+
+@pytest.mark.parametrize("result", [None, NodeResult(node="n1", truth=Truth.UNKNOWN, unsure="it did not end in time")])
+def test_a_test_without_a_result_keeps_the_node_and_costs_one_job(cluster: Cluster, result: NodeResult | None) -> None:
+    cluster.tester.says = lambda node: result if node == "n1" else None
+    for _ in range(4):
+        cluster.sweep()
+    assert len(cluster.tester.asked) == 1 and cluster.done == ["drain n1"]
+    (said,) = (each for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.TESTED)
+    assert "not judged: " in said.what
+
+
+@pytest.mark.parametrize("why", ["in use", "paused", "not wanted", "a person's drain", "another reason"])
+def test_nothing_is_tested_that_must_not_be(cluster: Cluster, why: str) -> None:
+    if why == "paused":
+        cluster.held_back = "actions are paused"
+    if why == "not wanted":
+        cluster.permitted = Permitted(quarantine=False, searches=False)
+    if why == "a person's drain":
+        assert cluster.asks("drain").startswith("slurm-watchdog: ann: fan")
+    if why in ("in use", "another reason"):
+        cluster.permitted = Permitted(quarantine=False, searches=False)
+        cluster.sweep()
+        cluster.permitted = Permitted(quarantine=True, searches=False)
+        changed = {"state": "MIXED+DRAIN"} if why == "in use" else {"reason": "ann looks at it"}
+        cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], **changed)
+    for _ in range(3):
+        cluster.sweep()
+    assert cluster.tester.asked == []
+
+
+def test_what_a_test_does_not_measure_it_does_not_acquit(cluster: Cluster) -> None:
+    cluster.says_of("n1", "gpu_fault", "f2", "GPU-a")
+    events = cluster.journal.node_events.of_node(("n1",))
+    cluster.journal.node_events.save(replace(events[-1], place="GPU-a"))
+    cluster.tester.says = lambda node: NodeResult(node=node, truth=Truth.OK, peers=3, measured=("cpu", "memory"))
+    for _ in range(3):
+        cluster.sweep()
+    assert cluster.done == ["drain n1"] and len(cluster.tester.asked) == 1
+    (said,) = (each for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.TESTED)
+    assert said.what.endswith("not measured: GPU-a")
+
+
+@pytest.mark.parametrize("by", ["drain", "reservation"])
+def test_wherever_the_controller_dies_it_is_tested_once_at_a_time_and_returned_once(
+    tmp_path: Path, by: Literal["drain", "reservation"]
+) -> None:
+    """Before and after every write, every request to Slurm and every step of the test, until one is not reached."""
+    undone = {"drain": "undrain n1", "reservation": "unreserve n1"}[by]
+    for point in range(1, 100):
+        (tmp_path / str(point)).mkdir()
+        cluster = cluster_with_tests(tmp_path / str(point), by)
+        cluster.dies_at = point
+        for _ in range(3):
+            cluster.sweep()
+        if not cluster.all() or cluster.all()[0].state is not QuarantineState.RETURNED:
+            assert len(cluster.tester.asked) <= 1, "tested again before the first test is known to be over"
+            cluster.now += LIMIT_S
+            for _ in range(2):
+                cluster.sweep()  # what the test has left is put back
+            assert cluster.slurm.nodes["n1"].reason == OURS or by == "reservation"
+            assert len(cluster.tester.asked) <= 1, "tested again at once after one that was aborted"
+            cluster.now += ABORTED_PAUSE_S
+            for _ in range(3):
+                cluster.sweep(())
+        assert [each.state for each in cluster.all()] == [QuarantineState.RETURNED], point
+        assert 1 <= len(cluster.tester.asked) <= 2 and cluster.slurm.reservations == {} and cluster.tester.jobs == []
+        assert cluster.done.count(undone) == 1 and cluster.slurm.nodes["n1"].state == "IDLE"
+        assert cluster.journal.node_tests.open() == []
+        cluster.journal.close()
+        if cluster.dies_at != -1:
+            break
+    assert point > 20
+
+
+def test_a_second_controller_waits_until_the_first_one_s_test_is_over_by_its_time(cluster: Cluster) -> None:
+    cluster.sweep()
+    cluster.tester.asked.clear()
+    cluster.says("gpu_fault", "f2")
+    first = NodeTest(
+        name="slurm-watchdog-test-1", purpose=Purpose.QUARANTINE, about="1", nodes=("n1",), at=EPOCH + cluster.now,
+        until=EPOCH + cluster.now + LIMIT_S,
+    )  # fmt: skip
+    cluster.journal.node_tests.intend(first)
+    for _ in range(10):
+        cluster.sweep()
+    assert cluster.tester.asked == [] and [each.name for each in cluster.journal.node_tests.open()] == [first.name]
+
+
+def made(age_s: float, ending: Ending | None = Ending.DONE, node: str = "n1") -> NodeTest:
+    at = 100_000.0 - age_s
+    return NodeTest(
+        name=f"t{age_s}", purpose=Purpose.QUARANTINE, about="1", nodes=(node,), at=at - 60.0, until=at + 60.0,
+        ended_at=None if ending is None else at, ending=ending,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("before", "allowed"),
+    [
+        ((), True),
+        ((made(10.0, node="n2"),), True),
+        ((made(10.0, None),), False),
+        ((made(3000.0),), False),
+        ((made(3700.0),), True),
+        ((made(3000.0, Ending.NOT_DONE),), False),
+        ((made(300.0, Ending.ABORTED),), False),
+        ((made(700.0, Ending.ABORTED),), True),
+        (tuple(made(700.0 * n, Ending.ABORTED) for n in range(1, MOST_ABORTED + 1)), False),
+    ],
+    ids=["never", "another node", "now", "just before", "long ago", "without result", "aborted", "aborted before",
+         "aborted again and again"],
+)  # fmt: skip
+def test_objection_to_testing(before: tuple[NodeTest, ...], allowed: bool) -> None:
+    assert (objection_to_testing("n1", before, 100_000.0, 3600.0) is None) == allowed
+
+
+@pytest.mark.parametrize(
+    ("place", "measured", "left"),
+    [
+        ("", ("cpu",), ()),
+        ("GPU-a", ("cpu", "memory"), ("GPU-a",)),
+        ("GPU-a", ("gpu",), ()),
+        ("GPU-a", ("site_check",), ()),
+        ("mount:/scratch", ("mount:/home",), ("mount:/scratch",)),
+        ("mount:/scratch", ("mount:/scratch",), ()),
+        ("link:eth0", ("cpu",), ("link:eth0",)),
+        ("link:eth0", ("network",), ()),
+        ("memory", ("cpu",), ("memory",)),
+    ],
+)
+def test_not_covered(place: str, measured: tuple[str, ...], left: tuple[str, ...]) -> None:
+    events = [replace(event(1, kind="gpu_fault"), place=place)]
+    assert not_covered(NodeResult(node="n1", truth=Truth.OK, measured=measured), events) == left
+
+
+def test_peers_are_idle_nodes_of_the_same_partitions() -> None:
+    states = {"n1": "IDLE+DRAIN", "n2": "IDLE", "n3": "MIXED", "n4": "IDLE", "n5": "IDLE", "n6": "IDLE"}
+    known = [
+        SlurmNode(name=name, address=name, state=state, partitions=("cpu",) if name == "n4" else ("gpu",))
+        for name, state in states.items()
+    ]
+    assert peers_for(known[:1], known, 5, ("n6",)) == ["n2", "n5"]
+    assert peers_for(known[:1], known, 1, ()) == ["n2"]
+    assert [is_free(each) for each in known] == [True, True, False, True, True, True] and not is_free(None)
+    assert (
+        enough_peers(4, 5, 0.0)
+        and not enough_peers(3, 5, 0.0)
+        and enough_peers(3, 5, DAY_S)
+        and enough_peers(0, 0, 0.0)
+    )

@@ -274,7 +274,7 @@ def test_a_rank_with_a_pipe_is_asked_for_a_new_dump_and_it_is_waited_for(tmp_pat
     dump.write_bytes(b"old")
     os.utime(dump, (1e9, 1e9))
     os.mkfifo(pipe)
-    args = finding(files=[(str(dump), 0, 1e10)], pipes=[str(pipe)])
+    args = finding(files=[(str(dump), 0, 1e10)], pipes=[(str(pipe), 0)])
     (old,) = flight_recorder.read_flight_recorders(args)
     assert old.record is None  # nobody reads from the pipe: it is not waited for, and not filled
 

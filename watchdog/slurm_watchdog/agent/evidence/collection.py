@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.error_files import KIND as OWN_WORDS
-from slurm_watchdog.agent.evidence.flight_recorder import pipe_of, prefixes
+from slurm_watchdog.agent.evidence.flight_recorder import names_of, pipe_of, prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
 from slurm_watchdog.agent.evidence.stacks import choose
@@ -56,6 +56,8 @@ MAX_DUMPS: Final = 6
 MAX_APART_S: Final = 60.0
 FILES_BYTES: Final = 1 << 20
 """Of all Flight Recorder dumps of a node, compressed."""
+MAX_FILES, MAX_RANKS = 1024, 256
+"""Of a node, that one question may name (FindFiles)."""
 IDLE_S: Final = 5.0
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 LOG_FILES: Final = 8
@@ -263,7 +265,9 @@ class Collection:
         owner = self.chosen[0].uid if self.chosen else self.uid
         wanted: list[tuple[str, int | None, float]] = []
         directories: dict[str, None] = {}
-        pipes: list[str] = []
+        pipes: list[tuple[str, int | None]] = []
+        # What ranks that have ended left behind is looked up as another process of the job does.
+        roots: list[tuple[int | None, int, int]] = [(None, p.pid, p.start_ticks) for p in self.processes[:1]]
         uptime_s, oldest_s = float(read_file("/proc/uptime").split()[0]), 0.0
         for process in self.processes:
             if process.role is not Role.RANK:
@@ -272,21 +276,23 @@ class Collection:
             age_s = uptime_s - process.start_ticks / CLOCK_TICKS
             oldest_s = max(oldest_s, age_s)
             settings: Mapping[str, str] = dict(known.settings) if known is not None else {}
-            paths = [f"{prefix}{process.rank}" for prefix in prefixes(settings)]
+            paths = [name for prefix in prefixes(settings) for name in names_of(prefix, process.rank)]
             wanted += [(path, process.rank, age_s) for path in paths if self._may_touch(path)]
             pipe = pipe_of(settings, process.rank)
-            pipes += [pipe] if pipe is not None and self._may_touch(pipe) else []
+            pipes += [(pipe, process.rank)] if pipe is not None and self._may_touch(pipe) else []
+            roots.append((process.rank, process.pid, process.start_ticks))
             if known is not None and known.cwd and self._may_touch(known.cwd):
                 directories[known.cwd] = None
         pattern, uses_pid = cores.read_pattern()
         request = FindFiles(
-            files=wanted,
+            files=wanted[:MAX_FILES],
             uid=owner,
             max_bytes=FILES_BYTES,
             places=cores.places(pattern, list(directories), uses_pid),
             max_age_s=oldest_s + 60.0,
             pids=[process.pid for process in self.chosen],
-            pipes=pipes,
+            pipes=pipes[:MAX_RANKS],
+            roots=roots[:MAX_RANKS],
             error_files=[
                 each for each in self.sources.error_files_of(self.command.job_id).items() if self._may_touch(each[0])
             ],

@@ -10,6 +10,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.files.job_root import OWN, Roots, open_in
 from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing
@@ -22,19 +23,20 @@ END_BYTES: Final = 64 * 1024
 KIND: Final = "own_words"
 
 
-def read_error_files(request: FindFiles) -> list[FoundFile]:
+def read_error_files(request: FindFiles, roots: Roots = OWN) -> list[FoundFile]:
     """Those that are there, belong to the owner and say why a rank ended."""
     found = []
     for path, rank in request.error_files:
-        each = _read(path, request.uid) or _read(os.path.join(os.path.dirname(path), STDERR), request.uid)
+        root, beside = roots.of(rank), os.path.join(os.path.dirname(path), STDERR)
+        each = _read(root, path, request.uid) or _read(root, beside, request.uid)
         if each is not None:
             found.append(replace(each, rank=rank))
     return found
 
 
-def _read(path: str, uid: int) -> FoundFile | None:
+def _read(root: int | None, path: str, uid: int) -> FoundFile | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_in(root, path, os.O_RDONLY)
     except OSError:
         return None
     with closing(fd):

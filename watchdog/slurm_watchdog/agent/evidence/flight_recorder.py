@@ -16,6 +16,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.files.job_root import OWN, Roots, open_in, stat_in
 from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing
@@ -32,6 +33,8 @@ DumpPipe); there is none unless the recorder has a buffer."""
 FRESH_S, LOOK_EVERY_S = 6.0, 0.25
 """So long a dump that was asked for is waited for: the monitor looks into its pipe every second
 (TORCH_NCCL_COORD_CHECK_MILSEC), and writes for less than one."""
+TOGETHER_S: Final = 10.0
+"""Two files of a rank that were written within so long are of one dump."""
 OLD_PREFIX: Final = "/tmp/nccl_trace_rank_"
 """The default of older releases."""
 NEW_NAME: Final = "torch/comm_lib_trace_rank_"
@@ -62,28 +65,47 @@ def pipe_of(environ: Mapping[str, str], rank: int | None) -> str | None:
     return f"{prefix}{rank}.pipe" if prefix.startswith("/") and rank is not None else None
 
 
-def read_flight_recorders(request: FindFiles) -> list[FoundFile]:
-    """The dumps that are there, belong to the owner and are not older than the job; of ranks with a pipe, new ones."""
+def names_of(prefix: str, rank: int | None) -> list[str]:
+    """The files that may hold the dump of this rank: PyTorch writes a pickle without an ending, and where a training
+    writes one by itself (`torch._C._distributed_c10d._dump_nccl_trace_json`), it is JSON."""
+    return [f"{prefix}{rank}", f"{prefix}{rank}.json"]
+
+
+def read_flight_recorders(request: FindFiles, roots: Roots = OWN) -> list[FoundFile]:
+    """The dump of each rank that is there, belongs to the owner and is not older than the job; of ranks with a pipe,
+    new ones. Of several of one rank the newest, of two that were written together the JSON."""
     asked_at = clock.wall()
-    asked = sum(_ask(path, request.uid) for path in request.pipes)
+    asked = {rank for path, rank in request.pipes if _ask(roots.of(rank), path, request.uid)}
     until = clock.monotonic() + FRESH_S
-    while asked and clock.monotonic() < until and _fresh(request, asked_at) < asked:
+    while asked and clock.monotonic() < until and not asked <= _fresh(request, roots, asked_at):
         wait_readable((), LOOK_EVERY_S)
     left, wall = request.max_bytes, clock.wall()
     found = []
-    for path, rank, max_age_s in request.files:
+    for rank in dict.fromkeys(rank for _, rank, _ in request.files):
+        mine = [(path, max_age_s) for path, of, max_age_s in request.files if of == rank]
+        path, max_age_s = max(mine, key=lambda each: _written_at(request, roots, each[0], rank))
         room = min(left, MAX_KEPT_BYTES)
-        each = _read(_at_home(path, request.uid), request.uid, rank or 0, max_age_s, room, wall)
+        each = _read(roots.of(rank), _at_home(path, request.uid), request.uid, rank or 0, max_age_s, room, wall)
         if each is not None:
             left -= len(each.content or b"")
             found.append(replace(each, rank=rank))
     return found
 
 
-def _ask(path: str, uid: int) -> bool:
+def _written_at(request: FindFiles, roots: Roots, path: str, rank: int | None) -> float:
+    """When this file of the owner's was written (date), a JSON a little later; nothing else was ever written."""
+    try:
+        about = stat_in(roots.of(rank), _at_home(path, request.uid))
+    except OSError:
+        return float("-inf")
+    own = stat.S_ISREG(about.st_mode) and about.st_uid == request.uid
+    return about.st_mtime + (TOGETHER_S if path.endswith(".json") else 0.0) if own else float("-inf")
+
+
+def _ask(root: int | None, path: str, uid: int) -> bool:
     """Whether somebody reads from this pipe of the owner's, and was asked."""
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_in(root, path, os.O_WRONLY)
     except OSError:  # among others: nobody reads from it
         return False
     with closing(fd):
@@ -96,15 +118,16 @@ def _ask(path: str, uid: int) -> bool:
             return False
 
 
-def _fresh(request: FindFiles, since: float) -> int:
-    """How many of the dumps were written since then, and are no longer written to."""
-    found = 0
-    for path, _, _ in request.files:
+def _fresh(request: FindFiles, roots: Roots, since: float) -> set[int | None]:
+    """The ranks whose dump was written since then, and is no longer written to."""
+    found = set[int | None]()
+    for path, rank, _ in request.files:
         try:
-            at = os.lstat(_at_home(path, request.uid)).st_mtime
+            at = stat_in(roots.of(rank), _at_home(path, request.uid)).st_mtime
         except OSError:
             continue
-        found += since - LOOK_EVERY_S <= at <= clock.wall() - LOOK_EVERY_S
+        if since - LOOK_EVERY_S <= at <= clock.wall() - LOOK_EVERY_S:
+            found.add(rank)
     return found
 
 
@@ -117,9 +140,11 @@ def _at_home(path: str, uid: int) -> str:
         return path
 
 
-def _read(path: str, uid: int, rank: int, max_age_s: float, max_bytes: int, wall: float) -> FoundFile | None:
+def _read(
+    root: int | None, path: str, uid: int, rank: int, max_age_s: float, max_bytes: int, wall: float
+) -> FoundFile | None:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_in(root, path, os.O_RDONLY)
     except OSError:
         return None
     with closing(fd):

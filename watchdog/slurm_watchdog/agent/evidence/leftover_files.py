@@ -7,6 +7,7 @@ import os
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.error_files import read_error_files
 from slurm_watchdog.agent.evidence.flight_recorder import read_flight_recorders
+from slurm_watchdog.agent.files.job_root import roots_of
 from slurm_watchdog.agent.workers.answer_types import LeftoverFiles
 from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.agent.workers.worker_state import WorkerState
@@ -21,9 +22,10 @@ def find_files(request: FindFiles, worker: WorkerState) -> LeftoverFiles:
             break
         except OSError:
             continue
-    return LeftoverFiles(
-        flight_recorder=tuple(read_flight_recorders(request)),
-        own_words=tuple(read_error_files(request)),
-        core=tuple(cores.find_cores(request)),
-        program=program,
-    )
+    with roots_of(request.roots) as roots:
+        return LeftoverFiles(
+            flight_recorder=tuple(read_flight_recorders(request, roots)),
+            own_words=tuple(read_error_files(request, roots)),
+            core=tuple(cores.find_cores(request)),
+            program=program,
+        )

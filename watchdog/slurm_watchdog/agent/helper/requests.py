@@ -146,8 +146,8 @@ TASKS: Final = tasks_by_name(
     Task(
         FindFiles, leftover_files.find_files, as_owner=True, check=_check_find,
         paths=lambda args: (
-            *(path.removeprefix("~") for path, _, _ in args.files), *args.pipes, *(place for place, _ in args.places),
-            *(path for path, _ in args.error_files),
+            *(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places),
+            *(path for path, _ in (*args.pipes, *args.error_files)),
         ),
     ),
     Task(

@@ -234,10 +234,12 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     """(directory, pattern of names) of core files."""
     max_age_s: float
     pids: Annotated[list[Pid], Meta(max_length=256)]
-    pipes: Annotated[list[Path], Meta(max_length=256)] = []
-    """A rank that reads from one of these writes its dump again when something is written into it."""
+    pipes: Annotated[list[tuple[Path, int | None]], Meta(max_length=256)] = []
+    """(path, rank): a rank that reads from its own writes its dump again when something is written into it."""
     error_files: Annotated[list[tuple[Path, int | None]], Meta(max_length=256)] = []
     """(path, rank) of files into which torchelastic writes why a rank ended."""
+    roots: Annotated[list[tuple[int | None, Pid, Ticks]], Meta(max_length=256)] = []
+    """(rank, pid, start ticks): the process below whose root files of this rank are; rank None: those of all others."""
 
 
 class FindListeners(Request[Listeners], frozen=True):

@@ -1,0 +1,119 @@
+"""Files of a job by the names that its own processes have for them.
+
+A job may have a /tmp of its own (job_container/tmpfs of Slurm), or a whole container: then a name means another file to
+it than to the agent. It is looked up below the root of one of its processes, step by step and in no other: a link, or
+`..`, leads nowhere above that root. A process that the reader may not look into, or whose root is the agent's, changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Final
+
+from slurm_watchdog.agent.proc.files import read_stat
+from slurm_watchdog.base.descriptors import closing
+
+MAX_LINKS: Final = 40  # MAXSYMLINKS, linux/namei.h
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@dataclass(frozen=True)
+class Roots:
+    """Below which root the files of a rank are looked up."""
+
+    of_rank: Mapping[int | None, int | None] = field(default_factory=dict)
+    """Rank -> descriptor, None for the agent's own; the rank None stands for all that are not in it."""
+
+    def of(self, rank: int | None) -> int | None:
+        return self.of_rank.get(rank, self.of_rank.get(None))
+
+
+OWN: Final = Roots()
+"""All files are the agent's own."""
+
+
+@contextmanager
+def roots_of(processes: Iterable[tuple[int | None, int, int]]) -> Iterator[Roots]:
+    """Given (rank, pid, start ticks) of processes; open for the block."""
+    with ExitStack() as stack:
+        found: dict[int | None, int | None] = {}
+        for rank, pid, start_ticks in processes:
+            found[rank] = root = other_root(pid, start_ticks)
+            if root is not None:
+                stack.callback(os.close, root)
+        yield Roots(found)
+
+
+def other_root(pid: int, start_ticks: int) -> int | None:
+    """A descriptor (O_PATH) of the root of this process; None where it is the agent's own, or can't be told."""
+    try:
+        root = os.open(f"/proc/{pid}/root", _DIRECTORY)
+    except OSError:
+        return None
+    try:
+        own, its = os.stat("/"), os.fstat(root)
+        same = os.readlink(f"/proc/{pid}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
+        if read_stat(pid).start_ticks == start_ticks and not (same and os.path.samestat(own, its)):
+            return root
+    except (OSError, ValueError):
+        pass
+    os.close(root)
+    return None
+
+
+def open_in(root: int | None, path: str, flags: int) -> int:
+    """`path` (absolute), whose last name is no link; below `root` if that is given. Raises OSError."""
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    if root is None:
+        return os.open(path, flags)
+    with _parent(root, path) as (where, name):
+        return os.open(name, flags, dir_fd=where)
+
+
+def stat_in(root: int | None, path: str) -> os.stat_result:
+    """Of `path` as `open_in` finds it, or of the link there. Raises OSError."""
+    if root is None:
+        return os.lstat(path)
+    with _parent(root, path) as (where, name):
+        return os.stat(name, dir_fd=where, follow_symlinks=False)
+
+
+@contextmanager
+def _parent(root: int, path: str) -> Iterator[tuple[int, str]]:
+    """The directory of `path` below `root`, and its last name there. Raises OSError."""
+    parts = [part for part in path.split("/") if part not in ("", ".")]
+    if not parts or parts[-1] == "..":
+        raise OSError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    name, todo, links = parts.pop(), parts, 0
+    way = [os.dup(root)]
+    try:
+        while todo:
+            part = todo.pop(0)
+            if part == "..":
+                if len(way) > 1:
+                    os.close(way.pop())
+                continue
+            way.append(os.open(part, _STEP, dir_fd=way[-1]))
+            try:
+                target = os.readlink("", dir_fd=way[-1])
+            except OSError:  # no link
+                continue
+            os.close(way.pop())
+            links += 1
+            if links > MAX_LINKS:
+                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
+            if target.startswith("/"):
+                while len(way) > 1:
+                    os.close(way.pop())
+            todo = [each for each in target.split("/") if each not in ("", ".")] + todo
+        with closing(os.open(".", _DIRECTORY, dir_fd=way[-1])) as where:
+            yield where, name
+    finally:
+        for each in way:
+            os.close(each)

@@ -170,6 +170,7 @@ def _wanted(asked: Options, config: Config) -> Wanted:
         interface=asked.interface or site.interface,
         gpu_python=site.gpu_python,
         tools=site.tools,
+        tools=site.tools,
         site_command=site.check,
         site_limit_s=site.check_limit,
     )

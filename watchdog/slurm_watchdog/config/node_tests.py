@@ -27,6 +27,11 @@ class NodeTests(Section):
         "",
         description="A Python with torch, at the same path on every node, which measures GPUs. Empty = not measured.",
     )
+    tools: bool = Field(
+        True,
+        description="Whether iperf3, fio and dcgmi (diag -r 1) do their part on nodes where they are installed; one "
+        "that is missing or fails says nothing about a node.",
+    )
     check: str = Field("", description="A shell command of the site's for each node: exit code 0 = well.")
     check_limit: Span = Field(60.0, description="For that command.")
     floors: dict[str, float] = Field(

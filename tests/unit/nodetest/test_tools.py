@@ -133,6 +133,27 @@ def test_what_is_no_result_of_iperf3_is_none(text: str) -> None:
     assert parse_iperf3(text) is None
 
 
+# -- the site's check
+
+
+@pytest.mark.parametrize(
+    ("check", "state", "words"),
+    [
+        ("true", Truth.OK, ""),
+        ("echo GPU 3 is slow; exit 3", Truth.BAD, "it ended with 3: GPU 3 is slow"),
+        ("no-such-program --all", Truth.UNKNOWN, "site_check did not run: it ended with 127"),
+        ("/etc/passwd", Truth.UNKNOWN, "site_check did not run: it ended with 126"),
+    ],
+)
+def test_a_check_that_cannot_run_is_a_doubt_and_one_that_fails_a_verdict(
+    tmp_path: Path, check: str, state: Truth, words: str
+) -> None:
+    found = asked({"phase": "site_check", "command": check}, tmp_path)
+    (verdict,) = judge_nodes([node("n1", found.problems, facts=found.facts)], {"cpu_core": 1.0}, {})
+    assert verdict.truth is state
+    assert words in " ".join(verdict.reasons)
+
+
 # -- dcgmi
 
 

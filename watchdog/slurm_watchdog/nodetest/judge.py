@@ -79,6 +79,8 @@ def unsure_reasons(node: Measured, *, compared: bool, peers: int) -> list[str]:
     if node.missing:
         return [node.missing]
     found = [f"{each.phase} {each.subject}".strip() + f": {each.said}" for each in node.problems]
+    if not_run := node.facts.get("site_check", {}).get("not_run"):
+        found.append(f"site_check did not run: {not_run}")
     if node.disturbed:
         names = ", ".join(sorted({split_key(key)[0].partition("_")[0] for key in node.disturbed}))
         found.append(f"other processes used its CPUs meanwhile, so its {names} figures do not count")

@@ -184,6 +184,29 @@ def test_variables_about_collectives_that_do_what_they_seem_to_are_left_alone() 
     assert [each.rule for each in advice(WELL + "export NCCL_TIMEOUT=60\n", read=reads)] == []
 
 
+GPUS = WELL.replace("pytorch/2.4", "pytorch/2.13").replace(
+    "#SBATCH --requeue\n", "#SBATCH --requeue --gpus-per-node=8\n"
+)
+
+
+def test_of_a_pytorch_that_records_by_itself_the_pipe_is_suggested_for_a_job_of_several_gpus() -> None:
+    (found,) = advice(GPUS)
+    assert (found.rule, found.level) == ("nccl_flight_recorder_pipe", Level.HINT)
+    pipe = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE=/tmp/ask_fr_${SLURM_JOB_ID}_"
+    assert found.add == f"export TORCH_NCCL_TRACE_BUFFER_SIZE=2000 {pipe}"
+    one = GPUS.replace("--nodes=4 --ntasks-per-node=8", "--nodes=1 --ntasks=1").replace(
+        "--gpus-per-node=8", "--gres=gpu:h100:1"
+    )
+    for silent in (
+        WELL, GPUS.replace(" --gpus-per-node=8", ""), GPUS + f"export {pipe}\n", GPUS + "export TORCH_FR_BUFFER_SIZE=0\n",
+        GPUS.replace("pytorch/2.13", "pytorch/2.12"), GPUS.replace("module load pytorch/2.13\n", ""), one,
+        GPUS + "source ./settings.sh\n",
+    ):  # fmt: skip
+        assert rules(silent) == set(), silent
+    assert rules(one.replace("gpu:h100:1", "gpu:h100:4")) == {"nccl_flight_recorder_pipe"}
+    assert rules(GPUS.replace("module load pytorch/2.13\n", ""), torch=(2, 14)) == {"nccl_flight_recorder_pipe"}
+
+
 def test_the_right_name_of_the_variable_depends_on_the_release_of_pytorch() -> None:
     bare = WELL.replace("module load pytorch/2.4\n", "")
     assert rules(bare) == set()  # it is not known, and on by default for years

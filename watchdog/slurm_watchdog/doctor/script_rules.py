@@ -160,7 +160,11 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
         )  # fmt: skip
 
 
-PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+PIPE, BUFFER = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE", "TORCH_NCCL_TRACE_BUFFER_SIZE"
+"""There is no pipe unless the buffer is set by this name (ProcessGroupNCCL.hpp, DumpPipe)."""
+RECORDS = (2, 13)
+"""Since this PyTorch the last 2,000 collectives are recorded without a variable (FlightRecorder.hpp)."""
+ONE_GPU = re.compile(r"(?:gpu:)?(?:[a-z][\w.-]*:)?[01]|gpu|", re.ASCII | re.IGNORECASE)
 
 
 def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
@@ -177,7 +181,7 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
             "one, is ended by nobody.",
             add="export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=1800  # a longer time in the place of none",
         )  # fmt: skip
-    sizes = [_value_of(script, name) for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE")]
+    sizes = [_value_of(script, name) for name in (BUFFER, "TORCH_FR_BUFFER_SIZE")]
     if (
         _value_of(script, "TORCH_NCCL_DUMP_ON_TIMEOUT") in ON
         and all(size in (None, "0") for size in sizes)
@@ -188,15 +192,16 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
             evidence="TORCH_NCCL_DUMP_ON_TIMEOUT without a buffer",
             sentence="The dump at a time-out shows nothing unless collectives are recorded: its buffer is "
             "not set, and empty in many releases.",
-            add="export TORCH_NCCL_TRACE_BUFFER_SIZE=2000",
+            add=f"export {BUFFER}=2000",
         )  # fmt: skip
-    if any(size not in (None, "0") for size in sizes) and _value_of(script, PIPE) is None and not script.sources:
+    asked_for = any(size not in (None, "0") for size in sizes)
+    if (asked_for or _records_by_itself(facts, sizes)) and _value_of(script, PIPE) is None and not script.sources:
         yield Advice(
             rule="nccl_flight_recorder_pipe", level=Level.HINT, where=script.path,
-            evidence=f"collectives are recorded, and {PIPE} is not set",
+            evidence=f"collectives are recorded{'' if asked_for else ' by PyTorch'}, and {PIPE} is not set",
             sentence="The record of a hang is written at its time-out at the earliest: with this pipe the watchdog "
             "asks for it as soon as the job is suspected, and says which rank did not enter which collective.",
-            add=f"export {PIPE}=/tmp/ask_fr_${{SLURM_JOB_ID}}_",
+            add=f"export {'' if sizes[0] else f'{BUFFER}=2000 '}{PIPE}=/tmp/ask_fr_${{SLURM_JOB_ID}}_",
         )  # fmt: skip
     if _value_of(script, "NCCL_RAS_ENABLE") == "0":
         yield Advice(
@@ -219,6 +224,20 @@ def _collective_debugging(facts: JobFacts) -> Iterator[Advice]:
             add="init_process_group(timeout=…), or the framework's own option "
             "(--distributed-timeout-minutes, --ddp_timeout)",
         )  # fmt: skip
+
+
+def _records_by_itself(facts: JobFacts, sizes: list[str | None]) -> bool:
+    """Whether PyTorch is known to record what several GPUs of this job call, though nothing in it says so."""
+    script, torch = facts.script, facts.torch or torch_version(facts.script.text)
+    trains = any(is_training(srun) for srun in script.sruns) or bool(programs(script))
+    return torch is not None and torch >= RECORDS and sizes == [None, None] and trains and _several_gpus(script)
+
+
+def _several_gpus(script: Script) -> bool:
+    """By its directives, of the job or of each node, task or socket."""
+    asked = [value for name, value, _ in script.directives if name.startswith("gpus")]
+    asked += [part for part in (script.directive("gres") or "").split(",") if part.startswith("gpu")]
+    return bool(asked) and not (_one_task(script) and all(ONE_GPU.fullmatch(each) for each in asked))
 
 
 def _value_of(script: Script, name: str) -> str | None:

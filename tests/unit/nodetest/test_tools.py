@@ -104,6 +104,21 @@ def test_without_a_directory_fio_is_skipped_and_the_disks_own_phase_judges(tmp_p
     assert found.facts["fio"] == {"skipped": "no file can be made there: No such file or directory"}
 
 
+def test_where_a_directorys_own_phase_hangs_fio_is_not_begun(tmp_path: Path) -> None:
+    hangs = {"phase": "site_check", "limit_s": 0.3, "command": "sleep 60", "subject": "/s"}
+    phases = [
+        hangs,
+        {"phase": "fio", "limit_s": 20, "seconds": 0.4, "name": "mount", "directory": "/s", "subject": "/s"},
+    ]
+    done = subprocess.run(
+        command(sys.executable, {"phases": phases}), capture_output=True, text=True, timeout=60, check=True, cwd="/",
+        env={"SLURMD_NODENAME": "n1", "PATH": os.environ["PATH"]},
+    )  # fmt: skip
+    found = measured("n1", [line for text in done.stdout.splitlines() if (line := parse_line(text)) is not None])
+    assert [each.phase for each in found.problems] == ["site_check"]
+    assert found.facts["fio /s"] == {"skipped": "the phase before it hangs there"}
+
+
 def test_a_slow_disk_shows_in_fios_figures_as_in_ours() -> None:
     slow = {"disk_fio_read /tmp": 100.0}
     well = [node(f"n{at}", figures={"disk_fio_read /tmp": 2000.0 + at}) for at in range(2, 7)]

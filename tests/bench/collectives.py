@@ -70,7 +70,7 @@ def _dump(rank: int, entries: int) -> bytes:
     tensor = rank // 8 * 8
     made = [_entry(index, ("0", "default_pg") if index % 2 else (f"t{tensor}", "tp")) for index in range(entries)]
     if rank != ABSENT:
-        made.append(_entry(entries + 1, ("0", "default_pg"), state="started", retired=False))
+        made.append(_entry(entries + 1, ("0", "default_pg"), record_id=entries, state="started", retired=False))
     groups = {
         "0": {"name": "0", "desc": "default_pg", "ranks": str(list(range(RANKS)))},
         f"t{tensor}": {"name": "t", "desc": "tp", "ranks": str(list(range(tensor, tensor + 8)))},

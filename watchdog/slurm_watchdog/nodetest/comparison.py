@@ -1,10 +1,9 @@
-"""What a test measured on each node beside its peers, for the picture of it. Pure."""
+"""What a test measured on each node beside its peers, for the picture of it."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from slurm_watchdog.knowledge.node_figures import KINDS, Kind, split_key
 from slurm_watchdog.model.incidents import Truth
@@ -15,11 +14,9 @@ from slurm_watchdog.model.node_comparison import (
     ComparedNode,
     NodeComparison,
 )
+from slurm_watchdog.nodetest.conduct import Report
 from slurm_watchdog.nodetest.judge import Verdict
 from slurm_watchdog.nodetest.results import Measured
-
-if TYPE_CHECKING:
-    from slurm_watchdog.nodetest.conduct import Report
 
 VERDICTS = {Truth.BAD: "bad", Truth.OK: "ok", Truth.UNKNOWN: "unknown"}
 ORDER = (Truth.BAD, Truth.UNKNOWN, Truth.OK)

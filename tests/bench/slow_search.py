@@ -8,10 +8,12 @@ from functools import partial
 from math import ceil, log2
 
 from tests.bench.figures import Figures, say
-from tests.builders.slow_clusters import Searched, search_cluster
+from tests.builders.slow_clusters import LOOK_ALIKES, Searched, confirmed, search_cluster
 
 SIZES = {48: 200, 384: 200, 4096: 60}
 """Nodes of the cluster, and searches in it."""
+ALIKE = 1000
+"""Searches with each look-alike."""
 FEW_SPARES = 8
 """One node in so many is a spare where they are few."""
 
@@ -43,6 +45,16 @@ def run(figures: Figures) -> None:
             figures.add(f"{name}.wrong_name", 100 * wrong / len(found), "%", at_most=1)
             in_time = [each for each in found if each.first_named and (each.first_named_after or 0) <= 7]
             figures.add(f"{name}.named_in_7_restarts", 100 * len(in_time) / len(found), "%", at_least=95)
+        for like in filter(None, LOOK_ALIKES):
+            bound = None if like == "ramp_not_logged" else 1  # of which nothing is promised
+            for slow in (0, 1, 2):
+                found = list(pool.map(partial(_alike, like, slow), range(ALIKE), chunksize=4))
+                name = f"search.48_nodes.{slow}_slow.{like}"
+                began = [each for each in found if each.restarts]
+                wrong = [each for each in began if not confirmed(each) <= each.slow]
+                figures.add(f"{name}.began", 100 * len(began) / ALIKE, "%")
+                figures.add(f"{name}.wrong_name_confirmed", 100 * len(wrong) / max(1, len(began)), "%", at_most=bound)
+                figures.add(f"{name}.a_slow_node_confirmed", 100 * sum(map(bool, map(confirmed, found))) / ALIKE, "%")
         for nodes in (48, 384):
             found = list(pool.map(partial(_few, nodes), range(SIZES[nodes]), chunksize=4))
             name = f"search.{nodes}_nodes.1_slow.one_in_{FEW_SPARES}_is_a_spare"
@@ -58,6 +70,11 @@ def _half(nodes: int, slow: int, seed: int) -> Searched:
 def _by_place(slow: int, seed: int) -> Searched:
     """What a slow node costs differs by up to a quarter from run to run."""
     return search_cluster(48, 24, slow, seed, place=0.25)
+
+
+def _alike(like: str, slow: int, seed: int) -> Searched:
+    """Beside what else makes steps longer, and with no slow node because of that alone."""
+    return search_cluster(48, 24, slow, seed, like=like)
 
 
 def _few(nodes: int, seed: int) -> Searched:

@@ -49,9 +49,9 @@ SEEN = 2
 another one: what the hour of the day did to a single run has named a wrong one."""
 CONFIRMED_BY = 3
 """Slow runs with a node, none without it, before it is held against the node in full. Of searches that began with no
-slow node at all, but with a filesystem that others slow down for 5 min to an hour every two hours or so, 1 % end with a
-confirmed name; if two runs sufficed 7 %, and with one a third. Of searches with one slow node it is 83 %, 96 % and all,
-and a failed test confirms the others (slow_clusters of the tests, 300 searches each)."""
+slow node at all, but with a filesystem that others slow down for 5 min to an hour every two hours or so, 0.6 % end with
+a confirmed name (2,000 searches); if two runs sufficed 7 %, and with one a third (300). Of searches with one slow node
+80 % confirm it, 96 % if two runs sufficed; a failed test confirms the others (slow_clusters of the tests)."""
 SKIPPED = 5
 """First steps of a run, which compile, warm caches and fill pipelines."""
 

@@ -37,7 +37,7 @@ SURE = 0.9
 GROWN = 1.5
 """A run is measured again when it has so many times the steps: its speed is written a few times an hour at first, and
 then hardly ever."""
-LISTENS_EVERY_S = 60.0
+LISTENS_EVERY_S = 15.0
 """Between two looks at the tests that others made."""
 KEPT_S = 86400.0
 """A search whose job Slurm lists no longer is forgotten after this time."""

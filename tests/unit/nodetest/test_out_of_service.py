@@ -54,7 +54,7 @@ class Slurm:
         return SlurmNode(name=node, address=node, state="IDLE+DRAIN" if reason else "IDLE", reason=reason or "")
 
 
-async def through(slurm: Slurm, place: Path, fails: BaseException | None = None) -> list[str]:
+async def through(slurm: Slurm, place: Path | None, fails: BaseException | None = None) -> list[str]:
     lines: list[str] = []
     async with lifted(slurm, slurm, (*NODES, PEER), "r", place, lines.append):
         assert (slurm.drained, slurm.reserved) == ({}, {"r"})
@@ -113,3 +113,9 @@ def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said(tmp_path
     assert slurm.reserved == {"r"}
     assert "n1 could not be drained again" in line
     assert (tmp_path / FILE).exists()
+
+
+def test_lifted_for_the_controller_remembers_nothing_for_it_knows_the_drains(tmp_path: Path) -> None:
+    slurm = Slurm()
+    asyncio.run(through(slurm, None))
+    assert slurm.drained == {node.name: node.reason for node in NODES} and slurm.reserved == set()

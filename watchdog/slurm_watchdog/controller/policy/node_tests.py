@@ -9,7 +9,7 @@ from slurm_watchdog.ledger.counted import strength_of
 from slurm_watchdog.model.node_events import GPU_PLACE, LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind
 from slurm_watchdog.model.node_test import Ending, NodeResult, NodeTest
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.model.slurm_states import USED, is_lost, node_words, starts_jobs
+from slurm_watchdog.model.slurm_states import ABSENT, USED, is_lost, node_words, starts_jobs
 
 LEAST_PEERS: Final = 4
 """As knowledge/node_figures.py: with fewer no figure is compared with peers."""
@@ -28,9 +28,15 @@ def is_free(node: SlurmNode | None) -> bool:
     return node is not None and not node_words(node.state) & USED and not is_lost(node.state)
 
 
+TAKEN: Final = ABSENT | {"RESERVED", "RESV", "PLANNED", "PLND"}
+"""Words of nodes that are idle and not to be had: switched off, another's reservation, or kept for a job that is to
+start."""
+
+
 def is_idle(node: SlurmNode) -> bool:
-    """Whether Slurm would start a job there, and none runs there."""
-    return starts_jobs(node.state) and "IDLE" in node_words(node.state)
+    """Whether Slurm would start any job there at once, and none runs there."""
+    words = node_words(node.state)
+    return starts_jobs(node.state) and "IDLE" in words and not words & TAKEN
 
 
 def peers_for(nodes: Sequence[SlurmNode], known: Sequence[SlurmNode], most: int, but: Collection[str]) -> list[str]:

@@ -237,6 +237,16 @@ def test_in_the_last_minute_of_a_job_and_after_scancel_nothing_starts_again(
     assert (len(late.lines("rank")), len(job.lines("rank"))) == (1, 1)
 
 
+def test_in_the_last_minute_an_order_is_taken_where_the_job_was_given_more_time(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    job = start(f"sw -- srun {ranks(WAITS)}", "-N1", "--time=1")
+    first = job.runs()
+    four.slurm("scontrol", "update", f"JobId={job.job_id}", "TimeLimit=60")
+    job.order(first)
+    assert job.started_again().starts == 2
+
+
 def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Callable[..., Job]) -> None:
     leaves = "while [ ! -e $0 ]; do sleep 0.2; done"
     directory = "/run/slurm-watchdog/jobs/$SLURM_JOB_ID.0"

@@ -13,7 +13,7 @@ from slurm_watchdog.model.supervisor import (
     SupervisorState,
 )
 from slurm_watchdog.supervisor.allocation import Allocation
-from slurm_watchdog.supervisor.machine import first, next_state
+from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.placement import NoSpare
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -276,6 +276,20 @@ def test_a_command_in_the_batch_script_cannot_leave_its_node() -> None:
     day.on(Tick(), 16)
     day.on(Looked({"n1": "its clock is off"}))
     assert day.run.placement.nodes == ("n1",)
+
+
+def test_the_end_of_the_jobs_time_is_asked_for_again_only_where_it_decides_and_what_slurm_says_then_holds() -> None:
+    day = Day(end_at=100.0).runs()
+    order = Ordered(RestartOrder(decision="d1", step_id="0", start=1), 41.0)
+    failed = Ended(start=1, code=9)
+    assert not is_about_time(day.run, failed, 39.0, 39.0)
+    assert is_about_time(day.run, failed, 41.0, 41.0)
+    assert is_about_time(day.run, order, 41.0, 41.0)
+    assert not is_about_time(day.run, Ended(start=1, code=0), 41.0, 41.0)
+    assert not is_about_time(day.run, Tick(), 41.0, 41.0)
+    day.run, day.now = with_end(day.run, 3600.0), 41.0
+    assert day.order() == [SignalSteps("TERM", ("0",)), Look(NODES)]
+    assert with_end(day.run, None).settings.allocation.end_at == 3600.0
 
 
 def test_a_step_that_comes_late_takes_the_place_of_the_batch_step_and_several_nodes_never_have_it() -> None:

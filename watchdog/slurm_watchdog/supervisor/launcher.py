@@ -12,7 +12,6 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Final
 
@@ -24,14 +23,13 @@ from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.bounded import answer_of
+from slurm_watchdog.supervisor.job_time import ANSWER_S, read_end
 from slurm_watchdog.supervisor.placement import Placement, arguments, environment, task_count
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, parse_look, suspects
 from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, shim_text
 from slurm_watchdog.supervisor.steps import Step, own_steps, parse_steps
 
-ANSWER_S: Final = 3.0
-"""For slurmctld to answer: one that is asked in vain holds nothing up."""
 LOOK_S: Final = 5.0
 """For the nodes to answer; see look.DEADLINE_S."""
 PLACING_VARIABLES: Final = (
@@ -215,12 +213,7 @@ class Launcher:
 
     async def end_at(self) -> float | None:
         """When the job's time is over, since the epoch, as Slurm says; None: never, or not known."""
-        argv = ("squeue", "--noheader", f"--jobs={self._allocation.job_id}", "--format=%e")
-        answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
-        try:
-            return datetime.fromisoformat(answer.output.strip()).timestamp()
-        except ValueError:
-            return None
+        return await read_end(self._allocation.job_id, self._environ, self.helpers)
 
     async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""

@@ -14,6 +14,7 @@ from slurm_watchdog.model.supervisor import (
     RestartOrder,
     step_words,
 )
+from slurm_watchdog.supervisor.job_time import LAST_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -51,8 +52,6 @@ WAIT_S: Final = 120.0
 """For an order, after a command that ended because of our kill switch."""
 SWITCH_GONE_S: Final = 30.0
 """After the kill switch was taken away, that no order came: it was no restart."""
-LAST_S: Final = 60.0
-"""Before the end of the job's time nothing is started again."""
 LOOK_LIMIT_S: Final = 8.0
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
@@ -94,6 +93,23 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
         case Asked():
             return _asked(run, event, now)
     return run, ()
+
+
+def is_about_time(run: Run, event: Event, now: float, wall: float) -> bool:
+    """Whether what `event` leads to depends on the end of the job's time, as it is known: Slurm may have moved it."""
+    if _seconds_left(run, wall) >= LAST_S:
+        return False
+    allocation = replace(run.settings.allocation, end_at=None)
+    unlimited = replace(run, settings=replace(run.settings, allocation=allocation))
+    return next_state(run, event, now, wall)[1] != next_state(unlimited, event, now, wall)[1]
+
+
+def with_end(run: Run, end_at: float | None) -> Run:
+    """The same with another end of the job's time; None: Slurm does not say, what is known holds."""
+    if end_at is None:
+        return run
+    allocation = replace(run.settings.allocation, end_at=end_at)
+    return replace(run, settings=replace(run.settings, allocation=allocation))
 
 
 def _tick(run: Run, now: float, wall: float) -> Next:
@@ -341,4 +357,4 @@ def _seconds_left(run: Run, wall: float) -> float:
 
 
 def _late(run: Run, wall: float) -> str:
-    return f"{max(0.0, _seconds_left(run, wall)):.0f} s before the end of the job's time"
+    return late_words(_seconds_left(run, wall))

@@ -1,5 +1,6 @@
 """The supervisor's loop: what happened is handed to `machine`, and what that says is done. It waits for nothing that
-may hang: no file outside of its own directory, no answer of Slurm's, no end of a process."""
+may hang: no file outside of its own directory, no end of a process; for Slurm's answer alone where the job's time seems
+to be over, for three seconds."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.launcher import Launcher
-from slurm_watchdog.supervisor.machine import first, next_state
+from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.mailbox import read_orders, write_status
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import (
@@ -144,6 +145,9 @@ class _Service:
             return Tick()
 
     async def _handle(self, event: Event) -> None:
+        if is_about_time(self._run, event, clock.monotonic(), clock.wall()):
+            # `scontrol update TimeLimit=` and a suspension move it. Once an order, or an end: 3 s at most.
+            self._run = with_end(self._run, await self._launcher.end_at())
         self._run, actions = next_state(self._run, event, clock.monotonic(), clock.wall())
         self._write()  # that an order is taken is said before anything is done
         await self._do(actions)

@@ -1,0 +1,55 @@
+"""When the time of the job that this process is in is over. Its end moves: by `scontrol update TimeLimit=`, and by a
+suspension."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime
+from typing import Final
+
+from slurm_watchdog.supervisor.bounded import answer_of
+
+LAST_S: Final = 60.0
+"""Before the end of the job's time nothing is started again."""
+ANSWER_S: Final = 3.0
+"""For slurmctld to answer: one that is asked in vain holds nothing up."""
+
+
+def parse_end(text: str) -> float | None:
+    """Seconds since the epoch, of what squeue prints for %e in this host's time zone; None: never, or not known."""
+    try:
+        return datetime.fromisoformat(text.strip()).timestamp()
+    except ValueError:
+        return None
+
+
+async def read_end(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> float | None:
+    """As Slurm says it now, within ANSWER_S; None: never, or not known. `helpers`: see `bounded`."""
+    argv = ("squeue", "--noheader", f"--jobs={job_id}", "--format=%e")
+    return parse_end((await answer_of(argv, ANSWER_S, environ, helpers)).output)
+
+
+class JobTime:
+    """How long a job may still run: Slurm is asked again only where its time seems to be over."""
+
+    def __init__(self, end_at: float | None, ask: Callable[[], Awaitable[float | None]]):
+        """`end_at`: since the epoch, as it was at the start; None: not known. `ask`: what Slurm says now."""
+        self._end_at, self._ask = end_at, ask
+
+    async def seconds_left(self, wall: float) -> float:
+        """At `wall`, since the epoch; infinite where no end is known."""
+        if self._end_at is None:
+            self._end_at = await self._ask()
+        elif self._end_at - wall < LAST_S:
+            self._end_at = await self._ask() or self._end_at
+        return float("inf") if self._end_at is None else self._end_at - wall
+
+    async def lateness(self, wall: float) -> str:
+        """A part of a sentence, why nothing is started at `wall` any more; empty if it may be."""
+        left_s = await self.seconds_left(wall)
+        return late_words(left_s) if left_s < LAST_S else ""
+
+
+def late_words(left_s: float) -> str:
+    """How near the end is, a part of a sentence."""
+    return f"{max(0.0, left_s):.0f} s before the end of the job's time"

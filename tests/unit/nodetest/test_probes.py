@@ -137,8 +137,9 @@ def test_the_question_is_plain_json() -> None:
     job = node_job("n1", Wanted(gpu_python="/venv/bin/python", site_command="true"))
     asked = json.loads(json.dumps(job.question))["phases"]
     assert [each["phase"] for each in asked] == [
-        "state", "gpu_health", "gpu_dcgm", "cpu", "memory", "disk", "fio", "gpu_rate", "gpu_health", "site_check",
+        "state", "gpu_health", "gpu_dcgm", "cpu", "memory", "disk", "fio", "gpu_rate", "gpu_nccl", "gpu_health",
+        "site_check",
     ]  # fmt: skip
     assert sum(each["limit_s"] for each in asked) < 60 * job.minutes
     without = node_job("n1", Wanted(tools=False)).question["phases"]
-    assert not {"fio", "gpu_dcgm"} & {each["phase"] for each in without}
+    assert not {"fio", "gpu_dcgm", "gpu_nccl"} & {each["phase"] for each in without}

@@ -16,6 +16,7 @@ from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.nodetest.judge import judge_nodes
 from slurm_watchdog.nodetest.probes.fio import parse_fio
 from slurm_watchdog.nodetest.probes.gpu_dcgm import parse_dcgm
+from slurm_watchdog.nodetest.probes.gpu_nccl import parse_nccl
 from slurm_watchdog.nodetest.probes.pair import parse_iperf3
 from slurm_watchdog.nodetest.program import command
 from slurm_watchdog.nodetest.results import Fact, Measured, measured, parse_line
@@ -29,12 +30,12 @@ CARDS: dict[str, Fact] = {
 }
 
 
-def asked(phase: dict[str, object], path: Path) -> Measured:
+def asked(phase: dict[str, object], path: Path, **more: str) -> Measured:
     """As a node answers one phase, with `path` before its programs."""
     question = {"phases": [{"limit_s": 20, "seconds": 0.4, "subject": "", **phase}]}
     done = subprocess.run(
         command(sys.executable, question), capture_output=True, text=True, timeout=60, check=True, cwd="/",
-        env={"SLURMD_NODENAME": "n1", "PATH": f"{path}:{os.environ['PATH']}"},
+        env={"SLURMD_NODENAME": "n1", "PATH": f"{path}:{os.environ['PATH']}", **more},
     )  # fmt: skip
     return measured("n1", [line for text in done.stdout.splitlines() if (line := parse_line(text)) is not None])
 
@@ -128,7 +129,7 @@ def test_a_slow_disk_shows_in_fios_figures_as_in_ours() -> None:
 
 
 def test_a_tools_phase_that_hangs_is_a_doubt_and_no_verdict() -> None:
-    for phase in ("fio", "gpu_dcgm"):
+    for phase in ("fio", "gpu_dcgm", "gpu_nccl"):
         for state in ("late", "failed"):
             found = judge_nodes(nodes(5, node("n1", problems=(problem(phase, state),))), {}, {})
             assert [each.truth for each in found] == [Truth.UNKNOWN, *[Truth.OK] * 4]
@@ -167,6 +168,42 @@ def test_a_check_that_cannot_run_is_a_doubt_and_one_that_fails_a_verdict(
     (verdict,) = judge_nodes([node("n1", found.problems, facts=found.facts)], {"cpu_core": 1.0}, {})
     assert verdict.truth is state
     assert words in " ".join(verdict.reasons)
+
+
+# -- nccl-tests: as src/util.cu prints it, without and with a bandwidth that was asked for (NCCL_TESTS_MIN_BW)
+
+OLD = "# Out of bounds values : 0 OK\n# Avg bus bandwidth    : 361.234 \n#\n"
+NEW = "#\n# Out of bounds values : 12 FAILED\n# Avg bus bandwidth    : 4.1e+02 OK\n# Collective test concluded: all_reduce_perf\n"
+
+
+def test_the_average_bus_bandwidth_is_the_figure_and_wrong_values_are_a_fact() -> None:
+    assert parse_nccl(OLD) == {"figures": {"gpu_nccl": [361.234, 0.0, 1, False]}, "facts": {"wrong": 0}}
+    assert parse_nccl(NEW) == {"figures": {"gpu_nccl": [410.0, 0.0, 1, False]}, "facts": {"wrong": 12}}
+    assert parse_nccl("") is None
+    assert parse_nccl("# Avg bus bandwidth    : nan\n# Out of bounds values : 0 OK") is None
+    assert "gpu_nccl" in KINDS
+
+
+def test_an_all_reduce_runs_over_the_gpus_of_the_job_and_its_failure_is_no_problem(tmp_path: Path) -> None:
+    script = f"[ \"$*\" = '-b 256M -e 256M -w 5 -n 50 -g 8' ] && printf '{OLD}' || {{ echo no CUDA >&2; exit 2; }}"
+    place = program(tmp_path, "all_reduce_perf", script)
+    found = asked({"phase": "gpu_nccl", "nccl_s": 10.0}, place, SLURM_GPUS_ON_NODE="8")
+    assert (found.figures, found.facts["gpu_nccl"]) == ({"gpu_nccl": 361.234}, {"wrong": 0, "gpus": 8})
+    failed = asked({"phase": "gpu_nccl", "nccl_s": 10.0}, place, SLURM_GPUS_ON_NODE="4")
+    assert failed.problems == ()
+    assert failed.facts["gpu_nccl"] == {"skipped": "all_reduce_perf ended with 2: no CUDA"}
+    assert asked({"phase": "gpu_nccl", "nccl_s": 10.0}, place, SLURM_GPUS_ON_NODE="1").facts["gpu_nccl"] == {
+        "skipped": "fewer than two GPUs are known"
+    }
+
+
+def test_a_slow_all_reduce_is_bad_beside_its_peers_and_wrong_values_are_a_doubt() -> None:
+    well = [node(f"n{at}", figures={"gpu_nccl": 360.0 + at}) for at in range(2, 7)]
+    slow = judge_nodes([node("n1", figures={"gpu_nccl": 180.0}), *well], {}, {})[0]
+    assert (slow.truth, slow.faults[0].place) == (Truth.BAD, "gpu")
+    wrong = judge_nodes([node("n1", facts={"gpu_nccl": {"wrong": 12}}), *well], {}, {})[0]
+    assert wrong.truth is Truth.UNKNOWN
+    assert "12 values" in " ".join(wrong.reasons)
 
 
 # -- dcgmi

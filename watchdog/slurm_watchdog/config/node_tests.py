@@ -29,8 +29,8 @@ class NodeTests(Section):
     )
     tools: bool = Field(
         True,
-        description="Whether iperf3, fio and dcgmi (diag -r 1) do their part on nodes where they are installed; one "
-        "that is missing or fails says nothing about a node.",
+        description="Whether iperf3, fio, dcgmi (diag -r 1) and nccl-tests (all_reduce_perf) do their part on nodes "
+        "that have them on the PATH; one that is missing or fails says nothing about a node.",
     )
     check: str = Field("", description="A shell command of the site's for each node: exit code 0 = well.")
     check_limit: Span = Field(60.0, description="For that command.")

@@ -51,6 +51,7 @@ KINDS: Final[dict[str, Kind]] = {
     "gpu_memory": Kind("memory bandwidth of GPU", "GB/s", True, 0.05, column="GPU memory"),
     "gpu_h2d": Kind("rate from the node's memory to GPU", "GB/s", True, 0.35, alike=False),
     "gpu_d2h": Kind("rate to the node's memory from GPU", "GB/s", True, 0.35, alike=False),
+    "gpu_nccl": Kind("bus bandwidth of an all-reduce over the GPUs", "GB/s", True, 0.10),
     "gpu_p2p": Kind("rate to the next GPU from GPU", "GB/s", True, 0.35, alike=False),
 }
 """CPU and memory: twice the spread over healthy tests on the local cluster (docs/test-nodes.md). Disks and mounts, whose

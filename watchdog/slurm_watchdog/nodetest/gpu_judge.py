@@ -74,8 +74,13 @@ def gpu_doubts(node: Measured, others: Sequence[Measured]) -> list[str]:
 
 
 def _findings(node: Measured, others: Sequence[Measured]) -> list[Finding]:
-    fewer = fewer_than_peers(node, others)
-    return [*new_xids(node), *dcgm_findings(node, others), *([fewer] if fewer else [])]
+    found = [*new_xids(node), *dcgm_findings(node, others)]
+    if fewer := fewer_than_peers(node, others):
+        found.append(fewer)
+    if wrong := _whole(node.facts.get("gpu_nccl", {}).get("wrong")):
+        what = f"nccl-tests got {wrong} values of an all-reduce over its GPUs wrong"
+        found.append(Finding(fault=Fault(place="gpu", what=what), is_certain=False))
+    return found
 
 
 def _torch_works(others: Sequence[Measured]) -> bool:

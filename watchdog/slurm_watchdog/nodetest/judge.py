@@ -18,7 +18,7 @@ from slurm_watchdog.nodetest.results import Fault, Measured, Problem, place_of
 
 TINY = 1e-9
 """In place of a figure of nothing, which has no logarithm."""
-TOOLS = frozenset({"fio", "gpu_dcgm"})
+TOOLS = frozenset({"fio", "gpu_dcgm", "gpu_nccl"})
 """Phases in which a tool of the site's does the work: what it says counts, that it fails does not."""
 Floors = Mapping[str, float]
 """Name of a figure to the worst value that the site accepts, in the figure's unit."""

@@ -20,6 +20,8 @@ REPEATS: Final = 3
 
 MOST_GPUS: Final = 16
 """Of a node, for which a phase's limit suffices."""
+NCCL_S: Final = 60.0
+"""For an all-reduce of nccl-tests: seconds of work, and the start of CUDA and NCCL on 16 GPUs (a judgement)."""
 DCGM_S: Final = 60.0
 """For `dcgmi diag -r 1`, which "normally lasts seconds" (NVIDIA's reference of dcgmi diag)."""
 
@@ -39,7 +41,7 @@ class Wanted(Struct, frozen=True, kw_only=True):
     site_command: str = ""
     site_limit_s: float = 60.0
     tools: bool = True
-    """iperf3, fio and dcgmi do their part where they are installed."""
+    """iperf3, fio, dcgmi and nccl-tests do their part where they are installed."""
 
 
 class NodeJob(NamedTuple):
@@ -79,6 +81,8 @@ def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:
         by_fio("mount", directory)
     if wanted.gpu_python:
         ask("gpu_rate", MOST_GPUS * (4 * seconds + 8.0) + 60.0, python=wanted.gpu_python)
+    if wanted.tools:
+        ask("gpu_nccl", NCCL_S + 30.0, nccl_s=NCCL_S)
     ask("gpu_health", 20.0, subject="after")
     if wanted.site_command:
         ask("site_check", wanted.site_limit_s, command=wanted.site_command)

@@ -12,7 +12,7 @@ from typing import Any, Final
 SENT: Final = (
     "base.clock", "nodetest.probes.repeat", "nodetest.probes.cores", "nodetest.probes.disk", "nodetest.probes.state",
     "nodetest.probes.pair", "nodetest.probes.site_check", "nodetest.probes.fio", "nodetest.probes.gpu_dcgm",
-    "nodetest.probes.kernel_log", "nodetest.probes.gpu_health",
+    "nodetest.probes.kernel_log", "nodetest.probes.gpu_health", "nodetest.probes.gpu_nccl",
     "nodetest.probes.torch_program", "nodetest.probes.gpu_rate", "nodetest.probes.phases",
 )  # fmt: skip
 """Each after those that it imports."""

@@ -53,6 +53,15 @@ def measure_gpu_health(asked: dict[str, Any]) -> dict[str, Any]:
     return {"figures": {}, "facts": facts}
 
 
+def usable_gpus() -> int:
+    """How many the job may use: as Slurm says, else as many as NVML lets it open; 0: not known."""
+    expected = os.environ.get("SLURM_GPUS_ON_NODE", "")
+    if expected.isdecimal():
+        return int(expected)
+    facts = measure_gpu_health({})["facts"]
+    return sum(name.startswith("gpu_") and isinstance(value, dict) for name, value in facts.items())
+
+
 def _card(nvml: Any, handle: Any) -> dict[str, Any]:
     """What it answers; a question that it does not support is left out."""
     questions: dict[str, Callable[[], Any]] = {

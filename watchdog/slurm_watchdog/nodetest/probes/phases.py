@@ -15,7 +15,18 @@ from collections.abc import Callable
 from typing import Any
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.nodetest.probes import cores, disk, fio, gpu_dcgm, gpu_health, gpu_rate, pair, site_check, state
+from slurm_watchdog.nodetest.probes import (
+    cores,
+    disk,
+    fio,
+    gpu_dcgm,
+    gpu_health,
+    gpu_nccl,
+    gpu_rate,
+    pair,
+    site_check,
+    state,
+)
 
 MARK = "slurm-watchdog-test "
 """Begins each of our lines: a prolog or the site's script may print, too."""
@@ -29,6 +40,7 @@ MEASURES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "fio": fio.measure_fio,
     "gpu_dcgm": gpu_dcgm.measure_gpu_dcgm,
     "gpu_health": gpu_health.measure_gpu_health,
+    "gpu_nccl": gpu_nccl.measure_gpu_nccl,
     "gpu_rate": gpu_rate.measure_gpu_rate,
     "site_check": site_check.measure_site_check,
 }

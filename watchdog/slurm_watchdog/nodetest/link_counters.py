@@ -32,7 +32,7 @@ def rises_of(links: Sequence[Measured]) -> dict[str, dict[str, Mapping[str, int]
         for node in names:
             risen = link.facts.get("pair", {}).get(f"counters {node}")
             if isinstance(risen, dict):
-                other = next(each for each in names if each != node)
+                other = next((each for each in names if each != node), "")
                 whole = {name: value for name, value in risen.items() if isinstance(value, int)}
                 found.setdefault(node, {})[other] = whole
     return found

@@ -67,7 +67,7 @@ def _without_contents(evidence: NodeEvidence) -> NodeEvidence:
 
 
 def _without_records(evidence: NodeEvidence) -> NodeEvidence:
-    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files))
+    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files), recorded=())
 
 
 def _with_few_threads(evidence: NodeEvidence) -> NodeEvidence:

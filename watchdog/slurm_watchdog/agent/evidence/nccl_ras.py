@@ -63,24 +63,28 @@ def find_listeners(request: FindListeners, worker: WorkerState) -> Listeners:
     return Listeners(addresses=tuple(sorted(mine))[:8], shared=shared, namespace=namespace)
 
 
-def ask_ras(request: AskRas, worker: WorkerState) -> RasAnswer:
-    """What RAS says. Raises OSError with the reason where it can't be asked, or does not answer as it should."""
-    if request.listeners.shared:
-        raise OSError(0, f"port {request.port} is shared with processes that are not of this job")
-    if request.listeners.namespace != os.readlink("/proc/self/ns/net"):
+def loopback_of(listeners: Listeners, port: int) -> str:
+    """The address at which the job's own listener can be called. Raises OSError with the reason where it can't be."""
+    if listeners.shared:
+        raise OSError(0, f"port {port} is shared with processes that are not of this job")
+    if listeners.namespace != os.readlink("/proc/self/ns/net"):
         raise OSError(0, "the job has a network of its own, into which nobody here can call")
-    until = clock.monotonic() + request.deadline_s
-    for address in request.listeners.addresses:
+    for address in listeners.addresses:
         host = address.rpartition(":")[0].strip("[]")
         place = {"0.0.0.0": LOOPBACK[0], "::": LOOPBACK[1]}.get(host, host)
-        if place not in LOOPBACK and not host[:1].isdigit():
-            continue
-        with socket.create_connection((place, request.port), timeout=2.0) as connection:
-            try:
-                return parse_ras(_talk(connection, until))
-            except ValueError as error:
-                raise OSError(0, str(error)) from None
+        if place in LOOPBACK or host[:1].isdigit():
+            return place
     raise OSError(0, "it listens on no address that can be called from here")
+
+
+def ask_ras(request: AskRas, worker: WorkerState) -> RasAnswer:
+    """What RAS says. Raises OSError with the reason where it can't be asked, or does not answer as it should."""
+    until = clock.monotonic() + request.deadline_s
+    with socket.create_connection((loopback_of(request.listeners, request.port), request.port), timeout=2.0) as there:
+        try:
+            return parse_ras(_talk(there, until))
+        except ValueError as error:
+            raise OSError(0, str(error)) from None
 
 
 def _talk(connection: socket.socket, until: float) -> bytes:

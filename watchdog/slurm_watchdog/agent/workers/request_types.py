@@ -29,7 +29,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ThreadFacts,
 )
 from slurm_watchdog.base.mounts import Mount
-from slurm_watchdog.model.collective_records import RasAnswer
+from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import Process
@@ -259,6 +259,16 @@ class AskRas(Request[RasAnswer], frozen=True):
     port: Annotated[int, Meta(ge=1, le=65535)]
     deadline_s: Seconds = 12.0
     """For the whole talk: RAS itself gives the other processes 5 s."""
+
+
+class AskDebugServer(Request[list[CollectiveRecord]], frozen=True):
+    """The debug server of PyTorch of a job, by a port on which processes of the job listen, and nobody else."""
+
+    task = "ask_debug_server"
+    listeners: Listeners
+    port: Annotated[int, Meta(ge=1, le=65535)]
+    deadline_s: Seconds = 12.0
+    """It asks all ranks itself, and gives each a minute: those that take longer than this are not known."""
 
 
 class ReadCore(Request[list[str]], frozen=True):

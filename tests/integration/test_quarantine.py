@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 import re
 import time
 from collections.abc import Callable
@@ -9,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.controller.actions.node_tester import CommandTester
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeEvent
+from slurm_watchdog.model.node_test import NodeTest, Purpose
 from tests.rig.cluster import Cluster
 from tests.rig.commands import wait_until
 from tests.rig.node_tests import TestedNodes
@@ -122,3 +127,23 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
     assert "returned after a test: test by slurm-watchdog: well" in history() and "cpu, all" in history()
     assert "slurm-watchdog-test" not in cluster.slurm("scontrol", "show", "reservation").stdout
     mended.unlink()
+
+
+@pytest.mark.timeout(400)
+def test_idle_suspects_of_a_search_are_tested_by_ordinary_jobs_and_the_bad_one_is_named(cluster: Cluster) -> None:
+    """Nothing is drained or reserved; the site's check fails on one of them."""
+    config = cluster.shared / "search.yaml"
+    tests = {"check": 'test "$SLURMD_NODENAME" != n2', "local_directories": [str(cluster.scratch)]}
+    config.write_text(json.dumps({"cluster_name": "t", "node_tests": tests | {"floors": {"cpu_core": 1.0}}}))
+    config.chmod(0o644)
+    asked = NodeTest(
+        name="slurm-watchdog-test-0a1b", purpose=Purpose.SLOW_SEARCH, about="7", nodes=("n1", "n2"), at=time.time(),
+        until=time.time() + 380,
+    )  # fmt: skip
+    tester = CommandTester(str(config), str(cluster.shared / "state"), cluster.env, checks=True)
+    found = {each.node: each for each in asyncio.run(tester.test(asked))}
+    print(found)
+    assert found["n2"].truth is Truth.BAD and [place for place, _ in found["n2"].faults] == ["site_check"]
+    assert found["n1"].truth is not Truth.BAD and "disk write" in found["n1"].figures
+    assert "No reservations" in cluster.slurm("scontrol", "show", "reservation").stdout
+    assert all("DRAIN" not in cluster.node(node)["State"] for node in ("n1", "n2"))

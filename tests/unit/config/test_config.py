@@ -11,11 +11,13 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.config.example import example_config
 from slurm_watchdog.config.loading import ConfigError, load_config, parse_config
+from slurm_watchdog.config.node_tests import PARTS
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.detect.loss_nan import LossNan
 from slurm_watchdog.detect.registry import DEFAULTS
+from slurm_watchdog.nodetest.plan import PHASES
 
 
 def problems(text: str) -> list[tuple[int | None, str, str]]:
@@ -314,3 +316,9 @@ def test_a_loaded_configuration_cannot_be_changed() -> None:
 )
 def test_a_test_of_nodes_that_nothing_would_start_is_refused(text: str, path: str) -> None:
     assert [each[1] for each in problems(f"policy:\n  {text}\n")] == [path]
+
+
+def test_parts_of_node_tests_are_those_that_test_nodes_knows() -> None:
+    assert set(PARTS) == set(PHASES) - {"state"}
+    ((_, path, message),) = problems("node_tests:\n  parts: [disk, dsik]\n")
+    assert path == "node_tests.parts[1]" and "'dsik' is no part" in message

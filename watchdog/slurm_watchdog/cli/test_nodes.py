@@ -156,7 +156,7 @@ def _wanted(asked: Options, config: Config) -> Wanted:
     from slurm_watchdog.nodetest.plan import PHASES, Wanted
 
     site = config.node_tests
-    parts = frozenset(asked.only.split(",")) if asked.only else frozenset(PHASES)
+    parts = frozenset(asked.only.split(",")) if asked.only else frozenset(site.parts or PHASES)
     if unknown := parts - set(PHASES):
         raise click.BadParameter(f"{', '.join(sorted(unknown))}; known: {', '.join(PHASES[1:])}", param_hint="--only")
     for path in (*asked.local, *asked.shared):
@@ -169,7 +169,6 @@ def _wanted(asked: Options, config: Config) -> Wanted:
         shared_directories=asked.shared or tuple(site.shared_directories),
         interface=asked.interface or site.interface,
         gpu_python=site.gpu_python,
-        tools=site.tools,
         tools=site.tools,
         site_command=site.check,
         site_limit_s=site.check_limit,

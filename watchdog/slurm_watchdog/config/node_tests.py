@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from pydantic import Field
 
 from slurm_watchdog.config.types import Section, Span
 from slurm_watchdog.knowledge.node_figures import NAMES
 
+PARTS: Final = ("cpu", "memory", "disk", "mount", "gpu", "site_check", "network")
+"""As nodetest/plan.py has them."""
+
 
 class NodeTests(Section):
     """What `slurm-watchdog test-nodes` measures; its options win over this."""
 
+    parts: list[str] = Field([], description=f"Parts that are measured, as --only; empty = all: {', '.join(PARTS)}.")
     directory: str = Field(
         "",
         description="A directory that all nodes share and everybody may write to: tests are batch jobs, and their "
@@ -41,6 +46,9 @@ class NodeTests(Section):
     )
 
     def problems(self) -> Iterator[str]:
+        for index, part in enumerate(self.parts):
+            if part not in PARTS:
+                yield f"node_tests.parts[{index}]: {part!r} is no part; known: {', '.join(PARTS)}"
         for name in ("local_directories", "shared_directories"):
             for index, path in enumerate(getattr(self, name)):
                 if not path.startswith("/"):

@@ -100,7 +100,8 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
     mended = cluster.shared / "mended"
     tests = {
         "check": f"test -e {mended}",
-        "floors": {"cpu_core": 1.0},
+        "parts": ["disk", "site_check"],  # what other tests on the machine do not disturb
+        "floors": {"disk_write": 0.001},
         "local_directories": [str(cluster.scratch)],
     }
     wanted = {"quarantine_test": True, "quarantine_test_peers": 0, "quarantine_test_again": "1s"}
@@ -124,7 +125,7 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
     cluster.wait_for_node_state("n2", "IDLE", 90)
     cluster.wait_for_job_state(job, "COMPLETED")
     print(history())
-    assert "returned after a test: test by slurm-watchdog: well" in history() and "cpu, all" in history()
+    assert "returned after a test: test by slurm-watchdog: well" in history() and "disk write" in history()
     assert "slurm-watchdog-test" not in cluster.slurm("scontrol", "show", "reservation").stdout
     mended.unlink()
 
@@ -133,8 +134,12 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
 def test_idle_suspects_of_a_search_are_tested_by_ordinary_jobs_and_the_bad_one_is_named(cluster: Cluster) -> None:
     """Nothing is drained or reserved; the site's check fails on one of them."""
     config = cluster.shared / "search.yaml"
-    tests = {"check": 'test "$SLURMD_NODENAME" != n2', "local_directories": [str(cluster.scratch)]}
-    config.write_text(json.dumps({"cluster_name": "t", "node_tests": tests | {"floors": {"cpu_core": 1.0}}}))
+    tests = {
+        "check": 'test "$SLURMD_NODENAME" != n2',
+        "parts": ["disk", "site_check"],
+        "local_directories": [str(cluster.scratch)],
+    }
+    config.write_text(json.dumps({"cluster_name": "t", "node_tests": tests | {"floors": {"disk_write": 0.001}}}))
     config.chmod(0o644)
     asked = NodeTest(
         name="slurm-watchdog-test-0a1b", purpose=Purpose.SLOW_SEARCH, about="7", nodes=("n1", "n2"), at=time.time(),

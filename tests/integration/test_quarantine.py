@@ -152,3 +152,31 @@ def test_idle_suspects_of_a_search_are_tested_by_ordinary_jobs_and_the_bad_one_i
     assert found["n1"].truth is not Truth.BAD and "disk write" in found["n1"].figures
     assert "No reservations" in cluster.slurm("scontrol", "show", "reservation").stdout
     assert all("DRAIN" not in cluster.node(node)["State"] for node in ("n1", "n2"))
+
+
+@pytest.mark.timeout(400)
+def test_a_controller_that_is_killed_in_the_middle_of_a_test_leaves_the_node_drained_and_no_job(
+    cluster: Cluster, watch: Watch
+) -> None:
+    wanted = {"quarantine_test": True, "quarantine_test_peers": 0}
+    tests = {"check": "sleep 40", "check_limit": "50s", "parts": ["site_check"]}
+    watchdog = watch(mode="act", settings={"policy": QUARANTINE["policy"] | wanted, "node_tests": tests})
+    happened(watchdog, *(fault(days) for days in (1, 5, 9)))
+    cluster.wait_for_node_state("n2", "IDLE+DRAIN", 60)
+    ours = cluster.node("n2")["Reason"].partition(" [")[0]
+
+    def asks(*words: str) -> str:
+        return cluster.slurm(*words).stdout
+
+    def is_back() -> bool:
+        drained = "DRAIN" in cluster.node("n2")["State"] and cluster.node("n2")["Reason"].startswith(ours)
+        return drained and "No reservations" in asks("scontrol", "show", "reservation")
+
+    assert wait_until(lambda: "slurm-watchdog-test" in asks("squeue", "--states=R", "--format=%j"), 120, 0.5)
+    assert "DRAIN" not in cluster.node("n2")["State"]
+    watchdog.kill_controller()
+    assert wait_until(is_back, 60, 0.5), cluster.node("n2")
+    assert wait_until(lambda: "slurm-watchdog-test" not in asks("squeue", "--format=%j"), 60, 0.5)
+    watchdog.start_controller()
+    time.sleep(10)  # a round of the next controller: it waits until the test is over by its time
+    assert is_back() and "is tested" not in watchdog.log_tail("controller").rpartition("mode act")[2]

@@ -93,7 +93,8 @@ demo: packages  ## a real Slurm on this machine, a job that hangs, and what the 
 	KEEP="$(KEEP)" $(BIN)/python -m deploy.demo
 
 # Three parts: what needs nothing but the processor; live tests, which mostly wait, in workers that are a machine of their own
-# each; and those live tests that need the whole machine. CONTRIBUTING.md says which is which.
+# each; and those live tests that need the whole machine. CONTRIBUTING.md says which is which. The first two run at the same
+# time: the first one gets the processor where no live test wants it, and what the second one says comes after it.
 # SLURM: a prefix or a root directory with another release; the head of tests/other_slurm.sh says how to make one.
 .PHONY: test
 ifneq ($(strip $(SLURM)),)
@@ -103,10 +104,12 @@ else
 test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part, SLURM=DIR for another release)
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/python -m compileall -q -j 2 --invalidation-mode checked-hash $(COMPILED)
-	@code=0; mkdir -p build; rm -f $(RETRIED_TESTS); export RETRIED_TESTS=$(RETRIED_TESTS); \
-	$(BIN)/python -m pytest -n 2 $(SPREAD) $(LIVE:%=--ignore=%) || code=$$?; \
-	$(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE) || code=$$?; \
-	$(BIN)/python -m pytest $(RETRY) -m 'exclusive and not long' $(LIVE) || code=$$?; \
+	@mkdir -p build; rm -f $(RETRIED_TESTS); : > $(LIVE_OUTPUT); \
+	RETRIED_TESTS=$(RETRIED_TESTS) $(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE) > $(LIVE_OUTPUT) 2>&1 & \
+	live=$$!; trap 'kill $$live 2>/dev/null || true' EXIT; code=0; \
+	nice -n 19 $(BIN)/python -m pytest -n 2 $(SPREAD) $(LIVE:%=--ignore=%) || code=$$?; \
+	tail --lines=+1 --follow --pid=$$live $(LIVE_OUTPUT); wait $$live || code=$$?; \
+	RETRIED_TESTS=$(RETRIED_TESTS) $(BIN)/python -m pytest $(RETRY) -m 'exclusive and not long' $(LIVE) || code=$$?; \
 	exit $$code
 else
 	$(BIN)/python -m pytest $(ARGS)
@@ -126,6 +129,7 @@ RETRY := --reruns 2 --reruns-delay 5 -rR --durations=25 --durations-min=5
 # CI ends everything after 90 min, without a word; what was found until then is printed if we end it ourselves.
 LIMIT := timeout --foreground --kill-after=60 60m
 RETRIED_TESTS := build/retried-tests
+LIVE_OUTPUT := build/live-tests
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
 .PHONY: trainers
@@ -187,7 +191,7 @@ MINUTES ?= 30
 
 .PHONY: fuzz
 fuzz: $(STAMP)  ## N bodies that no agent would send, through the controller's door and all behind it (15 min a million; SEED=n)
-	$(BIN)/python -m tests.fuzz.dumps 500000 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.fuzz.dumps 800000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.fuzz $(N) $(if $(SEED),--seed $(SEED))
 N ?= 1000000
 SEED ?=

@@ -19,9 +19,31 @@ BAD_EXIT = (
 )
 
 
+ABORT = (
+    "--------------------------------------------------------------------------\n"
+    "MPI_ABORT was invoked on rank 1 in communicator MPI_COMM_WORLD\nwith errorcode 7.\n" + SCANCEL
+)
+"""Under --mpi=pmix, which kills the step as scancel does."""
+
+
+def labelled(tail: str) -> str:
+    return "".join(line if line.startswith("srun: ") else f" 0: {line}" for line in tail.splitlines(keepends=True))
+
+
 @pytest.mark.parametrize(
     ("tail", "who"),
     [
+        (ABORT, ""),
+        (labelled(ABORT), ""),
+        (labelled(CANCELLED), "somebody cancelled its step"),
+        ("[n1:77] *** MPI_ERRORS_ARE_FATAL (processes in this communicator will now abort,\n" + SCANCEL, ""),
+        ("Abort(7) on node 1 (rank 1 in comm 0): application called MPI_Abort(comm=0x84000000, 7)\n" + SCANCEL, ""),
+        ("In: PMI_Abort(7, application called MPI_Abort(MPI_COMM_WORLD, 7) - process 1)\n" + SCANCEL, ""),
+        ("this script handles MPI_ABORT was invoked\n" + SCANCEL, "somebody cancelled its step"),
+        (ABORT.replace(" ***\n", " DUE TO TIME LIMIT ***\n"), "its time was over"),
+        ("ORDER 7 CANCELLED AT 12:00\nValueError: x\nsrun: error: n2: task 1: Exited with exit code 1\n", ""),
+        ("the log of yesterday: srun: Job step aborted: and so on\n", ""),
+        ("slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-23T13:05:01 ***\n", "somebody cancelled its step"),
         (SCANCEL, "somebody cancelled its step"),
         (BAD_EXIT, ""),
         (BAD_EXIT.replace("launch/slurm: _step_signal: ", "").replace("Z ***", "DUE TO TASK FAILURE ***"), ""),

@@ -15,18 +15,25 @@ import pytest
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalSlurm
+from slurm_watchdog.supervisor.job_time import JobTime
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
 
 
 def with_job(
-    tmp_path: Path, script: str, talk: Callable[[LocalSlurm], Awaitable[Any]], *, max_restarts: int = 0
+    tmp_path: Path,
+    script: str,
+    talk: Callable[[LocalSlurm], Awaitable[Any]],
+    *,
+    max_restarts: int = 0,
+    job_time: JobTime | None = None,
 ) -> Any:
     async def run() -> Any:
         job = LocalSlurm(
             ["sh", "-c", script], job_id="77", node="here", output=tmp_path / "output", environ=dict(os.environ),
             kill_switch=str(tmp_path / "{job_id}.{restarts}" / "kill"), max_restarts=max_restarts,
         )  # fmt: skip
+        job.job_time = job_time
         others = {each.pid for each in job.processes()}
         job.not_ours |= others
         job.kill_wait_s, job.settle_s = 1.0, 0.2
@@ -144,6 +151,32 @@ def test_a_failure_is_run_again_as_often_as_was_said_and_keeps_its_code(tmp_path
         assert not listed.starts_again
 
     with_job(tmp_path, "echo run; exit 9", talk, max_restarts=2)
+
+
+async def _unknown() -> float | None:
+    return None
+
+
+def test_a_step_that_its_owner_cancels_and_a_failure_in_the_last_minute_are_not_run_again(tmp_path: Path) -> None:
+    async def talk(job: LocalSlurm) -> None:
+        await asyncio.wait_for(job.over.wait(), 20)
+        (listed,) = (await job.read_view()).jobs
+        assert (job.exit_code, job.restarts, listed.starts_again) == (137, 0, False)
+        states.append(job.state)
+
+    states: list[str] = []
+    line = "slurmstepd-n1: error: *** STEP 77.0 ON n1 CANCELLED AT 2026-11-23T13:05:01 ***"
+    with_job(tmp_path, f"echo '{line}'; exit 137", talk, max_restarts=2, job_time=JobTime(None, _unknown))
+    with_job(tmp_path, "exit 137", talk, max_restarts=2, job_time=JobTime(1.0, _unknown))
+    assert states == ["CANCELLED", "FAILED"]
+
+
+def test_a_requeue_in_the_last_minute_of_the_job_is_refused(tmp_path: Path) -> None:
+    async def talk(job: LocalSlurm) -> None:
+        assert await refusal(job.requeue_hold("77", only_unfinished=True)) is Refusal.FINISHED
+        assert job.state == "RUNNING"
+
+    with_job(tmp_path, LOOP, talk, job_time=JobTime(1.0, _unknown))
 
 
 @pytest.mark.parametrize(("number", "kind"), [(signal.SIGSEGV, "segmentation_fault"), (signal.SIGKILL, "killed")])

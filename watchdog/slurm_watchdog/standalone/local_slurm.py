@@ -27,6 +27,8 @@ from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmVi
 from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.placed import PlacedCommand
+from slurm_watchdog.supervisor.endings import stopped_by
+from slurm_watchdog.supervisor.job_time import JobTime
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,8 @@ RESTART_DELAY_S = 15.0
 POLL_S = 0.2
 STEP_GRACE_S = 5.0
 """Between a signal to steps and that to the processes here, which would end them at once."""
+TAIL_BYTES = 65_536
+"""Of the command's lines, in which srun and slurmstepd say who ended a step."""
 ONE_RANK = {"SLURM_WATCHDOG_RANK": "0", "SLURM_WATCHDOG_LOCAL_RANK": "0", "SLURM_WATCHDOG_WORLD_SIZE": "1"}
 """For a program that is alone; one that Slurm starts on several nodes has ranks of its own."""
 
@@ -83,6 +87,12 @@ class LocalSlurm:
         self._max_restarts = max_restarts
         self.kill_wait_s, self.settle_s = KILL_WAIT_S, RESTART_DELAY_S
         self._placed = placed
+        self.job_time: JobTime | None = None
+        """Of the job of Slurm's that this is in; None: in none."""
+        self._output_at = 0
+        """Size of `output` when the present run began."""
+        self._last = False
+        """Its last run has ended: it is not started again, though it failed."""
         self.not_ours: set[int] = placed.helpers if placed is not None else set()
         """Children of this process that are no part of the command: the agent."""
         self._process: asyncio.subprocess.Process | None = None
@@ -106,6 +116,7 @@ class LocalSlurm:
         else:
             command, environ = await self._placed.prepare(self.restarts)
         with self.output.open("ab") as lines:
+            self._output_at = os.fstat(lines.fileno()).st_size
             self._process = await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines, env=environ | own,
                 start_new_session=True,
@@ -128,9 +139,17 @@ class LocalSlurm:
             return  # it was ended on purpose
         if code < 0:
             self._write_signal_line(process.pid, -code)
-        self.state = "COMPLETED" if code == 0 else "FAILED"
+        # It is judged before the state says FAILED: what failed is about to be started again.
+        stopped, late = ("", "") if code == 0 else (self._stopped_by(), await self._lateness())
+        if self.state != "RUNNING" or self.restarts != run:
+            return  # an order came while Slurm was asked
+        self._last = bool(stopped or late)
+        self.state = "COMPLETED" if code == 0 else "CANCELLED" if stopped else "FAILED"
+        if self._last:
+            why = stopped or f"it is {late}"
+            log.warning("the command ended with %s, and is not started again: %s", self._exit_text(), why)
         await self._end()  # as Slurm does: nothing that a job started outlives it
-        if code == 0 or self.restarts >= self._max_restarts:
+        if code == 0 or self._last or self.restarts >= self._max_restarts:
             if self.restarts == run and self.state in OVER:
                 self.over.set()
             return
@@ -143,6 +162,22 @@ class LocalSlurm:
         if self.state == "FAILED" and self.restarts == run:
             self.restarts += 1
             await self._begin()
+
+    def _stopped_by(self) -> str:
+        """Who ended its step, where this is in a job of Slurm's: see `endings`."""
+        if self.job_time is None:
+            return ""
+        try:
+            with self.output.open("rb") as lines:
+                size = lines.seek(0, os.SEEK_END)
+                lines.seek(max(self._output_at, size - TAIL_BYTES))
+                return stopped_by(lines.read(TAIL_BYTES).decode(errors="replace"))
+        except OSError:
+            return ""
+
+    async def _lateness(self) -> str:
+        """Why nothing is started any more, a part of a sentence; empty if it may be."""
+        return "" if self.job_time is None else await self.job_time.lateness(clock.wall())
 
     def _write_signal_line(self, pid: int, number: int) -> None:
         """A process that a signal ends has no last words: a line like a shell's, below its own."""
@@ -251,7 +286,7 @@ class LocalSlurm:
             restarts=self.restarts,
             start_at=self.start_at,
             requeueable=True,
-            starts_again=self.state == "FAILED" and self.restarts < self._max_restarts,
+            starts_again=self.state == "FAILED" and not self._last and self.restarts < self._max_restarts,
             held=self.held,
             stdout=str(self.output),
             workdir=os.getcwd(),
@@ -283,8 +318,11 @@ class LocalSlurm:
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
         self._check(job_id)
+        late = await self._lateness()
         if self.state == "PENDING" and self.held:
             return
+        if late:
+            raise SlurmRefused(f"it is {late}", Refusal.FINISHED)
         if self.state in OVER and only_unfinished:
             raise SlurmRefused("the command has ended", Refusal.FINISHED)
         if self.state == "COMPLETING":

@@ -39,6 +39,7 @@ from slurm_watchdog.standalone.local_slurm import LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
 from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
+from slurm_watchdog.supervisor.job_time import JobTime, read_end
 from slurm_watchdog.supervisor.launcher import Launcher
 
 log = logging.getLogger(__name__)
@@ -175,6 +176,14 @@ def _placed(wanted: RunRequest) -> PlacedCommand | None:
     return PlacedCommand(launcher, allocation, node_count(wanted.nodes, wanted.spares, allocation))
 
 
+def _job_time(allocation: Allocation | None, helpers: set[int]) -> JobTime | None:
+    """Of the job that this is in. `helpers`: children of this process that are no part of the command."""
+    if allocation is None:
+        return None
+    job_id = allocation.job_id
+    return JobTime(allocation.end_at, lambda: read_end(job_id, os.environ, helpers))
+
+
 def page_notes(config: Config) -> list[str]:
     """What a person has to know of this run beside where it is looked at."""
     listen = config.controller.page_listen
@@ -184,6 +193,7 @@ def page_notes(config: Config) -> list[str]:
 
 async def _run(config: Config, wanted: RunRequest, journal: Journal, started: own_runs.OwnRun) -> int:
     placed = _placed(wanted)
+    helpers: set[int] = placed.helpers if placed is not None else set()
     job = LocalSlurm(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -194,6 +204,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         max_restarts=wanted.max_restarts,
         placed=placed,
     )
+    job.not_ours, job.job_time = helpers, _job_time(wanted.allocation, helpers)
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
     controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))

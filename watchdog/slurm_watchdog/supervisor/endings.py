@@ -18,10 +18,10 @@ BY_ITSELF: Final = ("Terminating StepId=", "First task exited", "DUE TO TASK FAI
     "DUE TO NODE FAILURE")  # fmt: skip
 """srun, or slurmstepd, ended the step, for a rank or a node had failed."""
 ABORTS: Final = re.compile(
-    r"\s*(?:\d{1,7}: )?(?:MPI_ABORT was invoked on rank"  # Open MPI: ompi/mca/rte/base/help-mpi-api.txt and its kin
-    r"|(?:\[\S{1,255}\] )?\*\*\* MPI_ERRORS_ARE_FATAL"  # Open MPI: ompi/errhandler/errhandler_predefined.c
-    r"|Abort\(-?\d{1,10}\) on node \d|application called MPI_Abort\("  # MPICH: src/mpi/init/abort.c
-    r"|In: PMI_Abort\()"  # Slurm: contribs/pmi, PMI_Abort
+    r"\s*(?:\d{1,7}: )?(?:MPI_ABORT was invoked on rank"  # Open MPI
+    r"|(?:\[\S{1,255}\] )?\*\*\* MPI_ERRORS_ARE_FATAL"  # Open MPI
+    r"|Abort\(-?\d{1,10}\) on node \d|application called MPI_Abort\("  # MPICH
+    r"|In: PMI_Abort\()"  # Slurm's own PMI
 )
 """Begins what a rank prints that aborts the program. PMI and PMIx kill its step by slurm_kill_job_step() with SIGKILL
 (Slurm: src/plugins/mpi/pmix/pmixp_client.c, src/plugins/mpi/pmi2/pmi2.c): the rest of the log is that of an scancel."""

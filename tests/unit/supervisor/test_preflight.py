@@ -69,5 +69,6 @@ def test_a_node_without_gpus_among_others_without_has_lost_none() -> None:
 def test_a_line_of_the_look_is_read_and_others_are_not() -> None:
     line = LOOK_MARK + json.dumps({"node": "n1", "wall": 5.0, "command": [1, "x"], "late": []})
     assert parse_look(line) == NodeLook(node="n1", wall=5.0, command=(1, "x"))
+    assert parse_look(f" 0: {line}") == NodeLook(node="n1", wall=5.0, command=(1, "x"))
     for other in ("hello", LOOK_MARK, LOOK_MARK + "{", LOOK_MARK + "[]", LOOK_MARK + json.dumps({"node": "n1"})):
         assert parse_look(other) is None

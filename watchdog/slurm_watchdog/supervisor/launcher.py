@@ -32,12 +32,12 @@ from slurm_watchdog.supervisor.steps import Step, own_steps, parse_steps
 
 LOOK_S: Final = 5.0
 """For the nodes to answer; see look.DEADLINE_S."""
-PLACING_VARIABLES: Final = (
-    "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NODELIST",
-    "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE", "SLURM_DISTRIBUTION", "SLURM_HOSTFILE", "SLURM_EXCLUSIVE",
-    "SLURM_CPUS_PER_TASK", "SLURM_GPUS", "SLURM_GPUS_PER_TASK", "SLURM_NTASKS_PER_GPU", "SLURM_CPU_BIND",
+NO_OPTIONS: Final = (
+    "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",
+    "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE",
 )  # fmt: skip
-"""srun takes options from them (srun(1), INPUT ENVIRONMENT VARIABLES): not ours."""
+OPTIONS_OF_JOB: Final = ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
+NO_OPTION_BEGINS: Final = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_WATCHDOG")
 SHELL: Final = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
 """A program on a filesystem that hangs holds up this shell, and not us."""
 FUNCTION_SHELL: Final = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
@@ -242,7 +242,7 @@ class Launcher:
             *([f"--exclude={','.join(left_out)}"] if left_out else ()),
             sys.executable, "-I", "-c", program, self._question,
         ]  # fmt: skip
-        environ = {name: value for name, value in self._environ.items() if name not in PLACING_VARIABLES}
+        environ = look_environment(self._environ)
         looks: list[tuple[NodeLook, float]] = []
         try:
             process = await asyncio.create_subprocess_exec(
@@ -264,6 +264,19 @@ class Launcher:
             with contextlib.suppress(ProcessLookupError):
                 process.terminate()  # by which srun ends its tasks, too
         return looks
+
+
+def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """What our own step gets: all but the variables of which srun takes options (srun(1), INPUT ENVIRONMENT VARIABLES;
+    later releases add to them). A number of GPUs, a label or a file for the output of the command's steps is not ours;
+    what leads to the job's allocation is."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(("SLURM_", "SLURMD_", "SRUN_"))
+        or name in NO_OPTIONS
+        or (name.startswith(NO_OPTION_BEGINS) and name not in OPTIONS_OF_JOB)
+    }
 
 
 def is_function(word: str, environ: Mapping[str, str]) -> bool:

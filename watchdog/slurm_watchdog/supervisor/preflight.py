@@ -46,10 +46,11 @@ class NodeLook(Struct, frozen=True, kw_only=True):
 
 def parse_look(line: str) -> NodeLook | None:
     """What a line of the look's output says; None: it is none of ours."""
-    if not line.startswith(LOOK_MARK) or len(line) > MAX_LINE:
+    _, mark, answer = line.partition(LOOK_MARK)  # before it a task's number, under `--label`
+    if not mark or len(line) > MAX_LINE:
         return None
     try:
-        return msgspec.json.decode(line[len(LOOK_MARK) :], type=NodeLook)
+        return msgspec.json.decode(answer, type=NodeLook)
     except (msgspec.MsgspecError, RecursionError):
         return None
 

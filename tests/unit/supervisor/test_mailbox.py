@@ -18,7 +18,7 @@ from slurm_watchdog.model.supervisor import (
     order_fields,
     parse_status,
 )
-from slurm_watchdog.supervisor.mailbox import read_orders, write_status
+from slurm_watchdog.supervisor.mailbox import misses_agent, read_orders, write_status
 from slurm_watchdog.supervisor.state import Ordered
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
@@ -41,6 +41,12 @@ def test_orders_are_read_oldest_first_and_nothing_else_is_one(tmp_path: Path) ->
     os.mkfifo(tmp_path / f"{ORDER_PREFIX}fifo")
     assert read_orders(str(tmp_path)) == [Ordered(older, 1e9 - 60), Ordered(newer, 1e9)]
     assert read_orders(str(tmp_path / "not there")) == []
+
+
+def test_an_agent_that_has_made_no_directory_within_a_minute_is_missing(tmp_path: Path) -> None:
+    assert misses_agent(str(tmp_path / "7.0"), 59) is None
+    assert misses_agent(str(tmp_path / "7.0"), 60) is True
+    assert misses_agent(str(tmp_path), 0) is False
 
 
 def test_status_is_replaced_whole_and_before_there_is_a_directory_it_is_not_written(tmp_path: Path) -> None:

@@ -27,6 +27,13 @@ from slurm_watchdog.supervisor.state import Ordered
 MAX_ORDER_BYTES: Final = 4096
 MAX_ORDERS: Final = 256
 """Of one look: a directory of more is not the controller's work."""
+NO_AGENT_S: Final = 60.0
+"""After so long without that directory nobody is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
+
+
+def misses_agent(directory: str, age_s: float) -> bool | None:
+    """Whether no agent has made the run's `directory`, `age_s` after our start; None: it may still come."""
+    return False if os.path.isdir(directory) else True if age_s >= NO_AGENT_S else None
 
 
 def read_orders(directory: str) -> list[Ordered]:

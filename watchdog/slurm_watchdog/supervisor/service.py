@@ -24,7 +24,7 @@ from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
-from slurm_watchdog.supervisor.mailbox import read_orders, write_status
+from slurm_watchdog.supervisor.mailbox import misses_agent, read_orders, write_status
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -81,6 +81,12 @@ class Wanted:
     checkpoints: tuple[str, ...] = ()
 
 
+NO_AGENT: Final = (
+    "no agent has been seen on this node: only failures are restarted, and no hang is found; "
+    "`slurm-watchdog run --alone` watches by itself"
+)
+
+
 def is_watched(base: str = KILL_SWITCH_BASE) -> bool:
     """Whether this node has the site's watchdog."""
     return os.path.isdir(base)
@@ -121,6 +127,8 @@ class _Service:
         self._asking = False
         self._ask_at, self._ask_after_s = 0.0, STEP_FIRST_S
         self._calls: frozenset[int] = frozenset()
+        self._began_at: float | None = clock.monotonic()
+        """Until an agent has been seen, or was said to be missing."""
 
     async def run(self) -> int:
         """Until the command is over."""
@@ -155,12 +163,23 @@ class _Service:
             self._poll()
 
     def _poll(self) -> None:
+        self._look_for_agent()
         for found in read_orders(self._directory):
             if found.order.decision not in self._run.seen:
                 self._events.put_nowait(found)
         if self._run.phase is Phase.RUNNING:
             self._ask_for_steps()
         self._launcher.reap()
+
+    def _look_for_agent(self) -> None:
+        """Says once that nobody watches: the directory above lies there wherever the package is installed."""
+        if self._began_at is None:
+            return
+        missing = misses_agent(self._directory, clock.monotonic() - self._began_at)
+        if missing:
+            self._say(NO_AGENT)
+        if missing is not None:
+            self._began_at = None
 
     def _ask_for_steps(self) -> None:
         """If one is not known yet: no step at all, or that of a new call of srun."""

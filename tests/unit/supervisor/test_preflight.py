@@ -7,7 +7,7 @@ import json
 import pytest
 
 from slurm_watchdog.supervisor.plan import LOOK_MARK
-from slurm_watchdog.supervisor.preflight import NodeLook, parse_look, suspects
+from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
 
 NODES = ("n1", "n2", "n3", "n4")
 NOW = 1000.0
@@ -48,10 +48,26 @@ def test_a_node_that_says_so_is_a_suspect(facts: dict[str, object], why: str) ->
     assert judged(look("n2", **facts)) == {"n2": why}
 
 
-def test_silence_of_one_is_told_by_the_answers_of_most_and_that_of_half_accuses_nobody() -> None:
-    assert judged(silent=("n2",)) == {"n2": "it did not answer, and the others did"}
-    assert judged(silent=("n2", "n3")) == {}
-    assert suspects(NODES, []) == {}
+def silent_of(count: int, silent: int, spares: int) -> int:
+    """How many are accused."""
+    nodes = [f"n{number}" for number in range(count)]
+    found = suspects(nodes, [(look(node), NOW) for node in nodes[silent:]], spares=spares)
+    assert set(found.values()) <= {"it did not answer, and the others did"}
+    return len(found)
+
+
+@pytest.mark.parametrize(
+    ("count", "silent", "spares", "accused"),
+    [(100, 10, 0, 10), (100, 11, 0, 0), (100, 49, 4, 0), (4, 1, 1, 1), (4, 1, 0, 0), (2, 1, 1, 1), (4, 4, 4, 0)],
+)
+def test_silence_is_a_nodes_fault_where_nearly_all_answer_or_spares_replace_it(
+    count: int, silent: int, spares: int, accused: int
+) -> None:
+    assert silent_of(count, silent, spares) == accused
+
+
+def test_answers_of_many_nodes_are_waited_for_longer() -> None:
+    assert [look_s(count) for count in (1, 64, 128, 1024)] == [5, 5, 6, 9]
 
 
 def test_a_filesystem_that_fails_everywhere_is_no_nodes_fault() -> None:

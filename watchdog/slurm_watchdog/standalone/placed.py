@@ -23,7 +23,7 @@ class PlacedCommand:
 
     async def prepare(self, starts: int) -> tuple[tuple[str, ...], dict[str, str]]:
         """The command and its environment on the nodes that look best; `starts`: how often it was started before."""
-        suspects = await self._launcher.look(self._allocation.nodes)
+        suspects = await self._launcher.look(self._allocation.nodes, len(self._allocation.nodes) - self._count)
         self._placement = choose(
             self._allocation, self._count, suspects=suspects.keys(), previous=self._placement.nodes
         )

@@ -26,12 +26,10 @@ from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.job_time import ANSWER_S, read_end
 from slurm_watchdog.supervisor.placement import Placement, arguments, environment, task_count
 from slurm_watchdog.supervisor.plan import Plan, to_text
-from slurm_watchdog.supervisor.preflight import NodeLook, parse_look, suspects
+from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, shim_text
 from slurm_watchdog.supervisor.steps import Step, own_steps, parse_steps
 
-LOOK_S: Final = 5.0
-"""For the nodes to answer; see look.DEADLINE_S."""
 NO_OPTIONS: Final = (
     "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE",
@@ -204,12 +202,13 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ look
 
-    async def look(self, nodes: Sequence[str]) -> dict[str, str]:
-        """Node to what is wrong there; nothing where nobody answers. Takes a little more than LOOK_S at most."""
+    async def look(self, nodes: Sequence[str], spares: int) -> dict[str, str]:
+        """Node to what is wrong there; nothing where nobody answers. `spares`: nodes that the start does without.
+        Takes a little more than look_s() at most."""
         if self._srun is None:
             return {}
         gone, here = await self._gone(nodes)
-        return gone | suspects(here, await self._looks(here))
+        return gone | suspects(here, await self._looks(here), spares=max(0, spares - len(gone)))
 
     async def end_at(self) -> float | None:
         """When the job's time is over, since the epoch, as Slurm says; None: never, or not known."""
@@ -254,7 +253,7 @@ class Launcher:
         self.helpers.add(process.pid)
         assert process.stdout is not None
         with contextlib.suppress(TimeoutError, ValueError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(look_s(len(nodes))):
                 while len(looks) < len(nodes) and (line := await process.stdout.readline()):
                     if (look := parse_look(line.decode(errors="replace"))) is not None:
                         looks.append((look, clock.wall()))

@@ -16,6 +16,7 @@ from slurm_watchdog.model.supervisor import (
 )
 from slurm_watchdog.supervisor.job_time import LAST_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
+from slurm_watchdog.supervisor.preflight import look_s
 from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
@@ -52,7 +53,8 @@ WAIT_S: Final = 120.0
 """For an order, after a command that ended because of our kill switch."""
 SWITCH_GONE_S: Final = 30.0
 """After the kill switch was taken away, that no order came: it was no restart."""
-LOOK_LIMIT_S: Final = 8.0
+LOOK_MORE_S: Final = 3.0
+"""Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up."""
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 """128 + SIGINT, 128 + SIGTERM: as a shell has them."""
@@ -114,7 +116,7 @@ def with_end(run: Run, end_at: float | None) -> Run:
 
 def _tick(run: Run, now: float, wall: float) -> Next:
     age_s = now - run.since
-    if run.phase is Phase.LOOKING and age_s > LOOK_LIMIT_S:
+    if run.phase is Phase.LOOKING and age_s > look_s(len(run.settings.allocation.nodes)) + LOOK_MORE_S:
         return _start(run, now, wall)
     if run.phase is Phase.PAUSING and age_s >= RESTART_DELAY_S:
         return _look(run, now)

@@ -6,6 +6,7 @@ for all, is no node's fault.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final
@@ -19,6 +20,14 @@ from slurm_watchdog.supervisor.plan import LOOK_MARK
 
 SKEW_S: Final = 5.0
 """Between a node's clock and this host's: far more than NTP leaves, and than a line takes."""
+ANSWERED: Final = 0.9
+"""Of the nodes, and more: who is silent then is so by itself. At fewer all are slow. A judgement."""
+LOOK_S: Final = 5.0
+"""For up to LOOK_NODES nodes to answer; see look.DEADLINE_S."""
+LOOK_NODES: Final = 64
+LOOK_DOUBLED_S: Final = 1.0
+"""For each doubling beyond: srun starts its tasks by a tree, and their interpreters come from one filesystem. A
+judgement."""
 MAX_LINE: Final = 65_536
 
 Text = Annotated[str, Meta(max_length=4096)]
@@ -55,17 +64,24 @@ def parse_look(line: str) -> NodeLook | None:
         return None
 
 
-def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]]) -> dict[str, str]:
+def look_s(count: int) -> float:
+    """How long the answers of `count` nodes are waited for, in seconds."""
+    return LOOK_S + LOOK_DOUBLED_S * max(0.0, math.log2(max(1, count) / LOOK_NODES))
+
+
+def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]], *, spares: int = 0) -> dict[str, str]:
     """Node to what is wrong there, a part of a sentence.
 
     `asked`: all nodes. `looks`: what was answered, each with this host's time (since the epoch) when it came.
+    `spares`: so many nodes may be silent, and the start does without them.
     """
     answered = {look.node: (look, at) for look, at in looks if look.node in asked}
     most = _most_gpus([look for look, _ in answered.values()])
     found: dict[str, str] = {}
     for node in asked:
         if node not in answered:
-            if 2 * len(answered) > len(asked):
+            silent = len(asked) - len(answered)
+            if answered and (len(answered) >= ANSWERED * len(asked) or silent <= spares):
                 found[node] = "it did not answer, and the others did"
             continue
         look, at = answered[node]

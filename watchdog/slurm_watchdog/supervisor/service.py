@@ -241,7 +241,7 @@ class _Service:
         self._launcher.helpers |= self._voice.pids
 
     async def _look(self, nodes: tuple[str, ...]) -> None:
-        await self._events.put(Looked(await self._launcher.look(nodes)))
+        await self._events.put(Looked(await self._launcher.look(nodes, len(nodes) - self._run.settings.count)))
 
     async def _begin(self, placement: Placement, in_batch: bool) -> None:
         start = self._run.starts

@@ -127,7 +127,8 @@ def _diagnosis(job: Job, fault: Fault, result: Result, incident: dict[str, Any])
             return
         job.stage.pause(LOOK_EVERY_S)
     result.diagnosis_s = time.time() - incident["seen"]
-    result.diagnosis_right = _named(job, fault, document["culprits"], "host")
+    spared = fault.may_work and not document["culprits"]
+    result.diagnosis_right = spared or _named(job, fault, document["culprits"], "host")
     result.say(f"diagnosis after {result.diagnosis_s:.1f} s: {document['class']}: {document['summary']}")
     if not (result.culprit_right and result.diagnosis_right):
         result.say(f"WRONG culprits: {incident['culprits']} and {document['culprits']}")

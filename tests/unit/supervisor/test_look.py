@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from slurm_watchdog.supervisor.look import XID
+from slurm_watchdog.supervisor.look import XID, listeners
 from slurm_watchdog.supervisor.preflight import NodeLook, parse_look
 
 
@@ -43,3 +44,21 @@ def test_xids_are_read_from_the_agents_metrics_and_those_that_were_not_seen_are_
         b'slurm_watchdog_other_total{xid="94"} 1\n'
     )
     assert XID.findall(text) == [b"79"]
+
+
+def test_an_agent_is_found_at_every_address_that_it_may_listen_at() -> None:
+    with (
+        socket.create_server(("127.0.0.2", 0)) as own,
+        socket.create_server(("", 0)) as everywhere,
+    ):
+        tcp = Path("/proc/net/tcp").read_text()
+        uid = os.geteuid()
+        assert listeners(tcp, own.getsockname()[1]) == [("127.0.0.2", uid)]
+        assert listeners(tcp, everywhere.getsockname()[1]) == [("127.0.0.1", uid)]
+        assert listeners(tcp, 1) == []
+    row = (
+        "head\n 0: {}:2626 00000000000000000000000000000000:0000 0A 00000000:00000000 00:00000000 00000000 105 0 1 1\n"
+    )
+    one = f"{int.from_bytes(bytes([0, 0, 0, 1]), sys.byteorder):08X}"
+    assert listeners(row.format("0" * 24 + one), 9766) == [("::1", 105)]
+    assert listeners(row.format("0" * 32), 9766) == [("::1", 105)]

@@ -105,25 +105,41 @@ def _run(command: str, answers: dict[str, Any]) -> None:
 
 
 def _ask_agent(answers: dict[str, Any]) -> None:
-    """Xids since the start of the node's agent, from its metrics; nothing where they are not at the usual place."""
-    if not _is_a_services(METRICS_PORT):
+    """Xids since the start of the node's agent, from its metrics; nothing where they are not at the usual port."""
+    host = _services_address(METRICS_PORT)
+    if host is None:
         return
     answer = bytearray()
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", METRICS_PORT), 1.0) as connection:
+    with contextlib.suppress(OSError), socket.create_connection((host, METRICS_PORT), 1.0) as connection:
         connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
         while len(answer) < MAX_METRICS and (data := connection.recv(65_536)):
             answer += data
     answers["xids"] = sorted({int(number) for number in XID.findall(answer)})
 
 
-def _is_a_services(port: int) -> bool:
-    """Whether who listens there is no ordinary user: of proc(5), /proc/net/tcp, address, state and uid."""
-    with contextlib.suppress(OSError), open("/proc/net/tcp") as rows:
-        for row in rows:
-            fields = row.split()
-            if fields[1] == f"0100007F:{port:04X}" and fields[3] == "0A":
-                return int(fields[7]) < FIRST_USER
-    return False
+def _services_address(port: int) -> str | None:
+    """Where on this host somebody who is no ordinary user listens at `port`; None: nowhere."""
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError), open(path) as rows:
+            for host, uid in listeners(rows.read(), port):
+                if uid < FIRST_USER:
+                    return host
+    return None
+
+
+def listeners(text: str, port: int) -> list[tuple[str, int]]:
+    """(address to connect to, uid) of who listens at `port`, of /proc/net/tcp or tcp6 (proc(5)): the address is in
+    words of 32 bits as this machine has them in memory. A wildcard is reached at the loopback address."""
+    found = []
+    for row in text.splitlines()[1:]:
+        fields = row.split()
+        if len(fields) < 8 or fields[3] != "0A" or not fields[1].endswith(f":{port:04X}"):
+            continue
+        word = fields[1].partition(":")[0]
+        raw = b"".join(int(word[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(word), 8))
+        host = socket.inet_ntop(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)
+        found.append(({"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host), int(fields[7])))
+    return found
 
 
 def _look_at_gpus(answers: dict[str, Any]) -> None:

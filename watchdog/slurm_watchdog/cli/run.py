@@ -46,17 +46,23 @@ class Options:
 )
 @click.option(
     "--max-restarts",
+    envvar="SLURM_WATCHDOG_MAX_RESTARTS",
     type=click.IntRange(0, 1000),
     default=3,
     show_default=True,
     metavar="N",
-    help="Restarts in all, after failures and after hangs.",
+    help="Restarts in all, after failures and after hangs. [$SLURM_WATCHDOG_MAX_RESTARTS]",
 )
 @click.option(
     "--nodes", type=click.IntRange(1), metavar="N", help="In a job: nodes of a start. [default: all but spares]"
 )
 @click.option(
-    "--spares", type=click.IntRange(0), default=0, metavar="S", help="In a job: nodes of it that wait for one to fail."
+    "--spares",
+    envvar="SLURM_WATCHDOG_SPARES",
+    type=click.IntRange(0),
+    default=0,
+    metavar="S",
+    help="In a job: nodes of it that wait for one to fail. [$SLURM_WATCHDOG_SPARES]",
 )
 @click.option(
     "--preflight",

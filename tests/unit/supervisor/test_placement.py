@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.supervisor.allocation import Allocation, is_in_job, read_allocation, repeated
-from slurm_watchdog.supervisor.placement import NoSpare, arguments, choose, environment
+from slurm_watchdog.supervisor.placement import Addresses, NoSpare, arguments, choose, environment, mentions_address
 
 JOB = {
     "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-4]", "SLURM_NODELIST": "n[1-4]", "SLURM_NNODES": "4",
@@ -20,7 +20,7 @@ def test_allocation_is_read_from_the_environment() -> None:
     assert (
         Allocation(
             job_id="4711", restarts=2, nodes=("n1", "n2", "n3", "n4"), tasks=(2, 2, 2, 1), cpus=(8, 8, 8, 8),
-            end_at=1.8e9,
+            gpus=32, end_at=1.8e9,
         )
         == ALLOCATION
     )  # fmt: skip
@@ -88,6 +88,11 @@ def test_environment_names_nothing_that_the_script_has_not_got_and_on_all_nodes_
     [
         ("n1", "n2"),
         ("n1.cluster.example", "n2.cluster.example"),
+        ("n1-ib0", "n2-ib0"),
+        ("n1ib0", "n2ib0"),
+        ("n1-ib0.cluster.example", "n2-ib0.cluster.example"),
+        ("n10-ib0", "n10-ib0"),
+        ("n3-ib0", "n3-ib0"),
         ("n3", "n3"),
         ("10.0.0.1", "10.0.0.1"),
         ("login", "login"),
@@ -105,3 +110,146 @@ def test_arguments_that_hold_rank_0s_node_follow_it_and_others_stay() -> None:
         "srun", "torchrun", "--rdzv-endpoint=n2:29500", "--master_addr", "n2", "train.py", "--data=n1", "n1",
     )  # fmt: skip
     assert arguments(command, ALLOCATION, choose(ALLOCATION, 4)) == command
+
+
+FIVE = read_allocation({
+    "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-5]", "SLURM_TASKS_PER_NODE": "1(x5)", "SLURM_GPUS_PER_NODE": "8",
+})  # fmt: skip
+EIGHT = read_allocation({
+    "SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-5]", "SLURM_TASKS_PER_NODE": "8(x5)", "SLURM_GPUS": "a100:40",
+})  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("srun torchrun --nnodes=5 --nproc-per-node 8 t.py", "srun torchrun --nnodes=4 --nproc-per-node 8 t.py"),
+        ("srun torchrun --nnodes 5:5 t.py --layers 5", "srun torchrun --nnodes 4:4 t.py --layers 5"),
+        ("srun accelerate launch --num_machines 5 --num_processes 40 t.py",
+         "srun accelerate launch --num_machines 4 --num_processes 32 t.py"),
+        ("srun deepspeed --num-nodes=5 t.py", "srun deepspeed --num-nodes=4 t.py"),
+        ("srun python t.py --world-size 40", "srun python t.py --world-size 32"),
+        ("srun python t.py --trainer.num_nodes 5", "srun python t.py --trainer.num_nodes 4"),
+        ("srun python t.py trainer.num_nodes=5 ++trainer.num_nodes=5", "srun python t.py trainer.num_nodes=4 "
+         "++trainer.num_nodes=4"),
+        ("env WORLD_SIZE=40 MASTER_ADDR=n1 python t.py", "env WORLD_SIZE=32 MASTER_ADDR=n2 python t.py"),
+        ("mpirun -n 40 t -n 40", "mpirun -n 32 t -n 40"),
+        ("mpirun -np 40 t", "mpirun -np 32 t"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("allocation", [FIVE, EIGHT])
+def test_options_with_the_allocations_nodes_or_processes_have_those_of_the_start(
+    given: str, expected: str, allocation: Allocation
+) -> None:
+    placement = choose(allocation, 4, avoided={"n1"})
+    assert arguments(given.split(), allocation, placement) == tuple(expected.split())
+    assert arguments(given.split(), allocation, choose(allocation, 5)) == tuple(given.split())
+
+
+def test_a_task_a_node_is_a_process_too() -> None:
+    assert arguments(["--num_processes", "5"], FIVE, choose(FIVE, 4)) == ("--num_processes", "4")
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "--nnodes=4", "--nnodes=1:5", "--nnodes=$SLURM_NNODES", "--nodes=5", "--num_layers=5", "--num_processes=10",
+        "--data.nodes=5", "nnodes", "--nnodes", "5", "--num_processes=0", "--world-size=\u0665", "num_nodes=50",
+        "python -m x --nnodes 5",
+    ],
+)  # fmt: skip
+def test_other_numbers_and_other_options_stay(word: str) -> None:
+    unknown = Allocation(job_id="1", nodes=FIVE.nodes)
+    for allocation in (FIVE, EIGHT, unknown):
+        assert arguments(["srun", word], allocation, choose(allocation, 4)) == ("srun", word)
+
+
+def test_a_line_for_a_shell_follows_as_words_do() -> None:
+    line = (
+        "RANK=$SLURM_PROCID WORLD_SIZE=40 torchrun --nnodes 5 --nproc-per-node=8 --rdzv_endpoint 'n1:29500' "
+        '--master_addr="n1-ib0" t.py --layers 5 trainer.num_nodes=5; echo n1 5 --nnodes=55 --my-nnodes 5'
+    )
+    expected = (
+        "RANK=$SLURM_PROCID WORLD_SIZE=32 torchrun --nnodes 4 --nproc-per-node=8 --rdzv_endpoint 'n2:29500' "
+        '--master_addr="n2-ib0" t.py --layers 5 trainer.num_nodes=4; echo n1 5 --nnodes=55 --my-nnodes 5'
+    )
+    placement = choose(FIVE, 4, avoided={"n1"})
+    for shell in (["bash", "-c"], ["/bin/sh", "-lc"], ["bash", "--login", "-c"]):
+        assert arguments(["srun", *shell, line], FIVE, placement) == ("srun", *shell, expected)
+    for other in (["python", "-c"], ["bash", "-x"], ["-c"]):
+        assert arguments([*other, line], FIVE, placement) == (*other, line)
+
+
+def test_variables_of_these_names_follow_where_the_script_has_set_them() -> None:
+    own = {"WORLD_SIZE": "40", "NNODES": "5", "NUM_PROCESSES": "7", "MAIN_PROCESS_IP": "n1", "nnodes": "5"}
+    changed = environment(EIGHT, choose(EIGHT, 4, avoided={"n1"}), own)
+    assert changed == {"WORLD_SIZE": "32", "NNODES": "4", "MAIN_PROCESS_IP": "n2"}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("40", "32"), ("a100:40", "a100:32"), ("a100:10,h100:30", "a100:8,h100:24"),
+        ("a100:37", None), ("a100", None)],
+)  # fmt: skip
+def test_gpus_of_the_job_are_scaled_with_their_type(given: str, expected: str | None) -> None:
+    placement = choose(EIGHT, 4)
+    assert environment(EIGHT, placement, {"SLURM_GPUS": given}).get("SLURM_GPUS") == expected
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus"),
+    [
+        ({"SLURM_GPUS": "a100:40"}, 40),
+        ({"SLURM_GPUS_PER_NODE": "a100:8"}, 40),
+        ({"SLURM_GPUS_ON_NODE": "8"}, 40),
+        ({"SLURM_GPUS_ON_NODE": "8", "SLURM_GPUS_PER_TASK": "1"}, 40),
+        ({"SLURM_GPUS_ON_NODE": "2", "SLURM_GPUS_PER_TASK": "1", "SLURM_TASKS_PER_NODE": "2(x4),1"}, 0),
+        ({"SLURM_GPUS": "many"}, 0),
+        ({}, 0),
+    ],
+)
+def test_gpus_of_all_nodes_are_read_from_the_environment(given: dict[str, str], gpus: int) -> None:
+    job = {"SLURM_JOB_ID": "4711", "SLURM_JOB_NODELIST": "n[1-5]", "SLURM_TASKS_PER_NODE": "8(x5)"}
+    assert read_allocation(job | given).gpus == gpus
+
+
+KNOWN = Addresses(
+    {"10.0.0.1": "n1", "10.1.0.1": "n1", "fd00::1": "n1", "10.0.0.2": "n2", "fd00::2": "n2"},
+    {"n1": ("10.0.0.1", "fd00::1"), "n2": ("fd00::2", "10.0.0.2")},
+)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("10.0.0.1", "10.0.0.2"),
+        ("10.1.0.1:29500", "10.0.0.2:29500"),
+        ("fd00::1", "fd00::2"),
+        ("[fd00:0::1]:29500", "[fd00::2]:29500"),
+        ("10.0.0.9", "10.0.0.9"),
+        ("10.0.0.2:29500", "10.0.0.2:29500"),
+    ],
+)
+def test_an_ip_address_of_rank_0s_node_follows_it(given: str, expected: str) -> None:
+    placement = choose(FIVE, 4, avoided={"n1"})
+    assert arguments(["--rdzv-endpoint", given], FIVE, placement, KNOWN)[1] == expected
+    assert environment(FIVE, placement, {"MASTER_ADDR": given}, KNOWN).get("MASTER_ADDR", given) == expected
+
+
+def test_a_new_first_node_without_a_known_address_is_named() -> None:
+    placement = choose(FIVE, 3, avoided={"n1", "n2"})
+    assert arguments(["--master_addr=10.0.0.1"], FIVE, placement, KNOWN) == ("--master_addr=n3",)
+
+
+@pytest.mark.parametrize(
+    ("command", "environ", "expected"),
+    [
+        (["--master_addr", "10.0.0.1"], {}, True),
+        (["bash", "-c", "torchrun --rdzv_endpoint=[fd00::1]:29500"], {}, True),
+        (["train"], {"MASTER_ADDR": "fd00::1"}, True),
+        (["train", "--master_addr=n1:29500"], {"MASTER_ADDR": "n1", "SSH_CLIENT": "10.0.0.1 22"}, False),
+    ],
+)
+def test_nodes_are_resolved_only_where_the_script_writes_an_address(
+    command: list[str], environ: dict[str, str], expected: bool
+) -> None:
+    assert mentions_address(command, environ) is expected

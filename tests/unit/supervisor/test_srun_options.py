@@ -11,7 +11,7 @@ from slurm_watchdog.supervisor.srun_options import parse, rewrite
 
 ON_A_SPARE = Plan(
     job_id="7", srun="/usr/bin/srun", directory="/tmp/x", nodes=("n1", "n3", "n4"), left_out=("n2", "n5"), tasks=6,
-    all_tasks=10, overlap=False,
+    all_tasks=10, overlap=False, gpus=24, all_gpus=40,
 )  # fmt: skip
 """Five nodes with two tasks each, of which three are used: n2 is avoided, n5 is a spare."""
 ADDED = "--exclude=n2,n5"
@@ -29,6 +29,10 @@ def placed(line: str, plan: Plan = ON_A_SPARE) -> str:
         ("-N 5 --ntasks=10 -u x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill -u x"),
         ("--nodes=3 --ntasks 6 x", f"{ADDED} --nodes=3 --no-kill --ntasks 6 x"),
         ("--ntask=10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"),
+        ("--gpus=40 x", f"{ADDED} --nodes=3 --gpus=24 --no-kill x"),
+        ("-Ga100:40 -n10 x", f"{ADDED} --nodes=3 --ntasks=6 --gpus=a100:24 --no-kill x"),
+        ("-G a100:10,h100:30 x", f"{ADDED} --nodes=3 --gpus=a100:6,h100:18 --no-kill x"),
+        ("--gpus=24 x", f"{ADDED} --nodes=3 --no-kill --gpus=24 x"),
         ("-lN5 x", f"{ADDED} --nodes=3 --no-kill -l x"),
         ("--nodes=2-5 x", f"{ADDED} --nodes=2-3 --no-kill x"),
         ("-n10 x", f"{ADDED} --nodes=3 --ntasks=6 --no-kill x"),
@@ -128,6 +132,11 @@ def test_options_of_srun_end_where_its_command_begins(line: str, command: str) -
 def test_options_of_a_container_reach_srun_as_they_are() -> None:
     line = "--container-image=/images/torch.sqsh --container-mounts=/data:/data --no-container-mount-home python x"
     assert placed(line) == f"{ADDED} --nodes=3 --no-kill {line}"
+
+
+def test_gpus_of_a_smaller_step_and_of_a_job_without_a_number_stay() -> None:
+    assert placed("-N1 -n1 --gpus=8 x").endswith("-N1 -n1 --gpus=8 x")
+    assert placed("--gpus=40 x", ON_A_SPARE._replace(gpus=0, all_gpus=0)).endswith("--gpus=40 x")
 
 
 def test_plan_is_read_back() -> None:

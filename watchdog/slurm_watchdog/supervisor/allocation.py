@@ -25,6 +25,8 @@ class Allocation(Struct, frozen=True, kw_only=True):
     """Of each node (SLURM_TASKS_PER_NODE); empty: not known."""
     cpus: tuple[int, ...] = ()
     """Of each node (SLURM_JOB_CPUS_PER_NODE); empty: not known."""
+    gpus: int = 0
+    """Of all nodes together; 0: none, or not known."""
     end_at: float | None = None
     """When its time is over, since the epoch; None: not known."""
 
@@ -54,13 +56,15 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
     if not nodes:
         raise ValueError("SLURM_JOB_NODELIST names no node")
     end = environ.get("SLURM_JOB_END_TIME", "")
+    tasks = _of_each(environ.get("SLURM_TASKS_PER_NODE", ""), len(nodes))
     return Allocation(
         job_id=environ["SLURM_JOB_ID"],
         restarts=_whole(environ.get("SLURM_RESTART_COUNT")),
         nodes=nodes,
         batch_host=environ.get("SLURMD_NODENAME", ""),
-        tasks=_of_each(environ.get("SLURM_TASKS_PER_NODE", ""), len(nodes)),
+        tasks=tasks,
         cpus=_of_each(environ.get("SLURM_JOB_CPUS_PER_NODE", ""), len(nodes)),
+        gpus=_all_gpus(environ, len(nodes), alike="SLURM_GPUS_PER_TASK" not in environ or len(set(tasks)) == 1),
         end_at=float(end) if end.isdecimal() else None,
     )
 
@@ -77,6 +81,33 @@ def node_count(wanted_nodes: int | None, spares: int, allocation: Allocation) ->
 
 def _whole(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0
+
+
+def gpu_number(text: str) -> int:
+    """How many GPUs `8`, `a100:8` or `a100:8,h100:4` are, as Slurm writes its --gpus; 0 where it is none of these."""
+    numbers = [part.rpartition(":")[2] for part in text.split(",")]
+    return sum(int(number) for number in numbers) if all(number.isdecimal() for number in numbers) else 0
+
+
+def scaled_gpus(text: str, total: int, have: int) -> str | None:
+    """Such a number for `have` of `total` nodes, with its types; None where not every node has the same."""
+    if not gpu_number(text):
+        return None
+    parts: list[str] = []
+    for part in text.split(","):
+        kind, colon, number = part.rpartition(":")
+        if int(number) % total:
+            return None
+        parts.append(f"{kind}{colon}{int(number) // total * have}")
+    return ",".join(parts)
+
+
+def _all_gpus(environ: Mapping[str, str], nodes: int, *, alike: bool) -> int:
+    """By --gpus, --gpus-per-node, or what this node has where all nodes are `alike` (sbatch(1), OUTPUT ENVIRONMENT)."""
+    if "SLURM_GPUS" in environ:
+        return gpu_number(environ["SLURM_GPUS"])
+    each = environ.get("SLURM_GPUS_PER_NODE") or (environ.get("SLURM_GPUS_ON_NODE", "") if alike else "")
+    return gpu_number(each) * nodes
 
 
 def _of_each(text: str, count: int) -> tuple[int, ...]:

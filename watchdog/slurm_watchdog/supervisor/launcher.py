@@ -21,10 +21,11 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.supervisor.addresses import read_addresses
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.job_time import ANSWER_S, read_end
-from slurm_watchdog.supervisor.placement import Placement, arguments, environment, task_count
+from slurm_watchdog.supervisor.placement import Placement, arguments, environment, gpu_count, task_count
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, shim_text
@@ -54,6 +55,7 @@ class Launcher:
 
         Without an srun in PATH the command is started as it is, and no node is looked at."""
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
+        self._addresses = read_addresses(self._command, allocation, environ)
         self.helpers: set[int] = set()
         """Children of this process that are no part of the command."""
         self._srun = shutil.which("srun", path=environ.get("PATH"))
@@ -75,12 +77,12 @@ class Launcher:
 
     def command_line(self, placement: Placement) -> tuple[str, ...]:
         """What is executed on these nodes."""
-        words = arguments(self._command, self._allocation, placement)
+        words = arguments(self._command, self._allocation, placement, self._addresses)
         return (*(FUNCTION_SHELL if is_function(words[0], self._environ) else SHELL), *words)
 
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
         """The command's, and the plan of its srun; `starts`: how often it was started before."""
-        changed = environment(self._allocation, placement, self._environ)
+        changed = environment(self._allocation, placement, self._environ, self._addresses)
         changed["SLURM_WATCHDOG_RESTARTS"] = str(starts)
         if self._directory is None or self._srun is None:
             return self._environ | changed
@@ -90,6 +92,8 @@ class Launcher:
             nodes=placement.nodes, left_out=placement.left_out,
             tasks=task_count(self._allocation, placement.nodes),
             all_tasks=task_count(self._allocation, self._allocation.nodes), overlap=overlap,
+            gpus=gpu_count(self._allocation, placement.nodes),
+            all_gpus=gpu_count(self._allocation, self._allocation.nodes),
         )  # fmt: skip
         for call in (self._directory / CALLS).iterdir():
             call.unlink(missing_ok=True)

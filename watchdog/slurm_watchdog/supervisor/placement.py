@@ -2,16 +2,38 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
+from ipaddress import ip_address
+from pathlib import PurePath
+from typing import Final, NamedTuple
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI, NODES, PROCESSES, SHELLS, name_of
 from slurm_watchdog.slurm.node_names import fold_nodes
-from slurm_watchdog.supervisor.allocation import Allocation, repeated
+from slurm_watchdog.supervisor.allocation import Allocation, repeated, scaled_gpus
 
-ADDRESS_OPTIONS = frozenset({
-    "master_addr", "master-addr", "rdzv_endpoint", "rdzv-endpoint", "main_process_ip", "main-process-ip",
-})  # fmt: skip
-"""Options whose value is the host of rank 0, with or without a port: torchrun, DeepSpeed, Accelerate."""
+_NAMES: Final = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
+_IN_SHELL: Final = re.compile(
+    rf"(?<![\w.+$-])((?:--?(?:[\w-]+\.)*(?:{_NAMES})(?:=|\s+)|\+{{0,2}}(?:[\w-]+\.)*(?:{_NAMES})=)[\"']?)"
+    r"([^\s\"';&|()<>]+)",
+    re.IGNORECASE,
+)
+"""An option in a line for a shell: (its name and what joins it to its value, the value)."""
+_SUFFIX: Final = re.compile(r"(?:[-._]|ib|hsn)[\w.-]*", re.IGNORECASE)
+"""Of the name that a node has in another network: n1-ib0, n1.cluster.example, n1ib0."""
+
+
+class Addresses(NamedTuple):
+    """IP addresses of nodes, as far as they are known."""
+
+    node_of: Mapping[str, str] = {}
+    """Address to its node."""
+    of_node: Mapping[str, tuple[str, ...]] = {}
+    """Node to the addresses by which others reach it."""
+
+
+NOT_ASKED: Final = Addresses()
 
 
 class NoSpare(Exception):
@@ -66,7 +88,14 @@ def task_count(allocation: Allocation, nodes: Collection[str]) -> int:
     return sum(number for node, number in zip(allocation.nodes, allocation.tasks, strict=False) if node in nodes)
 
 
-def environment(allocation: Allocation, placement: Placement, environ: Mapping[str, str]) -> dict[str, str]:
+def gpu_count(allocation: Allocation, nodes: Collection[str]) -> int:
+    """GPUs of these nodes; 0 where it is not known that all nodes have the same number."""
+    return allocation.gpus // len(allocation.nodes) * len(nodes) if allocation.gpus % len(allocation.nodes) == 0 else 0
+
+
+def environment(
+    allocation: Allocation, placement: Placement, environ: Mapping[str, str], addresses: Addresses = NOT_ASKED
+) -> dict[str, str]:
     """The variables of `environ` that are different on these nodes, with their values there."""
     if placement.nodes == allocation.nodes:
         return {}
@@ -79,12 +108,12 @@ def environment(allocation: Allocation, placement: Placement, environ: Mapping[s
     }  # fmt: skip
     if allocation.tasks:
         values |= {"SLURM_NTASKS": tasks, "SLURM_NPROCS": tasks}
-    gpus, per = environ.get("SLURM_GPUS", ""), len(allocation.nodes)
-    if gpus.isdecimal() and int(gpus) % per == 0:
-        values["SLURM_GPUS"] = str(int(gpus) // per * len(placement.nodes))
+    if "SLURM_GPUS" in environ:
+        values["SLURM_GPUS"] = scaled_gpus(environ["SLURM_GPUS"], len(allocation.nodes), len(placement.nodes)) or ""
     changed = {name: value for name, value in values.items() if value and name in environ}
-    if "MASTER_ADDR" in environ:
-        changed["MASTER_ADDR"] = _address(environ["MASTER_ADDR"], allocation, placement)
+    for name, value in environ.items():
+        if name.isupper():
+            changed.setdefault(name, _value(name_of(name), value, allocation, placement, addresses))
     return {name: value for name, value in changed.items() if value != environ[name]}
 
 
@@ -92,31 +121,103 @@ def _chosen(allocation: Allocation, numbers: tuple[int, ...], placement: Placeme
     return tuple(number for node, number in zip(allocation.nodes, numbers, strict=False) if node in placement.nodes)
 
 
-def _address(text: str, allocation: Allocation, placement: Placement) -> str:
+def _address(text: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
     """`host` or `host:port` of rank 0, with its new host where it named a node of the allocation."""
-    host, colon, port = text.partition(":")
-    node = next((each for each in allocation.nodes if each in (host, host.partition(".")[0])), None)
+    host, port = _split(text)
+    ip = _ip(host)
+    node, suffix = (addresses.node_of.get(ip), "") if ip else _node_of(host, allocation)
     first = placement.nodes[0]
     if node is None or node == first or (node != allocation.nodes[0] and node in placement.nodes):
         return text
-    domain = host[len(node) :] if host != node else ""
-    return f"{first}{domain}{colon}{port}"
+    if not ip:
+        return f"{first}{suffix}{port}"
+    known = (each for each in addresses.of_node.get(first, ()) if (":" in each) == (":" in ip))
+    found = next(known, first)
+    return f"[{found}]{port}" if ":" in found and text.startswith("[") else f"{found}{port}"
 
 
-def arguments(command: Sequence[str], allocation: Allocation, placement: Placement) -> tuple[str, ...]:
-    """The command's words, with rank 0's host in options that held a node of the allocation and nothing else."""
+def _split(text: str) -> tuple[str, str]:
+    """(host, the port with its colon); an address of IPv6 stands in brackets where a port follows."""
+    if text.startswith("["):
+        host, _, port = text[1:].partition("]")
+        return host, port
+    if text.count(":") > 1:
+        return text, ""
+    host, colon, port = text.partition(":")
+    return host, colon + port
+
+
+def _ip(host: str) -> str:
+    """The address as it is usually written; empty: a name."""
+    try:
+        return str(ip_address(host))
+    except ValueError:
+        return ""
+
+
+def _node_of(host: str, allocation: Allocation) -> tuple[str | None, str]:
+    """(node of this name, what follows it there: `-ib0`, `.cluster.example`)."""
+    begins = [
+        node for node in allocation.nodes
+        if host == node or (host.startswith(node) and _SUFFIX.fullmatch(host, len(node)))
+    ]  # fmt: skip
+    node = max(begins, key=len, default=None)
+    return node, host[len(node or "") :]
+
+
+def mentions_address(command: Sequence[str], environ: Mapping[str, str]) -> bool:
+    """Whether rank 0's host may be written as an IP address."""
+    values = [value for name, value in environ.items() if name.isupper() and name_of(name) in ADDRESSES]
+    return any(re.search(r"\d\.\d{1,3}\.\d{1,3}\.\d|[0-9a-fA-F]?:[0-9a-fA-F]*:", each) for each in (*values, *command))
+
+
+def arguments(
+    command: Sequence[str], allocation: Allocation, placement: Placement, addresses: Addresses = NOT_ASKED
+) -> tuple[str, ...]:
+    """The command's words on these nodes: rank 0's host in options that held a node of the allocation and nothing else,
+    and the numbers of nodes and processes in options that held the allocation's. So too in the line for `bash -c`."""
     if placement.nodes == allocation.nodes:
         return tuple(command)
+
+    def value(name: str, given: str) -> str:
+        return _value(name_of(name), given, allocation, placement, addresses)
+
     found: list[str] = []
     for index, word in enumerate(command):
-        name, equals, value = word.partition("=")
-        if equals and _is_address(name):
-            word = f"{name}={_address(value, allocation, placement)}"
-        elif index and _is_address(command[index - 1]):
-            word = _address(word, allocation, placement)
+        name, equals, given = word.partition("=")
+        option = command[index - 1] if index else ""
+        if _is_shell_line(command, index):
+            word = _IN_SHELL.sub(lambda part: part[1] + value(part[1].rstrip("\"'= \t\n"), part[2]), word)
+        elif equals and re.fullmatch(r"[\w.+-]+", name):
+            word = f"{name}={value(name, given)}"
+        elif option == "-n" and index > 1 and PurePath(command[index - 2]).name in MPI:
+            word = value("np", word)
+        elif option.startswith("-"):
+            word = value(option, word)
         found.append(word)
     return tuple(found)
 
 
-def _is_address(word: str) -> bool:
-    return word.startswith("-") and word.lstrip("-") in ADDRESS_OPTIONS
+def _is_shell_line(command: Sequence[str], index: int) -> bool:
+    """Whether this word is a line for a shell: `bash -c LINE`, `bash --login -xc LINE`."""
+    before = index - 1
+    if before < 1 or not re.fullmatch(r"-[a-zA-Z]*c", command[before]):
+        return False
+    while before > 0 and command[before].startswith("-"):
+        before -= 1
+    return PurePath(command[before]).name in SHELLS
+
+
+def _value(name: str, given: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
+    """What an option (by `name_of`) is on these nodes; as it was where it is none of ours, or says something else."""
+    if name in ADDRESSES:
+        return _address(given, allocation, placement, addresses)
+    if name in NODES:
+        total, have = len(allocation.nodes), len(placement.nodes)
+        return {f"{total}": f"{have}", f"{total}:{total}": f"{have}:{have}"}.get(given, given)
+    if name in PROCESSES:
+        # A process a task, or one a GPU. Totals that are not known are 0.
+        known = {str(gpu_count(allocation, allocation.nodes)): gpu_count(allocation, placement.nodes)}
+        known |= {str(sum(allocation.tasks)): task_count(allocation, placement.nodes)}
+        return str(known[given]) if given != "0" and given in known else given
+    return given

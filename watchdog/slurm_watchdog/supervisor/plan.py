@@ -30,6 +30,10 @@ class Plan(NamedTuple):
     """On all nodes of the allocation, as the script knows it."""
     overlap: bool
     """An older step is still there."""
+    gpus: int = 0
+    """Of `nodes`; 0: not known."""
+    all_gpus: int = 0
+    """Of all nodes of the allocation, as the script knows it."""
 
 
 def to_text(plan: Plan) -> str:

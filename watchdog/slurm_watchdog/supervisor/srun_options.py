@@ -146,10 +146,25 @@ def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> d
             few = ntasks or 0  # srun takes no more nodes than there are tasks
     if not few and plan.all_tasks and ntasks == plan.all_tasks:
         placed["ntasks"] = str(plan.tasks)
+    gpus = None if few else _gpus(given.get("gpus"), plan)
+    if gpus is not None:
+        placed["gpus"] = gpus
     free = [node for node in plan.nodes if node not in busy]
     if 0 < few <= len(free) and few < have and "nodelist" not in given:
         placed["nodelist"] = ",".join(free[:few])
     return placed
+
+
+def _gpus(given: str | None, plan: Plan) -> str | None:
+    """`40`, `a100:40` or `a100:8,h100:32`, where it is the whole job's, for the nodes of this start; None: it stays."""
+    parts = [part.rpartition(":") for part in (given or "").split(",")]
+    numbers = [_number(number) or 0 for _, _, number in parts]
+    total = plan.all_gpus
+    if not total or sum(numbers) != total or any(number * plan.gpus % total for number in numbers):
+        return None
+    return ",".join(
+        f"{kind}{colon}{number * plan.gpus // total}" for (kind, colon, _), number in zip(parts, numbers, strict=True)
+    )
 
 
 def _excluded(given: str | None, plan: Plan) -> str:

@@ -1,0 +1,26 @@
+"""Options by which launchers and trainers are told how many nodes and processes there are, and where rank 0 is.
+
+In lower case, with `_` for `-`, without what stands before a dot (`--trainer.num_nodes`): as `name_of` makes them.
+Variables of the same names in capitals (`WORLD_SIZE`, `MASTER_ADDR`) mean the same. From `--help` of torchrun 2.x
+(torch/distributed/run.py), accelerate 1.x (commands/launch.py), DeepSpeed 0.1x (launcher/runner.py), Lightning 2.x
+(Trainer), Megatron-LM (megatron/training/arguments.py), mpirun(1) and horovodrun.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+NODES: Final = frozenset({"nnodes", "num_nodes", "num_machines"})
+"""torchrun; DeepSpeed and Lightning; accelerate."""
+PROCESSES: Final = frozenset({"num_processes", "world_size", "np"})
+"""accelerate; Megatron-LM and most scripts; mpirun and horovodrun."""
+ADDRESSES: Final = frozenset({"master_addr", "rdzv_endpoint", "main_process_ip"})
+"""The host of rank 0, with or without a port: torchrun and DeepSpeed; torchrun; accelerate."""
+MPI: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
+"""Programs whose first option `-n` is the number of processes."""
+SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+
+
+def name_of(word: str) -> str:
+    """`--trainer.num-nodes` is `num_nodes`."""
+    return word.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()

@@ -8,9 +8,8 @@ from datetime import datetime
 from typing import Final
 
 from slurm_watchdog.supervisor.bounded import answer_of
+from slurm_watchdog.supervisor.last_minute import LAST_S, late_words
 
-LAST_S: Final = 60.0
-"""Before the end of the job's time nothing is started again."""
 ANSWER_S: Final = 3.0
 """For slurmctld to answer: one that is asked in vain holds nothing up."""
 
@@ -48,8 +47,3 @@ class JobTime:
         """A part of a sentence, why nothing is started at `wall` any more; empty if it may be."""
         left_s = await self.seconds_left(wall)
         return late_words(left_s) if left_s < LAST_S else ""
-
-
-def late_words(left_s: float) -> str:
-    """How near the end is, a part of a sentence."""
-    return f"{max(0.0, left_s):.0f} s before the end of the job's time"

@@ -14,7 +14,7 @@ from slurm_watchdog.model.supervisor import (
     RestartOrder,
     step_words,
 )
-from slurm_watchdog.supervisor.job_time import LAST_S, late_words
+from slurm_watchdog.supervisor.last_minute import LAST_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
 from slurm_watchdog.supervisor.state import (

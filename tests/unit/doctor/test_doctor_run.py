@@ -26,6 +26,11 @@ def rules(text: str) -> list[str]:
         HEAD + "slurm-watchdog run --nodes=4 --spares=1 srun torchrun --rdzv-endpoint=$MASTER_ADDR:29500 t.py\n",
         HEAD.replace("--nodes=5", "--nodes=1").replace("--no-kill", "") + RUN.replace("--spares 1", ""),
         HEAD.replace("--no-kill", "") + "export MASTER_ADDR=n1\nsrun python train.py\nslurm-watchdog status\n",
+        HEAD + "slurm-watchdog run -- srun bash -c 'torchrun --nnodes $SLURM_NNODES --master-addr $MASTER_ADDR t.py'\n",
+        HEAD + 'slurm-watchdog run -- srun bash -c "torchrun --nnodes \\$SLURM_NNODES \\${MASTER_ADDR} $HOME/t.py"\n',
+        HEAD + '# slurm-watchdog run -- srun bash -c "$SLURM_NNODES"\n' + RUN,
+        HEAD + RUN + 'srun bash -c "echo $SLURM_NNODES"\nhostname\n# hostname -I\n',
+        HEAD + "echo $(hostname -I)\nsrun python train.py\n",
         HEAD.replace("#SBATCH", "#SBATCH hetjob\n#SBATCH") + "srun python train.py\n",
     ],
 )
@@ -43,6 +48,14 @@ def test_a_script_that_can_be_restarted_in_place_gets_no_word(text: str) -> None
         (HEAD + RUN.replace("python", "torchrun --master_addr 10.0.0.7"), "run_master_addr"),
         (HEAD + RUN.replace("--spares 1", "--spares 5"), "run_spares"),
         (HEAD + RUN.replace("--spares 1", "--nodes=5 --spares=1"), "run_spares"),
+        (HEAD + 'slurm-watchdog run -- srun bash -c "torchrun --nnodes $SLURM_NNODES t.py"\n', "run_quotes"),
+        (
+            HEAD + 'slurm-watchdog run --spares 1 \\\n  -- srun /bin/sh -lc "echo \\"a\\"\n x ${MASTER_ADDR}:1"\n',
+            "run_quotes",
+        ),
+        (HEAD + 'slurm-watchdog run -- srun bash --login -c "RANK=$SLURM_PROCID python t.py"\n', "run_quotes"),
+        (HEAD + "export MASTER_ADDR=$(hostname -I | awk '{print $1}')\n" + RUN, "run_hostname_ip"),
+        (HEAD + "ip=`hostname --ip-address`\n" + RUN, "run_hostname_ip"),
         ("#!/bin/bash\n#SBATCH -N2 -k\n#SBATCH hetjob\n#SBATCH -N2\n" + RUN, "run_heterogeneous"),
     ],
 )

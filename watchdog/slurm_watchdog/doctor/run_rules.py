@@ -14,6 +14,14 @@ from slurm_watchdog.doctor.shell import Command
 FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
 """Options of `run` without a value."""
 ADDRESS = re.compile(r"--(?:master[_-]addr|rdzv[_-]endpoint|main[_-]process[_-]ip)(?:=(.*))?", re.DOTALL)
+SHELL_LINE = re.compile(
+    r'''^[^#\n]{0,500}\bslurm-watchdog\s+run\b(?:\\\n|[^\n]){0,2000}?\b(?:ba|da|z|k)?sh\s+(?:-\S+\s+){0,9}?-[a-zA-Z]*c\s+"((?:[^"\\]|\\.)*)"''',
+    re.MULTILINE | re.DOTALL,
+)
+"""Of `run` a line for a shell that stands in double quotes: what the script's own shell fills in first."""
+FILLED_IN = re.compile(r"(?<!\\)\$\{?(SLURM_(?:N\w+|PROCID|LOCALID|JOB_NODELIST|JOB_NUM_NODES)|MASTER_ADDR)\b")
+"""Variables that are different on other nodes, or in each task. sbatch(1), srun(1): OUTPUT ENVIRONMENT VARIABLES."""
+HOSTNAME_IP = re.compile(r"^[^#\n]*\bhostname\s+(?:-[a-zA-Z]*[iI]|--(?:all-)?ip-address(?:es)?)\b.*$", re.MULTILINE)
 HERE = re.compile(r"localhost|127\.[\d.]+|::1|0\.0\.0\.0")
 
 
@@ -88,6 +96,35 @@ def _addresses(script: Script) -> Iterator[tuple[str, str]]:
                 yield word.partition("=")[0], match[1] if match[1] is not None else following
 
 
+def _quotes(facts: JobFacts) -> Iterator[Advice]:
+    """What the script's own shell has filled in is what it was on all nodes of the job, in each task the same."""
+    for line in SHELL_LINE.finditer(facts.script.text):
+        if (name := FILLED_IN.search(line[1])) is not None:
+            number = facts.script.text.count("\n", 0, line.start(1) + name.start()) + 1
+            yield Advice(
+                rule="run_quotes", level=Level.WARNING, where=f"{facts.script.path}:{number}",
+                evidence=f'{name[0]} in double quotes: bash -c "{line[1].strip()}"'[:100],
+                sentence=f"The script's own shell fills in ${name[1]}, once for all tasks: on other nodes it stays "
+                "as it was, unless it is the value of an option that `run` knows.",
+                add=f"bash -c '...' in single quotes: each task fills in ${name[1]} by itself",
+            )  # fmt: skip
+            return
+
+
+def _hostname_ip(facts: JobFacts) -> Iterator[Advice]:
+    """It says all addresses of this node, or the one that its own /etc/hosts has."""
+    script = facts.script
+    found = HOSTNAME_IP.search(script.text)
+    if found is None or not any(True for _ in _runs(script)):
+        return
+    yield Advice(
+        rule="run_hostname_ip", level=Level.HINT, where=script.path, evidence=found[0].strip()[:100],
+        sentence="The address may be one that other nodes do not reach (a container bridge, 127.0.1.1), and a restart "
+        "without this node follows it only where the new first node's name is resolved; a name of a node always.",
+        add='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+    )  # fmt: skip
+
+
 def _spares(facts: JobFacts) -> Iterator[Advice]:
     have = _nodes(facts.script)
     for command, options in _runs(facts.script):
@@ -113,4 +150,4 @@ def _heterogeneous(facts: JobFacts) -> Iterator[Advice]:
             )  # fmt: skip
 
 
-RUN_RULES: tuple[Rule[JobFacts], ...] = (_no_kill, _master_addr, _spares, _heterogeneous)
+RUN_RULES: tuple[Rule[JobFacts], ...] = (_no_kill, _master_addr, _quotes, _hostname_ip, _spares, _heterogeneous)

@@ -32,6 +32,8 @@ def placed(line: str, plan: Plan = ON_A_SPARE) -> str:
         ("--gpus=40 x", f"{ADDED} --nodes=3 --gpus=24 --no-kill x"),
         ("-Ga100:40 -n10 x", f"{ADDED} --nodes=3 --ntasks=6 --gpus=a100:24 --no-kill x"),
         ("-G a100:10,h100:30 x", f"{ADDED} --nodes=3 --gpus=a100:6,h100:18 --no-kill x"),
+        ("-n5 --ntasks-per-node=1 x", f"{ADDED} --nodes=3 --ntasks=3 --no-kill --ntasks-per-node=1 x"),
+        ("-N5 -n5 x", f"{ADDED} --nodes=3 --ntasks=3 --no-kill x"),
         ("--gpus=24 x", f"{ADDED} --nodes=3 --no-kill --gpus=24 x"),
         ("-lN5 x", f"{ADDED} --nodes=3 --no-kill -l x"),
         ("--nodes=2-5 x", f"{ADDED} --nodes=2-3 --no-kill x"),
@@ -136,6 +138,7 @@ def test_options_of_a_container_reach_srun_as_they_are() -> None:
 
 def test_gpus_of_a_smaller_step_and_of_a_job_without_a_number_stay() -> None:
     assert placed("-N1 -n1 --gpus=8 x").endswith("-N1 -n1 --gpus=8 x")
+    assert placed("-N1 -n5 x").endswith("-N1 -n5 x")
     assert placed("--gpus=40 x", ON_A_SPARE._replace(gpus=0, all_gpus=0)).endswith("--gpus=40 x")
 
 

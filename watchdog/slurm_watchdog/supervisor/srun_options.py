@@ -140,12 +140,14 @@ def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> d
         else:
             few = low if low == high else 0
     elif "nodelist" not in given:
-        if "ntasks" not in given or ntasks in (plan.tasks, plan.all_tasks):
+        if "ntasks" not in given or ntasks in (plan.tasks, plan.all_tasks, total):
             placed["nodes"] = str(have)
         else:
             few = ntasks or 0  # srun takes no more nodes than there are tasks
     if not few and plan.all_tasks and ntasks == plan.all_tasks:
         placed["ntasks"] = str(plan.tasks)
+    elif not few and ntasks == total:
+        placed["ntasks"] = str(have)  # one task a node: a launcher
     gpus = None if few else _gpus(given.get("gpus"), plan)
     if gpus is not None:
         placed["gpus"] = gpus

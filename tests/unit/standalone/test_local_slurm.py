@@ -12,10 +12,12 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalSlurm
 from slurm_watchdog.supervisor.job_time import JobTime
+from slurm_watchdog.supervisor.last_minute import LAST_S
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
 
@@ -169,6 +171,32 @@ def test_a_step_that_its_owner_cancels_and_a_failure_in_the_last_minute_are_not_
     with_job(tmp_path, f"echo '{line}'; exit 137", talk, max_restarts=2, job_time=JobTime(None, _unknown))
     with_job(tmp_path, "exit 137", talk, max_restarts=2, job_time=JobTime(1.0, _unknown))
     assert states == ["CANCELLED", "FAILED"]
+
+
+def last_minute_begins() -> JobTime:
+    """At the first question there is just a minute left, at later ones there is less."""
+    answers = iter([True])
+
+    async def ask() -> float | None:
+        return clock.wall() + LAST_S if next(answers, False) else None
+
+    return JobTime(1.0, ask)
+
+
+def test_a_restart_is_not_begun_if_the_last_minute_has_begun_since_it_was_decided(tmp_path: Path) -> None:
+    async def fails(job: LocalSlurm) -> None:
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert (job.state, job.exit_code) == ("FAILED", 3)
+
+    async def is_requeued(job: LocalSlurm) -> None:
+        await job.requeue_hold("77", only_unfinished=True)
+        await until(lambda: job.state == "PENDING")
+        await job.release("77")
+        assert (job.state, job.over.is_set()) == ("FAILED", True)
+
+    with_job(tmp_path, "echo run; exit 3", fails, max_restarts=2, job_time=last_minute_begins())
+    assert (tmp_path / "output").read_text() == "run\n"
+    with_job(tmp_path, LOOP, is_requeued, job_time=last_minute_begins())
 
 
 def test_a_requeue_in_the_last_minute_of_the_job_is_refused(tmp_path: Path) -> None:

@@ -194,6 +194,16 @@ class LocalSlurm:
         return "was stopped" if self.exit_code is None else f"ended with {self._exit_text()}"
 
     async def _begin(self) -> None:
+        """Starts it once more; nothing in the last minute of the job's time, which may have begun since the order."""
+        before = self.state
+        late = await self._lateness()
+        if self.state != before or self.held:
+            return  # it was stopped or held while Slurm was asked
+        if late:
+            log.warning("the command is not started again: it is %s", late)
+            self._last, self.state = True, "FAILED"
+            self.over.set()
+            return
         try:
             await self.start()
         except OSError as error:

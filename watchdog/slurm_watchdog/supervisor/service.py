@@ -82,8 +82,8 @@ class Wanted:
 
 
 NO_AGENT: Final = (
-    "no agent has been seen on this node: only failures are restarted, and no hang is found; "
-    "`slurm-watchdog run --alone` watches by itself"
+    "no agent has been seen on this node: only a command that fails is started again; `slurm-watchdog run --alone` "
+    "watches for hangs itself"
 )
 
 

@@ -302,3 +302,17 @@ def test_a_node_whose_check_fails_is_left_out_of_the_first_start(start: Callable
     job = start(f"sw --spares 1 --preflight '{check}' -- srun {ranks(WAITS)}", "-N2", "--ntasks-per-node=1")
     assert job.runs().nodes == ("n2",)
     assert "slurm-watchdog: n1 is left out: the site's check ended with 3: no cable" in job.text
+
+
+def test_what_the_script_has_filled_in_is_of_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
+    """torchrun's line in a job of two tasks a node: one launcher a node, and a rendezvous that waits for no more."""
+    check = "[ $SLURMD_NODENAME != n1 ]"
+    launcher = "bash -c 'echo launcher $* on $SLURMD_NODENAME of $SLURM_NTASKS; sleep 1' torchrun"
+    job = start(
+        f"export MASTER_ADDR=n1.cluster.example; sw --spares 1 --preflight '{check}' -- "
+        f"srun --ntasks=$SLURM_NNODES --ntasks-per-node=1 {launcher} --nnodes=$SLURM_NNODES "
+        "--rdzv-endpoint=$MASTER_ADDR:29500", "-N4", "--ntasks-per-node=2",
+    )  # fmt: skip
+    job.ends()
+    options = "--nnodes=3 --rdzv-endpoint=n2.cluster.example:29500"
+    assert sorted(job.lines("launcher")) == [f"launcher {options} on n{node} of 3" for node in (2, 3, 4)], job.text

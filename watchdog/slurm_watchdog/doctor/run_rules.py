@@ -15,7 +15,8 @@ FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
 """Options of `run` without a value."""
 ADDRESS = re.compile(r"--(?:master[_-]addr|rdzv[_-]endpoint|main[_-]process[_-]ip)(?:=(.*))?", re.DOTALL)
 SHELL_LINE = re.compile(
-    r'''^[^#\n]{0,500}\bslurm-watchdog\s+run\b(?:\\\n|[^\n]){0,2000}?\b(?:ba|da|z|k)?sh\s+(?:-\S+\s+){0,9}?-[a-zA-Z]*c\s+"((?:[^"\\]|\\.)*)"''',
+    r"""^[^#\n]{0,500}\bslurm-watchdog\s+run\b(?:\\\n|[^\n]){0,2000}?"""
+    r'''\b(?:ba|da|z|k)?sh\s+(?:-\S+\s+){0,9}?-[a-zA-Z]*c\s+"((?:[^"\\]|\\.)*)"''',
     re.MULTILINE | re.DOTALL,
 )
 """Of `run` a line for a shell that stands in double quotes: what the script's own shell fills in first."""

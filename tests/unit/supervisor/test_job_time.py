@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slurm_watchdog.supervisor.job_time import JobTime, parse_end
+from slurm_watchdog.supervisor.job_time import JobTime, parse_end, queue_id
 
 
 def test_end_of_a_job_is_a_date_or_not_known() -> None:
@@ -35,3 +35,10 @@ def test_slurm_is_asked_again_only_in_the_last_minute_and_silence_changes_nothin
         assert await time.lateness(600.0) == "0 s before the end of the job's time"
 
     asyncio.run(talk())
+
+
+def test_squeue_is_asked_for_one_element_of_an_array_and_not_for_all() -> None:
+    element = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert queue_id("7", element) == "7_3"
+    assert queue_id("8", element) == "8"
+    assert queue_id("7", {"SLURM_JOB_ID": "7"}) == "7"

@@ -22,10 +22,23 @@ def parse_end(text: str) -> float | None:
         return None
 
 
+def queue_id(job_id: str, environ: Mapping[str, str]) -> str:
+    """What squeue takes for this job alone: the number of an array's last element is the whole array's, too."""
+    array, element = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{element}" if array and element and environ.get("SLURM_JOB_ID") == job_id else job_id
+
+
 async def read_end(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> float | None:
     """As Slurm says it now, within ANSWER_S; None: never, or not known. `helpers`: see `bounded`."""
-    argv = ("squeue", "--noheader", f"--jobs={job_id}", "--format=%e")
+    argv = ("squeue", "--noheader", f"--jobs={queue_id(job_id, environ)}", "--format=%e")
     return parse_end((await answer_of(argv, ANSWER_S, environ, helpers)).output)
+
+
+async def read_comment(job_id: str, environ: Mapping[str, str]) -> str:
+    """The job's --comment, within ANSWER_S; empty: it has none, or Slurm does not say."""
+    argv = ("squeue", "--noheader", f"--jobs={queue_id(job_id, environ)}", "--format=%k")
+    answer = await answer_of(argv, ANSWER_S, environ)
+    return answer.output.strip() if answer.code == 0 else ""
 
 
 class JobTime:

@@ -24,7 +24,7 @@ from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.addresses import read_addresses
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.bounded import answer_of
-from slurm_watchdog.supervisor.job_time import ANSWER_S, read_end
+from slurm_watchdog.supervisor.job_time import ANSWER_S, queue_id, read_end
 from slurm_watchdog.supervisor.placement import Placement, arguments, environment, gpu_count, task_count
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
@@ -220,7 +220,7 @@ class Launcher:
 
     async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""
-        argv = ("squeue", "--noheader", f"--jobs={self._allocation.job_id}", "--format=%N")
+        argv = ("squeue", "--noheader", f"--jobs={queue_id(self._allocation.job_id, self._environ)}", "--format=%N")
         answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
         try:
             present = frozenset(expand_nodes(answer.output.strip())) if answer.code == 0 else frozenset()

@@ -178,6 +178,8 @@ def test_a_ladder_has_the_name_of_what_it_comes_to(
         ("watchdog: stall_after=soon", OwnerDirectives(source="--comment", problem="stall_after: 'soon' is no time such as 20m or 2h, at most 7d")),
         ("watchdog: stall_after=8d", OwnerDirectives(source="--comment", problem="stall_after: '8d' is no time such as 20m or 2h, at most 7d")),
         ("watchdog: ladder=none", OwnerDirectives(source="--comment", ladder=())),
+        ("watchdog: max_restarts=5,spares=1", OwnerDirectives(source="--comment")),
+        ("watchdog: spares=all", OwnerDirectives(source="--comment", problem="spares: 'all' is no number from 0 to 1000")),
     ],
 )  # fmt: skip
 def test_words_in_a_comment(comment: str, wish: OwnerDirectives) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_packages, load_or_exit
 
@@ -126,10 +127,17 @@ def run(**given: Any) -> None:
     try:
         if is_in_job(os.environ):
             allocation = read_allocation(os.environ)
+            limits = _limits_of_job(allocation.job_id)
+            asked = replace(
+                asked,
+                max_restarts=limits.get("max_restarts", asked.max_restarts),
+                spares=limits.get("spares", asked.spares),
+            )
             node_count(asked.nodes, asked.spares, allocation)
     except ValueError as error:
         _refuse(f"The command was not started: {error}.")
-    if allocation is None and (asked.nodes is not None or asked.spares):
+    is_typed = _is_from("spares", ParameterSource.COMMANDLINE)  # a variable may be meant for jobs
+    if allocation is None and (asked.nodes is not None or (asked.spares and is_typed)):
         _refuse("--nodes and --spares are for a batch script: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set here.")
     checkpoints = tuple(os.path.abspath(each) for each in asked.checkpoints)
     if allocation is None or asked.alone or not supervisor.is_watched():
@@ -149,6 +157,22 @@ def run(**given: Any) -> None:
         sys.exit(supervisor.supervise(wanted, allocation, os.environ))
     except OSError as error:
         _refuse(f"The command was not started: {error}")
+
+
+def _is_from(name: str, source: ParameterSource) -> bool:
+    return click.get_current_context().get_parameter_source(name) is source
+
+
+def _limits_of_job(job_id: str) -> dict[str, int]:
+    """Those of the job's comment that neither the command line nor the environment has. Raises ValueError."""
+    import asyncio
+
+    from slurm_watchdog.model.comment_words import RUN_LIMITS, run_limits
+    from slurm_watchdog.supervisor.job_time import read_comment
+
+    wanted = [name for name in RUN_LIMITS if _is_from(name, ParameterSource.DEFAULT)]
+    said = run_limits(asyncio.run(read_comment(job_id, os.environ))) if wanted else {}
+    return {name: said[name] for name in wanted if name in said}
 
 
 def _run_alone(

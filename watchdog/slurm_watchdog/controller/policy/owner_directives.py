@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.comment_words import RUN_LIMITS, limit_of, words_in
 from slurm_watchdog.model.slurm import SlurmJob
 
 OFF = frozenset({"off", "no", "none", "never", "false", "0", "observe", "disable", "disabled"})
@@ -34,9 +35,6 @@ MAX_PATH = 1024
 MAX_PATIENCE_S = 7 * 86400
 _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _PATIENCE = re.compile(r"(\d{1,6})\s*(s|m|min|h|d)")
-_BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
-_END = re.compile(r"[;|\n\r]")
-"""Where the wish ends and something else that the comment holds begins."""
 
 
 class OwnerDirectives(Struct, frozen=True, kw_only=True):
@@ -75,10 +73,9 @@ def directives_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirec
 
 def parse_comment(comment: str) -> OwnerDirectives:
     """The words after `watchdog:` or `watchdog=`, up to a semicolon, a bar or the end of the line."""
-    begin = _BEGIN.search(comment)
-    if begin is None:
+    words = words_in(comment)
+    if words is None:
         return OwnerDirectives()
-    words = _END.split(comment[begin.end() :], maxsplit=1)[0]
     return parse_words(words, "--comment")
 
 
@@ -127,9 +124,17 @@ def _apply_pair(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
         if not 0 < seconds <= MAX_PATIENCE_S:
             return replace(wish, problem=f"stall_after: {value[:40]!r} is no time such as 20m or 2h, at most 7d")
         return replace(wish, stall_after_s=float(seconds))
+    if key in RUN_LIMITS:
+        try:
+            limit_of(key, value)  # they are for `run`
+        except ValueError as error:
+            return replace(wish, problem=str(error))
+        return wish
     if key == "mode" and value.lower() in OFF | ON | {"act"}:
         return replace(wish, leave_alone=value.lower() in OFF)
-    return replace(wish, problem=f"{key[:40]!r} is not known; known: off, {', '.join(VARIABLES.values())}")
+    return replace(
+        wish, problem=f"{key[:40]!r} is not known; known: off, {', '.join((*VARIABLES.values(), *RUN_LIMITS))}"
+    )
 
 
 def problem_of_path(template: str) -> str | None:

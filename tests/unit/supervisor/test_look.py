@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from slurm_watchdog.supervisor import look
 from slurm_watchdog.supervisor.look import XID, listeners
 from slurm_watchdog.supervisor.preflight import NodeLook, parse_look
 
@@ -62,3 +67,32 @@ def test_an_agent_is_found_at_every_address_that_it_may_listen_at() -> None:
     one = f"{int.from_bytes(bytes([0, 0, 0, 1]), sys.byteorder):08X}"
     assert listeners(row.format("0" * 24 + one), 9766) == [("::1", 105)]
     assert listeners(row.format("0" * 32), 9766) == [("::1", 105)]
+
+
+@pytest.mark.parametrize(("first_user", "xids"), [(os.geteuid() + 1, [79]), (os.geteuid(), [])])
+def test_xids_are_asked_for_at_every_address_of_a_service_and_at_none_of_a_user(
+    first_user: int, xids: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers: dict[str, object] = {"xids": []}
+    with (
+        socket.create_server(("127.0.0.3", 0)) as silent,
+        socket.create_server(("127.0.0.2", silent.getsockname()[1])) as server,
+    ):
+        monkeypatch.setattr(look, "METRICS_PORT", silent.getsockname()[1])
+        monkeypatch.setattr(look, "FIRST_USER", first_user)
+        for each, answer in ((silent, b""), (server, LINE)):
+            threading.Thread(target=_serve, args=(each, answer), daemon=True).start()
+        look._ask_agent(answers)
+    assert answers["xids"] == xids
+
+
+LINE = b'slurm_watchdog_gpu_xid_total{gpu="0",xid="79"} 2\n'
+
+
+def _serve(server: socket.socket, answer: bytes) -> None:
+    server.settimeout(5)
+    with contextlib.suppress(OSError):
+        connection, _ = server.accept()
+        with connection:
+            connection.recv(4096)
+            connection.sendall(answer)

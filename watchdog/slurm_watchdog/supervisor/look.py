@@ -106,25 +106,24 @@ def _run(command: str, answers: dict[str, Any]) -> None:
 
 def _ask_agent(answers: dict[str, Any]) -> None:
     """Xids since the start of the node's agent, from its metrics; nothing where they are not at the usual port."""
-    host = _services_address(METRICS_PORT)
-    if host is None:
-        return
-    answer = bytearray()
-    with contextlib.suppress(OSError), socket.create_connection((host, METRICS_PORT), 1.0) as connection:
-        connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
-        while len(answer) < MAX_METRICS and (data := connection.recv(65_536)):
-            answer += data
-    answers["xids"] = sorted({int(number) for number in XID.findall(answer)})
+    for host in _services_addresses(METRICS_PORT):
+        answer = bytearray()
+        with contextlib.suppress(OSError), socket.create_connection((host, METRICS_PORT), 1.0) as connection:
+            connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            while len(answer) < MAX_METRICS and (data := connection.recv(65_536)):
+                answer += data
+        if answer:
+            answers["xids"] = sorted({int(number) for number in XID.findall(answer)})
+            return
 
 
-def _services_address(port: int) -> str | None:
-    """Where on this host somebody who is no ordinary user listens at `port`; None: nowhere."""
+def _services_addresses(port: int) -> list[str]:
+    """Where on this host somebody who is no ordinary user listens at `port`."""
+    found = []
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(path) as rows:
-            for host, uid in listeners(rows.read(), port):
-                if uid < FIRST_USER:
-                    return host
-    return None
+            found += [host for host, uid in listeners(rows.read(), port) if uid < FIRST_USER]
+    return found
 
 
 def listeners(text: str, port: int) -> list[tuple[str, int]]:

@@ -71,18 +71,16 @@ def test_an_agent_is_found_at_every_address_that_it_may_listen_at() -> None:
 
 @pytest.mark.parametrize(("first_user", "xids"), [(os.geteuid() + 1, [79]), (os.geteuid(), [])])
 def test_xids_are_asked_for_at_every_address_of_a_service_and_at_none_of_a_user(
-    first_user: int, xids: list[int], monkeypatch: pytest.MonkeyPatch
+    first_user: int, xids: list[int]
 ) -> None:
     answers: dict[str, object] = {"xids": []}
     with (
         socket.create_server(("127.0.0.3", 0)) as silent,
         socket.create_server(("127.0.0.2", silent.getsockname()[1])) as server,
     ):
-        monkeypatch.setattr(look, "METRICS_PORT", silent.getsockname()[1])
-        monkeypatch.setattr(look, "FIRST_USER", first_user)
         for each, answer in ((silent, b""), (server, LINE)):
             threading.Thread(target=_serve, args=(each, answer), daemon=True).start()
-        look._ask_agent(answers)
+        look._ask_agent(answers, silent.getsockname()[1], first_user)
     assert answers["xids"] == xids
 
 

@@ -104,11 +104,11 @@ def _run(command: str, answers: dict[str, Any]) -> None:
     answers["command"] = [done.returncode, lines[-1][:200] if lines else ""]
 
 
-def _ask_agent(answers: dict[str, Any]) -> None:
+def _ask_agent(answers: dict[str, Any], port: int = METRICS_PORT, first_user: int = FIRST_USER) -> None:
     """Xids since the start of the node's agent, from its metrics; nothing where they are not at the usual port."""
-    for host in _services_addresses(METRICS_PORT):
+    for host in _services_addresses(port, first_user):
         answer = bytearray()
-        with contextlib.suppress(OSError), socket.create_connection((host, METRICS_PORT), 1.0) as connection:
+        with contextlib.suppress(OSError), socket.create_connection((host, port), 1.0) as connection:
             connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: localhost\r\n\r\n")
             while len(answer) < MAX_METRICS and (data := connection.recv(65_536)):
                 answer += data
@@ -117,12 +117,12 @@ def _ask_agent(answers: dict[str, Any]) -> None:
             return
 
 
-def _services_addresses(port: int) -> list[str]:
-    """Where on this host somebody who is no ordinary user listens at `port`."""
+def _services_addresses(port: int, first_user: int) -> list[str]:
+    """Where on this host somebody listens at `port` whose uid is below `first_user`: no ordinary user."""
     found = []
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(path) as rows:
-            found += [host for host, uid in listeners(rows.read(), port) if uid < FIRST_USER]
+            found += [host for host, uid in listeners(rows.read(), port) if uid < first_user]
     return found
 
 

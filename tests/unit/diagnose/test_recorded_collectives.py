@@ -14,6 +14,7 @@ from tests.builders.views import LOADER, RECV, cluster, job, progress, still
 HANGS = progress(100.0)
 WAITS = still(RECV, RECV, LOADER, RECV)
 TOGETHER = still(RECV, RECV, RECV, RECV)
+REDUCE = ("all_reduce (torch/distributed/distributed_c10d.py)", "train (train.py)")
 
 
 def records(*absent: int, point_to_point: bool = True) -> RecordSet:
@@ -68,6 +69,14 @@ def test_by_themselves_records_name_no_two_ranks_and_none_in_a_barrier_that_nobo
     assert [each.rank for each in weigh((), ranks, [records(1)], TOGETHER).culprits] == [1]
     assert weigh((), ranks, [records(1)], still(RECV, barrier, RECV, RECV)).culprits == ()
     assert found(TOGETHER, records(1, 2)).culprits == ()
+
+
+def test_who_stands_in_the_call_of_those_who_wait_is_named_where_every_source_says_that_it_has_not_entered_it() -> None:
+    ranks, ras = job().ranks, replace(records(1), source="NCCL's RAS")
+    same, other = still(REDUCE, REDUCE, REDUCE, REDUCE), still(REDUCE, (*REDUCE, "evaluate (e.py)"), REDUCE, REDUCE)
+    assert [each.rank for each in weigh((), ranks, [records(1), ras], same).culprits] == [1]
+    assert weigh((), ranks, [records(1)], same).culprits == ()
+    assert weigh((), ranks, [records(1), ras], other).culprits == ()
 
 
 def test_records_in_which_nobody_waits_change_nothing() -> None:

@@ -4,7 +4,8 @@ Where a source says the same, it is said; where it shows that all who are accuse
 itself it names a single rank where nobody else is named, if it records sending and receiving, too: a rank that only
 receives would look absent otherwise, and so does one that waits in a store, in gloo, in a monitored barrier, or for its
 communicator, without which no operation is recorded. A rank inside of torch.distributed is therefore not named by it,
-nor is one of which there is no stack.
+nor is one of which there is no stack; but where it stands in the very call of those who wait, and every source says
+that it has not entered it, it is.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.collective_order import CollectiveOrder, OddRank, order_of, words_of
+from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import and_more, what_they_do
 from slurm_watchdog.diagnose.everybody_waits import with_links
 from slurm_watchdog.diagnose.stacks.places import main_thread
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, StackSnapshot
 from slurm_watchdog.model.collective_records import RecordSet
+from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView
 
@@ -49,27 +51,40 @@ def weigh(
 ) -> Weighed:
     """`culprits` are accused by other evidence; `ranks` are all of the job, `dumps` their stacks."""
     found = Weighed(culprits=culprits)
-    for each in sets:
-        order = order_of(each.records)
+    orders = [(each, order_of(each.records)) for each in sets]
+    odd = [{each.rank for each in order.odd} for _, order in orders if order.waiting]
+    agreed = frozenset(set.intersection(*odd)) if len(odd) > 1 else frozenset[int]()
+    for each, order in orders:
         found = replace(found, facts=(*found.facts, *(f"{each.source}: {fact}" for fact in each.facts)))
         if order.waiting:
             facts = (f"{each.source}: {words_of(order)}", *(f"{each.source}: {fact}" for fact in order.facts))
-            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks, dumps)
+            elsewhere = _may_wait_elsewhere(order, agreed, dumps)
+            found = _heard(replace(found, facts=(*found.facts, *facts)), each, order, ranks, elsewhere)
     return found
 
 
-def _may_wait_elsewhere(odd: Iterable[OddRank], dumps: Sequence[StackSnapshot]) -> frozenset[int]:
-    """Those of `odd` that may wait in something that no source records, by their newest stacks. Of one without a stack
-    it is not known; where nobody has one, what its records say of collectives stands for itself."""
-    threads = {stack.rank: main_thread(stack) for stack in (dumps[-1].stacks if dumps else ())}
+def _may_wait_elsewhere(
+    order: CollectiveOrder, agreed: frozenset[int], dumps: Sequence[StackSnapshot]
+) -> frozenset[int]:
+    """Those named by `order` that may wait in something that no source records, by their newest stacks. Of one without
+    a stack it is not known; where nobody has one, what its records say of collectives stands for itself. `agreed`: whom
+    each of several sources names; they are in nothing else where they stand as those do who wait."""
+    places = {stack.rank: _place(stack) for stack in (dumps[-1].stacks if dumps else ())}
+    awaited = {places.get(rank, ()) for rank in order.waiting}
     found = set[int]()
-    for each in odd:
-        thread = threads.get(each.rank)
-        frames = thread.frames if thread is not None else ()
-        unseen = not frames and (bool(threads) or each.only_spoken_to)
-        if unseen or any(_UNRECORDED.search(f"{frame.function} {frame.file}") for frame in frames):
+    for each in order.odd:
+        place = places.get(each.rank, ())
+        unseen = not place and (bool(places) or each.only_spoken_to)
+        with_the_others = each.rank in agreed and place in awaited
+        if unseen or (any(map(_UNRECORDED.search, place)) and not with_the_others):
             found.add(each.rank)
     return frozenset(found)
+
+
+def _place(stack: ProcessStack) -> tuple[str, ...]:
+    """`FUNCTION FILE` of each frame of the main thread."""
+    thread = main_thread(stack)
+    return () if thread is None else tuple(f"{frame.function} {frame.file}" for frame in thread.frames)
 
 
 def _heard(
@@ -77,8 +92,9 @@ def _heard(
     source: RecordSet,
     order: CollectiveOrder,
     ranks: Iterable[ProcessView],
-    dumps: Sequence[StackSnapshot],
+    elsewhere: frozenset[int],
 ) -> Weighed:
+    """`elsewhere`: see `_may_wait_elsewhere`."""
     reasons = {each.rank: each.reason for each in order.odd}
     accused = {each.rank for each in found.culprits}
     confirmed = sorted(rank for rank in reasons if rank in accused)
@@ -95,7 +111,7 @@ def _heard(
         return found
     if not all(record.point_to_point for record in source.records):
         return found
-    if len(reasons) > 1 or _may_wait_elsewhere(order.odd, dumps):
+    if len(reasons) > 1 or elsewhere:
         return found
     absent = tuple(
         each.culprit(reasons[number])

@@ -87,14 +87,16 @@ class CommandTester:
 
     async def test(self, asked: NodeTest) -> Sequence[NodeResult]:
         now = clock.wall()
+        starting = asyncio.ensure_future(self._start(asked, now))
         try:
-            process = await asyncio.create_subprocess_exec(
-                *self.argv(asked, now), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE, env=self._environ, cwd="/", start_new_session=True,
-                preexec_fn=die_with_parent,
-            )  # fmt: skip
+            process = await asyncio.shield(starting)
         except OSError as error:
             raise NotTested(f"test-nodes cannot be started: {error.strerror}") from error
+        except asyncio.CancelledError:  # it runs already, or will in a moment: nothing else would tell it to clean up
+            await asyncio.wait([starting])
+            if starting.exception() is None:
+                await _end(starting.result())
+            raise
         try:
             async with asyncio.timeout(asked.until - now):
                 output, errors = await process.communicate()
@@ -110,6 +112,13 @@ class CommandTester:
             return results_of(output, checks=self._checks)
         except msgspec.MsgspecError as error:
             raise NotTested(f"the document of test-nodes cannot be read: {error}") from error
+
+    async def _start(self, asked: NodeTest, now: float) -> asyncio.subprocess.Process:
+        return await asyncio.create_subprocess_exec(
+            *self.argv(asked, now), stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, env=self._environ, cwd="/", start_new_session=True,
+            preexec_fn=die_with_parent,
+        )  # fmt: skip
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:

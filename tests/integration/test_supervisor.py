@@ -316,3 +316,21 @@ def test_what_the_script_has_filled_in_is_of_the_nodes_of_the_start(start: Calla
     job.ends()
     options = "--nnodes=3 --rdzv-endpoint=n2.cluster.example:29500"
     assert sorted(job.lines("launcher")) == [f"launcher {options} on n{node} of 3" for node in (2, 3, 4)], job.text
+
+
+def test_a_step_that_its_owner_cancels_is_not_started_again_alone_either_and_spares_may_stand_in_the_comment(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    job = start(
+        f"export HOME={four.shared}; sw --alone --no-page -- srun {ranks(WAITS)}",
+        "-N2", "--ntasks-per-node=1", "--comment=a project; watchdog: spares=1",
+    )  # fmt: skip
+    end = time.monotonic() + PATIENCE_S
+    while not job.lines("rank"):
+        assert time.monotonic() < end, job.text
+        time.sleep(0.1)
+    steps = four.slurm("squeue", "--steps", "--noheader", f"--jobs={job.job_id}", "--format=%i").stdout.split()
+    four.slurm("scancel", max(step for step in steps if step.rpartition(".")[2].isdecimal()))
+    job.ends(60)
+    assert len(job.lines("rank")) == 1, job.text
+    assert "is not started again: somebody cancelled its step" in job.text

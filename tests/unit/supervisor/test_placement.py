@@ -93,6 +93,7 @@ def test_environment_names_nothing_that_the_script_has_not_got_and_on_all_nodes_
         ("n1-ib0.cluster.example", "n2-ib0.cluster.example"),
         ("n10-ib0", "n10-ib0"),
         ("n3-ib0", "n3-ib0"),
+        ("n1-2", "n1-2"),
         ("n3", "n3"),
         ("10.0.0.1", "10.0.0.1"),
         ("login", "login"),
@@ -135,6 +136,7 @@ EIGHT = read_allocation({
         ("env WORLD_SIZE=40 MASTER_ADDR=n1 python t.py", "env WORLD_SIZE=32 MASTER_ADDR=n2 python t.py"),
         ("mpirun -n 40 t -n 40", "mpirun -n 32 t -n 40"),
         ("mpirun -np 40 t", "mpirun -np 32 t"),
+        ("t data.np=40", "t data.np=40"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("allocation", [FIVE, EIGHT])

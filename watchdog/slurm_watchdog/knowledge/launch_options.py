@@ -22,5 +22,6 @@ SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
 
 def name_of(word: str) -> str:
-    """`--trainer.num-nodes` is `num_nodes`."""
-    return word.lstrip("-+").rpartition(".")[2].replace("-", "_").lower()
+    """`--trainer.num-nodes` is `num_nodes`; but `data.np` is no option of mpirun's, and stays what it is."""
+    before, _, name = word.lstrip("-+").rpartition(".")
+    return f"{before}.{name}" if before and name == "np" else name.replace("-", "_").lower()

@@ -20,8 +20,9 @@ _IN_SHELL: Final = re.compile(
     re.IGNORECASE,
 )
 """An option in a line for a shell: (its name and what joins it to its value, the value)."""
-_SUFFIX: Final = re.compile(r"(?:[-._]|ib|hsn)[\w.-]*", re.IGNORECASE)
-"""Of the name that a node has in another network: n1-ib0, n1.cluster.example, n1ib0."""
+_SUFFIX: Final = re.compile(r"(?:[-._](?!\d)|ib|hsn)[\w.-]*", re.IGNORECASE)
+"""Of the name that a node has in another network: n1-ib0, n1.cluster.example, n1ib0. With a number next, as gpu-1-2
+beside gpu-1, it is the name of another node."""
 
 
 class Addresses(NamedTuple):

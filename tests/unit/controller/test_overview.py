@@ -22,6 +22,7 @@ from slurm_watchdog.model.cluster_view import RankGpu, StepTime
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.node_view import GpuView
 from slurm_watchdog.model.observations import Gpu
+from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 from tests.builders import views
 from tests.page_server import SEES_ALL, FixedController, large_cluster, serving
 
@@ -104,6 +105,18 @@ def test_a_job_is_shown_rank_by_rank_with_what_each_waits_for() -> None:
         "write on /shared/log.txt", 65.0, ["G0"], 1.155e9,
     )  # fmt: skip
     assert (second["alive"], second["gpus"]) == (False, [])
+
+
+def test_a_job_shows_what_its_supervisor_can_still_do_to_those_who_may_see_it() -> None:
+    status = SupervisorStatus(
+        protocol=1, state=SupervisorState.RUNNING, starts=2, restarts_left=1, spares=("n4",), avoided=("n2",), words="."
+    )
+    supervised = views.job(supervisor=status)
+    assert job_page_json(supervised, 60.0, None)["supervisor"] == {
+        "state": "running", "starts": 2, "restarts_left": 1, "spares": ["n4"], "avoided": ["n2"], "words": ".",
+    }  # fmt: skip
+    assert job_page_json(supervised, 60.0, None, may_see=False)["supervisor"] is None
+    assert job_page_json(views.job(), 60.0, None)["supervisor"] is None
 
 
 def test_a_rank_that_the_others_wait_for_is_late_by_the_time_that_they_wait() -> None:

@@ -21,6 +21,7 @@ from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.rank_waits import WaitBlock, WaitDump
 from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob
+from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
 class NoData(Exception):
@@ -274,6 +275,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
     supervised: bool = False
     """A living supervisor (`slurm-watchdog run`) may start the step of its ranks again."""
+    supervisor: SupervisorStatus | None = None
+    """What it says of itself, if it lives."""
     waits: tuple[WaitBlock, ...] = ()
     """How often its ranks were found waiting while it made steps, oldest first."""
     wait_dumps: tuple[WaitDump, ...] = ()

@@ -137,6 +137,7 @@ def job_page_json(
     losses = [(each.step, each.loss if abs(each.loss) < float("inf") else None) for each in view.losses]
     return job_json(view, limit_s) | {
         "health": job_health_json(found),
+        "supervisor": _supervisor(view) if may_see else None,
         "times": _curve(view),
         "losses": losses if may_see else [],
         "ranks": _ranks(view, gpus) if may_see else [],
@@ -144,6 +145,13 @@ def job_page_json(
             fields_of(run, *past) | {"seconds": run.ended_at - run.began_at} for run in (view.past if may_see else ())
         ],
     }
+
+
+def _supervisor(view: JobView) -> dict[str, Any] | None:
+    """What `slurm-watchdog run` in the job says of itself; None: it has none, or it does not live."""
+    if view.supervisor is None:
+        return None
+    return fields_of(view.supervisor, "state", "starts", "restarts_left", "spares", "avoided", "words")
 
 
 def _ranks(view: JobView, gpus: Mapping[int, Sequence[GpuView]]) -> list[dict[str, Any]]:

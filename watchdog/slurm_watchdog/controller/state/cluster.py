@@ -333,8 +333,7 @@ class ClusterState:
         nodes = in_use(run.job, supervisor)
         job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
         silent = tuple(node for node in nodes if not self.agents.reports(node, now))
-        supervised = supervisor is not None and supervisor.step_id == run.step_id and supervisor.restarts_left > 0
-        return job_view(run, job, now, self.nodes, self.gpus, silent, supervised=supervised,
+        return job_view(run, job, now, self.nodes, self.gpus, silent, supervisor=supervisor,
                         without_ranks=left_behind(run.job, supervisor).intersection(nodes))  # fmt: skip
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:

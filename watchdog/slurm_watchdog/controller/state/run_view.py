@@ -25,6 +25,7 @@ from slurm_watchdog.model.cluster_view import (
 )
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
 def job_view(
@@ -35,7 +36,7 @@ def job_view(
     gpus: GpuPids,
     silent_nodes: tuple[str, ...],
     *,
-    supervised: bool = False,
+    supervisor: SupervisorStatus | None = None,
     without_ranks: frozenset[str] = frozenset(),
 ) -> JobView:
     """One run as it is at this moment; `job` has the nodes on which its ranks are, `silent_nodes` are those of them
@@ -74,7 +75,8 @@ def job_view(
         past=run.past,
         touched_age_s=None if run.touched_at is None else now - run.touched_at,
         unlisted=sum(run.unlisted.values()),
-        supervised=supervised,
+        supervised=supervisor is not None and supervisor.step_id == run.step_id and supervisor.restarts_left > 0,
+        supervisor=supervisor,
         waits=run.waits.blocks(),
         wait_dumps=run.waits.dumps(),
     )

@@ -188,12 +188,20 @@ function ranksOf(found, wanted) {
   ];
 }
 
+// What `slurm-watchdog run` in the job can still do in its allocation.
+function supervisedBy(its) {
+  const spares = its.spares.length ? `spare ${its.spares.join(", ")}` : "no spare node";
+  const left = its.avoided.length ? `; does without ${its.avoided.join(", ")}` : "";
+  return `Under slurm-watchdog run: start ${its.starts}, ${its.state}, ${count(its.restarts_left, "restart")} left, ${spares}${left}. ${its.words}`;
+}
+
 function job(all, found, wanted) {
   return [
     make("h2", {}, `Job ${found.job_id}: ${found.name}`),
     make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.health ? found.health.state : "not judged"}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
     buttons(make, all, [["Restart when it has saved", "api/restart", { job_id: found.job_id }], ["Cancel the restart", "api/restart/cancel", { job_id: found.job_id }]]),
     found.health && found.health.reason ? make("p", { class: found.health.level }, `${found.health.state}: ${why(found.health)}`) : null,
+    found.supervisor ? make("p", {}, supervisedBy(found.supervisor)) : null,
     ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
     found.history ? make("h2", {}, "From its first run to now") : null, timeline(found.history, all.at),
     make("h2", {}, "Step time"), chart(found.times, "Step time", "s", 0),

@@ -222,18 +222,22 @@ def test_the_people_of_a_login_node_have_a_pace_each(controller: Any) -> None:
     munge, other = Vouching(), pwd.getpwnam("nobody").pw_uid
     digest = request_digest("GET", "/v1/status", b"").encode()
 
-    async def go() -> list[int]:
+    async def go() -> tuple[list[int], int]:
         async with port_of(controller, munge) as (_, port), aiohttp.ClientSession() as client:
-            said = []
-            for uid in [ANN] * (int(BURST) + 2) + [other]:
+
+            async def ask(uid: int) -> int:
                 headers = {"Authorization": f"Munge {munge.make(uid, digest)}"}
                 async with client.get(f"http://127.0.0.1:{port}/v1/status", headers=headers) as answer:
-                    said.append(answer.status)
-            return said
+                    return answer.status
 
-    said = asyncio.run(go())
+            said: list[int] = []  # on a busy machine she regains some while she asks
+            while 429 not in said and len(said) < 10 * BURST:
+                said.append(await ask(ANN))
+            return said, await ask(other)
+
+    said, others = asyncio.run(go())
     assert said[: int(BURST)] == [200] * int(BURST)
-    assert (said[-2], said[-1]) == (429, 200)
+    assert (said[-1], others) == (429, 200)
 
 
 def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller: Any) -> None:

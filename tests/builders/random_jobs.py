@@ -18,7 +18,7 @@ BEGAN, STUCK_S = 1e9, 60.0
 
 @dataclass(frozen=True)
 class Operation:
-    """A collective of a group (`pairs` is empty), or who sends to whom: one pair, or several in a batch."""
+    """A collective of a group (`pairs` is empty), or sender and receiver: one pair, or several in a batch."""
 
     group: str
     name: str = ""

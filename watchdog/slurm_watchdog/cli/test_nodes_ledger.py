@@ -57,7 +57,7 @@ def tell_controller(report: Report, config_file: str | None) -> int:
 
 
 def _show(client: Client, report: Report) -> None:
-    """For the page; of whoever is no operator it takes none, nor does an older controller. That is no error."""
+    """For the page; it takes none from people who are no operators, nor does an older controller. That is no error."""
     comparison = comparison_of(report, summary(report, Chosen()))
     with contextlib.suppress(ClientError):
         client.show_comparison(comparison)

@@ -109,8 +109,8 @@ class SlowSearches:
         self._save(self._told(changed))
 
     def _note_tests_of_others(self) -> None:
-        """A failed test of a suspect, whoever made it, says the same, if the newest run does without that node: people
-        are told to test those that are idle. Now and then: the ledger of a large cluster has thousands of events."""
+        """A failed test of a suspect, by an operator too, says the same, if the newest run does without that node:
+        people test those that are idle. Now and then: the ledger of a large cluster has thousands of events."""
         wall = self._wall()
         if not self._known or 0 <= wall - self._listened_at < LISTENS_EVERY_S:
             return

@@ -169,7 +169,7 @@ class ReceiverChannel:
 
     async def _send(self, key: int | str, letter: Letter, now: float, to: Sequence[str] | None = None) -> None:
         """`key`: its own among the mails: the number of its row in the outbox. `to`: of a mail, who gets it; None:
-        those whom its notice concerns. Raises SendFailed."""
+        the people that its notice concerns. Raises SendFailed."""
         settings, where = self._settings, f"notify.receivers.{self._settings.name}"
         if settings.type == "email":
             owners = () if letter.notice is None else self._owner_addresses(letter.notice)

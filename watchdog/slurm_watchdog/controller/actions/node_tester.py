@@ -31,9 +31,9 @@ PROGRAM: Final = "from slurm_watchdog.cli.main import main; main()"
 WAIT: Final = "5min"
 """For the nodes of a job to be free: they were, when the test was decided."""
 CLEANUP_S: Final = 120.0
-"""Of the test's time: it is told to end so long before `until`, and drains its nodes again meanwhile."""
+"""Of the test's time: it has to end so long before `until`, and drains its nodes again meanwhile."""
 END_S: Final = 10.0
-"""For a test that is cancelled with the controller: it cleans up in less, or goes on cleaning up by itself."""
+"""For a test that is cancelled with the controller: it cleans up in less, or continues to by itself."""
 MAX_WORDS: Final = 300
 ENDS_WITH_A_DOCUMENT: Final = frozenset({0, 1, 3})
 """Exit codes of test-nodes (docs/test-nodes.md)."""

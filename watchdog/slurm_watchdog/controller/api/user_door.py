@@ -38,7 +38,7 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connectio
 log = logging.getLogger(__name__)
 
 ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0
-"""Requests of one address, whoever makes them: all people of a login node come from one."""
+"""Requests of one address: all people of a login node come from one."""
 BURST, PER_S = 60.0, 3.0
 """Requests of one user, once he is proven: who follows a restart asks once a second."""
 MAX_ANSWER: Final = 700_000
@@ -199,7 +199,7 @@ async def make_user_server(
 
 
 def make_refusing_server(sentence: Callable[[], str]) -> Server:
-    """The same port, not yet open, of a standby: whoever asks is told at once which controller is the active one."""
+    """The same port, not yet open, of a standby: it answers at once which controller is the active one."""
 
     def refuse() -> Answer:
         return Answer(msgspec.json.encode({"error": sentence(), "code": STANDBY}), 503)

@@ -23,6 +23,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.evidence.known_collections import KnownCollections
+from slurm_watchdog.controller.evidence.ras_nodes import ras_nodes, second_node
 from slurm_watchdog.controller.evidence.store import EvidenceStore
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.ports.given import EvidencePorts
@@ -40,7 +41,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     main_call,
     own_words_of,
 )
-from slurm_watchdog.controller.state.run import has_ranks, ids_on
+from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
@@ -219,7 +220,9 @@ class Collector:
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._request_probes(found)
                 found.dumps_asked = dumps_to_ask(self._cluster.job_view(found.job.job_id, found.began))
-                found.ras_nodes = self._ras_nodes(found)
+                ids = filter(None, (found.incident_id, *found.shared_with))
+                incidents = filter(None, map(self._judgement.incidents.get, ids))
+                found.ras_nodes = ras_nodes(found, self._cluster, incidents, found.began)
                 await self._ask_all(found)
                 await self._ask_ras_again(found)
                 await self._await_probes(found)
@@ -306,27 +309,10 @@ class Collector:
         progress.state, progress.ranks = "answered", progress.ranks + len(ranks)
         progress.undumped += sum(1 for rank in ranks if rank.error is not None)
 
-    def _ras_nodes(self, found: Collected) -> list[str]:
-        """Nodes that may ask NCCL's RAS, the first first: they report and have a rank. One that is suspected comes
-        last: what it has may hang."""
-        now, run = clock.monotonic(), self._cluster.runs.get(found.job.job_id)
-        ids = (found.incident_id, *found.shared_with)
-        incidents = [each for each in map(self._judgement.incidents.get, filter(None, ids)) if each is not None]
-        suspected = {culprit.node for incident in incidents for culprit in incident.culprits}
-        nodes = [
-            node
-            for node in found.job.nodes
-            if self._cluster.agents.reports(node, now) and (run is None or has_ranks(run, node))
-        ]
-        return sorted(nodes, key=lambda node: node in suspected)
-
     async def _ask_ras_again(self, found: Collected) -> None:
-        """One more node asks NCCL's RAS, where the first could not. Where nobody listened on the first, the job has
-        none."""
-        if found.ras is not None or len(found.ras_nodes) < 2:
-            return
-        first, node = found.ras_nodes[:2]
-        if not found.ras_failed and found.nodes[first].state != "failed":
+        """One more node asks NCCL's RAS, where the first could not."""
+        node = second_node(found)
+        if node is None:
             return
         run = self._cluster.runs.get(found.job.job_id)
         job_id = found.job.process_id if run is None else ids_on(run, node)[0]

@@ -36,7 +36,7 @@ def read_records(path: str = KMSG) -> Iterator[bytes]:
                 record = os.read(fd, RECORD)
             except BlockingIOError:
                 return
-            except BrokenPipeError:  # it was overwritten meanwhile; the next read goes on behind it
+            except BrokenPipeError:  # it was overwritten meanwhile; the next read continues behind it
                 continue
             if not record:
                 return

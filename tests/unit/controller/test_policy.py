@@ -91,6 +91,9 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
     "job_hangs": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE), "hang": "i9"}],
+    "switch_unknown": [
+        {"incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE), "loop_turns": True, "switch_unknown": "not yet"}
+    ],
     "shared_switch": [
         {
             "incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE),

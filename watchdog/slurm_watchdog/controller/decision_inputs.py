@@ -168,6 +168,7 @@ class DecisionInputs:
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
             suspects=context.suspects,
             search=search,
+            switch_unknown="" if job is None else self._paths.why_switch_unknown(job, now),
             switch_of_others="" if job is None else self._paths.switch_of_others(job)[0],
             broken=() if job is None else self._broken_under(job, context, now),
         )

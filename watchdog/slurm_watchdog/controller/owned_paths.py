@@ -13,9 +13,14 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.kill_switch import problem_of_path
+from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import JobWatch
 from slurm_watchdog.model.slurm import SlurmJob, can_be_named
 from slurm_watchdog.model.slurm_states import WAITING, may_hold_nodes
+
+READ_WITHIN_S = 30.0
+"""Ranks are told from other processes as soon as they are started and an agent has read them, which takes it two
+intervals of its reports (3 s, up to 15 s on large sites). A job without ranks after this time will have none."""
 
 
 class OwnedPaths:
@@ -47,6 +52,20 @@ class OwnedPaths:
         if named and problem_of_path(named, self._jobs.kill_switch_prefixes) is None:
             return named
         return fill(self._jobs.kill_switch, job)
+
+    def why_switch_unknown(self, job: SlurmJob, now: float) -> str:
+        """Why the place of the job's kill switch is not known yet, a sentence; empty: it is, or will not be known
+        better. The environment and the command line of its ranks may name it, and agents read them some seconds after
+        the ranks have started."""
+        run = self._cluster.runs.get(job.job_id)
+        if run is None or self.directives_of(job).kill_switch or now - run.began_at >= READ_WITHIN_S:
+            return ""
+        if any(process.role is Role.RANK for process, _, _ in run.processes.values()):
+            return ""
+        return (
+            f"no rank of the job has been read yet, whose command line may name its kill switch: ask again in "
+            f"{READ_WITHIN_S:.0f} s"
+        )
 
     def switch_of_others(self, job: SlurmJob) -> tuple[str, tuple[str, ...]]:
         """Why the job's kill switch may end another job of its owner, a sentence, empty if it cannot; and the elements

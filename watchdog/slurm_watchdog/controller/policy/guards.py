@@ -122,9 +122,16 @@ def _job_hangs(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | Non
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
 
 
+def _switch_unknown(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
+    return s.switch_unknown or None if _writes_switch(s) else None
+
+
 def _shared_switch(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
-    asks = Rung.KILL_SWITCH in s.rule.ladder and s.loop_turns is not False
-    return s.switch_of_others or None if asks else None
+    return s.switch_of_others or None if _writes_switch(s) else None
+
+
+def _writes_switch(s: PolicyInput) -> bool:
+    return Rung.KILL_SWITCH in s.rule.ladder and s.loop_turns is not False
 
 
 def _hours(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
@@ -269,6 +276,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("storage", _storage),
     ("busy", _busy),
     ("job_hangs", _job_hangs),
+    ("switch_unknown", _switch_unknown),
     ("shared_switch", _shared_switch),
     ("hours", _hours),
     ("cooldown", _cooldown),
@@ -282,7 +290,18 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""
 ASKED_FOR: frozenset[str] = frozenset(
-    {"paused", "blind", "unsure", "job_changed", "not_possible", "storage", "busy", "shared_switch", "exclusions"}
+    {
+        "paused",
+        "blind",
+        "unsure",
+        "job_changed",
+        "not_possible",
+        "storage",
+        "busy",
+        "switch_unknown",
+        "shared_switch",
+        "exclusions",
+    }
 )
 """The guards that also hold against an operator who asks for a restart: those that protect the job itself."""
 

@@ -1,0 +1,38 @@
+"""Where a job looks for its kill switch is known once an agent has read a rank of it, or none is to be expected."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.controller.owned_paths import READ_WITHIN_S, OwnedPaths
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.slurm import SlurmView
+from tests.builders.views import process, slurm_job
+
+BEGAN = 1000.0
+
+
+@pytest.mark.parametrize(
+    ("comment", "role", "age_s", "unknown"),
+    [
+        ("", None, 2.0, True),
+        ("", Role.HELPER, 2.0, True),
+        ("", Role.RANK, 2.0, False),
+        ("", None, READ_WITHIN_S, False),
+        ("watchdog: kill_switch=/run/slurm-watchdog/jobs/{job_id}.0/kill", None, 2.0, False),
+    ],
+)
+def test_no_kill_switch_is_written_before_the_ranks_that_may_name_it_were_read(
+    comment: str, role: Role | None, age_s: float, unknown: bool
+) -> None:
+    job = slurm_job(comment=comment)
+    state = ClusterState(silent_after_s=600, report_lifetime_s=60)
+    state.apply_slurm(SlurmView(jobs=(job,), nodes=()), BEGAN)
+    seen = () if role is None else (process(0, role=role),)
+    report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=seen)
+    assert state.apply_report(report, BEGAN + 1) == "accepted"
+    why = OwnedPaths(Jobs(), state).why_switch_unknown(job, BEGAN + age_s)
+    assert bool(why) is unknown and ("ask again" in why) is unknown

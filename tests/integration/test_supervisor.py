@@ -224,6 +224,24 @@ def test_a_rank_that_fails_starts_again_in_place_as_often_as_was_said(start: Cal
     assert "all of its 1 restarts are used up" in job.text
 
 
+def test_a_training_outlives_its_killed_supervisor_and_the_script_gets_its_exit_code(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    ends = "until [ -e $0/go ]; do sleep 0.2; done; exit 9"
+    job = start(f"sw --spares 1 -- srun bash -c '{SAYS}; {ends}' {four.shared}", "-N2", "--ntasks-per-node=1")
+    first = job.runs()
+    four.node_run(job.batch_host, ["kill", "-9", str(first.pid)])
+    time.sleep(2)
+    assert four.job(job.job_id)["JobState"] == "RUNNING"
+    assert "its supervisor has died (exit code 137); the command continues" in job.text
+    (four.shared / "go").touch()
+    try:
+        job.ends()
+    finally:
+        (four.shared / "go").unlink()
+    assert "the script continues: 9" in job.text
+
+
 def test_in_the_last_minute_of_a_job_and_after_scancel_nothing_starts_again(
     start: Callable[..., Job], four: Cluster
 ) -> None:

@@ -20,6 +20,7 @@ from slurm_watchdog.model.kill_switch import ONCE_FIELD, compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult
 from slurm_watchdog.model.supervisor import (
     PROTOCOL,
+    OrderAnswer,
     RestartOrder,
     Sighting,
     SupervisorState,
@@ -112,7 +113,9 @@ def test_steps_lost_are_a_range_where_the_first_lines_of_the_new_step_may_have_b
     assert steps_lost(24, 1, 25, 1, 20, unseen=UNSEEN + 5).words == "0 to 4 steps lost"
 
 
-async def answer_of_a_supervisor(written_at: float, read_every: bool) -> tuple[OperationOutcome, str]:
+async def answer_of_a_supervisor(
+    written_at: float, read_every: bool, status: SupervisorStatus = SUPERVISOR
+) -> tuple[OperationOutcome, str]:
     """What becomes of an order that was written at 0, where the supervisor's last word is from `written_at`."""
     now = 0.0
 
@@ -124,7 +127,7 @@ async def answer_of_a_supervisor(written_at: float, read_every: bool) -> tuple[O
         return CommandResult(command_id=command.id, ok=True)
 
     def seen() -> Sighting:
-        return Sighting(status=SUPERVISOR, written_at=written_at, read_at=now if read_every else written_at)
+        return Sighting(status=status, written_at=written_at, read_at=now if read_every else written_at)
 
     fence = Fence(job_id="7", restarts=0, start_at=None)
     decision = replace(judge(SUPERVISOR), fence=fence)
@@ -134,6 +137,24 @@ async def answer_of_a_supervisor(written_at: float, read_every: bool) -> tuple[O
 def test_an_order_to_a_supervisor_that_was_killed_before_it_fails_once_nobody_could_take_it_any_more() -> None:
     outcome, why = asyncio.run(answer_of_a_supervisor(-20.0, read_every=True))
     assert (outcome, why) == (OperationOutcome.FAILED, "the supervisor did not take the order within 60 s")
+
+
+@pytest.mark.parametrize(
+    ("written_at", "more_starts", "read_every", "expected"),
+    [
+        (1.0, 0, True, OperationOutcome.FAILED),
+        (1.0, 1, True, OperationOutcome.UNKNOWN),
+        (1.0, 0, False, OperationOutcome.UNKNOWN),
+        (70.0, 0, True, OperationOutcome.FAILED),
+    ],
+    ids=["died over it", "died after it had begun the next start", "nothing is heard", "lives, and is too slow"],
+)
+def test_an_order_that_was_taken_has_failed_once_it_is_certain_that_no_step_of_it_runs(
+    written_at: float, more_starts: int, read_every: bool, expected: OperationOutcome
+) -> None:
+    taken = replace(SUPERVISOR, order="d", answer=OrderAnswer.TAKEN, starts=SUPERVISOR.starts + more_starts)
+    outcome, why = asyncio.run(answer_of_a_supervisor(written_at, read_every, taken))
+    assert outcome is expected, why
 
 
 def test_what_became_of_an_order_is_not_known_while_the_agent_of_the_batch_host_is_silent() -> None:

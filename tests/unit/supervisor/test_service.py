@@ -11,6 +11,7 @@ from slurm_watchdog.supervisor import service
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.mailbox import NO_AGENT_S
+from slurm_watchdog.supervisor.parent import SharedPid
 from slurm_watchdog.supervisor.state import Settings
 
 
@@ -19,7 +20,7 @@ def said_in(directory: Path, age_s: float, capfd: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(directory))
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    supervisor = service._Service(Settings(allocation=allocation, count=1, max_restarts=0), launcher, {})
+    supervisor = service._Service(Settings(allocation=allocation, count=1, max_restarts=0), launcher, {}, SharedPid())
     began_at = clock.monotonic() - age_s
     monkeypatch.setattr(supervisor, "_began_at", began_at)
     for _ in range(3):

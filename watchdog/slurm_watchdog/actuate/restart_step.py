@@ -13,6 +13,7 @@ from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome, an
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import RemoveKillSwitch, WriteKillSwitch
 from slurm_watchdog.model.supervisor import (
+    FRESH_S,
     GRACE_S,
     HUNG_GRACE_S,
     ORDER_LIFETIME_S,
@@ -61,10 +62,10 @@ async def restart_step(
     ask: Ask, decision: Decision, batch_host: str, deadline_s: float, limit_s: float, seen: Seen, time: Time
 ) -> Outcome:
     """Done when the supervisor says that the new step runs; failed when it refuses, or is known not to carry the
-    order out within `limit_s`; unknown while it may do so yet."""
+    order out within `limit_s`, or has died over it; unknown while it may do so yet."""
     refused_from = time.now() + ORDER_LIFETIME_S
     answer = await _until(lambda: _shown(decision, seen), min(limit_s, ORDER_LIFETIME_S), time)
-    if answer is None and _is_taken(decision, seen()):  # any other is too late
+    if answer is None and _is_taken(decision, seen()) and not _died_over(decision, seen()):  # any other is too late
         answer = await _until(lambda: _shown(decision, seen), limit_s - ORDER_LIFETIME_S, time)
     if answer is not None:
         return answer
@@ -81,10 +82,13 @@ async def restart_step(
         taken = _is_taken(decision, known)
         # One that was stopped, or killed, does not write; the order that it has not taken by now it would refuse.
         lapsed = not taken and known.read_at >= refused_from + SURELY_LATER_S
-        if known.written_at < removed_at + SURELY_LATER_S and not lapsed:
+        died = _died_over(decision, known) and known.read_at >= removed_at
+        if known.written_at < removed_at + SURELY_LATER_S and not (lapsed or died):
             return None
         did = "took the order, and did not come to its end" if taken else "did not take the order"
         why = f"the supervisor {did} within {limit_s:.0f} s"
+        if died:
+            why = "the supervisor took the order, and died before it started the command again"
         return answer_shown(decision, known.status) or (OperationOutcome.FAILED, why)
 
     answer = await _until(final, SURELY_LATER_S + SEEN_WITHIN_S, time)
@@ -122,6 +126,17 @@ def _shown(decision: Decision, seen: Seen) -> Outcome | None:
 
 def _is_taken(decision: Decision, known: Sighting | None) -> bool:
     return known is not None and known.status.order == decision.id
+
+
+def _died_over(decision: Decision, known: Sighting | None) -> bool:
+    """Whether it took the order, and is dead since: its file is read, and is not written any more. It writes that it
+    starts the command before it does so: where that is not written, no step of this order runs."""
+    return (
+        known is not None
+        and _is_taken(decision, known)
+        and known.status.starts <= decision.start
+        and known.read_at - known.written_at >= FRESH_S
+    )
 
 
 async def _until(found: Callable[[], Outcome | None], limit_s: float, time: Time) -> Outcome | None:

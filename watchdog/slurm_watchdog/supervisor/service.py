@@ -5,9 +5,8 @@ to be over, for three seconds."""
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
-import signal
+import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -25,6 +24,7 @@ from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.mailbox import misses_agent, read_orders, write_status
+from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, unblock
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -63,9 +63,9 @@ NAME: Final = "slurm-watchdog"
 FILE_S: Final = 2.0
 """For a file on somebody's filesystem."""
 TAIL_BYTES: Final = 65_536
-ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGUSR2)
-PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+ERROR_OF_OURS: Final = 70  # sysexits.h: EX_SOFTWARE
+SAME_SIGNAL_S: Final = 1.0
+"""What Slurm sends to all processes of a batch script comes to us twice: once through our parent."""
 
 
 @dataclass(frozen=True)
@@ -95,30 +95,40 @@ def is_watched(base: str = KILL_SWITCH_BASE) -> bool:
 def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]) -> int:
     """Runs the command until it has ended for good; returns its exit code. Raises ValueError, OSError, NoSpare."""
     set_name(NAME)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     count = node_count(wanted.nodes, wanted.spares, allocation)
     settings = Settings(allocation=allocation, count=count, max_restarts=wanted.max_restarts)
     launcher = Launcher(wanted.command, allocation, environ, check=wanted.check, checkpoints=wanted.checkpoints)
+    own_pid = os.getpid()
     try:
-        return asyncio.run(_run(settings, launcher, environ))
+        return in_child(lambda command: asyncio.run(_run(settings, launcher, environ, command)))
     finally:
-        launcher.close()
+        if os.getpid() == own_pid:  # a command that outlives its supervisor calls our srun still
+            launcher.close()
 
 
-async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str]) -> int:
+async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str], command: SharedPid) -> int:
     if settings.allocation.end_at is None:  # SLURM_JOB_END_TIME is there since 23.02
         allocation = replace(settings.allocation, end_at=await launcher.end_at())
         settings = replace(settings, allocation=allocation)
-    return await _Service(settings, launcher, environ).run()
+    try:
+        code = await _Service(settings, launcher, environ, command).run()
+        command.put(0)  # nobody waits for what is left behind of it
+        return code
+    except Exception:
+        if command.get():  # asyncio would kill it: our error costs the supervision, and not the training
+            traceback.print_exc()
+            os._exit(ERROR_OF_OURS)
+        raise
 
 
 class _Service:
     """One supervisor; all of it belongs to one event loop."""
 
-    def __init__(self, settings: Settings, launcher: Launcher, environ: Mapping[str, str]):
+    def __init__(self, settings: Settings, launcher: Launcher, environ: Mapping[str, str], command: SharedPid):
         self._directory = run_directory(settings.allocation.job_id, settings.allocation.restarts)
         self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{self._directory}/kill"
         self._environ, self._launcher, self._voice = environ, launcher, Voice()
+        self._command, self._signalled_at = command, dict[int, float]()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
         self._run, self._actions = first(settings, clock.monotonic())
@@ -133,8 +143,9 @@ class _Service:
     async def run(self) -> int:
         """Until the command is over."""
         loop = asyncio.get_running_loop()
-        for number in (*ENDING_SIGNALS, *OTHER_SIGNALS):
-            loop.add_signal_handler(number, self._events.put_nowait, Asked(number, number in ENDING_SIGNALS))
+        for number in SIGNALS:
+            loop.add_signal_handler(number, self._signalled, number)
+        unblock()
         await self._do(self._actions)
         self._write()
         while self._run.phase is not Phase.OVER:
@@ -143,6 +154,12 @@ class _Service:
             task.cancel()
         self._voice.close()
         return self._run.exit_code
+
+    def _signalled(self, number: int) -> None:
+        now, before = clock.monotonic(), self._signalled_at.get(number)
+        if before is None or now - before >= SAME_SIGNAL_S:
+            self._signalled_at[number] = now
+            self._events.put_nowait(Asked(number, number in ENDING_SIGNALS))
 
     async def _next(self) -> Event:
         quick = self._run.phase in (Phase.ENDING, Phase.LOOKING) or not self._run.steps
@@ -254,6 +271,7 @@ class _Service:
         except OSError as error:
             self._events.put_nowait(NotBegun(str(error)))
             return
+        self._command.put(process.pid)
         self._calls, self._ask_at, self._ask_after_s = frozenset(), clock.monotonic() + STEP_FIRST_S, STEP_FIRST_S
         self._events.put_nowait(Begun(self._launcher.begun_ticks()))
         if in_batch:
@@ -262,6 +280,7 @@ class _Service:
 
     async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:
         code = await process.wait()
+        self._command.put(0)
         code = code if code >= 0 else 128 - code
         # All that belongs to the end is read before it is judged; each has its deadline.
         by_itself = self._run.phase is Phase.RUNNING

@@ -1,0 +1,60 @@
+"""A supervisor that dies costs the supervision: its parent waits for the command, and hands signals on to it."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+CHILD = """
+import os, signal, subprocess, sys, time
+from slurm_watchdog.supervisor.parent import in_child, unblock
+
+def supervise(command):
+    unblock()
+    {begin}
+    {end}
+
+sys.exit(in_child(supervise))
+"""
+BEGIN = (
+    "work = subprocess.Popen(['sh', '-c', 'trap \"exit 8\" TERM; echo begun; "
+    "for i in 1 2 3 4 5 6 7 8; do sleep 0.1; done; exit 9'], start_new_session=True); command.put(work.pid)"
+)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "code"),
+    [
+        pytest.param("pass", "return 5", 5, id="its end"),
+        pytest.param("pass", "raise SystemExit(6)", 6, id="refused"),
+        pytest.param("pass", "os.kill(os.getpid(), signal.SIGKILL)", 137, id="killed before a start"),
+        pytest.param(BEGIN, "os.kill(os.getpid(), signal.SIGKILL)", 9, id="killed"),
+        pytest.param(BEGIN, "os._exit(70)", 9, id="an error of ours"),
+        pytest.param(BEGIN, "work.wait(); command.put(0); return 4", 4, id="over"),
+        pytest.param(f"{BEGIN}; work.wait()", "os.kill(os.getpid(), signal.SIGKILL)", 137, id="killed at the end"),
+    ],
+)
+def test_the_exit_code_is_that_of_the_supervisor_or_of_the_command_that_outlives_it(
+    begin: str, end: str, code: int
+) -> None:
+    text = CHILD.format(begin=begin, end=end)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode == code, done.stderr
+    assert ("its supervisor has died" in done.stderr) is (code == 9)
+
+
+def test_a_signal_reaches_the_supervisor_and_afterwards_the_command() -> None:
+    waits = "signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); print('ready', flush=True)"
+    text = CHILD.format(begin=f"{waits}; {BEGIN}", end="time.sleep(20)")
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        assert {parent.stdout.readline(), parent.stdout.readline()} == {"ready\n", "begun\n"}
+        parent.send_signal(signal.SIGUSR1)
+        assert "its supervisor has died (exit code 137)" in parent.stderr.readline()
+        parent.send_signal(signal.SIGTERM)
+        assert parent.wait(timeout=20) == 8

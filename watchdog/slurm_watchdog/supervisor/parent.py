@@ -1,0 +1,103 @@
+"""The process that the batch script waits for. Its child supervises the command; where that dies, by a signal or by an
+error of ours, the command becomes a child of this one, which waits for it: the job goes on as if nobody supervised."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from struct import Struct
+from typing import Final
+
+ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS: Final = (*ENDING_SIGNALS, *OTHER_SIGNALS)
+"""That are handed on."""
+PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
+_COMMAND: Final = Struct("=q")
+
+
+class SharedPid:
+    """The process of the command, in memory that parent and child share; 0: it does not run."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+
+    def put(self, pid: int) -> None:
+        """The command runs as `pid` now; 0: it has ended, or nobody waits for it any more."""
+        _COMMAND.pack_into(self._memory, 0, pid)
+
+    def get(self) -> int:
+        """What was put last."""
+        return int(_COMMAND.unpack_from(self._memory, 0)[0])
+
+
+def in_child(supervise: Callable[[SharedPid], int]) -> int:
+    """Calls `supervise` in a child, where the signals are blocked until it takes them (`unblock`), and returns there
+    what it returns. In the parent it returns the exit code of the child, or that of the command if it outlived that.
+    Whatever is raised is raised in the child alone. Raises OSError in the parent where no process can be started."""
+    become_subreaper()
+    command = SharedPid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
+    child = os.fork()
+    if child == 0:
+        become_subreaper()  # prctl(2): not inherited
+        return supervise(command)
+    return _wait(child, command)
+
+
+def unblock() -> None:
+    """The child takes signals from now on."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
+
+
+def become_subreaper() -> None:
+    """What its descendants leave behind becomes a child of this process."""
+    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _wait(child: int, command: SharedPid) -> int:
+    target = child
+
+    def hand_on(number: int, _: object) -> None:
+        with suppress(ProcessLookupError):
+            if target == child:
+                os.kill(child, number)
+            else:
+                os.killpg(target, number)  # it is a session of its own: Launcher.start
+
+    for number in SIGNALS:
+        signal.signal(number, hand_on)
+    unblock()
+    code = _code_of(child)
+    with suppress(ChildProcessError):  # it has ended meanwhile
+        if pid := command.get():
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            target = pid
+            _say(
+                f"slurm-watchdog run: its supervisor has died (exit code {code}); the command continues, and nothing "
+                f"starts it again in this allocation\n"
+            )
+            code = _code_of(pid)
+    return code
+
+
+def _code_of(pid: int) -> int:
+    """Waits for the end of a child, and takes that of all others. Raises ChildProcessError where there is none such."""
+    while True:
+        ended, status = os.waitpid(-1, 0)
+        if ended == pid:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else 128 - code
+
+
+def _say(text: str) -> None:
+    """By a process of its own: our standard error may be a file that does not answer."""
+    if os.fork() == 0:
+        try:
+            os.write(2, text.encode())
+        finally:
+            os._exit(0)

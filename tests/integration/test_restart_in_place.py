@@ -97,9 +97,7 @@ def test_a_node_without_power_is_left_out_once_slurm_has_lost_it_too(cluster: Cl
     assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")
 
 
-def test_where_the_supervisor_dies_over_its_order_the_job_is_requeued_once(
-    cluster: Cluster, watch: Watch
-) -> None:
+def test_where_the_supervisor_dies_over_its_order_the_job_is_requeued_once(cluster: Cluster, watch: Watch) -> None:
     watchdog = watch(mode="act")
     job = submit_supervised(cluster, nodes=3, spares=1)
     training(watchdog, job, at_least=SAVE_INTERVAL + 2)

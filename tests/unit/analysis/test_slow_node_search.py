@@ -121,7 +121,7 @@ def test_search_of_a_cluster_names_its_slow_nodes_and_nobody_else(slow: int, see
     assert found.first_named_after is not None and found.first_named_after <= 9
 
 
-@pytest.mark.parametrize("like", ["evaluation", "ramp", "storage"])
+@pytest.mark.parametrize("like", ["evaluation", "ramp", "storage", "ramp_not_logged"])
 @pytest.mark.parametrize("slow", [0, 1])
 def test_search_beside_what_looks_like_a_slow_node_confirms_nobody_else(like: str, slow: int) -> None:
     """More of them in `make bench ARGS=search`: with storage one search in two hundred confirms a wrong name."""

@@ -80,7 +80,10 @@ def slow_node_words(search: JobSearch, node: SlowNode) -> str:
     tested = next((f"; its test: {each.what}" for each in reversed(search.tests)
                    if each.node == node.node and each.truth is Truth.BAD), "")  # fmt: skip
     unsure = (
-        "" if node.confirmed else f"; not confirmed yet, which takes {CONFIRMED_BY} slow runs with it, or a failed test"
+        ""
+        if node.confirmed
+        else f"; not confirmed yet, which takes {CONFIRMED_BY} slow runs with it and a fast one without, or a failed "
+        f"test of it"
     )
     return (
         f"{node.node} makes a step of job {search.job_id} {node.percent:.1f} % longer: {_range(used)} s in "

@@ -48,10 +48,12 @@ SEEN = 2
 """Slow runs that nobody but a node explains, the one in which the job became slow among them, before it is named beside
 another one: what the hour of the day did to a single run has named a wrong one."""
 CONFIRMED_BY = 3
-"""Slow runs with a node, none without it, before it is held against the node in full. Of searches that began with no
-slow node at all, but with a filesystem that others slow down for 5 min to an hour every two hours or so, 0.6 % end with
-a confirmed name (2,000 searches); if two runs sufficed 7 %, and with one a third (300). Of searches with one slow node
-80 % confirm it, 96 % if two runs sufficed; a failed test confirms the others (slow_clusters of the tests)."""
+"""Slow runs with a node, and a fast one without it, before it is held against the node in full. Of searches that began
+with no slow node at all, but with a filesystem that others slow down for 5 min to an hour every two hours or so, 0.6 %
+end with a confirmed name (2,000 searches); if two runs sufficed 7 %, and with one a third (300). Of searches with one
+slow node 80 % confirm it, 96 % if two runs sufficed; a failed test confirms the others. Beside a batch that grows, and
+of which the log says nothing, 0.3 % confirm a wrong name, and 2.8 % if no run had to be fast (800; slow_clusters of the
+tests)."""
 SKIPPED = 5
 """First steps of a run, which compile, warm caches and fill pipelines."""
 
@@ -65,7 +67,8 @@ class SlowNode(Struct, frozen=True, kw_only=True):
     confidence: float
     """That no run on which this rests was misread."""
     confirmed: bool = False
-    """By CONFIRMED_BY slow runs, or by a test that it failed: anything may have made the job slow in one of them."""
+    """By CONFIRMED_BY slow runs, once the job has been fast without it, or by a test that it failed: anything may have
+    made the job slow in one of them, and a batch that has grown makes all of them slow."""
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -140,6 +143,7 @@ def _judge(_: tuple[SearchRun, ...], search: SlowSearch) -> Verdict:
     groups.sort(key=lambda each: (len(each[1]), -each[0].height))
     tested = any(run.height < slow[0].height - slow[0].room for run in clear)
     acquitted = any(not group for _, group in groups)
+    back = any(run.height == 0 for run in clear)
     doubt = sum(run.doubt for run in clear)
     alone = Counter(node for _, group in groups if len(group) == 1 and tested for node in group)
     least = min(SEEN, max(alone.values(), default=SEEN))
@@ -150,7 +154,7 @@ def _judge(_: tuple[SearchRun, ...], search: SlowSearch) -> Verdict:
             seen = sum(node in each.nodes for each in slow)
             named[node] = SlowNode(
                 node=node, percent=percent_of(run.height), confidence=max(0.0, 1 - doubt),
-                confirmed=seen >= CONFIRMED_BY or node in search.faulty,
+                confirmed=(seen >= CONFIRMED_BY and back) or node in search.faulty,
             )  # fmt: skip
     left = [group for _, group in groups if group and not any(node in group for node in named)]
     return Verdict(

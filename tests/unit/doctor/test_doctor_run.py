@@ -48,6 +48,9 @@ def test_a_script_that_can_be_restarted_in_place_gets_no_word(text: str) -> None
         (HEAD + RUN.replace("python", "torchrun --master_addr 10.0.0.7"), "run_master_addr"),
         (HEAD + RUN.replace("--spares 1", "--spares 5"), "run_spares"),
         (HEAD + RUN.replace("--spares 1", "--nodes=5 --spares=1"), "run_spares"),
+        (HEAD + "SLURM_WATCHDOG_SPARES=5 " + RUN.replace("--spares 1 ", ""), "run_spares"),
+        (HEAD + "export SLURM_WATCHDOG_SPARES=5\n" + RUN.replace("--spares 1 ", ""), "run_spares"),
+        (HEAD + '#SBATCH --comment="watchdog: spares=5"\n' + RUN.replace("--spares 1 ", ""), "run_spares"),
         (HEAD + 'slurm-watchdog run -- srun bash -c "torchrun --nnodes $SLURM_NNODES t.py"\n', "run_quotes"),
         (
             HEAD + 'slurm-watchdog run --spares 1 \\\n  -- srun /bin/sh -lc "echo \\"a\\"\n x ${MASTER_ADDR}:1"\n',

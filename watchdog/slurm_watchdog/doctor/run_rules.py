@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import PurePath
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.job_facts import JobFacts
 from slurm_watchdog.doctor.script import Script
 from slurm_watchdog.doctor.shell import Command
+from slurm_watchdog.model.comment_words import run_limits
 
 FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
 """Options of `run` without a value."""
@@ -49,6 +52,17 @@ def _runs(script: Script) -> Iterator[tuple[Command, dict[str, str]]]:
             yield command, options
 
 
+def _spare_count(facts: JobFacts, command: Command, options: dict[str, str]) -> int:
+    """Spare nodes that this `run` wants, by its option, its environment or the job's comment; 0 as well where what is
+    written there is no number."""
+    said = options.get("spares", "") or dict(command.environment).get("SLURM_WATCHDOG_SPARES", "")
+    said = said or facts.script.variables.get("SLURM_WATCHDOG_SPARES", "")
+    if not said:
+        with suppress(ValueError):
+            said = str(run_limits(facts.comment or facts.script.directive("comment") or "").get("spares", ""))
+    return int(said) if said.isascii() and said.isdecimal() else 0
+
+
 def _nodes(script: Script) -> int | None:
     """Of the job, where the script says one number."""
     text = script.directive("nodes") or ""
@@ -61,7 +75,7 @@ def _no_kill(facts: JobFacts) -> Iterator[Advice]:
     if script.directive("no-kill") is not None or _nodes(script) == 1:
         return
     for command, options in _runs(script):
-        if _nodes(script) is not None or options.get("spares", "0") != "0":
+        if _nodes(script) is not None or _spare_count(facts, command, options):
             yield Advice(
                 rule="run_no_kill", level=Level.WARNING, where=script.path,
                 evidence=f"line {command.line}: slurm-watchdog run, and no --no-kill",
@@ -129,14 +143,14 @@ def _hostname_ip(facts: JobFacts) -> Iterator[Advice]:
 def _spares(facts: JobFacts) -> Iterator[Advice]:
     have = _nodes(facts.script)
     for command, options in _runs(facts.script):
-        spares, count = options.get("spares", "0"), options.get("nodes", "1")
-        if have is None or not spares.isdecimal() or not count.isdecimal() or int(count) + int(spares) <= have:
+        spares, count = _spare_count(facts, command, options), options.get("nodes", "1")
+        if have is None or not count.isdecimal() or int(count) + spares <= have:
             continue
         yield Advice(
             rule="run_spares", level=Level.WARNING, where=f"{facts.script.path}:{command.line}",
-            evidence=f"--nodes={have} of the job, and run {' '.join(f'--{k}={v}' for k, v in options.items())}"[:100],
+            evidence=f"--nodes={have} of the job; run wants {count} and {plural(spares, 'spare')}",
             sentence="The job has too few nodes for its spares: `run` refuses to start the command.",
-            add=f"#SBATCH --nodes={int(count) + int(spares)}",
+            add=f"#SBATCH --nodes={int(count) + spares}",
         )  # fmt: skip
 
 

@@ -486,3 +486,9 @@ def test_a_process_in_d_that_was_switched_to_between_looks_has_not_been_there_si
     assert aged([("D", 10), ("D", None), ("D", 10)]) == 10.0, "what was not read proves nothing"
     assert aged([("D", 10), ("D", None), ("D", 11)]) == 0.0
     assert aged([("D", 10), ("S", 12), ("D", 13), ("D", 13)]) == 5.0
+
+
+def test_a_main_thread_that_a_debugger_holds_is_held_while_other_threads_compute_and_not_while_it_is_traced() -> None:
+    assert aged([("t", 10), ("t", 10), ("t", 10)]) == 10.0
+    assert aged([("t", 10), ("t", 14), ("t", 19)]) == 0.0, "strace lets it run"
+    assert aged([("t", 10), ("D", 10), ("t", 10)]) == 0.0

@@ -44,7 +44,8 @@ def test_a_stopped_rank_is_named_with_what_lets_it_go_on(state: str) -> None:
     found = stopped(with_rank_2(state=state, state_age_s=20.0))
     assert found.truth is Truth.BAD
     assert [(c.rank, c.node, c.pid) for c in found.culprits] == [(2, "n2", 102)]
-    assert found.facts == ("resume it on n2: kill -CONT 102",)
+    what = {"T": "kill -CONT 102", "t": "grep TracerPid /proc/102/status"}
+    assert len(found.facts) == 1 and " on n2: " in found.facts[0] and what[state] in found.facts[0]
 
 
 @pytest.mark.parametrize(("state", "age_s", "acted"), [("T", 90.0, True), ("T", 20.0, False), ("t", 900.0, False)])

@@ -263,6 +263,15 @@ def test_the_only_one_in_another_collective_than_the_backward_pass_is_named_and_
     assert vote(still(BACKWARD, BACKWARD, BARRIER, BARRIER)).outside == ()
 
 
+def test_the_only_one_that_makes_a_group_while_all_others_reduce_is_named() -> None:
+    new_group = ("new_group (torch/distributed/distributed_c10d.py)", "train (t.py)")
+    for usual in (BACKWARD, BARRIER):
+        found = vote(still(usual, usual, new_group, usual)).outside
+        assert [(c.rank, "another collective: new_group" in c.reason) for c in found] == [(2, True)]
+        assert vote(still(usual, usual, new_group, new_group)).outside == ()
+    assert vote(still(new_group, new_group, new_group, new_group)).outside == ()
+
+
 def test_a_rank_that_moved_in_the_middle_and_came_back_moves() -> None:
     def at(age: float, lines):
         return snapshot(age, [*(stack(r, RECV) for r in range(3)), stack(3, lines)])

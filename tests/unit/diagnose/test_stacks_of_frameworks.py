@@ -185,6 +185,9 @@ def test_a_step_that_runs_an_event_loop_waits_there_and_no_helper_thread_is_show
     monitor = 'Thread 77 (idle): "Thread-1"\n    wait (threading.py:331)\n    run (tqdm/_monitor.py:60)\n    _bootstrap (threading.py:1002)\n'  # fmt: skip
     text = "".join(text_of(r, REDUCE) for r in range(3)) + text_of(3, loop) + monitor
     assert "in score (reward.py:20)" in diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR)).summary
+    opens_a_pipe = 'Thread 78 (idle): "dumps"\n    write_dumps (trainer.py:31)\n    run (threading.py:1012)\n    _bootstrap (threading.py:1002)\n'  # fmt: skip
+    text = text.replace(monitor, opens_a_pipe)
+    assert "in score (reward.py:20)" in diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR)).summary
 
 
 def test_dumps_of_the_flight_recorder_are_no_stacks_and_it_is_said_who_reads_them(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ It is reported within seconds. It is acted on only if it was a signal, nobody ha
 the job is beyond its own limit: under a debugger nothing is ever restarted.
 
 Fires: a rank is in state T or t for 15 s.
-Names: the rank, and the command that continues it.
+Names: the rank, and the command that continues it, or that says who holds it.
 Acts: requeues the job where you allow it, if the rank was stopped by a signal and the job is beyond its
 limit; never under a debugger.
 """
@@ -24,6 +24,10 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
 WORDS = {"T": "stopped by a signal", "t": "held by a debugger or tracer"}
+WHAT_TO_DO = {
+    "T": "resume it on {0}: kill -CONT {1}",
+    "t": "who holds it, on {0}: grep TracerPid /proc/{1}/status; it continues when that program detaches or ends",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +61,7 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
         f"Rank {first.rank} of job {job_id} on {first.node} (pid {first.pid}){more} is "
         f"{first.reason}: the job waits for it.",
         culprits=culprits,
-        facts=tuple(f"resume it on {c.node}: kill -CONT {c.pid}" for c in culprits[:8]),
+        facts=tuple(WHAT_TO_DO[rank.process.state].format(rank.node, rank.process.pid) for rank, _ in long[:8]),
         duration_s=long[0][1],
         actionable=_stands(job, now, limits) and all(rank.process.state == "T" for rank, _ in stopped),
     )

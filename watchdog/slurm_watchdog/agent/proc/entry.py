@@ -82,6 +82,10 @@ def parse_last_pid(loadavg: bytes) -> int:
     return int(words[4]) if len(words) == 5 and words[4].isdigit() else 0
 
 
+NEVER_SWITCHED_TO = frozenset("Dt")
+"""States in which a thread is not switched to: those of a rank's main thread are counted in every tick."""
+
+
 @dataclass
 class Entry:
     """One process that was seen: what is known for good, and what it was like in the last tick."""
@@ -99,17 +103,19 @@ class Entry:
     runnable_s: float | None = None
     crowd: bool = False
     """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.crowd)."""
-    _in_d: int | None = None
-    """Its switches when it was last seen in D; None if the last look found another state."""
+    _held: tuple[str, int] | None = None
+    """State and switches when it was last seen in one of NEVER_SWITCHED_TO; None if the last look found another one."""
 
     def note_switches(self, now: float) -> None:
-        """Who sleeps in D is not switched to: one that was, between two looks, is in D again and not still."""
-        if self.stat.state != "D":
-            self._in_d = None
+        """Who sleeps in D, or is held by a debugger, is not switched to: one that was, between two looks, is in that
+        state again and not still."""
+        state = self.stat.state
+        if state not in NEVER_SWITCHED_TO:
+            self._held = None
         elif self.switches is not None:
-            if self._in_d is not None and self.switches != self._in_d:
+            if self._held is not None and self._held != (state, self.switches):
                 self.state_since = now
-            self._in_d = self.switches
+            self._held = (state, self.switches)
 
     @property
     def key(self) -> Key:

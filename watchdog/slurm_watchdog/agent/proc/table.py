@@ -258,7 +258,8 @@ class ProcessTable:
             except OSError:
                 return  # it ended: the next look will find that
             self.changed |= entry.known.cgroup is not None
-        if old.state != stat.state or old.cpu_ticks != stat.cpu_ticks:  # it ran in between, whatever its letter is
+        # It ran in between, whatever its letter is. A debugger may hold the main thread alone: see Entry.note_switches.
+        if old.state != stat.state or (stat.state != "t" and old.cpu_ticks != stat.cpu_ticks):
             entry.state_since = now
         entry.stat = stat
         entry.ticks += 1

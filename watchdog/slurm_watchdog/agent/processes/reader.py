@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
-from slurm_watchdog.agent.proc.entry import LASTING_STATES, Entry
+from slurm_watchdog.agent.proc.entry import LASTING_STATES, NEVER_SWITCHED_TO, Entry
 from slurm_watchdog.agent.proc.files import Files, read_file, read_runnable_s
 from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.process_facts import Key, ProcessFacts
@@ -316,7 +316,7 @@ class ProcessReader:
         try:
             if self._reads_io(entry):
                 entry.io_bytes = parse_io_bytes(self.files.read(f"/proc/{pid}/io"))
-            if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state == "D"):
+            if is_rank and (turn % SWITCHES_EVERY == 0 or entry.stat.state in NEVER_SWITCHED_TO):
                 status = self.files.read(f"/proc/{pid}/status")
                 entry.switches = parse_switches(status) + parse_involuntary(status)
             if is_rank and turn % SWITCHES_EVERY == 0:

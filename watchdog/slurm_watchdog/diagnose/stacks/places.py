@@ -196,9 +196,15 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
         return trains[0]
     others = [each for each in stack.threads if each is not main and each.frames and not thread_role(each)]
     if _runs_the_loop_itself(main):
-        others = [each for each in others if _place(each.frames)[0] not in _AT_REST]
+        others = [each for each in others if _may_train(each)]
     known = [each for each in others if _place(each.frames)[0] is not Place.OTHER]
     return max(known or others or [main], key=lambda each: (len(each.frames), each.thread_id))
+
+
+def _may_train(thread: ThreadStack) -> bool:
+    """Whether it does anything, or waits for what a training waits for."""
+    place = _place(thread.frames)[0]
+    return place not in _AT_REST and (thread.active or place is not Place.OTHER)
 
 
 def _runs_the_loop_itself(main: ThreadStack) -> bool:

@@ -129,9 +129,12 @@ def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
 
     The collective's own name counts: the same barrier is often called from two places. The backward pass, in
     which gradients are reduced, is such a collective for ranks that do not move in it; one rank alone in there
-    is behind, and no mismatch.
+    is behind, and no mismatch. One rank alone that makes a group, or joins one (`new_group`), waits for all others.
     """
-    if len(waiting) < 4 or len(waiting) != ranks or any(p.place not in _REDUCING for p in waiting):
+    if len(waiting) < 4 or len(waiting) != ranks:
+        return None
+    joining = sum(p.place is Place.RENDEZVOUS for p in waiting)
+    if joining > 1 or any(p.place not in _REDUCING and p.place is not Place.RENDEZVOUS for p in waiting):
         return None
     if sum(1 for p in waiting if p.place is Place.BACKWARD) not in (0, len(waiting) - 1):
         return None

@@ -54,9 +54,9 @@ def test_the_next_element_of_an_array_never_sees_the_kill_switch_of_the_one_befo
         return bool(row["state"] == "under way")
 
     watchdog.wait_for(asked, 40, "save-all to be accepted")
-    watchdog.wait_for(switch.exists, 30, "the kill switch")
+    watchdog.wait_for(switch.exists, 60, "the kill switch")
     watchdog.kill_controller()
-    watchdog.wait_for(lambda: cluster.job(second)["JobState"] == "COMPLETED", 30, "the second element to end")
+    watchdog.wait_for(lambda: cluster.job(second)["JobState"] == "COMPLETED", 60, "the second element to end")
     time.sleep(5)  # Slurm starts the next one within one
     held = cluster.job(third)
     assert (held["JobState"], held["Priority"]) == ("PENDING", "0") and switch.exists(), held

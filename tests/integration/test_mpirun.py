@@ -25,11 +25,11 @@ def test_a_hung_rank_of_mpirun_is_named_beside_those_of_the_batch_step_and_start
     job = submit_supervised(cluster, nodes=3, spares=1, launch=f"mpirun --npernode 2 bash {seat}")
     training(watchdog, job, at_least=SAVE_INTERVAL + 2)
     inject(cluster, "dataloader_hang.rank3")
-    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 60, "the hang to be found")
+    incident = watchdog.wait_for(lambda: watchdog.firing(job, "collective_hang"), 120, "the hang to be found")
     assert [culprit["rank"] for culprit in incident["culprits"]] == [3], incident["summary"]
     assert "3 ranks wait for it" in incident["summary"]
-    action = ended_action(watchdog, incident["id"], timeout_s=60)
+    action = ended_action(watchdog, incident["id"], timeout_s=150)
     assert action["end"]["ok"], action
     assert "in its allocation" in action["end"]["detail"]
     before = watchdog.step(job)
-    watchdog.wait_for(lambda: watchdog.step(job) > before + 5, 30, "the new start to train on")
+    watchdog.wait_for(lambda: watchdog.step(job) > before + 5, 60, "the new start to train on")

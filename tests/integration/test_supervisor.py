@@ -12,6 +12,7 @@ import pytest
 
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.supervisor import (
+    GRACE_S,
     HUNG_GRACE_S,
     ORDER_PREFIX,
     STATUS_FILE,
@@ -240,6 +241,20 @@ def test_a_training_outlives_its_killed_supervisor_and_the_script_gets_its_exit_
     finally:
         (four.shared / "go").unlink()
     assert "the script continues: 9" in job.text
+
+
+def test_a_job_that_is_ended_in_the_middle_of_a_restart_starts_nothing_more(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    """As at its time limit: SIGTERM to all of it, and SIGKILL after Slurm's KillWait."""
+    job = start(f"sw --spares 1 -- srun {ranks(HEARS_NOTHING)}", "-N2", "--ntasks-per-node=1")
+    job.order(job.runs(), grace_s=GRACE_S)
+    job.until(lambda status: status.state is SupervisorState.ENDING, "the restart to begin")
+    four.slurm("scancel", "--signal=TERM", "--full", job.job_id)
+    job.until(lambda status: status.state is SupervisorState.OVER, "its end")
+    four.slurm("scancel", job.job_id)
+    job.ends()
+    assert len(job.lines("rank")) == 1 and "asked to end" in job.text
 
 
 def test_in_the_last_minute_of_a_job_and_after_scancel_nothing_starts_again(

@@ -109,8 +109,9 @@ class SimJournal(Journal):
 
     def add_decision(self, decision: Decision) -> None:
         def work() -> None:
+            self._life.sim.note_circumstances(decision)
             super(SimJournal, self).add_decision(decision)
-            self._life.sim.note_decision(decision)
+            self._life.sim.note_open(decision)
 
         self._write("decision", work, decision.id)
 

@@ -215,11 +215,15 @@ class Simulation:
             return self.die_at(stage)
         return self.stormy and self.rng.random() < self.recipe.kill_at_writes
 
-    def note_decision(self, decision: Decision) -> None:
-        assert self.life is not None
-        now, life = self.timeline.now, self.life
+    def note_open(self, decision: Decision) -> None:
+        """A decision is in the journal."""
         if decision.verdict is Verdict.ALLOWED and decision.action is not Action.NONE:
             self.open_actions.add(decision.id)
+
+    def note_circumstances(self, decision: Decision) -> None:
+        """A decision is about to be written: the controller may die as soon as it is."""
+        assert self.life is not None
+        now, life = self.timeline.now, self.life
         silent_after_s = self.config.controller.agent_silent_after
         self.circumstances[decision.id] = Circumstances(
             at=now,

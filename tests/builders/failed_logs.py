@@ -347,5 +347,33 @@ SPEAKERS: list[tuple[str, str, Expected]] = [
     ("labels of equal width", "".join(f"{r:3d}: ok\n" for r in range(8)) + traceback("  9: ", DISK) + traceback(" 12: ", f"RuntimeError: {LOST}"), ("disk_full", 9, None)),
     ("a line of a program's list is no task's", steps(1, 30) + f"   3: {CUDA}\n", ("cuda_error", None, None)),
     ("somebody's list", f"1: I ran it\n2: it trained\n3: {CUDA}\n4: I waited\n", ("cuda_error", None, None)),
+    # one rank repeats what another said
+    ("what another rank said", steps(1, 9) + traceback("[rank0]: ", f"RuntimeError: worker on rank 5 failed: {DISK}"), ("disk_full", 5, None)),
+    ("what a rank that there is not said", "world_size: 4\n" + traceback("[rank0]: ", f"RuntimeError: Rank 7 reported an error: {DISK}"), ("disk_full", None, None)),
+    ("the first at a barrier that others missed", "jaxlib.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all::0.\nThe first task at the barrier: /job:jax_worker/replica:0/task:0. Some timed out task names:\n/job:jax_worker/replica:0/task:12\n", ("collective_timeout", 12, None)),
+    # what a program does without is no cause where there is another
+    ("an exception below a warning that is the only one, and ends the run", steps(1, 9) + "[rank2]: WARNING falling back to eager\n" + traceback("[rank2]: ", "ValueError: no label") + traceback("[rank0]: ", f"RuntimeError: {LOST}"), ("python_exception", 2, None)),
+    ("an error whose line says what is done instead", steps(1, 9) + "[rank3]: PermissionError: [Errno 13] Permission denied: '/c/x' - using a temporary directory\n" + traceback("[rank6]: ", DISK), ("disk_full", 6, None)),
+    ("a checkpoint that could not be saved at the time limit", steps(1, 20) + "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:20:21 DUE TO TIME LIMIT ***\n" + traceback("[rank0]: ", DISK), None),
+    # who says more
+    ("a checkpoint that could not be written, and in the same traceback why", traceback("[rank0]: ", "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0") + "[rank0]: During handling of the above exception, another exception occurred:\n" + traceback("[rank0]: ", DISK), ("disk_full", 0, None)),
+    ("a loader's worker, and Slurm says what killed it", traceback("[rank3]: ", "RuntimeError: DataLoader worker (pid 51234) is killed by signal: Killed. ") + "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0. Some of the step tasks have been OOM Killed.\n", ("oom_kill", 3, None)),
+    ("a compiler that a rank called is no launcher", traceback("[rank0]: ", "torch._inductor.exc.InductorError: CalledProcessError: Command '['gcc', 'main.c']' returned non-zero exit status 1."), ("python_exception", 0, None)),
+    ("a type of a matrix is no shape", traceback("[rank0]: ", "RuntimeError: expected mat1 and mat2 to have the same dtype, but got: float != c10::BFloat16"), ("dtype_device", 0, None)),
+    ("what is missing in a checkpoint", traceback("[rank5]: ", "RuntimeError: Missing key in checkpoint state_dict: optimizer.param_groups.norm.weight"), ("checkpoint_mismatch", 5, None)),
+    ("a driver that is too old", traceback("[rank5]: ", "RuntimeError: The NVIDIA driver on your system is too old (found version 11040)."), ("cuda_unavailable", 5, None)),
+    ("a check of glog", steps(1, 9) + "F0501 10:00:09.1 4411 thread.cc:88] Check failed: ret == 0 (11 vs. 0)\n*** Check failure stack trace: ***\n", ("abort", None, None)),
+    ("the other end of a transfer on Slingshot", steps(1, 9) + "MPIDI_OFI_handle_cq_error(1062): OFI poll failed (ofi_events.c:1064:MPIDI_OFI_handle_cq_error:Input/output error - PTLTE_NOT_FOUND)\n", ("peer_lost", None, None)),
+    ("the task for which srun waited no longer", steps(1, 9) + "srun: First task exited 60s ago\nsrun: StepId=7.0 tasks 0-2,4-7: running\nsrun: StepId=7.0 task 3: exited abnormally\nslurmstepd: error: *** STEP 7.0 ON n1 CANCELLED AT 2024-05-01T10:01:09 ***\n", ("task_exit", 3, None)),
+    ("a program that is not there", "/var/spool/slurmd/job00012/slurm_script: line 33: torchrun: command not found\n", ("missing_file", None, None)),
+    ("a tool that is not there", "/var/spool/slurmd/job00012/slurm_script: line 3: nvidia-smi: command not found\n" + steps(1, 2), None),
     ("one of many in a cascade", traceback("[rank5]: ", DISK) + "".join(timeout(r) for r in range(8) if r != 5), ("disk_full", 5, None)),
 ]  # fmt: skip
+
+
+AROUND: list[tuple[str, str, Expected]] = [
+    ("an exception that was caught, then another rank's", steps(1, 9) + "[rank2]: 2024-05-01 10:00:09 - root - WARNING - skipping sample 81\n" + traceback("[rank2]: ", "ValueError: odd sample") + traceback("[rank5]: ", DISK), ("disk_full", 5, None)),
+    ("an exception that was caught, and the log ends there", steps(1, 9) + "[rank2]: 2024-05-01 10:00:09 - root - WARNING - evaluation failed, continuing\n" + traceback("[rank2]: ", "KeyError: 'bleu'"), None),
+    ("how programs of a sandbox ended", "".join(steps(n, n + 5, n // 5) + RAY_SANDBOX + "/s/run.sh: line 3:  91 Segmentation fault      (core dumped) ./a.out\n" for n in (1, 6, 11)), None),
+]  # fmt: skip
+"""What the lines around an error say of it: agents do not report those, and only `scan-log` reads them."""

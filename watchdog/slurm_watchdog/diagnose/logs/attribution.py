@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slurm_watchdog.diagnose.logs.case import LogCase
-from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, short_host
+from slurm_watchdog.diagnose.logs.line import Who
+from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, Failure, Ranks, short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 ALIKE_SHARE = 0.5
@@ -28,11 +29,18 @@ failure."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
 _NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+):")
+_FIRST_OF_STEP = re.compile(r"^srun: StepId=\S+ task (?P<task>\d+): exited abnormally")
+"""Of one task alone, after `srun --wait` has waited for the others."""
 _SSH_ENDED = re.compile(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code")
 _OF_NODE = re.compile(r"\bat node \(ID: \w+, IP: (?P<host>[\w.:-]+)\)")
 """Ray's word of the node on which it ended workers for want of memory."""
 _OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
 _OWN_RANK = re.compile(r"(?:\bUnexpected result \w+ on rank |^[A-Z]\w+Error: \[Rank:)(?P<rank>\d+)\b")
+_QUOTED = re.compile(
+    r"(?:^|: )(?:[Ww]orker (?:on|of|at) )?[Rr]ank[ =:#]?(?P<rank>\d{1,6})\b[^:;]{0,40}"
+    r"\b(?:failed|crashed|died|raised|(?:an? )?(?:error|exception))(?: with| by)?(?: an? \w+)?: "
+)
+"""One rank repeats what another one, which it names, has said of itself."""
 _RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
 """As Megatron-LM's rerun_state_machine says whose result it is."""
 _DEAD_PID = re.compile(r"\bpid: (?P<pid>\d+)\b")
@@ -109,6 +117,9 @@ def failed_node(case: LogCase) -> str | None:
 
 def speaker_of(error: FoundError, case: LogCase) -> tuple[int | None, str | None]:
     """(rank, host) that logged a line, as far as its prefix or its own words have them."""
+    quoted = _QUOTED.search(error.text)
+    if quoted is not None:
+        return _of_rank(int(quoted["rank"]), case.ranks)
     rank = case.ranks.rank_of(error.who)
     host = case.ranks.host_of(error.who, rank)
     if rank is None and (own := _OWN_RANK.search(error.text)) is not None:
@@ -125,6 +136,12 @@ def speaker_of(error: FoundError, case: LogCase) -> tuple[int | None, str | None
         if (match := _RANK_AND_NODE.search(text)) and int(match["rank"]) == rank
     }
     return rank, nodes.pop() if len(nodes) == 1 else None
+
+
+def _of_rank(rank: int, ranks: Ranks) -> tuple[int | None, str | None]:
+    """A rank that another one names, and its host; (None, None) where the job has or may have no such rank."""
+    size = ranks.world or (0 if ranks.excerpt else LIKELY_WORLD)
+    return (rank, ranks.host_of(Who(), rank)) if rank < size else (None, None)
 
 
 def is_everybody(ranks: Sequence[int], alike: Sequence[FoundError], case: LogCase) -> bool:
@@ -198,6 +215,9 @@ def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str
     if match:
         single = match["tasks"].isdecimal()
         return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]
+    alone = _FIRST_OF_STEP.match(error.raw_text)
+    if alone:
+        return (int(alone["task"]) if ranks.tasks_are_ranks else None), None
     words = _SLURM_WHAT.get(name, ())
     tasks = [t for t in ranks.tasks if any(word in t.what for word in words)] if words else []
     # A launcher that leaves says nothing about its node: it may have lost the ranks of another one.

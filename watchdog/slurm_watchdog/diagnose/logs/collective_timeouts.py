@@ -35,6 +35,8 @@ _MISSING_LIST = re.compile(
 _STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
 _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
 """Horovod's own word, a line for each rank that has not handed in its tensors."""
+_JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")
+"""It was there, and waited."""
 _JAX_TASK = re.compile(r"/job:jax_worker/replica:\d+/task:(?P<task>\d+)")
 _STUCK = re.compile(r"detected no heartbeat of its watchdog|watchdog got stuck")
 _STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
@@ -98,7 +100,7 @@ def _named_by_library(errors: Sequence[FoundError]) -> Suspects | None:
         texts = (error.text, *error.detail)
         if any(_STOPPED.search(text) for text in texts):
             for text in texts:
-                for match in _JAX_TASK.finditer(text):
+                for match in _JAX_TASK.finditer(_JAX_CAME.sub("", text)):
                     tasks.setdefault(int(match["task"]), error.line)
     if tasks and len(tasks) <= 2:
         return Suspects(tuple(sorted(tasks)), "stopped answering the coordinator", min(tasks.values()))

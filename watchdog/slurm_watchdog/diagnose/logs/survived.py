@@ -32,6 +32,8 @@ SOFT = frozenset(
      "shared_memory", "traceback", "abort", "process_limit"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
+OF_CHILDREN = frozenset({"segmentation_fault", "bus_error", "floating_point_trap", "abort", "glibc_abort", "killed"})
+"""How a process ends, said by a shell: the code that a model wrote, and no rank."""
 AFTER_END = frozenset({"permission", "network", "loss_nan"})
 """What is said in passing when training is done."""
 
@@ -68,11 +70,16 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
 def is_usual(alive: Sequence[FoundError], case: LogCase) -> bool:
     """Whether all that was not survived are exceptions of a type that their stream had survived often (code that a
     model wrote, samples that are skipped)."""
-    if not alive or any(error.name not in SOFT for error in alive):
+    if not alive or any(error.name not in SOFT and not _is_of_a_child(error) for error in alive):
         return False
     left = {id(error) for error in alive}
     survived = Counter(_sort(error) for error in case.errors if id(error) not in left)
     return all(survived[_sort(error)] >= USUAL for error in alive)
+
+
+def _is_of_a_child(error: FoundError) -> bool:
+    """Whether a process with a name of its own tells how one ended: that it survives itself."""
+    return error.who.pid is not None and error.name in OF_CHILDREN and not error.traceback
 
 
 def _sort(error: FoundError) -> tuple[int, Who, bool, str]:

@@ -23,6 +23,8 @@ DETAIL_LINES = 8
 """Lines after an exception that may say what it was."""
 SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
 """Further from the last time in the log, `CANCELLED AT` was written by a clock of another zone, or long after."""
+ENDED = re.compile(r"\*\*\* JOB\b.*CANCELLED AT|CANCELLED AT.*DUE TO")
+"""Slurm's word that somebody ends the run: what has no time of its own and stands below was said later."""
 PROSE_WORDS = 14
 """A shorter sentence with a person in it may be a program's."""
 AFTER_LINES = 6
@@ -70,6 +72,13 @@ _GOES_ON = re.compile(
     r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
     re.IGNORECASE,
 )
+_DOES_WITHOUT = re.compile(
+    r"\bretrying\b|\bretry \d+ ?(?:/|of)|\b(?:fall|skipp|ignor)ing\b|\bwill (?:re)?try\b|[-,;(] ?using (?:an?|the) "
+    r"|[-,;(].*\binstead\b",
+    re.IGNORECASE,
+)
+"""Said in the line of an error itself, it is what its program does now."""
+_LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR)\b")
 _PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I|they|[Yy]ou|us)\b")
 _GIVES_UP = re.compile(
     r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries"
@@ -126,6 +135,8 @@ class _Stream:
     during: bool = False
     weak: bool = False
     ignored: bool = False
+    caught: bool = False
+    """Its last line is a logger's, of an error after which the program goes on: a traceback that follows is its."""
     frames: int = 0
     relayed: Who | None = None
     """Whose traceback this one is a copy of."""
@@ -143,6 +154,7 @@ def find_errors(
     streams: dict[Who, _Stream] = {}
     found: list[FoundError] = []
     latest: float | None = None
+    ended: float | None = None
     for line in _apart(lines):
         dated_at = _believed(line, clock.place(line.stamp), latest)
         latest = dated_at if dated_at is not None else latest
@@ -154,6 +166,10 @@ def find_errors(
         if dated_at is not None:
             stream.at = dated_at
         at = dated_at if own else stream.at if line.who.named and stream.at is not None else latest
+        if own and ENDED.search(line.raw):
+            ended = dated_at
+        elif not own and at is not None and ended is not None:
+            at = max(at, ended)
         error = _read_error(line, stream, at, own)
         if (
             error is None
@@ -191,6 +207,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
     """What one line adds to its stream."""
     text = line.text
     lower = text.lower()
+    caught, stream.caught = stream.caught, _LOGGED.search(line.raw) is not None and _goes_on(text)
     if _DIRECT in lower or _DURING in lower:
         stream.chained, stream.during, stream.open = True, _DURING in lower, 0
         return None
@@ -199,6 +216,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
     if _THREAD.match(text):
         stream.weak = True
     if "traceback (most recent call last)" in lower and _HEADER.search(text):
+        stream.weak = stream.weak or (caught and stream.open == 0)
         return _open(line, stream, at, own)
     if stream.open and (line.indent > stream.indent or not text.strip()):
         stream.frames += 1
@@ -276,6 +294,8 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
     error.began = stream.began if stream.open > 0 and line.who.named else line.number
     error.ignored = stream.ignored
     error.weak = stream.weak or line.level in ("warning", "info")
+    if not error.traceback and _DOES_WITHOUT.search(text) and not _GIVES_UP.search(text):
+        error.weak = True
     if stream.chained and before is not None:
         error.chained = True
         # What a client of HTTP could not reach is a server, and no rank, whatever its socket said of it.
@@ -316,10 +336,16 @@ def _detail(line: Line, stream: _Stream) -> None:
     stream.since += 1
     if stream.since <= DETAIL_LINES:
         error.detail.append(line.text.strip()[:300])
-    if stream.since <= AFTER_LINES and _GOES_ON.search(line.text) and not _GIVES_UP.search(line.text):
-        tries = _LAST_TRY.search(line.text)
-        if tries is None or int(tries[1]) < int(tries[2]):
-            error.retried = True
+    if stream.since <= AFTER_LINES and _goes_on(line.text):
+        error.retried = True
+
+
+def _goes_on(text: str) -> bool:
+    """Whether a line says that the program does without, or tries again, and that was not its last try."""
+    if not _GOES_ON.search(text) or _GIVES_UP.search(text):
+        return False
+    tries = _LAST_TRY.search(text)
+    return tries is None or int(tries[1]) < int(tries[2])
 
 
 def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:

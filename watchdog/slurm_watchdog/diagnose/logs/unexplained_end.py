@@ -214,7 +214,11 @@ def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundE
     name = SIGNAL_NAMES.get(_first_code(ranks), first.name)
     others = [task for task in ranks.tasks if task.line != first.line]
     told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
-    of_slurm = "srun: error" in first.raw_text or first.raw_text.startswith("pdsh@")
+    of_slurm = (
+        first.raw_text.startswith("srun: StepId=")
+        or "srun: error" in first.raw_text
+        or first.raw_text.startswith("pdsh@")
+    )
     ended = _TERMINATED.search(first.raw_text) is not None  # by srun, for another one's failure
     task = task_of(first, name, ranks) if of_slurm and told_after and not ended else None
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)

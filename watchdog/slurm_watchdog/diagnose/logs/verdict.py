@@ -57,6 +57,7 @@ _UNREACHED = re.compile(
     r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=(?:IBV_WC_\w+\()?)1[23]\b"
 )
 """Retries exceeded: the one who says so waited for the other end."""
+_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -269,7 +270,7 @@ def _late_cause(case: LogCase) -> FoundError | None:
 def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError]) -> LogVerdict:
     first = next((error for error in roots if error.name not in log_table().headers), roots[0])
     if first.name == "checkpoint_write":
-        first = next((e for e in roots if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
+        first = next((e for e in alive if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "dataloader_worker":
         first = _by_thread(first, case)
     name = _refined(first)
@@ -284,6 +285,8 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     everybody = is_everybody(ranks, alike, case)
     if name in log_table().headers and len(ranks) > 1:
         rank = host = None  # nobody knows what each of them says next
+    if name == "dataloader_worker" and _WORKER_KILLED.search(first.text):
+        name = next((error.name for error in alive if error.name == "oom_kill"), name)  # by whom, Slurm says
     sources = {error.source for error in roots}
     if rank is None and name in GPU_NAMES:
         rank = who_felt_it(first, alive, case)

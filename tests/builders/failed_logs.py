@@ -349,12 +349,15 @@ SPEAKERS: list[tuple[str, str, Expected]] = [
     ("somebody's list", f"1: I ran it\n2: it trained\n3: {CUDA}\n4: I waited\n", ("cuda_error", None, None)),
     # one rank repeats what another said
     ("what another rank said", steps(1, 9) + traceback("[rank0]: ", f"RuntimeError: worker on rank 5 failed: {DISK}"), ("disk_full", 5, None)),
+    ("an exception from another rank", steps(1, 9) + traceback("[rank0]: ", f"RuntimeError: received exception from rank 4: {DISK}"), ("disk_full", 4, None)),
     ("what a rank that there is not said", "world_size: 4\n" + traceback("[rank0]: ", f"RuntimeError: Rank 7 reported an error: {DISK}"), ("disk_full", None, None)),
     ("the first at a barrier that others missed", "jaxlib.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all::0.\nThe first task at the barrier: /job:jax_worker/replica:0/task:0. Some timed out task names:\n/job:jax_worker/replica:0/task:12\n", ("collective_timeout", 12, None)),
     # what a program does without is no cause where there is another
     ("an exception below a warning that is the only one, and ends the run", steps(1, 9) + "[rank2]: WARNING falling back to eager\n" + traceback("[rank2]: ", "ValueError: no label") + traceback("[rank0]: ", f"RuntimeError: {LOST}"), ("python_exception", 2, None)),
     ("an error whose line says what is done instead", steps(1, 9) + "[rank3]: PermissionError: [Errno 13] Permission denied: '/c/x' - using a temporary directory\n" + traceback("[rank6]: ", DISK), ("disk_full", 6, None)),
     ("a checkpoint that could not be saved at the time limit", steps(1, 20) + "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:20:21 DUE TO TIME LIMIT ***\n" + traceback("[rank0]: ", DISK), None),
+    ("a connection that torch tries again", "[W501 10:00:02.1 socket.cpp:759] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 22 - Invalid argument).\nbuilding the model\n", None),
+    ("a tag of a server of models", steps(1, 9) + "".join(f"[2024-05-01 10:00:09 DP0 TP3] {line}\n" for line in traceback("", DISK).splitlines()), ("disk_full", None, None)),
     # who says more
     ("a checkpoint that could not be written, and in the same traceback why", traceback("[rank0]: ", "RuntimeError: [enforce fail at inline_container.cc:664] . unexpected pos 64 vs 0") + "[rank0]: During handling of the above exception, another exception occurred:\n" + traceback("[rank0]: ", DISK), ("disk_full", 0, None)),
     ("a loader's worker, and Slurm says what killed it", traceback("[rank3]: ", "RuntimeError: DataLoader worker (pid 51234) is killed by signal: Killed. ") + "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0. Some of the step tasks have been OOM Killed.\n", ("oom_kill", 3, None)),
@@ -372,6 +375,8 @@ SPEAKERS: list[tuple[str, str, Expected]] = [
 
 
 AROUND: list[tuple[str, str, Expected]] = [
+    ("a process beside the program that tidies up", steps(1, 20) + "training finished\n" + traceback("", "KeyError: '/psm_4411'").replace("/opt/t/train.py", "/usr/lib/python3.11/multiprocessing/resource_tracker.py"), None),
+    ("an exception that was caught, and torchrun saw another rank end", steps(1, 9) + "[rank1]: WARNING retrying read, attempt 2/5\n" + traceback("[rank1]: ", "ValueError: odd sample") + table((3, 3, "n1", 1, "10:00:05")), ("launcher", 3, "n1")),
     ("an exception that was caught, then another rank's", steps(1, 9) + "[rank2]: 2024-05-01 10:00:09 - root - WARNING - skipping sample 81\n" + traceback("[rank2]: ", "ValueError: odd sample") + traceback("[rank5]: ", DISK), ("disk_full", 5, None)),
     ("an exception that was caught, and the log ends there", steps(1, 9) + "[rank2]: 2024-05-01 10:00:09 - root - WARNING - evaluation failed, continuing\n" + traceback("[rank2]: ", "KeyError: 'bleu'"), None),
     ("how programs of a sandbox ended", "".join(steps(n, n + 5, n // 5) + RAY_SANDBOX + "/s/run.sh: line 3:  91 Segmentation fault      (core dumped) ./a.out\n" for n in (1, 6, 11)), None),

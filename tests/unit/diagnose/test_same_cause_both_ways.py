@@ -37,7 +37,7 @@ LESS_IS_KNOWN: dict[str, str] = {
             "the output of a rank, as Composer's launcher prints it", "several files in one", "what Horovod waits for",
             "what shells and drivers miss at the start, and one step", "exceptions of a type that was survived before, in code that a model wrote",
             "Horovod's word for an exception elsewhere", "ranks of a group that can only be all",
-            "what another rank said", "the first at a barrier that others missed",
+            "what another rank said", "an exception from another rank", "the first at a barrier that others missed",
             "what was read from flight recorders", "a daemon that mpirun lost", "one below the other is not one after "
                 "the other",
         ),

@@ -39,6 +39,7 @@ _OWN_RANK = re.compile(r"(?:\bUnexpected result \w+ on rank |^[A-Z]\w+Error: \[R
 _QUOTED = re.compile(
     r"(?:^|: )(?:[Ww]orker (?:on|of|at) )?[Rr]ank[ =:#]?(?P<rank>\d{1,6})\b[^:;]{0,40}"
     r"\b(?:failed|crashed|died|raised|(?:an? )?(?:error|exception))(?: with| by)?(?: an? \w+)?: "
+    r"|\b(?:[Ee]rror|[Ee]xception|[Ff]ailure) (?:from|on|of|at|in) (?:worker )?[Rr]ank[ =:#]?(?P<rank2>\d{1,6}): "
 )
 """One rank repeats what another one, which it names, has said of itself."""
 _RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
@@ -119,7 +120,7 @@ def speaker_of(error: FoundError, case: LogCase) -> tuple[int | None, str | None
     """(rank, host) that logged a line, as far as its prefix or its own words have them."""
     quoted = _QUOTED.search(error.text)
     if quoted is not None:
-        return _of_rank(int(quoted["rank"]), case.ranks)
+        return _of_rank(int(quoted["rank"] or quoted["rank2"]), case.ranks)
     rank = case.ranks.rank_of(error.who)
     host = case.ranks.host_of(error.who, rank)
     if rank is None and (own := _OWN_RANK.search(error.text)) is not None:

@@ -79,6 +79,8 @@ _DOES_WITHOUT = re.compile(
 )
 """Said in the line of an error itself, it is what its program does now."""
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR)\b")
+_BESIDE = re.compile(r'File "[^"]*multiprocessing/resource_tracker\.py"')
+"""Frames of a process that only tidies up beside the program: nothing ends of what it says."""
 _PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I|they|[Yy]ou|us)\b")
 _GIVES_UP = re.compile(
     r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries"
@@ -220,6 +222,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
         return _open(line, stream, at, own)
     if stream.open and (line.indent > stream.indent or not text.strip()):
         stream.frames += 1
+        stream.weak = stream.weak or _BESIDE.search(text) is not None
         return None
     if _SOURCE.match(text):
         stream.frames += 1

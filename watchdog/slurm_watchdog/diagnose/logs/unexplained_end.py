@@ -62,13 +62,19 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
         return _of_ends(case, died, felt_errors)
     if felt:
         return _of_lost(case, felt, felt_errors) or _unexplained(case, felt[0], felt_errors)
-    last = [error for error in felt_errors if error.name not in log_table().from_outside and error.name != "terminated"]
+    last = [error for error in felt_errors if not _ends_nothing(error)]
     if not last:
         return None
     failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
     if failed and len({row.rank for row in failed}) == 1:
         return _of_row(case, failed[0], felt_errors)
     return _of_ends(case, last, felt_errors)
+
+
+def _ends_nothing(error: FoundError) -> bool:
+    """Whether somebody ended the run here, or torch only warns that it tries again to reach its store."""
+    tries = error.weak and error.name == "rendezvous"
+    return tries or error.name in log_table().from_outside or error.name == "terminated"
 
 
 def _failed_before(ended_by: FoundError, felt_errors: Sequence[FoundError]) -> bool:

@@ -134,8 +134,8 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
         # Who was told to end may have been told so because of this.
         before = before + [error for error in after if is_root(error) and error.name not in log_table().after_sigterm]
     roots = [error for error in before if is_root(error) and not error.chained]
-    firm = [error for error in roots if not error.weak] or roots
-    deaths = [error for error in alive if not is_root(error)]  # of something, or others felt them
+    firm = [error for error in roots if not error.weak] or [e for e in roots if not _another_ended(e, case.ranks)]
+    deaths = [error for error in alive if not is_root(error) and not error.weak]  # of something, or others felt them
     cascade = _cascade(alive, case)
     ending = [error for error in firm if _is_fatal(error, case, deaths)]
     fatal = [error for error in ending if not cascade.has_brought(error, case.ranks)]
@@ -150,6 +150,13 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     kept = {id(error) for error in ending}
     felt = [error for error in before if not is_root(error) or id(error) in kept]
     return of_consequences(case, felt, after[0] if after else None)
+
+
+def _another_ended(error: FoundError, ranks: Ranks) -> bool:
+    """Whether a launcher saw another rank end first, by itself: what this one said in passing was not it."""
+    ended = {row.rank for row in ranks.failures if row.root and row.rank is not None and (row.code or 0) > 0}
+    rank = ranks.rank_of(error.who)
+    return bool(ended) and rank is not None and rank not in ended
 
 
 def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bool:

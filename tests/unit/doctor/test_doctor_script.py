@@ -13,7 +13,8 @@ from slurm_watchdog.doctor.cluster_rules import settings_of
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
 from slurm_watchdog.doctor.job_facts import JobFacts, SlurmSettings, WatchedJob
 from slurm_watchdog.doctor.script import parse_options, parse_script, programs
-from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, torch_version
+from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
+from slurm_watchdog.doctor.torch_rules import torch_version
 
 HEAD = """#!/bin/bash
 #SBATCH --job-name=gpt --nodes=4 --ntasks-per-node=8

@@ -21,6 +21,8 @@ SHORT = {
     "m": "distribution",
 }  # fmt: skip
 """Of sbatch and srun, as `man srun` has them."""
+ON = frozenset({"1", "yes", "true", "y", "on"})
+"""Values of a variable that switch something on."""
 OPTIONAL_VALUE = frozenset({"K"})
 FLAGS = frozenset({
     "requeue", "no-requeue", "exclusive", "overlap", "kill-on-bad-exit", "no-kill", "label", "unbuffered",
@@ -194,3 +196,21 @@ def programs(script: Script) -> tuple[str, ...]:
                 if part.endswith(".py") and not part.startswith("-"):
                     found[part] = None
     return tuple(found)
+
+
+def is_on(script: Script, name: str, *, any_value: bool = False) -> bool:
+    """Whether the script sets a variable of this name to something that switches on, or to anything."""
+    value = script.variables.get(name)
+    return value is not None and (any_value or value.lower() in ON)
+
+
+def is_one_task(script: Script) -> bool:
+    """Whether the job is known to have one task."""
+    return script.components == 1 and has_one_task({name: value for name, value, _ in script.directives})
+
+
+def has_one_task(options: Mapping[str, str]) -> bool:
+    """The same of options by their long names."""
+    return options.get("ntasks") == "1" or (
+        options.get("nodes") in ("1", "1-1") and options.get("ntasks-per-node", options.get("ntasks")) == "1"
+    )

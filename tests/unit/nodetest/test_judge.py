@@ -48,7 +48,7 @@ def test_a_node_with_disturbed_or_missing_figures_is_unknown_and_not_bad() -> No
     silent = Measured(name="n2", missing="its nodes were not free within 600 s")
     found = judge_nodes(nodes(6, without, silent), {}, {})
     assert [each.truth for each in found[:3]] == [Truth.UNKNOWN, Truth.UNKNOWN, Truth.OK]
-    assert "other processes" in found[0].reasons[0]
+    assert "other programs" in found[0].reasons[0]
     assert found[1].reasons == ("its nodes were not free within 600 s",)
 
 
@@ -83,6 +83,13 @@ def test_a_node_slower_than_in_three_earlier_tests_is_bad_unless_its_peers_are_a
     assert verdicts([slow], past={"n1": past["n1"][:2]})["n1"] is Truth.UNKNOWN  # type: ignore[arg-type]
     all_slow = [node(f"n{at}", figures={"cpu_all": 30000.0}) for at in range(1, 6)]
     assert verdicts(all_slow, past=past)["n1"] is Truth.OK  # type: ignore[arg-type]
+
+
+def test_a_filesystem_that_others_use_is_not_held_against_what_a_node_has_seen_of_it_before() -> None:
+    past = {"n1": [{"mount_fsync /s": 0.3, "disk_fsync /tmp": 0.3}] * 3}
+    shared, own = (node("n1", figures={name: 9.0}) for name in ("mount_fsync /s", "disk_fsync /tmp"))
+    assert verdicts([shared], past=past)["n1"] is not Truth.BAD  # type: ignore[arg-type]
+    assert verdicts([own], past=past)["n1"] is Truth.BAD  # type: ignore[arg-type]
 
 
 def test_what_a_second_measurement_does_not_show_again_is_dropped() -> None:

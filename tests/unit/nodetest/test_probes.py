@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.nodetest.plan import Wanted, node_job, pair_job
+from slurm_watchdog.nodetest.probes import disk
 from slurm_watchdog.nodetest.probes.pair import arriving, sending
 from slurm_watchdog.nodetest.probes.repeat import figure, is_disturbed, parse_busy, repeated
 from slurm_watchdog.nodetest.probes.state import parse_counters, risen
@@ -143,3 +144,21 @@ def test_the_question_is_plain_json() -> None:
     assert sum(each["limit_s"] for each in asked) < 60 * job.minutes
     without = node_job("n1", Wanted(tools=False)).question["phases"]
     assert not {"fio", "gpu_dcgm", "gpu_nccl"} & {each["phase"] for each in without}
+
+
+@pytest.mark.parametrize(("others_mb", "disturbed"), [(0, False), (1, False), (100_000, True)])
+def test_figures_of_a_disk_on_which_others_move_much_meanwhile_are_disturbed(
+    others_mb: int, disturbed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    moved = iter((0, others_mb * 1_000_000))
+    monkeypatch.setattr(disk, "_moved", lambda device: next(moved))
+    found = disk.measure_local({"directory": str(tmp_path), "seconds": 0.05})["figures"]
+    assert {name: each[3] for name, each in found.items()} == dict.fromkeys(
+        ("disk_write", "disk_read", "disk_fsync"), disturbed
+    )
+
+
+def test_the_kernel_counts_what_a_whole_disk_moves_and_nothing_where_there_is_none(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_text("  446 9  20 1   7 0   30 5    0 9 9\n")
+    assert disk._moved(str(tmp_path / "stat")) == 512 * (20 + 30)
+    assert disk._moved("") == disk._moved(str(tmp_path / "none")) == 0

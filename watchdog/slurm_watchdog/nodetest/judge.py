@@ -20,6 +20,8 @@ TINY = 1e-9
 """In place of a figure of nothing, which has no logarithm."""
 TOOLS = frozenset({"fio", "gpu_dcgm", "gpu_nccl"})
 """Phases in which a tool of the site's does the work: what it says counts, that it fails does not."""
+SHARED = "mount_"
+"""Figures of a filesystem that others use: how fast it is now is nothing that a node was faster at before."""
 Floors = Mapping[str, float]
 """Name of a figure to the worst value that the site accepts, in the figure's unit."""
 Past = Mapping[str, Sequence[Mapping[str, float]]]
@@ -57,7 +59,7 @@ def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequ
     for key, value in node.figures.items():
         kind = KINDS[split_key(key)[0]]
         worse, was_compared = worse_than(key, node, kind, values_of(key, node, peers), floors)
-        was = [each[key] for each in past if key in each]
+        was = [each[key] for each in past if key in each and not split_key(key)[0].startswith(SHARED)]
         if not worse and len(was) >= LEAST_PAST and _all_worse(value, kind, values_of(key, node, peers)):
             worse = _against(value, kind, was, node.spreads.get(key, 0.0), "in its earlier tests")
         compared = compared or was_compared or len(was) >= LEAST_PAST
@@ -83,7 +85,7 @@ def unsure_reasons(node: Measured, *, compared: bool, peers: int) -> list[str]:
         found.append(f"site_check did not run: {not_run}")
     if node.disturbed:
         names = ", ".join(sorted({split_key(key)[0].partition("_")[0] for key in node.disturbed}))
-        found.append(f"other processes used its CPUs meanwhile, so its {names} figures do not count")
+        found.append(f"other programs used its CPUs or disks meanwhile, so its {names} figures do not count")
     if not compared and not found:
         found.append(
             f"nothing to compare it with: {peers} peers of its model, and {LEAST_PEERS} are needed, or "

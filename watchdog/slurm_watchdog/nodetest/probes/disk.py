@@ -26,6 +26,15 @@ FREE_SHARE = 4
 FILES = 20
 """That a repetition of the metadata test makes, looks at, renames and removes."""
 LEAST = 3
+OTHERS_BYTES_S = 20e6
+"""Where other programs move more than this on the same disk meanwhile, its figures are disturbed: a log and a journal
+write less, and a disk that is broken enough to be named gives nobody so much."""
+SECTOR = 512
+"""Bytes, of every device (Documentation/block/stat.rst)."""
+OWN_WRITES = 2
+"""A journal may write data a second time."""
+OWN_FSYNC = 32_768
+"""Bytes of a small write with its fsync: data, metadata and the journal's own blocks."""
 REPETITION_S = 3.0
 """At most: where one would take longer, it has smaller blocks or fewer files, so that a slow disk has figures."""
 
@@ -53,15 +62,39 @@ def _measure(directory: str, seconds: float, name: str, *, metadata: bool) -> di
     try:
         os.unlink(path)
         size = _block_for(fd, size)
+        device, began = _device_of(fd), clock.monotonic()
+        before = _moved(device)
         writes, chunks = _write(fd, seconds, size, int(min(share // size, MOST_CHUNKS)))
-        found = {f"{name}_write": figure(writes, upper=True)}
-        found[f"{name}_read"] = figure(_read(fd, seconds, size, chunks), upper=True)
-        found[f"{name}_fsync"] = figure(_small(fd, seconds / 2))
+        reads = _read(fd, seconds, size, chunks)
+        small = _small(fd, seconds / 2)
+        own = CHUNK_BLOCKS * size * (OWN_WRITES * len(writes) + len(reads)) + OWN_FSYNC * len(small)
+        disturbed = _moved(device) - before - own > OTHERS_BYTES_S * (clock.monotonic() - began)
+        found = {f"{name}_write": figure(writes, upper=True, disturbed=disturbed)}
+        found[f"{name}_read"] = figure(reads, upper=True, disturbed=disturbed)
+        found[f"{name}_fsync"] = figure(small, disturbed=disturbed)
     finally:
         os.close(fd)
     if metadata:
         found[f"{name}_metadata"] = figure(_metadata(directory, seconds / 2), upper=True)
     return {"figures": found, "facts": {"block_bytes": size}}
+
+
+def _device_of(fd: int) -> str:
+    """Where the kernel counts what the whole disk below this file moves; empty where it has none of its own."""
+    number = os.fstat(fd).st_dev
+    place = os.path.realpath(f"/sys/dev/block/{os.major(number)}:{os.minor(number)}")
+    if os.path.exists(f"{place}/partition"):
+        place = os.path.dirname(place)
+    return f"{place}/stat" if os.path.exists(f"{place}/stat") else ""
+
+
+def _moved(device: str) -> int:
+    """Bytes that were read from it and written to it so far; 0 where that is not known."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        with open(device) as file:
+            fields = file.read().split()
+        return SECTOR * (int(fields[2]) + int(fields[6]))
+    return 0
 
 
 def _pattern(number: int, size: int) -> bytes:

@@ -353,6 +353,7 @@ SPEAKERS: list[tuple[str, str, Expected]] = [
     ("what a rank that there is not said", "world_size: 4\n" + traceback("[rank0]: ", f"RuntimeError: Rank 7 reported an error: {DISK}"), ("disk_full", None, None)),
     ("the first at a barrier that others missed", "jaxlib.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Id: [Init]Wait_for_all::0.\nThe first task at the barrier: /job:jax_worker/replica:0/task:0. Some timed out task names:\n/job:jax_worker/replica:0/task:12\n", ("collective_timeout", 12, None)),
     # what a program does without is no cause where there is another
+    ("what a program got instead, it does not do without", steps(1, 9) + "ValueError: expected a tensor of 2 dimensions, but got one of 3 instead\n", ("python_exception", None, None)),
     ("an exception below a warning that is the only one, and ends the run", steps(1, 9) + "[rank2]: WARNING falling back to eager\n" + traceback("[rank2]: ", "ValueError: no label") + traceback("[rank0]: ", f"RuntimeError: {LOST}"), ("python_exception", 2, None)),
     ("an error whose line says what is done instead", steps(1, 9) + "[rank3]: PermissionError: [Errno 13] Permission denied: '/c/x' - using a temporary directory\n" + traceback("[rank6]: ", DISK), ("disk_full", 6, None)),
     ("a checkpoint that could not be saved at the time limit", steps(1, 20) + "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:20:21 DUE TO TIME LIMIT ***\n" + traceback("[rank0]: ", DISK), None),

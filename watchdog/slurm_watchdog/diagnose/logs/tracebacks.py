@@ -74,7 +74,7 @@ _GOES_ON = re.compile(
 )
 _DOES_WITHOUT = re.compile(
     r"\bretrying\b|\bretry \d+ ?(?:/|of)|\b(?:fall|skipp|ignor)ing\b|\bwill (?:re)?try\b|[-,;(] ?using (?:an?|the) "
-    r"|[-,;(].*\binstead\b",
+    r"|[-,;(] ?(?:using|taking|trying|loading|writing)\b.{0,80}\binstead\b",
     re.IGNORECASE,
 )
 """Said in the line of an error itself, it is what its program does now."""

@@ -264,3 +264,44 @@ def test_one_snapshot_of_a_function_that_only_has_such_a_name_proves_nothing(fra
     dumps = dumps_of((REDUCE, (frame, "forward (model.py:3)", *TAIL), REDUCE, REDUCE))
     assert diagnose_dumps(dumps).culprits == ()
     assert [each.rank for each in diagnose_dumps(dumps, Options(since_last_step_s=HOUR)).culprits] == [1]
+
+
+DESTROY = ("destroy_process_group (torch/distributed/distributed_c10d.py:2150)", "<module> (pretrain.py:9)")
+
+
+def test_one_rank_in_a_collective_keeps_those_waiting_that_shut_down() -> None:
+    found = judged(DESTROY, DESTROY, REDUCE, DESTROY, DESTROY)
+    assert said(found) == ("teardown", [2])
+    assert "waits in a collective" in found.summary
+    assert said(judged(REDUCE, REDUCE, DESTROY, REDUCE)) == ("teardown", [2])
+
+
+def test_who_waits_for_the_engine_that_generates_for_it_may_take_its_time() -> None:
+    rollout = ("wait (threading.py:331)", "get_output (vllm/v1/engine/core_client.py:680)", "generate (vllm/entrypoints/llm.py:400)", *TAIL)  # fmt: skip
+    assert said(judged(REDUCE, rollout, REDUCE, REDUCE, since=900))[1] == []
+    assert said(judged(REDUCE, rollout, REDUCE, REDUCE, since=HOUR))[1] == [1]
+
+
+def test_a_worker_that_ray_keeps_for_the_next_task_is_no_rank_beside_ranks() -> None:
+    idle = ("main_loop (ray/_private/worker.py:968)", "<module> (ray/_private/workers/default_worker.py:320)")
+    text = "".join(text_of(rank, REDUCE) for rank in range(4))
+    text += text_of(9, idle).replace("=== rank 9 ===", "=== pid 40009 ===")
+    found = diagnose_dumps(parse_stacks(text), Options(since_last_step_s=HOUR))
+    assert found.others == (("an idle worker of Ray", 1),)
+    assert not found.culprits
+
+
+@pytest.mark.parametrize(
+    ("call", "cls"),
+    [
+        ("c10d::ProcessGroupNCCL::~ProcessGroupNCCL()", "teardown"),
+        ("ncclCommAbort", "teardown"),
+        ("MPI_Finalize", "teardown"),
+        ("nvshmem_finalize", "teardown"),
+    ],
+)
+def test_a_library_that_ends_its_communicators_is_in_no_collective(call: str, cls: str) -> None:
+    wait = "pthread_cond_wait (libc.so.6)"
+    waits = (wait, "ncclAllReduce (libnccl.so.2)", "step (train.py:2)", "<module> (train.py:3)")
+    ends = (wait, f"{call} (libnccl.so.2)", "close (train.py:2)", "<module> (train.py:3)")
+    assert said(judged(waits, waits, ends, waits, waits)) == (cls, [2])

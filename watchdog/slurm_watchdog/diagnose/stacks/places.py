@@ -56,6 +56,7 @@ _TELLING_NATIVE = frozenset(
     {
         Place.CRASH,
         Place.COLLECTIVE,
+        Place.RENDEZVOUS,
         Place.TEARDOWN,
         Place.DEVICE,
         Place.COLLECTING,

@@ -15,6 +15,7 @@ from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS, Pl
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.frame_lines import begins_program
 from slurm_watchdog.parse.stacks.headers import (
     DumpHeader,
     header_of_command,
@@ -75,7 +76,11 @@ def assign_ranks(dumps: Sequence[Dump], world: int | None = None) -> RankAssignm
             others.append((reason, dump))
         else:
             candidates.append(dump)
-    for what, find in (("another program", _other_programs), ("a driver of Ray", _ray_drivers)):
+    for what, find in (
+        ("another program", _other_programs),
+        ("a driver of Ray", _ray_drivers),
+        ("an idle worker of Ray", _idle_ray_workers),
+    ):
         odd = find(candidates)
         others += [(what, dump) for dump in odd]
         left_out = {id(dump) for dump in odd}
@@ -175,6 +180,17 @@ def _ray_drivers(dumps: Sequence[Dump]) -> list[Dump]:
             waits.add(index)
     often = Counter(begins.values())
     return [dumps[i] for i in sorted(waits) if len(waits) < len(begins) and often[begins[i]] == 1]
+
+
+def _idle_ray_workers(dumps: Sequence[Dump]) -> list[Dump]:
+    """Those without a rank, among others that have one, that Ray keeps for the next task: no frame is the program's."""
+    ranked = any(dump.header.rank is not None for dump in dumps)
+    return [dump for dump in dumps if ranked and dump.header.rank is None and _is_idle_ray_worker(dump)]
+
+
+def _is_idle_ray_worker(dump: Dump) -> bool:
+    own = [frame for thread in dump.threads for frame in thread.frames if begins_program(thread.frames)]
+    return bool(own) and all(is_native(frame.file) or re.search(r"(^|/)ray/", frame.file) for frame in own)
 
 
 def _by_process(dumps: Sequence[Dump], world: int) -> list[list[Dump]]:

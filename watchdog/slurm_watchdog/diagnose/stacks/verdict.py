@@ -170,6 +170,8 @@ def _with_waiting(case: StackCase) -> _Ruling:
     outside = list(case.outside)
     if not outside:
         return _nobody_outside(case)
+    if 2 * sum(p.place is Place.TEARDOWN for p in case.places) > len(case.places):
+        return _with_teardown(case)
     proven = suspects([p for p in outside if _proves_hang(case, p)])
     clocked = case.late or bool(case.repeated)
     few = len(outside) < len(case.waiting) or (clocked and not case.crowd)
@@ -344,21 +346,8 @@ def _without_waiting(case: StackCase) -> _Ruling:
     """Nobody is seen to wait for a peer."""
     places = case.places
     cls = class_word(p.place for p in places)
-    teardown = [p for p in places if p.place is Place.TEARDOWN]
-    if teardown:
-        rest = [p for p in places if p.place is not Place.TEARDOWN]
-        stuck = [p for p in rest if p.place in ENDLESS or (case.late and _patience_is_over(case, p))]
-        named = stuck if rest and len(rest) < len(teardown) else []
-        if not rest and len(teardown) == 1 and case.cast.world > 1:
-            named = teardown
-        if named:
-            return True, "teardown", named, f"The ranks end, and {who_does(case, named, lower=True)}"
-        return (
-            len(teardown) * 2 > len(places),
-            "teardown",
-            (),
-            f"No rank stands out: {where_all_are(case, lower=True)}",
-        )
+    if any(p.place is Place.TEARDOWN for p in places):
+        return _with_teardown(case)
     if len(places) == 1 and case.cast.world <= 1:
         only = places[0]
         hang = (
@@ -377,6 +366,25 @@ def _without_waiting(case: StackCase) -> _Ruling:
             f"No hang is shown: {where_all_are(case, lower=True)}",
         )
     return hang, cls, (), f"No rank stands out: {where_all_are(case, lower=True)}"
+
+
+def _with_teardown(case: StackCase) -> _Ruling:
+    """Ranks end, and these wait for each other, too: the few that still do something else are behind."""
+    teardown = [p for p in case.places if p.place is Place.TEARDOWN]
+    rest = [p for p in case.places if p.place is not Place.TEARDOWN]
+    stuck = [p for p in rest if p.place in ENDLESS or (case.late and _patience_is_over(case, p))]
+    named = stuck if rest and len(rest) < len(teardown) else []
+    if not rest and len(teardown) == 1 and case.cast.world > 1:
+        named = teardown
+    if named:
+        alone = replace(case, waiting=())
+        return True, "teardown", named, f"The ranks end, and {who_does(alone, named, lower=True)}"
+    return (
+        len(teardown) * 2 > len(case.places),
+        "teardown",
+        (),
+        f"No rank stands out: {where_all_are(case, lower=True)}",
+    )
 
 
 def _count_others(found: RankAssignment) -> tuple[tuple[str, int], ...]:

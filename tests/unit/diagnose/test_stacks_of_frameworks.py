@@ -305,3 +305,28 @@ def test_a_library_that_ends_its_communicators_is_in_no_collective(call: str, cl
     waits = (wait, "ncclAllReduce (libnccl.so.2)", "step (train.py:2)", "<module> (train.py:3)")
     ends = (wait, f"{call} (libnccl.so.2)", "close (train.py:2)", "<module> (train.py:3)")
     assert said(judged(waits, waits, ends, waits, waits)) == (cls, [2])
+
+
+IN_FUTEX = "[<0>] futex_wait_queue+0x66/0x90\n[<0>] do_syscall_64+0x55/0x80\n"
+IN_LUSTRE = "[<0>] cl_sync_io_wait+0x1c2/0x2f0 [obdclass]\n[<0>] ll_fsync+0x1d0/0x3a0 [lustre]\n[<ffffffffffffffff>] 0xffffffffffffffff\n"
+IN_NVIDIA = "[<0>] os_acquire_rwlock_write+0x35/0x50 [nvidia]\n[<0>] rm_ioctl+0x54/0xb0 [nvidia]\n"
+IN_USER_MODE = "[<ffffffffffffffff>] 0xffffffffffffffff\n"
+
+
+@pytest.mark.parametrize(
+    ("stacks", "since", "expected"),
+    [
+        ((IN_FUTEX, IN_FUTEX, IN_LUSTRE, IN_USER_MODE), HOUR, (True, "filesystem", [40002])),
+        ((IN_FUTEX, IN_FUTEX, IN_LUSTRE, IN_USER_MODE), 900, (False, "lock", [])),
+        ((IN_FUTEX, IN_NVIDIA, IN_USER_MODE, IN_USER_MODE), 900, (True, "device_wait", [40001])),
+        ((IN_FUTEX, IN_FUTEX, IN_LUSTRE, IN_LUSTRE), HOUR, (False, "filesystem", [])),
+        ((IN_FUTEX, IN_FUTEX, IN_FUTEX, IN_LUSTRE), None, (False, "lock", [])),
+    ],
+)
+def test_the_few_that_a_filesystem_or_a_driver_holds_in_the_kernel_are_named(
+    stacks: Sequence[str], since: float | None, expected: tuple[bool, str, list[int]]
+) -> None:
+    text = "".join(f"==> /proc/{40000 + i}/stack <==\n{stack}\n" for i, stack in enumerate(stacks))
+    found = diagnose_dumps(parse_stacks(text), Options(since_last_step_s=since))
+    assert found.dumped == len(stacks)
+    assert (found.is_hang, found.cls, [each.pid for each in found.culprits]) == expected

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from slurm_watchdog.base.by_identity import ByIdentity
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.kernel_causes import TRACE_WORDS
 from slurm_watchdog.knowledge.stack_frames import (
     CONTEXTS,
     IDLE_LOOPS,
@@ -320,11 +321,26 @@ def _known(places: Sequence[Place]) -> Iterator[Place]:
 
 
 def _native(frames: Sequence[Frame], otherwise: Place) -> Place:
-    places = [native_place_of(frame.function) for frame in frames]
+    places = [_kernel_place(frame) or native_place_of(frame.function) for frame in frames]
     telling = next((place for place in places if place in _TELLING_NATIVE), None)
     if telling is not None:
         return telling
     return next(_known(places), otherwise) if otherwise is Place.OTHER else otherwise
+
+
+def is_of_kernel(frames: Sequence[Frame]) -> bool:
+    """Whether a stack is one of /proc/PID/stack: functions of the kernel, and no others."""
+    return bool(frames) and all(re.fullmatch(r"\[\w+\]", frame.file) for frame in frames)
+
+
+@lru_cache(maxsize=8192)
+def _kernel_place(frame: Frame) -> Place | None:
+    """What a task waits for in the kernel: a filesystem, or a GPU's driver; None of anything else."""
+    if not is_of_kernel((frame,)):
+        return None
+    text = f"{frame.function} {frame.file}"
+    word = next((name for name, pattern in TRACE_WORDS if re.search(pattern, text)), "network")
+    return {"nvidia": Place.DEVICE, "amdgpu": Place.DEVICE, "network": None}.get(word, Place.FILESYSTEM)
 
 
 def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Frame, ...]] | None:

@@ -24,6 +24,7 @@ from slurm_watchdog.diagnose.stacks.places import (
     call_of,
     is_known_by_name_alone,
     is_native,
+    is_of_kernel,
     place_of,
 )
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
@@ -356,6 +357,11 @@ def _without_waiting(case: StackCase) -> _Ruling:
             and (not case.late or _patience_is_over(case, only))
         )
         return hang, cls, [only] if hang else [], f"{who_does(case, [only])}"
+    stuck = [p for p in places if p.place in (Place.FILESYSTEM, Place.DEVICE)]
+    if 0 < 2 * len(stuck) < len(places) and all(is_of_kernel(p.raw) for p in places):
+        over = [p for p in stuck if _waits_too_long_in_kernel(case, p)]
+        if over:
+            return True, class_of(over), over, who_does(case, over)
     alike = len({p.place for p in places}) == 1 and places[0].place is not Place.OTHER
     hang = case.late and alike and all(_patience_is_over(case, p) for p in places)
     if any(p.place in LONG or "startup" in p.contexts for p in places) and not hang:
@@ -366,6 +372,13 @@ def _without_waiting(case: StackCase) -> _Ruling:
             f"No hang is shown: {where_all_are(case, lower=True)}",
         )
     return hang, cls, (), f"No rank stands out: {where_all_are(case, lower=True)}"
+
+
+def _waits_too_long_in_kernel(case: StackCase, p: RankPlace) -> bool:
+    """What a rank writes cannot be seen there: it may be a checkpoint."""
+    since_s = case.given.since_last_step_s or 0.0
+    unhurried_s = max(UNHURRIED_S, UNHURRIED_STEPS * (case.given.typical_step_s or 0.0))
+    return case.late and (p.place is Place.DEVICE or since_s >= unhurried_s)
 
 
 def _with_teardown(case: StackCase) -> _Ruling:

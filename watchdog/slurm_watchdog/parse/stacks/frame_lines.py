@@ -12,6 +12,8 @@ _PY_FRAME = re.compile(r'\s*(?:\((?:Python|C)\)\s*)?File:? "(.*?)", line (\d+),?
 _GDB_FRAME = re.compile(r"\s*#(\d+)\s+(?:0x[0-9a-f]+ in )?(.+)$")
 _GDB_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (.+?), line (\d+), in ([\w.<>]+)")
 _RECORDED_FRAME = re.compile(r"\s*(?:#\d+\s+)?([\w.<>]+) from (\S+\.py):(\d+)\s*$")
+_KERNEL_FRAME = re.compile(r"\s*\[<[0-9a-f]+>\] (?:([\w.]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w+)\])?|0xf{16})\s*$")
+"""A line of /proc/PID/stack; the last one of old kernels, and the only one of a task that runs, is an address."""
 _ARGUMENTS = re.compile(r"\s{8,}\S")
 """Below a frame of py-spy: arguments and locals."""
 
@@ -50,6 +52,8 @@ def parse_frame_line(line: str, mode: str) -> Frame | None:
     if mode == "spy":
         frame = parse_frame(line)
         return _recorded_frame(line) if frame is None and not _ARGUMENTS.match(line) else frame
+    if mode == "kernel":
+        return parse_kernel_frame(line)
     if (match := _PY_FRAME.match(line)) is not None:
         return Frame(function=match[3][:300], file=match[1][:300], line=int(match[2][:9]))
     if mode == "gdb":
@@ -71,6 +75,14 @@ def is_first_gdb_frame(line: str) -> bool:
     """Whether a stack of gdb begins with this line."""
     match = _GDB_FRAME.match(line)
     return match is not None and match[1] == "0"
+
+
+def parse_kernel_frame(line: str) -> Frame | None:
+    """A function of the kernel, its module as the file; None if the line is no such frame."""
+    match = _KERNEL_FRAME.match(line)
+    if match is None:
+        return None
+    return Frame(function=(match[1] or "runs")[:300], file=f"[{match[2] or 'kernel'}]")
 
 
 def _gdb_frame(line: str) -> Frame | None:

@@ -158,6 +158,7 @@ _ENGLISH: Final = {word: english for english, words in _ELSEWHERE.items() for wo
 _FOREIGN_WORD: Final = re.compile(
     rf"(?<![^\W\d_])(?:{'|'.join(sorted(_ENGLISH, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE
 )
+_PROC_STACK = re.compile(r"\W*/proc/([1-9]\d{0,8})/stack\W*$")
 _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 
@@ -170,6 +171,8 @@ def parse_header(line: str) -> DumpHeader | None:
     shell = re.match(r"^\W*ssh(?: -\S+)* (?:[\w.-]+@)?([A-Za-z][\w.-]*\d[\w.-]*)\s*$", line)
     if shell is not None:
         return DumpHeader(host=shell[1])
+    if (process := _PROC_STACK.match(line)) is not None:
+        return DumpHeader(pid=int(process[1]))
     text = _in_english(line.strip())
     bare = text.strip(_DECORATION)
     if not bare.isascii() and len(bare) <= FOREIGN_CHARS and text.endswith((":", "：", "=", "-", "】", "]")):

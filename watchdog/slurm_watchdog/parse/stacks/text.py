@@ -21,6 +21,7 @@ from slurm_watchdog.parse.stacks.frame_lines import (
     belongs_to_frame,
     is_first_gdb_frame,
     parse_frame_line,
+    parse_kernel_frame,
 )
 from slurm_watchdog.parse.stacks.headers import DumpHeader, header_below_rule, is_rule, parse_header, parse_prefix
 from slurm_watchdog.parse.stacks.py_spy_json import parse_documents, parse_labelled
@@ -188,6 +189,9 @@ class _Reader:
                 self._begin(stream, ThreadHeader(0, "MainThread", "first"))
         elif is_first_gdb_frame(line) and not in_gdb_thread:
             self._begin(stream, ThreadHeader(0, "", "gdb"))
+            return self._frame(stream, line)
+        elif not stream.threads and not stream.open and parse_kernel_frame(line) is not None:
+            self._begin(stream, ThreadHeader(0, "", "kernel"))
             return self._frame(stream, line)
         elif (loose := parse_loose_thread_header(line)) is not None:
             self._begin(stream, loose)

@@ -45,7 +45,7 @@ class ThreadHeader(NamedTuple):
 
 def may_be_thread_header(line: str) -> bool:
     """Whether one of the words is in the line without which it begins no thread: most lines end here."""
-    return "hread" in line or "Traceback" in line or "(gdb)" in line or "#0 " in line
+    return "hread" in line or "Traceback" in line or "(gdb)" in line or "#0 " in line or "[<" in line
 
 
 def parse_thread_header(line: str) -> ThreadHeader | None:

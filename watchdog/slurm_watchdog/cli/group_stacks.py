@@ -63,9 +63,8 @@ def group_stacks(
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, if one does.
 
     A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy
-    dump` prints (text or
-    --json, --native, --locals), faulthandler, gdb, pystack; plain or gzip; many dumps in one file; with the
-    prefixes of srun --label
+    dump` prints (text or --json, --native, --locals), faulthandler, gdb, pystack, /proc/PID/stack; plain or
+    gzip; many dumps in one file; with the prefixes of srun --label
     or pdsh; pasted into a document. Nothing is asked and nothing is touched. Several dumps of the same ranks,
     taken some 20 s apart,
     tell stuck from busy; so does the time since the last step. Exit code 0 nothing wrong, 1 something found,

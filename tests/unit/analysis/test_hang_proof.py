@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.hang_proof import early_stacks, proof_of_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang, hang_finding
-from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Checkpoint, Role
@@ -288,3 +288,50 @@ def test_a_step_that_is_only_late_is_no_suspicion_that_holds_others_back() -> No
     found = judged(hung(row=None))
     assert (found.truth, found.duration_s) == (Truth.UNKNOWN, 0.0)
     assert found.wanted == (StackRequest(job_id="7", apart_s=2.0, early=True),)
+
+
+SAVE = ("wait (threading.py)", "save_checkpoint (train.py)", "main (train.py)", "<module> (train.py)")
+
+
+def saving(age_s: float, *stacks: ProcessStack, **changes: Any) -> JobView:
+    """Rank 2 stands in SAVE, dump after dump, in the middle of a job that has made its steps."""
+    dumps = tuple(StackSnapshot(age_s=at, stacks=stacks) for at in (40.0, 20.0, 0.1))
+    given: dict[str, Any] = {"progress": late(age_s), "row": None, "snapshots": dumps}
+    return hung(stacks, **{**given, **changes})
+
+
+@pytest.mark.parametrize(
+    ("age_s", "changes", "said"),
+    [
+        (320.0, {}, Truth.BAD),
+        (290.0, {}, Truth.UNKNOWN),
+        (320.0, {"syscall": "clock_nanosleep", "sleep_s": 1e6}, Truth.BAD),
+        (320.0, {"syscall": "clock_nanosleep", "sleep_s": 60.0}, Truth.UNKNOWN),
+        (320.0, {"others": (*USUAL, threads("write"))}, Truth.UNKNOWN),
+        (320.0, {"others": (*USUAL, threads("futex", state="D"))}, Truth.UNKNOWN),
+        (320.0, {"others": (*USUAL, threads("recvfrom"))}, Truth.UNKNOWN),
+        (320.0, {"others": None}, Truth.UNKNOWN),
+        (320.0, {"syscall": "write"}, Truth.UNKNOWN),
+        (320.0, {"state": "D"}, Truth.UNKNOWN),
+    ],
+)
+def test_who_saves_in_a_lock_with_nothing_at_work_is_reported_after_five_minutes_and_acted_on_as_late_as_any_save(
+    age_s: float, changes: dict[str, Any], said: Truth
+) -> None:
+    found = judged(saving(age_s, *STACKS[:2], dumped(2, SAVE, **changes), STACKS[3]))
+    assert (found.truth, found.actionable) == (said, False), found.summary
+    assert said is not Truth.BAD or [each.rank for each in found.culprits] == [2]
+
+
+def test_a_save_by_a_process_beside_it_or_one_that_moves_bytes_is_given_its_time() -> None:
+    stacks = (*STACKS[:2], dumped(2, SAVE), STACKS[3])
+    ranks = tuple(process(rank) for rank in range(4))
+    writer = worker(2)
+    asleep = replace(writer, worked_age_s=200.0)
+    assert judged(saving(320.0, *stacks, processes=(*ranks, writer))).truth is Truth.UNKNOWN
+    assert judged(saving(320.0, *stacks, processes=(*ranks, asleep))).truth is Truth.BAD
+    dumps = tuple(
+        StackSnapshot(age_s=at, stacks=(*STACKS[:2], dumped(2, SAVE, io_bytes=int(1e6 * (99 - at))), STACKS[3]))
+        for at in (40.0, 20.0, 0.1)
+    )
+    assert judged(saving(320.0, *stacks, snapshots=dumps)).truth is Truth.UNKNOWN

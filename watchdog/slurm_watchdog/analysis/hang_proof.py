@@ -13,7 +13,8 @@ A sleep of less, a socket, a file, a program that was started, an evaluation, a 
 these end by themselves, or may. They prove nothing, and neither does what is not known. Nothing is proven before the
 run has been without a step for longer than ever in the last day.
 
-The same, over minutes, proves that a rank never joins the others, who wait in the rendezvous: `who_never_joins`.
+The same, over minutes, proves that a rank never joins the others, who wait in the rendezvous: `who_never_joins`; and
+that nothing is at work in a rank that saves: `stands_in_a_save`.
 """
 
 from __future__ import annotations
@@ -71,6 +72,10 @@ SERVES = frozenset({"accept", "serve_forever"})
 """Functions of them that wait for somebody to come, and fetch nothing."""
 INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
 """What the frames of such a wait may mean, all the way out: anything else takes its time, or is another matter."""
+INSIDE_A_SAVE = INSIDE | {Place.CHECKPOINT}
+"""… of a rank that saves, where nothing else is at work: who writes is a thread, or a process, that does something."""
+SAVE_SPAN_S = 15.0
+"""Between the first dump of a save and the last: a writer that stutters does something in so many seconds."""
 SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")
 """Beginnings of the names (comm) of torch's own threads that listen for other ranks for as long as the job lives."""
 
@@ -104,6 +109,8 @@ class _Seen(Struct, frozen=True, kw_only=True):
     """Age of the first."""
     span_s: float
     """From it to the last."""
+    inside: frozenset[Place] = INSIDE
+    """What the frames of a wait may mean."""
 
 
 def early_stacks(job: JobView, proven: Proof | None) -> StackRequest | None:
@@ -150,17 +157,30 @@ def who_never_joins(job: JobView, least_s: float) -> tuple[tuple[Culprit, ...], 
     return (culprits, voted, span_s) if culprits else None
 
 
+def stands_in_a_save(job: JobView, voted: Vote) -> bool:
+    """Whether who keeps the others waiting stands below a function that saves, in a lock of its own process or in a
+    sleep that outlasts the others, and nothing there is at work that could write."""
+    dumps = job.snapshots
+    if not voted.checkpointing or len(dumps) < DUMPS or _is_unknown(job):
+        return False
+    span_s = dumps[0].age_s - dumps[-1].age_s
+    return span_s >= SAVE_SPAN_S and bool(_culprits(job, dumps, voted, span_s, _wait_together, inside=INSIDE_A_SAVE))
+
+
 def _row_s(row: StillRow) -> float:
     return row.snapshots[0].age_s - row.snapshots[-1].age_s
 
 
 def _speaks_against(job: JobView) -> bool:
     """Whether something is not known of this job, or shows that it does something else than to train."""
+    return _is_unknown(job) or saves_now(job)
+
+
+def _is_unknown(job: JobView) -> bool:
+    """Whether something is not known of this job, stands on storage, or is over."""
     ranks = job.ranks
     unknown = job.silent_nodes or job.unlisted or not ranks or not all(rank.alive for rank in ranks)
     if unknown or not job.every_rank_known or {rank.node for rank in ranks} < set(job.job.nodes):
-        return True
-    if saves_now(job):
         return True
     held = any(each.alive and (is_on_storage(each) or is_held(each)) for each in job.processes)
     return held or has_ended(job) or job.renewed
@@ -173,6 +193,7 @@ def _culprits(
     span_s: float,
     wait_together: Callable[[Sequence[RankPlace]], bool],
     usual: frozenset[str] = frozenset(),
+    inside: frozenset[Place] = INSIDE,
 ) -> tuple[Culprit, ...]:
     outside = {(each.node, each.rank, each.pid) for each in voted.outside}
     few = len(outside) <= max(1, MAX_OUTSIDE * len(job.ranks)) and len(outside) == len(voted.outside)
@@ -190,7 +211,7 @@ def _culprits(
     if all(places[key].place in WAITS_FOR_PEERS for key in mine):
         idle = all(_uses_no_time(dumps[0][key], dumps[-1][key], span_s) for key in ranks)
         return voted.outside if idle and len(theirs) >= LEAST_UNANIMOUS else ()
-    seen = _Seen(job=job, dumps=dumps, theirs=theirs, since_s=snapshots[0].age_s, span_s=span_s)
+    seen = _Seen(job=job, dumps=dumps, theirs=theirs, since_s=snapshots[0].age_s, span_s=span_s, inside=inside)
     return voted.outside if all(_is_stuck(seen, key) for key in mine) else ()
 
 
@@ -231,7 +252,7 @@ def _is_stuck(seen: _Seen, key: ProcessKey) -> bool:
     place = locate(last)
     by_queue = place.place in (Place.QUEUE, Place.DATALOADER)
     calls = {dump[key].syscall for dump in seen.dumps}
-    waits = calls <= (QUEUE_CALLS if by_queue else LOCK_CALLS) and _is_inside(place.raw)
+    waits = calls <= (QUEUE_CALLS if by_queue else LOCK_CALLS) and _is_inside(place.raw, seen.inside)
     if not waits and not all(_sleeps(dump[key]) for dump in seen.dumps):
         return False
     if not _uses_no_time(first, last, seen.span_s):
@@ -262,10 +283,13 @@ def _key(process: ProcessView) -> ProcessKey:
     return process.node, process.process.pid, process.process.start_ticks
 
 
-def _is_inside(frames: Iterable[Frame]) -> bool:
-    """Whether these frames, outermost included, tell of nothing but a wait inside of the process."""
+def _is_inside(frames: Iterable[Frame], places: frozenset[Place] = INSIDE) -> bool:
+    """Whether these frames, outermost included, tell of nothing but a wait inside of the process; names of functions
+    that tell of work count where they may not tell of a save."""
     frames = tuple(frames)
-    return all(place_of(each.function, each.file) in INSIDE for each in frames) and not is_named_work(frames)
+    if any(place_of(each.function, each.file) not in places for each in frames):
+        return False
+    return places is not INSIDE or not is_named_work(frames)
 
 
 def _talks(frames: Iterable[Frame]) -> bool:

@@ -29,10 +29,11 @@ class LongPhases(LimitSettings, Protocol):
 
 
 def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhases, *, unanswered: bool) -> Limit:
-    """`limit`, or a longer one where the stacks show what takes its time; `unanswered`: see `nobody_answers`."""
+    """`limit`, or a longer one where the stacks show what takes its time; `unanswered`: see `nobody_answers` and
+    `hang_proof.stands_in_a_save`."""
     floor_s, reason = settings.checkpoint_floor, "the stacks show a checkpoint or a transfer"
     if unanswered:
-        floor_s, reason = settings.answer_limit, "a server that was asked sends nothing"
+        floor_s, reason = settings.answer_limit, "of a checkpoint or a transfer in which nothing comes, goes or works"
     if voted.checkpointing and limit.seconds < with_a_step(job, floor_s):
         limit = Limit(seconds=with_a_step(job, floor_s), reason=reason)
     evaluation_s = with_a_step(job, settings.evaluation_floor)

@@ -6,11 +6,11 @@ that they wait. A rank that computes may be right; one that loops over a few lin
 
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent
 step, at least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a
-checkpoint or an upload (5 min if it waits for a server that sends nothing, `answer_limit`), or an evaluation or
-a compilation that is not stuck; 1 h until 5 steps were seen, and after a launcher has started all ranks again.
-A run without a step is reported after 10 min (`stepless_limit`) if
-all ranks but a few wait for others to join, and dumps over 5 min show these stuck inside of their own process, with
-nothing at work: see `who_never_joins`. From half the limit on, stacks of all ranks are taken,
+checkpoint or an upload (5 min, `answer_limit`, if it waits for a server that sends nothing, or in a lock of its own
+with nothing at work that could write), or an evaluation or a compilation that is not stuck; 1 h until 5 steps were
+seen, and after a launcher has started all ranks again. A run without a step is reported after 10 min
+(`stepless_limit`) if all ranks but a few wait for others to join, and dumps over 5 min show these stuck inside of
+their own process, with nothing at work: see `who_never_joins`. From half the limit on, stacks of all ranks are taken,
 several times. Before that limit, from 10 s (`proven_floor`) on, if the hang is proven. Once 50 steps were read, a step
 is late when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of
 them have to show every rank where it was, all but a few in one collective, and the others waiting inside of their own
@@ -39,7 +39,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.hang_proof import Proof, early_stacks, proof_of_hang
+from slurm_watchdog.analysis.hang_proof import Proof, early_stacks, proof_of_hang, stands_in_a_save
 from slurm_watchdog.analysis.held_processes import process_on_storage, rank_on_storage, with_what_holds
 from slurm_watchdog.analysis.job_state import has_ended, has_trained, last_error
 from slurm_watchdog.analysis.lateness import late_after_s
@@ -110,7 +110,8 @@ class CollectiveHang:
     answer_limit: float = span(
         300.0,
         "Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its "
-        "connection. Proxies and load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
+        "connection; or saves, and stands in a lock of its own while nothing works that could write. Proxies and "
+        "load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
         "Acted on after `checkpoint_floor`.",
     )
     busy_limit: float = span(
@@ -167,7 +168,7 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
         return _finding_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
     if voted.checkpointing and has_just_grown(job, limit.seconds):
         return finding.unknown(f"{clock.words}; the files of a checkpoint grow")
-    unanswered = nobody_answers(job, voted)
+    unanswered = nobody_answers(job, voted) or stands_in_a_save(job, voted)
     limit = limit_by_stacks(job, voted, limit, settings, unanswered=unanswered)
     everybody = all_wait(job, voted) and not clock.unread
     finding = _looking_again(finding, voted, (everybody and age_s < busy_limit_s) or unanswered, settings)

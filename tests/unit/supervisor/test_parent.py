@@ -33,7 +33,13 @@ BEGIN = (
         pytest.param("pass", "os.kill(os.getpid(), signal.SIGKILL)", 137, id="killed before a start"),
         pytest.param(BEGIN, "os.kill(os.getpid(), signal.SIGKILL)", 9, id="killed"),
         pytest.param(BEGIN, "os._exit(70)", 9, id="an error of ours"),
-        pytest.param(BEGIN, "work.wait(); command.put(0); return 4", 4, id="over"),
+        pytest.param(BEGIN, "work.wait(); command.clear(work.pid); return 4", 4, id="over"),
+        pytest.param(
+            BEGIN,
+            "command.clear(1); os.kill(os.getpid(), signal.SIGKILL)",
+            9,
+            id="killed after the end of the start before",
+        ),
         pytest.param(f"{BEGIN}; work.wait()", "os.kill(os.getpid(), signal.SIGKILL)", 137, id="killed at the end"),
     ],
 )

@@ -88,7 +88,7 @@ async def restart_step(
         did = "took the order, and did not come to its end" if taken else "did not take the order"
         why = f"the supervisor {did} within {limit_s:.0f} s"
         if died:
-            why = "the supervisor took the order, and died before it started the command again"
+            why = "the supervisor took the order, and died, or was stopped, before it started the command again"
         return answer_shown(decision, known.status) or (OperationOutcome.FAILED, why)
 
     answer = await _until(final, SURELY_LATER_S + SEEN_WITHIN_S, time)
@@ -129,7 +129,7 @@ def _is_taken(decision: Decision, known: Sighting | None) -> bool:
 
 
 def _died_over(decision: Decision, known: Sighting | None) -> bool:
-    """Whether it took the order, and is dead since: its file is read, and is not written any more. It writes that it
+    """Whether it took the order, and is dead or stopped since: its file is read, and not written. It writes that it
     starts the command before it does so: where that is not written, no step of this order runs."""
     return (
         known is not None

@@ -289,7 +289,7 @@ def _is_inside(frames: Iterable[Frame], places: frozenset[Place] = INSIDE) -> bo
     frames = tuple(frames)
     if any(place_of(each.function, each.file) not in places for each in frames):
         return False
-    return places is not INSIDE or not is_named_work(frames)
+    return Place.CHECKPOINT in places or not is_named_work(frames)
 
 
 def _talks(frames: Iterable[Frame]) -> bool:

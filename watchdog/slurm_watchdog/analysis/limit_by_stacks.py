@@ -33,7 +33,10 @@ def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhase
     `hang_proof.stands_in_a_save`."""
     floor_s, reason = settings.checkpoint_floor, "the stacks show a checkpoint or a transfer"
     if unanswered:
-        floor_s, reason = settings.answer_limit, "of a checkpoint or a transfer in which nothing comes, goes or works"
+        floor_s, reason = (
+            settings.answer_limit,
+            "the stacks show a checkpoint or a transfer, in which nothing is at work",
+        )
     if voted.checkpointing and limit.seconds < with_a_step(job, floor_s):
         limit = Limit(seconds=with_a_step(job, floor_s), reason=reason)
     evaluation_s = with_a_step(job, settings.evaluation_floor)

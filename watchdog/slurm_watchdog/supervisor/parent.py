@@ -1,5 +1,5 @@
 """The process that the batch script waits for. Its child supervises the command; where that dies, by a signal or by an
-error of ours, the command becomes a child of this one, which waits for it: the job goes on as if nobody supervised."""
+error of ours, the command becomes a child of this one, which waits for it: the job continues without supervision."""
 
 from __future__ import annotations
 
@@ -27,8 +27,13 @@ class SharedPid:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     def put(self, pid: int) -> None:
-        """The command runs as `pid` now; 0: it has ended, or nobody waits for it any more."""
+        """The command runs as `pid` now; 0: nobody waits for it any more."""
         _COMMAND.pack_into(self._memory, 0, pid)
+
+    def clear(self, pid: int) -> None:
+        """The command that ran as `pid` has ended; a later start of it stays."""
+        if self.get() == pid:
+            self.put(0)
 
     def get(self) -> int:
         """What was put last."""
@@ -63,7 +68,7 @@ def _wait(child: int, command: SharedPid) -> int:
     target = child
 
     def hand_on(number: int, _: object) -> None:
-        with suppress(ProcessLookupError):
+        with suppress(OSError):  # it has ended
             if target == child:
                 os.kill(child, number)
             else:
@@ -77,7 +82,7 @@ def _wait(child: int, command: SharedPid) -> int:
         if pid := command.get():
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             target = pid
-            _say(
+            say(
                 f"slurm-watchdog run: its supervisor has died (exit code {code}); the command continues, and nothing "
                 f"starts it again in this allocation\n"
             )
@@ -94,8 +99,8 @@ def _code_of(pid: int) -> int:
             return code if code >= 0 else 128 - code
 
 
-def _say(text: str) -> None:
-    """By a process of its own: our standard error may be a file that does not answer."""
+def say(text: str) -> None:
+    """On standard error, by a process of its own: it may be a file that does not answer."""
     if os.fork() == 0:
         try:
             os.write(2, text.encode())

@@ -24,7 +24,7 @@ from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.mailbox import misses_agent, read_orders, write_status
-from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, unblock
+from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, say, unblock
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -116,7 +116,7 @@ async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str
         return code
     except Exception:
         if command.get():  # asyncio would kill it: our error costs the supervision, and not the training
-            traceback.print_exc()
+            say(traceback.format_exc())
             os._exit(ERROR_OF_OURS)
         raise
 
@@ -280,7 +280,7 @@ class _Service:
 
     async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:
         code = await process.wait()
-        self._command.put(0)
+        self._command.clear(process.pid)
         code = code if code >= 0 else 128 - code
         # All that belongs to the end is read before it is judged; each has its deadline.
         by_itself = self._run.phase is Phase.RUNNING

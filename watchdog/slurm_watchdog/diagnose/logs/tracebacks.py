@@ -138,7 +138,7 @@ class _Stream:
     weak: bool = False
     ignored: bool = False
     caught: bool = False
-    """Its last line is a logger's, of an error after which the program goes on: a traceback that follows is its."""
+    """Its last line is a logger's, of an error after which the program continues: a traceback that follows is its."""
     frames: int = 0
     relayed: Who | None = None
     """Whose traceback this one is a copy of."""

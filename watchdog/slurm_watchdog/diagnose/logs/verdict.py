@@ -293,7 +293,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     if name in log_table().headers and len(ranks) > 1:
         rank = host = None  # nobody knows what each of them says next
     if name == "dataloader_worker" and _WORKER_KILLED.search(first.text):
-        name = next((error.name for error in alive if error.name == "oom_kill"), name)  # by whom, Slurm says
+        name = next((error.name for error in alive if error.name == "oom_kill"), name)  # Slurm says who killed it
     sources = {error.source for error in roots}
     if rank is None and name in GPU_NAMES:
         rank = who_felt_it(first, alive, case)

@@ -24,12 +24,15 @@ if (: >>"$lock") 2>/dev/null; then
 fi
 
 found=$(slurm-watchdog doctor --node --deadline 20s 2>&1 </dev/null) && exit 0
-say "$(printf '%s\n' "$found" | grep -E '^(CRITICAL|WARNING|UNKNOWN):' | tr '\n' ' ')"
+findings=$(printf '%s\n' "$found" | grep -E '^(CRITICAL|WARNING|UNKNOWN):')
+say "$(printf '%s\n' "${findings:-$found}" | tr '\n' ' ')" # without a finding it is an error, such as of the configuration
 
 if [ -n "$DRAIN_ON" ]; then
     found=$(slurm-watchdog doctor --node --deadline 9s --only "$DRAIN_ON" 2>&1 </dev/null)
     if [ $? -eq 2 ]; then # 2: one of these is critical; 1 and 3 are warnings, and what could not be seen
+        # The first line is the headline. Without a second one it is a broken configuration (2, too): no reason to drain.
         reason=$(printf '%s\n' "$found" | sed -n 's/^CRITICAL: //p' | sed -n 2p)
+        [ -n "$reason" ] || exit 0
         node=${SLURMD_NODENAME:-$(hostname -s)}
         case $(timeout 10 sinfo --noheader --nodes="$node" --format=%T 2>/dev/null) in
         *drain* | *down*) ;; # already, whoever did it

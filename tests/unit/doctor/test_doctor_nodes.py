@@ -28,7 +28,7 @@ from slurm_watchdog.doctor.cluster_rules import (
 )
 from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
-from slurm_watchdog.doctor.node_rules import NODE_RULES, NodeFacts
+from slurm_watchdog.doctor.node_rules import NODE_RULES, RULE_NAMES, NodeFacts, misspelt
 from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
 from tests.builders.cli import job, status
 from tests.builders.identity_door import listening
@@ -285,6 +285,14 @@ def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -
     (found,) = examine_in_time(0.0, "n1", None)
     assert (found.rule, found.level, found.where) == ("deadline", Level.UNKNOWN, "n1")
     assert "it waits in" in found.evidence
+
+
+def test_a_misspelt_finding_is_unknown_and_not_health() -> None:
+    wrong = misspelt(["nvml", "nvlm"])
+    assert wrong is not None
+    assert (wrong.level, wrong.evidence, "nvml" in wrong.add) == (Level.UNKNOWN, "--only nvlm", True)
+    assert exit_code([wrong]) == 3
+    assert misspelt(RULE_NAMES) is None
 
 
 def test_findings_of_the_child_process_are_returned_unchanged() -> None:

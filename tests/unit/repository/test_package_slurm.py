@@ -97,6 +97,14 @@ def test_a_node_that_could_not_be_seen_or_has_only_a_warning_is_not_drained(comm
     assert not [call for call in calls if call.startswith("scontrol")]
 
 
+def test_a_configuration_that_is_refused_drains_no_node_and_is_logged(commands: Path) -> None:
+    """Its code is 2, as that of something critical; it may be on every node at once."""
+    (commands / "found").write_text("/etc/slurm-watchdog/config.yaml:3: agent.intervall: unknown key\n")
+    calls = run("health_check.sh", commands, SLURM_WATCHDOG_DRAIN_ON="nvml")
+    assert not [call for call in calls if call.startswith("scontrol")]
+    assert "agent.intervall: unknown key" in calls[1]
+
+
 def test_looks_that_do_not_end_are_not_heaped_up(commands: Path) -> None:
     with open(commands / "health-check.lock", "w") as before:
         fcntl.flock(before, fcntl.LOCK_EX)

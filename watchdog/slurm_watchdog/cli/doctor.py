@@ -44,7 +44,7 @@ MAX_SCRIPT_BYTES = 4 << 20
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")
 @click.option("--torch", "torch", metavar="X.Y", help="Version of PyTorch, where the script does not name it.")
 @click.option("--deadline", metavar="TIME", help="Answer within TIME (20s), whatever hangs; with --node.")
-@click.option("--only", metavar="RULE,…", help="These findings alone; with --node.")
+@click.option("--only", metavar="RULE,…", help="Only these findings (service, nvml, munge, …); with --node.")
 @operator_options
 def doctor(  # noqa: PLR0913 - click hands each option over by itself
     script: str | None,
@@ -60,7 +60,7 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
     """What is missing for a cluster, a node, a job or a job script (- is standard input) to be protected.
 
     Without an argument: the cluster, from the management node. Each finding is one sentence, what it was seen from,
-    and the line to add. It changes nothing. A hint is no fault: code 0.
+    and the line to add. It changes nothing. A hint alone is code 0.
 
     Exit code 0 nothing is missing, 1 warning, 2 critical, 3 unknown (something that matters could not be seen).
 
@@ -97,8 +97,13 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
 
 def _only(names: str | None, found: Sequence[Advice]) -> Sequence[Advice]:
     """The findings of these rules, and that the look was not finished: a node of which nothing is known is not well."""
-    wanted = {"deadline", *(names or "").split(",")}
-    return found if names is None else [each for each in found if each.rule in wanted]
+    if names is None:
+        return found
+    from slurm_watchdog.doctor.node_rules import misspelt
+
+    wanted = [name.strip() for name in names.split(",")]
+    wrong = misspelt(wanted)
+    return [each for each in found if each.rule in ("deadline", *wanted)] + ([] if wrong is None else [wrong])
 
 
 def _node(config: Config, node: str, deadline: str | None, config_file: str | None) -> Sequence[Advice]:

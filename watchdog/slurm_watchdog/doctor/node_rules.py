@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -213,6 +213,21 @@ CHECKS: tuple[Check[NodeFacts], ...] = (
           lambda f: f"Another program has the port of the {f.service}.", lambda f: f"{f.port}: {f.port_holder}",
           lambda f: f"{'agent.metrics_listen' if _is_agents(f) else 'controller.listen'}: a free one"),
 )  # fmt: skip
+
+
+RULE_NAMES = tuple(dict.fromkeys(check.rule for check in CHECKS))
+"""What `doctor --only` may name."""
+
+
+def misspelt(names: Iterable[str]) -> Advice | None:
+    """The finding about names of findings that do not exist: waiting for them in vain looks like health."""
+    unknown = [name for name in names if name not in RULE_NAMES]
+    if not unknown:
+        return None
+    return Advice(
+        rule="only", level=Level.UNKNOWN, sentence="Findings are asked for that do not exist, so nothing can be found.",
+        evidence=f"--only {','.join(unknown)}", add=f"of: {' '.join(RULE_NAMES)}",
+    )  # fmt: skip
 
 
 def _on_this_node(facts: NodeFacts) -> Iterator[Advice]:

@@ -193,6 +193,54 @@ def test_a_missing_file_is_one_problem(tmp_path: Path) -> None:
         load_config(str(tmp_path / "latin1.yaml"))
 
 
+@pytest.mark.parametrize(
+    ("text", "line", "words"),
+    [
+        ("mode: observe\nagent: &a [*a]\n", None, "nested too deeply"),
+        ("agent: " + "[" * 5000, None, "nested too deeply"),
+        ("a: &a [x, x]\n" + "".join(f"k{i}: &{b} [*{a}, *{a}]\n" for i, (a, b) in enumerate(pairwise("abcdefghijklmnopqrstuvwxyz"))),
+         None, "aliases"),
+        ("mode: observe\ncluster_name: 2026-99-99\n", 2, "2026-99-99 is no timestamp that exists"),
+        ("mode: observe\nagent:\n  interval: !!int five\n", 3, "five is no int that exists"),
+        (f"policy:\n  budget: {'9' * 5000}\n", 2, "is no int that exists"),
+        ("mode: observe\ncluster_name: 'a\x00b'\n", 2, "the character #x0000 is not allowed"),
+    ],
+)  # fmt: skip
+def test_yaml_that_cannot_be_read_as_values_is_one_problem(text: str, line: int | None, words: str) -> None:
+    ((found, path, message),) = problems(text)
+    assert (found, path, words in message) == (line, "", True), message
+
+
+def test_an_alias_that_is_used_twice_is_fine() -> None:
+    config = parse_config("policy:\n  kinds:\n    slow_node: &a {mode: act, ladder: [kill_switch, requeue]}\n"
+                          "    gpu_clock_low: *a\n")  # fmt: skip
+    assert config.policy.kinds["gpu_clock_low"] == config.policy.kinds["slow_node"]
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("agent: {interval: %sd}", "36500d at most"),
+        ("agent: {spool_bytes: %sGiB}", "a size is"),
+        ("policy: {attempts: %s}", "less than or equal"),
+    ],
+)
+def test_a_number_beyond_all_use_is_refused(line: str, words: str) -> None:
+    for digits in (30, 400):
+        assert words in problems(line % ("9" * digits))[0][2]
+
+
+@pytest.mark.parametrize("value", [".nan", ".inf"])
+def test_nan_and_infinity_are_no_values(value: str) -> None:
+    assert problems(f"policy: {{budget_percent: {value}}}")[0][1] == "policy.budget_percent"
+    assert problems(f"detectors: {{collective_hang: {{factor: {value}}}}}")[0][1] == "detectors.collective_hang.factor"
+
+
+def test_a_file_that_is_too_large_is_refused_without_being_read_whole() -> None:
+    with pytest.raises(ConfigError, match="larger than 1 MiB"):
+        load_config("/dev/zero")
+
+
 # ------------------------------------------------------------------------------------------ cross checks
 
 

@@ -19,21 +19,26 @@ from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
     "config_file",
     metavar="F",
     type=click.Path(exists=True, dir_okay=False),
-    help="Thresholds, detectors, Slack, as for the services; places are this command's own.",
+    help="Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.",
 )
 @click.option(
     "--directory",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Seen by all nodes. [default: ~/.slurm-watchdog/JOBID]",
+    help="Directory that all nodes see. [default: ~/.slurm-watchdog/JOBID]",
 )
 @click.option(
     "--listen",
     metavar="HOST:PORT",
     default="",
-    help="Where the nodes reach this machine. [default: found out; a free port]",
+    help="Address of this machine that the nodes reach. [default: found by itself; a free port]",
 )
-@click.option("--page", metavar="HOST:PORT", default="", help="Serve the page there: 127.0.0.1:9767.")
+@click.option(
+    "--page",
+    metavar="HOST:PORT",
+    default="",
+    help="Serve the page on this address, such as 127.0.0.1:9767. [default: no page]",
+)
 @click.option(
     "--kill-switch",
     metavar="PATH",
@@ -43,11 +48,12 @@ from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
 @click.argument("job_id", metavar="JOBID")
 def attach(act: bool, config_file: str | None, directory: str | None, listen: str, page: str, kill_switch: str,
     job_id: str) -> None:  # fmt: skip
-    """Watches the job JOBID of yours: agents as a step inside of it (srun --overlap), the controller here,
-    until it is over.
+    """Watches your job JOBID until it is over: agents run as a step inside of it (srun --overlap), the
+    controller runs here.
 
     It follows the job through requeues. This program has to be installed where all nodes of the job see it
-    (below your home directory, as a rule). Ctrl-C ends the watching, and leaves the job alone.
+    (below your home directory, as a rule). Ctrl-C ends the watching, and leaves the job
+    alone. Exit code 0 when the job is over, 1 if there is no such job (any more), 2 if it cannot be watched.
 
     \b
     Examples:
@@ -69,8 +75,9 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
         from slurm_watchdog.standalone import attach as service
     from slurm_watchdog.identity.secret_files import IdentityError
     from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+    from slurm_watchdog.standalone.own_runs import home_directory
 
-    place = Path(directory) if directory else Path.home() / ".slurm-watchdog" / job_id
+    place = Path(directory) if directory else home_directory() / ".slurm-watchdog" / job_id
     log_setup.set_up("WARNING", for_person=True)
     try:
         code = service.run(

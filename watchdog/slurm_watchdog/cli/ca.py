@@ -36,7 +36,7 @@ NUMBER_RANGE: Final = re.compile(r"([0-9]{1,18})-([0-9]{1,18})")
 
 def common_options(command: F) -> F:
     """`--directory` and `--json`."""
-    guard = "Where the authority lies. Guard it: who has ca.key can be any node."
+    guard = "Directory of the authority. Protect it: with ca.key anyone can pose as any node."
     return click.option("--directory", metavar="DIR", default=DIRECTORY, show_default=True, help=guard)(
         json_option(command)
     )
@@ -49,16 +49,16 @@ def days_option(days: int, whose: str) -> Callable[[F], F]:
         type=click.IntRange(1, MAX_DAYS),
         default=days,
         show_default=True,
-        help=f"How long {whose} good.",
+        help=f"How long {whose} valid.",
     )
 
 
 @click.group(short_help="Certificates for nodes and controller, for sites without an authority.")
 def ca() -> None:
-    """Certificates, by which nodes and controller prove who they are (security.tls_directory). Needs the
+    """Certificates with which nodes and controller prove who they are (security.tls_directory). Needs the
     program openssl.
 
-    Run it where the authority is kept, best on the management node. Each certificate comes as a folder of
+    Run it where the authority is kept, preferably on the management node. Each certificate comes as a folder of
     three files, ca.crt, a certificate and its key, to be copied to that machine's security.tls_directory; the
     key belongs to the service's user, mode 600.
 
@@ -68,16 +68,16 @@ def ca() -> None:
       slurm-watchdog ca issue --controller mgmt.cluster.example.org
       slurm-watchdog ca issue 'node[001-064]'
       slurm-watchdog ca list
-      slurm-watchdog ca renew                 what ends within 30 days
+      slurm-watchdog ca renew                 what expires within 30 days
     """
 
 
 @ca.command()
-@click.option("--name", default="slurm-watchdog", show_default=True, help="What the authority is called.")
+@click.option("--name", default="slurm-watchdog", show_default=True, help="Name of the authority.")
 @days_option(AUTHORITY_DAYS, "the authority is")
 @common_options
 def init(name: str, days: int, directory: str, as_json: bool) -> None:
-    """Makes the authority: ca.crt, which everybody may have, and ca.key, which nobody may.
+    """Creates the authority: ca.crt, which is public, and ca.key, which has to stay secret.
 
     \b
     Examples:
@@ -91,12 +91,9 @@ def init(name: str, days: int, directory: str, as_json: bool) -> None:
     if as_json:
         print_json({"directory": directory, "name": name, "not_after": iso(made.not_after)})
         return
+    sentence(f"The authority {name} is in {directory} and valid until {certificate_authority.date_of(made.not_after)}.")
     sentence(
-        f"The authority {name} lies in {directory} and is good until {certificate_authority.date_of(made.not_after)}."
-    )
-    sentence(
-        f"Keep {directory}/ca.key to yourself, and a copy of it elsewhere. Next: slurm-watchdog ca issue "
-        "--controller HOST"
+        f"Keep {directory}/ca.key secret, and a copy of it elsewhere. Next: slurm-watchdog ca issue --controller HOST"
     )
 
 
@@ -123,7 +120,7 @@ def issue(
     directory: str,
     as_json: bool,
 ) -> None:
-    """Makes certificates, new ones where there were some: of NODES (node sets, as Slurm names them), a
+    """Issues certificates (in place of earlier ones) for NODES (node sets, as Slurm writes them), a
     controller, or clients.
 
     \b
@@ -155,19 +152,19 @@ def issue(
 
 
 @ca.command()
-@click.argument("nodes", nargs=-1, metavar="[BRACKETED_NAMES]...")
+@click.argument("nodes", nargs=-1, metavar="[NAMES]...")
 @click.option(
     "--within",
     "within",
     type=click.IntRange(0, MAX_DAYS),
     default=30,
     show_default=True,
-    help="Those that end in so many days.",
+    help="Those that expire within this many days.",
 )
 @days_option(DEFAULT_DAYS, "each is then")
 @common_options
 def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_json: bool) -> None:
-    """Renews the certificates that end soon, key included; with NAMES these, whenever they end.
+    """Renews the certificates that expire soon, with new keys; with NAMES only these, whenever they expire.
 
     Agents and controller read their files again when they change: no restart.
 
@@ -196,9 +193,9 @@ def renew(nodes: tuple[str, ...], within: int, days: int, directory: str, as_jso
 def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
     """Revokes certificates, such as of a node whose key was stolen: adds them to the list ca.crl.
 
-    Copy the list into the controller's security.tls_directory: it takes it over within seconds, and sends
-    away who is on it. If the controller's own key was stolen, copy it to every node as well: agents take it
-    over within a minute.
+    Copy the list into the controller's security.tls_directory: it is read within seconds, and
+    clients on it are disconnected. If the controller's own key was stolen, copy it to every node as well: agents
+    read it within a minute.
 
     \b
     Examples:
@@ -220,7 +217,8 @@ def revoke(nodes: tuple[str, ...], directory: str, as_json: bool) -> None:
 @ca.command("list")
 @common_options
 def list_(directory: str, as_json: bool) -> None:
-    """What the authority has signed, and when it ends: the next first. Exit code 1 if anything ends within 30 days.
+    """Lists what the authority has signed, the earliest to expire first. Exit code 1 if anything expires within
+    30 days.
 
     \b
     Examples:
@@ -242,7 +240,7 @@ def list_(directory: str, as_json: bool) -> None:
                     "days_left": certificate_authority.days_left(own.not_after, now),
                     "certificates": rows})  # fmt: skip
     else:
-        sentence(f"The authority in {directory} is good until {certificate_authority.date_of(own.not_after)}.")
+        sentence(f"The authority in {directory} is valid until {certificate_authority.date_of(own.not_after)}.")
         print_certificates(issued, now, as_json=False, verb="listed")
     sys.exit(EXIT_FOUND if min(ends) - now < WARN_S else EXIT_FINE)
 
@@ -318,12 +316,14 @@ def print_certificates(issued: list[Issued], now: float, as_json: bool, verb: st
 
 @contextmanager
 def reported_errors(as_json: bool) -> Iterator[None]:
-    """Turns an IdentityError into words and code 2."""
+    """Turns an IdentityError, or what a disk or its rights refuse, into words and code 2."""
+    from slurm_watchdog.base.os_errors import describe
     from slurm_watchdog.identity.secret_files import IdentityError
 
     try:
         yield
-    except IdentityError as error:
+    except (IdentityError, OSError) as failure:
+        error = describe(failure) if isinstance(failure, OSError) else failure
         if as_json:
             print_json({"error": str(error)})
         click.echo(clean(str(error)), err=True)

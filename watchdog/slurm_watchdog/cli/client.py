@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -291,7 +292,7 @@ class Client:
 
     def _explain(self, error: Exception, overdue: bool) -> ClientError:
         own = Path(self.path).parent
-        is_own = self.path != SERVICE_SOCKET and (own / "journal.sqlite").is_file()
+        is_own = self.path != SERVICE_SOCKET and os.path.isfile(own / "journal.sqlite")
         look = _HAS_IT_ENDED.format(own) if is_own else _IS_IT_RUNNING
         if overdue or isinstance(error, TimeoutError):
             return ClientError(
@@ -305,7 +306,8 @@ class Client:
         if isinstance(error, PermissionError):
             return ClientError(
                 f"You may not use the controller's socket {self.path}.",
-                "Ask an administrator to add you to the group of that socket (ls -l shows it), such as slurm-watchdog.",
+                "Ask an administrator to add you to the group of that socket (ls -l shows it), such as "
+                "slurm-watchdog-users.",
             )
         reason = (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
         return ClientError(f"Talking to the controller on {self.path} failed: {reason}.", look)

@@ -67,7 +67,11 @@ def _check_job_id(context: click.Context, parameter: click.Parameter, value: str
 
 
 def _check_job_or_directory(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    return value if os.path.isdir(value) else _check_job_id(context, parameter, value)
+    if os.path.isdir(value):
+        return value
+    if "/" in value:
+        raise click.BadParameter(f"{value!r} is no directory that you may read, and no job id")
+    return _check_job_id(context, parameter, value)
 
 
 job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id, shell_complete=jobs)

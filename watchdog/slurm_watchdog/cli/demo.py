@@ -23,7 +23,7 @@ def demo(keep: bool) -> None:
     about a minute.
 
     It needs root (namespaces), Debian's packages of Slurm, and the source tree of this program: the cluster
-    is no part of what is installed. Everything is taken down again.
+    is not part of what is installed. Everything is taken down again.
 
     \b
     Examples:

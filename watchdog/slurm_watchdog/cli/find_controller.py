@@ -12,12 +12,19 @@ import click
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import EXIT_USAGE, find_socket, open_client, service_paths
 from slurm_watchdog.cli.terminal import clean, moment
-from slurm_watchdog.standalone.own_runs import OwnRun, ended_runs, is_absent, running_runs, state_home
+from slurm_watchdog.standalone.own_runs import (
+    OwnRun,
+    ended_runs,
+    home_directory,
+    is_absent,
+    running_runs,
+    state_home,
+)
 
 
 def own_place() -> Path:
     """Where the user's own runs are written down."""
-    return state_home(Path.home(), os.environ)
+    return state_home(home_directory(), os.environ)
 
 
 def own_instead(socket_path: str | None, config_file: str | None) -> list[OwnRun]:

@@ -35,7 +35,10 @@ def diagnose_dumps(directory: Path, *, as_json: bool) -> None:
 
     limit_address_space(MEMORY_BYTES)
     gc.disable()  # what dumps hold is no cycle, and walking over it again and again takes most of the time
-    records, problems, written = _read(directory)
+    try:
+        records, problems, written = _read(directory)
+    except OSError as error:
+        fail(ClientError(f"{directory} can't be read: {error.strerror or error}."), as_json, EXIT_UNKNOWN)
     if not records:
         why = f": {problems[0]}" if problems else ""
         nothing = f"{directory} has no dump of the Flight Recorder that could be read{why}"

@@ -13,6 +13,7 @@ from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_USAGE,
+    FiniteRange,
     json_option,
     knowledge_option,
     print_json,
@@ -39,11 +40,11 @@ GROUPS_SHOWN: Final = 40
 )
 @click.option(
     "--since-last-step",
-    type=click.FloatRange(0),
+    type=FiniteRange(0),
     metavar="S",
     help="Seconds since the last step when the stacks were taken.",
 )
-@click.option("--typical-step", type=click.FloatRange(0), metavar="S", help="Seconds that a step takes.")
+@click.option("--typical-step", type=FiniteRange(0), metavar="S", help="Seconds that a step takes.")
 @click.option(
     "--topology",
     metavar="SIZES",

@@ -39,9 +39,30 @@ COLUMN_PRIORITY = [
 """The order in which a narrow terminal leaves room for them."""
 
 
+def _known_kinds(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    """The kinds, if all are: a misspelt one has no incidents, which looks like health. Raises click.BadParameter."""
+    if value:
+        from difflib import get_close_matches
+
+        from slurm_watchdog.detect.registry import KINDS
+
+        for each in value:
+            if each not in KINDS:
+                near = get_close_matches(each, KINDS, n=1)
+                meant = f"; did you mean {near[0]}?" if near else f"; known are: {', '.join(KINDS)}"
+                raise click.BadParameter(f"{each!r} is no kind of incident{meant}")
+    return value
+
+
 @click.command()
 @click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job.")
-@click.option("--kind", metavar="KIND", multiple=True, help="Only this kind (collective_hang, …); may be repeated.")
+@click.option(
+    "--kind",
+    metavar="KIND",
+    multiple=True,
+    callback=_known_kinds,
+    help="Only this kind (collective_hang, …); may be repeated.",
+)
 @click.option(
     "--state",
     type=click.Choice(["pending", "firing", "resolved", "explained"]),

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import io
+import os
+import sys
+from contextlib import suppress
+from typing import Any, Final
+
 import click
 
 from slurm_watchdog import __version__
@@ -21,6 +28,7 @@ from slurm_watchdog.cli.helper import helper
 from slurm_watchdog.cli.incidents import incidents
 from slurm_watchdog.cli.nodes import nodes
 from slurm_watchdog.cli.notify import notify
+from slurm_watchdog.cli.options import EXIT_UNKNOWN
 from slurm_watchdog.cli.pause import pause
 from slurm_watchdog.cli.replay import replay
 from slurm_watchdog.cli.report import report
@@ -34,8 +42,40 @@ from slurm_watchdog.cli.status import status
 from slurm_watchdog.cli.story import story
 from slurm_watchdog.cli.test_nodes import test_nodes
 
+OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""What a full or broken disk answers to what is written into a file that is open already."""
+
+
+class Program(click.Group):
+    """The commands, and what holds for the output of each."""
+
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        """As click's. A character that the terminal's encoding lacks is printed as `?`; output that cannot be written
+        ends with a sentence and code 3."""
+        _open_streams()
+        try:
+            return super().main(*args, **kwargs)
+        except OSError as error:
+            if error.errno not in OUTPUT_ERRORS or error.filename is not None:
+                raise
+            click.echo(f"The output cannot be written: {error.strerror}.", err=True)
+            with suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
+            sys.exit(EXIT_UNKNOWN)
+
+
+def _open_streams() -> None:
+    """Standard streams that print every character; one that was closed (`>&-`) is /dev/null, and not None."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115 - as long as the process
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
 
 @click.group(
+    cls=Program,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 fine, 1 something found, 2 wrong usage or configuration, 3 unknown (the controller gave no "
     "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",

@@ -25,7 +25,7 @@ HISTORY_WANTED = [HISTORY.index(name) for name in ("WHEN", "WHAT", "WEIGHT", "IN
 @click.command()
 @click.argument("node", required=False, shell_complete=complete.nodes)
 @click.option(
-    "--mended", metavar="WHY", help="Say that NODE is mended, and how: what was before counts no longer. For operators."
+    "--mended", metavar="WHY", help="Mark NODE as mended, and say how: earlier events no longer count. For operators."
 )
 @operator_options
 def nodes(
@@ -33,8 +33,8 @@ def nodes(
 ) -> None:
     """Nodes by suspicion: what each did before, with dates, jobs and incidents. With NODE: its whole history.
 
-    Each event weighs by its kind and its age (half after 28 days); a bad node repeats itself in one part. Exit code 1
-    while a node is suspect.
+    The weight of an event depends on its kind and its age (half after 28 days); a bad node fails in the same part
+    again. Exit code 1 while a node (with NODE: this one) is suspect.
 
     \b
     Examples:
@@ -73,10 +73,10 @@ def _show_one(client: Client, node: str, as_json: bool) -> NoReturn:
 
 def _print_table(found: NodeTable) -> None:
     if not found.nodes:
-        sentence("Nothing is remembered against any node.")
+        sentence("No event is known of any node.")
         return
     suspects = f"{found.suspects or 'none'} of them suspect (from {found.suspect_from:g} on)"
-    sentence(f"{count(found.known, 'node')} with a past, {suspects}.")
+    sentence(f"{count(found.known, 'node')} with events, {suspects}.")
     now = clock.wall()
     rows = [
         (
@@ -94,7 +94,7 @@ def _print_table(found: NodeTable) -> None:
 
 def _print_history(found: NodeHistory) -> None:
     if not found.history:
-        sentence(f"Nothing is remembered of {found.node}.")
+        sentence(f"No event is known of {found.node}.")
         return
     verdict = "suspect" if found.suspect else "not suspect"
     sentence(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import sys
@@ -34,6 +35,16 @@ DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 
 
 NODE_SET: Final = re.compile(r"[\w.\-\[\],]+", re.ASCII)
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range: `nan` and `inf`, which Python reads as numbers, are none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a number.", param, ctx)
+        return number
 
 
 def json_option(command: F, text: str = "For programs: one JSON document.") -> F:
@@ -84,7 +95,7 @@ def default_config_option(command: F) -> F:
 
 def service_options(command: F) -> F:
     """`--config` and `--once` of the two services."""
-    command = click.option("--once", is_flag=True, help="Look once, say what was seen, and end.")(command)
+    command = click.option("--once", is_flag=True, help="Look once, print what was seen, and exit.")(command)
     return default_config_option(command)
 
 
@@ -98,7 +109,7 @@ def operator_options(command: F) -> F:
         metavar="PATH",
         type=click.Path(),
         envvar="SLURM_WATCHDOG_SOCKET",
-        help="Socket of the controller, or munge://HOST:PORT of one on another machine, of two with a comma between "
+        help="Socket of the controller, or munge://HOST:PORT of one on another machine; of two, with a comma between "
         "them. [default: "
         "$SLURM_WATCHDOG_SOCKET, else what the configuration says, else "
         f"{DEFAULT_SOCKET}]",
@@ -114,7 +125,7 @@ def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
     except ConfigError as error:
         for line in error.lines():
             click.echo(clean(line), err=True)
-        click.echo("Nothing was started. Correct the file, then: slurm-watchdog check-config FILE", err=True)
+        click.echo(f"Nothing was done. Correct it, then: slurm-watchdog check-config {clean(config_file)}", err=True)
         sys.exit(EXIT_USAGE)
 
 
@@ -225,10 +236,14 @@ def expand_nodes(context: click.Context, parameter: click.Parameter, value: tupl
     """A callback of an option: the names in `n7` and `n[1-3,7]`. Raises click.BadParameter."""
     from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
+    from slurm_watchdog.slurm.node_names import MAX_NODES, node_count
+
     nodes: list[str] = []
     for each in value:
         if not NODE_SET.fullmatch(each):
             raise click.BadParameter(f"{each!r} names no nodes; n7 and n[1-3,7] do")
+        if node_count(each) > MAX_NODES:  # to write them out would take minutes, and the memory
+            raise click.BadParameter(f"{each!r} are too many nodes at once: {MAX_NODES} at most")
         try:
             nodes.extend(str(node) for node in NodeSet(each, resolver=RESOLVER_NOGROUP))
         except NodeSetException as error:

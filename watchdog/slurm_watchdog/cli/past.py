@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sqlite3
 import tempfile
@@ -29,11 +30,18 @@ Answer = tuple[int, str, bytes]
 
 def journal_file(given: str) -> Path:
     """The journal that is meant: a file, or the directory of a `run` or `attach` that has one. Raises ClientError."""
-    path = Path(given).expanduser()
-    file = path / JOURNAL if path.is_dir() else path
-    if not file.is_file():
+    path = Path(os.path.expanduser(given))
+    file = path / JOURNAL if os.path.isdir(path) else path
+    try:
+        is_empty = os.stat(file).st_size == 0
+    except OSError as error:
         raise ClientError(
-            f"There is no journal at {file}.",
+            f"The journal {file} cannot be read: {error.strerror}.",
+            "Give the directory of a `run` or `attach`, or its journal.sqlite.",
+        ) from error
+    if is_empty or not os.path.isfile(file):
+        raise ClientError(
+            f"{file} is {'empty' if is_empty else 'no file'}: it is no journal.",
             "Give the directory of a `run` or `attach`, or its journal.sqlite.",
         )
     return file
@@ -42,7 +50,11 @@ def journal_file(given: str) -> Path:
 def client_of_journal(given: str) -> Client:
     """A client that is answered from a journal; what needs a controller is refused. Raises ClientError."""
     file = journal_file(given)
-    copy = tempfile.TemporaryDirectory(prefix="slurm-watchdog-")
+    try:
+        copy = tempfile.TemporaryDirectory(prefix="slurm-watchdog-")
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ClientError(f"There is no place to copy the journal {file} to: {reason}.", "Set TMPDIR.") from error
     try:
         journal = _open_copy(file, Path(copy.name) / JOURNAL)
     except BaseException:

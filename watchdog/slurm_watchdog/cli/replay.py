@@ -41,9 +41,9 @@ trace's own start."""
 @knowledge_option
 @partial(json_option, text="For programs: one JSON document, as `incidents --json`.")
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
-    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and tells what would
-    have been found and done. It asks nobody and acts on nothing. Exit code 0 nothing found, 1 something
-    found, 2 a trace can't be read.
+    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and prints what would
+    have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
+    0 nothing found, 1 something found, 2 a trace can't be read.
 
     \b
     Examples:

@@ -63,7 +63,7 @@ class Options:
     type=click.IntRange(0),
     default=0,
     metavar="S",
-    help="In a job: nodes of it that wait for one to fail. [$SLURM_WATCHDOG_SPARES]",
+    help="In a job: nodes of it that wait as spares, for one that fails. [$SLURM_WATCHDOG_SPARES]",
 )
 @click.option(
     "--preflight",
@@ -74,7 +74,9 @@ class Options:
     help="In a job: shell command for each node before a start; one where it fails is left out. "
     "[$SLURM_WATCHDOG_PREFLIGHT]",
 )
-@click.option("--alone", is_flag=True, help="In a job: with agent and controller of its own, also beside the site's.")
+@click.option(
+    "--alone", is_flag=True, help="In a job: use an agent and a controller of its own, also beside the site's."
+)
 @click.option(
     "--checkpoint-dir",
     "checkpoints",
@@ -83,12 +85,12 @@ class Options:
     type=click.Path(file_okay=False),
     help="Where the command saves, if its own options do not say so. May be given several times.",
 )
-@config_option("Thresholds, detectors, Slack, as for the services; places are this run's own.")
+@config_option("Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.")
 @click.option(
     "--directory",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="For the log, the journal and the kill switch. [default: below ~/.local/state/slurm-watchdog]",
+    help="Directory of this run's log, journal and kill switch. [default: below ~/.local/state/slurm-watchdog]",
 )
 @click.option("--no-page", is_flag=True, help="Serve no page.")
 @click.option("--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR/output.log.")
@@ -97,11 +99,11 @@ def run(**given: Any) -> None:
     """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
 
     COMMAND has to continue from its newest checkpoint by itself. Exit code: that of COMMAND's last run,
-    128 + N if signal N ended it.
+    128 + N if signal N ended it; 2 if it could not be started.
 
     In a batch script, on a node with the site's watchdog, that one watches: it orders a restart in the same
     allocation, without the nodes that are to blame, on spares (sbatch --nodes=N+S --no-kill). Before each
-    start the nodes are looked at.
+    start the nodes are checked.
 
     Elsewhere COMMAND is watched as a cluster's job is: the same detectors, incidents, page. It finds in
     $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit. What it
@@ -184,8 +186,10 @@ def _run_alone(
     with controller_packages():
         from slurm_watchdog.journal.journal import JournalError
         from slurm_watchdog.standalone import run as service
+    from slurm_watchdog.standalone.own_runs import home_directory
+
     base = load_or_exit(asked.config_file) if asked.config_file else Config()
-    place = Path(asked.directory) if asked.directory else service.directory_for(Path.home(), words, os.environ)
+    place = Path(asked.directory) if asked.directory else service.directory_for(home_directory(), words, os.environ)
     wanted = service.RunRequest(
         command=words,
         directory=place.absolute(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from slurm_watchdog.cli.input_progress import reading
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, versioned
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE, print_json
 from slurm_watchdog.cli.terminal import clean, count, sentence, table
 
 if TYPE_CHECKING:
@@ -37,7 +36,7 @@ def scan_kernel(paths: Sequence[str], as_json: bool) -> int:
             found.append((path, verdict))
     if as_json:
         lines = [_json(path, each) for path, verdict in found for each in verdict.lines]
-        click.echo(json.dumps(versioned({"lines": lines}), ensure_ascii=False))
+        print_json({"lines": lines})
     else:
         for path, verdict in found:
             _print(path, verdict)

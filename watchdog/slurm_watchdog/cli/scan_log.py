@@ -48,7 +48,7 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
 @json_option
 def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool) -> None:
     """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and
-    says how far the run came, what it died of, who failed first, and what only followed. Files of one job
+    says how far the run came, what ended it, which rank failed first, and what only followed. Files of one job
     (standard output and error, one a rank or node) are judged together. It needs no Slurm, no configuration
     and no root.
 
@@ -162,18 +162,15 @@ def _written_at(path: str) -> float | None:
 
     try:
         local = datetime.fromtimestamp(os.stat(path).st_mtime)  # noqa: DTZ006 - logs write local time
-    except OSError:
+    except (OSError, ValueError, OverflowError):  # no such file, or a date that is none
         return None
     return local.replace(tzinfo=UTC).timestamp()
 
 
 def _print(judged: RunReport) -> None:
     rows = judged.rows()
-    name = (
-        rows[0]["path"]
-        if len(rows) == 1
-        else f"{rows[0]['path']} and {count(len(rows) - 1, 'more file')} of the same job"
-    )
+    first = "standard input" if rows[0]["path"] == "-" else rows[0]["path"]
+    name = first if len(rows) == 1 else f"{first} and {count(len(rows) - 1, 'more file')} of the same job"
     verdict = judged.verdict
     if verdict is None:
         sentence(f"{name}: {_healthy_words(rows)}", "green")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import Silence, Silences
@@ -23,15 +24,15 @@ def silence_words(each: Silence) -> str:
     return clean(f"{each.what}, {verb} by {each.by}{until}{why} ({each.id})")
 
 
-@click.command(short_help="Says that you look after an incident.")
+@click.command(short_help="Says that you have taken over an incident.")
 @click.argument("incident_id", metavar="ID", shell_complete=complete.incidents)
 @click.argument("reason", default="")
 @operator_options
 def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
-    """Says that you look after an incident: its further messages mention nobody, its alert pages nobody.
+    """Says that you have taken over an incident: its further messages mention nobody, its alert pages nobody.
 
     It holds until the incident is over, or `slurm-watchdog silence --end ID`, and is shown by `status`, `explain` and
-    the page, and said in Slack. Nothing changes in what the watchdog does: `pause` stops actions.
+    the page, and announced in Slack. Nothing changes in what the watchdog does: `pause` stops actions.
 
     \b
     Example:
@@ -45,13 +46,13 @@ def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str
 
 @click.command(short_help="No messages about a kind, a job or a node, for a while.")
 @click.option("--for", "for_s", default=DEFAULT_FOR, show_default=True, metavar="TIME", callback=seconds_of,
-              help="For so long, at most 30d.")  # fmt: skip
+              help="How long, at most 30d.")  # fmt: skip
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Incidents of this kind; may be repeated.")
 @click.option("--job", "jobs", multiple=True, metavar="J", shell_complete=complete.jobs,
               help="Incidents of this job alone, or of this array; may be repeated.")  # fmt: skip
 @click.option("--node", "nodes", multiple=True, metavar="NODE", shell_complete=complete.nodes, callback=expand_nodes,
               help="Incidents that name this node and no other, or n[1-3]; may be repeated.")  # fmt: skip
-@click.option("--reason", default="", metavar="TEXT", help="Shown with it everywhere.")
+@click.option("--reason", default="", metavar="TEXT", help="Shown wherever the silence is shown.")
 @click.option("--end", "end_id", metavar="ID", help="End a silence, or take an acknowledgement back.")
 @operator_options
 def silence(  # noqa: PLR0913 - click hands each option over by itself
@@ -66,10 +67,11 @@ def silence(  # noqa: PLR0913 - click hands each option over by itself
     as_json: bool,
 ) -> None:
     """No messages and no alerts for a while about incidents of a kind, a job or a node; several options have to match
-    together. Without any of them it lists what holds.
+    together. Without any of them it lists the silences in effect.
 
-    It hides nothing that is also about something else, and changes nothing in what the watchdog judges, shows and does:
-    `pause` stops actions. What still fires when it ends is announced then. It outlasts restarts of the controller.
+    It does not hide an incident that is also about something else, and does not change what the watchdog judges,
+    shows and does: `pause` stops actions. What still fires when it ends is announced then. It outlasts restarts of
+    the controller.
 
     \b
     Examples:
@@ -79,6 +81,9 @@ def silence(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog silence --end 3f2a9c11
     """
     selectors = {"kinds": list(kinds), "jobs": list(jobs), "nodes": nodes}
+    given = click.get_current_context().get_parameter_source
+    if end_id is None and not any(selectors.values()) and (reason or given("for_s") is ParameterSource.COMMANDLINE):
+        raise click.UsageError("name what to silence: --kind, --job or --node")
     client = choose(socket_path, config_file)
     with reported_errors(as_json):
         if end_id is not None:

@@ -23,7 +23,14 @@ from slurm_watchdog.cli.api_types import (
 )
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose, describe, own_instead
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, operator_options, print_json, reported_errors, versioned
+from slurm_watchdog.cli.options import (
+    EXIT_UNKNOWN,
+    FiniteRange,
+    operator_options,
+    print_json,
+    reported_errors,
+    versioned,
+)
 from slurm_watchdog.cli.silence import silence_words
 from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, shown, table
 
@@ -65,7 +72,7 @@ NO_STATUS: Final = Status(
 @click.option(
     "--every",
     "every_s",
-    type=click.FloatRange(0.2, 3600.0),
+    type=FiniteRange(0.2, 3600.0),
     default=2.0,
     show_default=True,
     metavar="SECONDS",
@@ -83,7 +90,7 @@ def status(
     it, again and again; with --json one document a line.
 
     From another machine: `--socket munge://HOST:PORT`, or $SLURM_WATCHDOG_SOCKET, where the site has set
-    controller.user_listen. There everybody is shown his own jobs alone.
+    controller.user_listen. There users are shown only their own jobs.
 
     Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`:
     several are shown one after the other (with --json: a list).

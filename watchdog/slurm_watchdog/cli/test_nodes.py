@@ -22,6 +22,7 @@ from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     EXIT_USAGE,
+    FiniteRange,
     config_option,
     json_option,
     load_or_exit,
@@ -70,7 +71,7 @@ class Options:
 
 @click.command(short_help="Measure nodes and the links between them; name the slow one.")
 @click.argument("nodes", nargs=-1, metavar="[NODES]…", shell_complete=complete.nodes)
-@click.option("--idle", is_flag=True, help="Nodes that are idle, of all or of those given.")
+@click.option("--idle", is_flag=True, help="Only idle nodes: of those given, or of all.")
 @click.option("--partition", metavar="P", help="Nodes of this partition, in which the jobs are submitted, too.")
 @click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="The nodes of job J, after its end.")
 @click.option(
@@ -78,23 +79,40 @@ class Options:
     is_flag=True,
     help="Nodes that slurm-watchdog drained or reserved, as an administrator; of NODES also idle ones, as peers.",
 )
-@click.option("--only", metavar="PART,…", help="Of: cpu memory disk mount gpu site_check network. [default: all]")
-@click.option("--seconds", type=click.FloatRange(0.2, 60), default=2.0, show_default=True, help="Of each figure.")
 @click.option(
-    "--at-once", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="K", help="Jobs at once."
+    "--only",
+    metavar="PART,…",
+    help="Only these parts, of: cpu memory disk mount gpu site_check network. [default: all]",
 )
-@click.option("--wait", metavar="TIME", default="10min", show_default=True, help="For the nodes of a job to be free.")
-@click.option("--account", metavar="A", help="For the jobs.")
-@click.option("--reservation", metavar="R", help="For the jobs.")
+@click.option("--seconds", type=FiniteRange(0.2, 60), default=2.0, show_default=True, help="Time for each measurement.")
+@click.option(
+    "--at-once",
+    type=click.IntRange(1, 1000),
+    default=8,
+    show_default=True,
+    metavar="K",
+    help="Test jobs that run at the same time.",
+)
+@click.option(
+    "--wait",
+    metavar="TIME",
+    default="10min",
+    show_default=True,
+    help="How long to wait for the nodes of a job to be free.",
+)
+@click.option("--account", metavar="A", help="Account of the test jobs.")
+@click.option("--reservation", metavar="R", help="Reservation of the test jobs.")
 @click.option(
     "--directory",
     metavar="DIR",
     type=click.Path(file_okay=False, exists=True),
-    help="Shared by all nodes: then tests are batch jobs that write there. [default: a salloc each]",
+    help="Directory that all nodes share: tests are then batch jobs that write there. [default: a salloc for each]",
 )
 @click.option("--local", metavar="DIR", multiple=True, help="A local disk to measure. [default: /tmp]")
 @click.option("--shared", metavar="DIR", multiple=True, help="A shared filesystem to measure.")
-@click.option("--interface", metavar="IF", help="Of the fabric. [default: the one of the nodes' addresses]")
+@click.option(
+    "--interface", metavar="IF", help="Network interface of the fabric. [default: the one of the nodes' addresses]"
+)
 @click.option("--no-second-look", is_flag=True, help="Report what looks bad at once, without a second measurement.")
 @click.option("--named", default="", hidden=True, help="By the controller: reservation, and mark of the jobs.")
 @click.option("--limit", type=float, hidden=True, metavar="SECONDS", help="By the controller: then all is cancelled.")
@@ -208,7 +226,7 @@ async def _choose_and_test(asked: Options, config: Config, wanted: Wanted) -> tu
     from slurm_watchdog.slurm.commands import Commands
     from slurm_watchdog.slurm.factory import make_client
     from slurm_watchdog.slurm.reservation import Reservations
-    from slurm_watchdog.standalone.own_runs import state_home
+    from slurm_watchdog.standalone.own_runs import home_directory, state_home
 
     task = asyncio.current_task()
     assert task is not None
@@ -218,7 +236,7 @@ async def _choose_and_test(asked: Options, config: Config, wanted: Wanted) -> tu
                   again=not asked.no_second_look)  # fmt: skip
     client = make_client("command_line", bin_directory=config.slurm.bin_directory)
     commands = Commands(config.slurm.bin_directory, os.environ)
-    place, cluster = state_home(Path.home(), os.environ), config.cluster_name
+    place, cluster = state_home(home_directory(), os.environ), config.cluster_name
     reservations = Reservations(commands, _user())
     if not asked.named:
         await out_of_service.put_back_what_was_left(client, reservations, place, _say)

@@ -56,8 +56,8 @@ class Agent(Section):
     )
     helper_socket: str = Field(
         "/run/slurm-watchdog-helper/socket",
-        description="Where the helper listens that does what takes rights, for an agent that has none. Not "
-        "used by root, nor where there is none or this user may not write to it; empty = never.",
+        description="Socket of the helper, which performs privileged operations for an agent without rights. Not "
+        "used by root, nor where it does not exist or this user may not write to it; empty = never.",
     )
     core_debugger: bool = Field(
         False,

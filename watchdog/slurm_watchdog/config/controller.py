@@ -29,10 +29,10 @@ class Controller(Section):
     )
     socket_group: str = Field(
         "slurm-watchdog-users",
-        description="The group of those who may use the commands; empty = the controller's own. Whose "
+        description="The group whose members may use the commands; empty = the controller's own. Whose "
         "evidence they see: security.operators.",
     )
-    state_directory: str = Field("/var/lib/slurm-watchdog", description="The journal lies here: on a local disk.")
+    state_directory: str = Field("/var/lib/slurm-watchdog", description="Directory of the journal: on a local disk.")
     journal_url: str = Field("", description="SQLAlchemy address of the journal; empty = SQLite in `state_directory`.")
     tick: Span = Field(1.0, description="Time between two judgements.")
     report_lifetime: Span = Field(30.0, description="Reports older than this are kept for the record and never judged.")
@@ -40,7 +40,9 @@ class Controller(Section):
         40.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
     resolve_after: Seconds = Field(10.0, description="A condition has to be gone this long before its incident closes.")
-    warm_up: Seconds = Field(60.0, description="After its start, or its own pause, the controller only looks on.")
+    warm_up: Seconds = Field(
+        60.0, description="For this time after it has started or was stalled, the controller only observes."
+    )
     evidence_spread: Span = Field(
         5.0,
         description="When an incident fires, the stacks of every rank of its job are dumped three times "
@@ -54,10 +56,10 @@ class Controller(Section):
     )
     evidence_per_day: Bytes = Field(
         2 * 1024**3,
-        description="No more evidence than this is kept of one day, packed; beyond it incidents are judged "
-        "and told, and the evidence is not kept. Times `evidence_keep`, this bounds the journal.",
+        description="At most this much evidence is kept of one day, packed; beyond it incidents are judged "
+        "and reported without keeping their evidence. Times `evidence_keep`, this bounds the journal.",
     )
-    evidence_per_user: Bytes = Field(512 * 1024**2, description="… and no more of the jobs of one user.")
+    evidence_per_user: Bytes = Field(512 * 1024**2, description="… and at most this much of the jobs of one user.")
 
     def problems(self) -> Iterator[str]:
         yield from address_problems(self.listen, "controller.listen")

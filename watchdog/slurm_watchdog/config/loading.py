@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -13,6 +12,11 @@ from pydantic import BaseModel, ValidationError
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.identity.secret_files import CREDENTIALS
+
+MAX_BYTES: Final = 1 << 20
+"""Of a configuration; the whole example has 40 KiB."""
+MAX_VALUES: Final = 100_000
+"""With all aliases written out: a few lines of YAML can stand for billions of values."""
 
 
 class ConfigProblem(BaseModel):
@@ -44,12 +48,7 @@ def load_config(file: str, *, with_knowledge: bool = True) -> Config:
     """Reads and checks a configuration file, and with it the site's knowledge files (`knowledge.directory`),
     unless the caller needs neither their rows nor their errors. Raises ConfigError with every problem in
     them."""
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text ({error.reason})"
-        raise ConfigError(file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")]) from error
-    config = parse_config(text, file)
+    config = parse_config(_read(file), file)
     if not with_knowledge:
         return config
     texts, problems = read_texts(config.knowledge.directory)
@@ -60,18 +59,30 @@ def load_config(file: str, *, with_knowledge: bool = True) -> Config:
     return config.with_site_texts(texts)
 
 
+def _read(file: str) -> str:
+    """The text of a configuration file. Raises ConfigError."""
+    try:
+        with open(file, "rb") as opened:
+            data = opened.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise ValueError(f"it is larger than {MAX_BYTES >> 20} MiB, which no configuration is")
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 text ({error.reason})"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:
+        reason = str(error)
+    raise ConfigError(file, [ConfigProblem(path="", line=None, message=f"cannot be read: {reason}")])
+
+
 def parse_config(text: str, file: str = "configuration") -> Config:
     """Checks the text of a configuration file; `file` is its name in messages. Raises ConfigError."""
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        message = f"is not valid YAML: {getattr(error, 'problem', None) or error}"
-        raise ConfigError(
-            file, [ConfigProblem(path="", line=mark.line + 1 if mark else None, message=message)]
-        ) from error
-    lines, duplicates = _lines_by_path(node)
+        node, data = _parse_yaml(text)
+        lines, duplicates = _lines_by_path(node)
+    except _BadYaml as error:
+        raise ConfigError(file, [ConfigProblem(path="", line=error.line, message=str(error))]) from error
     if data is None:
         data = {}
     if not isinstance(data, dict):
@@ -86,6 +97,66 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if problems or config is None:
         raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
     return config
+
+
+class _BadYaml(Exception):
+    """What is wrong with a text as YAML, and in which line."""
+
+    def __init__(self, message: str, line: int | None = None):
+        super().__init__(message)
+        self.line = line
+
+
+def _parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
+    """The text's nodes, which know their lines, and its values. Raises _BadYaml."""
+    node: yaml.Node | None = None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if _values_in(node, {}) > MAX_VALUES:
+            raise _BadYaml(f"has more than {MAX_VALUES:,} values, with its aliases (*name) written out")
+        return node, yaml.safe_load(text)
+    except yaml.reader.ReaderError as error:
+        place = text.count("\n", 0, error.position) + 1
+        raise _BadYaml(f"is not valid YAML: the character #x{error.character:04x} is not allowed", place) from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        message = f"is not valid YAML: {getattr(error, 'problem', None) or error}"
+        raise _BadYaml(message, mark.line + 1 if mark else None) from error
+    except RecursionError as error:
+        raise _BadYaml("is nested too deeply, or has an alias (*name) that contains itself") from error
+    except ValueError as error:  # a date or a number for YAML, and none that exists
+        message, line = _bad_scalar(node, str(error))
+        raise _BadYaml(message, line) from error
+
+
+def _values_in(node: yaml.Node | None, known: dict[int, int]) -> int:
+    """How many values a node is with its aliases written out. Raises RecursionError if it contains itself."""
+    if id(node) not in known:
+        inner: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            inner = [each for pair in node.value for each in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            inner = node.value
+        known[id(node)] = 1 + sum(_values_in(each, known) for each in inner)
+    return known[id(node)]
+
+
+def _bad_scalar(node: yaml.Node | None, reason: str) -> tuple[str, int | None]:
+    """The sentence about the first value that YAML takes for a date or number and that is none, and its line."""
+    if isinstance(node, yaml.ScalarNode):
+        try:
+            yaml.constructor.SafeConstructor().construct_object(node)
+        except ValueError as error:
+            kind = node.tag.rpartition(":")[2]
+            said = node.value if len(node.value) <= 40 else f"{node.value[:40]}…"
+            return f"{said} is no {kind} that exists ({error}); put text in quotes", node.start_mark.line + 1
+    elif isinstance(node, yaml.CollectionNode):
+        for each in node.value:
+            for part in each if isinstance(each, tuple) else (each,):
+                found = _bad_scalar(part, reason)
+                if found[1] is not None:
+                    return found
+    return f"is not valid YAML: {reason}", None
 
 
 def _with_credentials(value: Any) -> Any:

@@ -39,13 +39,13 @@ class Security(Section):
     )
     tls_directory: str = Field(
         "",
-        description="Where ca.crt lies, with agent.crt and agent.key on a node, controller.crt and "
+        description="Directory of ca.crt, with agent.crt and agent.key on a node, controller.crt and "
         "controller.key on the management node, such as /etc/slurm-watchdog/tls. They are read again when "
         "they change. agent.controller_url then begins with https://.",
     )
     certificate_domain: str = Field(
         "",
-        description="Cut off the names in nodes' certificates before they are compared with Slurm's names, "
+        description="Removed from the names in nodes' certificates before they are compared with Slurm's names, "
         "such as cluster.example.org: for certificates of a site's own authority.",
     )
     controller_user: str = Field(
@@ -57,7 +57,7 @@ class Security(Section):
     agent_user: str = Field(
         "slurm-watchdog-agent",
         min_length=1,
-        description="With munge: who runs the agents, by name or number; root's are taken, too.",
+        description="With munge: who runs the agents, by name or number; agents of root are accepted, too.",
     )
     munge_socket: str = Field(
         "", description="Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."
@@ -71,14 +71,14 @@ class Security(Section):
     page_acts_as: str = Field(
         "",
         description="The user that those who give the page's password act as: restart, pause, acknowledge and silence "
-        "from the page, as far as `security.may` and `operators` let that user; the journal names him. Empty = the "
+        "from the page, as far as `security.may` and `operators` let that user; the journal has that name. Empty = the "
         "page is read-only.",
     )
     page_proxy_header: str = Field(
         "",
         description="The header in which the site's reverse proxy names the user that has logged in, such as "
-        "X-Remote-User. The proxy sends the page's password (Authorization: Bearer), which nobody else then has, "
-        "and the browser's Host. Each sees and does from the page what the commands let him. Empty = no proxy.",
+        "X-Remote-User. The proxy sends the page's password (Authorization: Bearer), which nobody else should then "
+        "have, and the browser's Host. Users see and do from the page what the commands let them. Empty = no proxy.",
     )
     page_proxies: list[str] = Field(
         ["127.0.0.1", "::1"], description="Addresses or networks from which `page_proxy_header` is believed."
@@ -94,7 +94,7 @@ class Security(Section):
         description="Who else may use a command, beside those who may anyway (root, the controller's user, and where "
         "it says so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. "
         "Commands: pause (and resume), restart (and save-all), silence, acknowledge, mend (nodes --mended), drain "
-        "(and undrain), force_drain (drain --force, beyond the drain budget; nobody has it with drain). Slurm's "
+        "(and undrain), force_drain (drain --force, beyond the drain budget; not included in drain). Slurm's "
         "accounting says who is an operator, and a coordinator of the job's account.",
     )
     check_node_address: bool = Field(

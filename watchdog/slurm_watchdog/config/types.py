@@ -16,6 +16,11 @@ _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|h|d)")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(B|KiB|MiB|GiB)")
+MAX_DURATION_S = 36_500 * 86400.0
+"""A century: dates are computed with it."""
+MAX_SIZE = 1 << 60
+"""An EiB."""
+MAX_COUNT = 10**9
 
 
 def parse_duration(value: object) -> float:
@@ -26,7 +31,10 @@ def parse_duration(value: object) -> float:
         raise ValueError(
             f"a duration needs a number and a unit ({', '.join(_DURATION_UNITS_S)}), such as 5s or 10min; got {value!r}"
         )
-    return sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+    seconds = sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
+    if seconds > MAX_DURATION_S:
+        raise ValueError(f"a duration is {format_duration(MAX_DURATION_S)} at most; got {value!r:.60}")
+    return seconds
 
 
 def parse_size(value: object) -> int:
@@ -34,7 +42,10 @@ def parse_size(value: object) -> int:
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
         raise ValueError(f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}")
-    return int(float(match[1]) * _SIZE_UNITS[match[2]])
+    size = float(match[1]) * _SIZE_UNITS[match[2]]
+    if size > MAX_SIZE:
+        raise ValueError(f"a size is {format_size(MAX_SIZE)} at most; got {value!r:.60}")
+    return int(size)
 
 
 def format_duration(seconds: float) -> str:
@@ -62,7 +73,7 @@ Span = Annotated[Seconds, Field(gt=0)]
 """A duration that cannot be nothing: a clock that ticks every 0 s, or a limit that everybody is beyond."""
 Bytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
 Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0)]
+Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
 def _read_off(value: object) -> object:
@@ -76,7 +87,12 @@ Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(_read_off)]
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`; ("", 0) if it is none."""
     host, separator, port = address.rpartition(":")
-    if not separator or not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if (
+        not separator
+        or not host
+        or not (port.isascii() and port.isdigit() and len(port) <= 5)
+        or not 0 < int(port) < 65536
+    ):
         return "", 0
     return host.strip("[]"), int(port)
 
@@ -105,7 +121,7 @@ def template_problems(template: str, allowed: set[str], where: str) -> Iterator[
 class Section(BaseModel):
     """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False, allow_inf_nan=False)
 
     def problems(self) -> Iterable[str]:
         """What is wrong across its options: a key and a sentence each."""

@@ -124,7 +124,7 @@ async def _run(wanted: AttachRequest) -> int:
         )
         return 1
     config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
-    place, began = own_runs.state_home(Path.home(), os.environ), clock.monotonic()
+    place, began = own_runs.state_home(own_runs.home_directory(), os.environ), clock.monotonic()
     started = own_runs.OwnRun(
         command="attach", what=f"job {job.job_id} ({one_line(job.name, 60)})", directory=str(wanted.directory),
         host=socket.gethostname(), started_at=clock.wall(),

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 MAX_RUNS: Final = 50
 """Files that are kept; those of older runs are deleted, the runs' directories stay."""
 CONNECT_S: Final = 1.0
+NO_HOME: Final = Path("/nonexistent")
 JOURNAL: Final = "journal.sqlite"
 SOCKET: Final = "controller.sock"
 PASSWORD_FILE: Final = "page-password"  # noqa: S105 -- a file's name
@@ -47,6 +48,14 @@ class OwnRun:
     def socket(self) -> str:
         """Where its controller answers, on its host."""
         return str(Path(self.directory) / SOCKET)
+
+
+def home_directory() -> Path:
+    """The user's home directory; one that does not exist for a user without any, such as a number in a container."""
+    try:
+        return Path.home()
+    except RuntimeError:
+        return NO_HOME
 
 
 def state_home(home: Path, environ: Mapping[str, str]) -> Path:

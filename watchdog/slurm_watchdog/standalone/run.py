@@ -143,12 +143,11 @@ def run(base: Config, wanted: RunRequest) -> int:
         log.warning(AS_ROOT)
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
     directory = wanted.directory
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    make_private(directory)
     (directory / "agent").mkdir(exist_ok=True, mode=0o700)
-    directory.chmod(0o700)
     page_listen = f"127.0.0.1:{free_port(int(PAGE_LISTEN.rpartition(':')[2]))}" if wanted.page else ""
     config = config_for(base, wanted, page_listen)
-    place = own_runs.state_home(Path.home(), os.environ)
+    place = own_runs.state_home(own_runs.home_directory(), os.environ)
     started = own_runs.OwnRun(
         command="run",
         what=report.command_line(wanted.command),
@@ -163,6 +162,16 @@ def run(base: Config, wanted: RunRequest) -> int:
     finally:
         journal.close()
         own_runs.write_end(place, started, clock.wall())
+
+
+def make_private(directory: Path) -> None:
+    """Makes the directory of a run, which its user alone reads. Raises OSError, and ValueError for one with other
+    files: those who read them would be shut out."""
+    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    is_a_runs = (directory / own_runs.JOURNAL).exists() or not directory.stat().st_mode & 0o077
+    if not is_a_runs and any(directory.iterdir()):
+        raise ValueError(f"{directory} has other files, and the run closes its directory to others: give a new one")
+    directory.chmod(0o700)
 
 
 def _placed(wanted: RunRequest) -> PlacedCommand | None:

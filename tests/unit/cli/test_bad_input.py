@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -46,6 +48,10 @@ def test_a_terminal_that_lacks_a_character_gets_another_one(tmp_path: Path) -> N
         ("silence", "--reason", "all of them"),
         ("silence", "--for", "4h"),
         ("incidents", "--kind", "colective_hang"),
+        ("incidents", "--job", "my-job"),
+        ("story", "my-job"),
+        ("report", "--from", "2026-02-30"),
+        ("report", "--from", "0001-01-01"),
         ("diagnose", "/nonexistent/dumps"),
         ("diagnose", "x" * 400),
     ],
@@ -53,6 +59,12 @@ def test_a_terminal_that_lacks_a_character_gets_another_one(tmp_path: Path) -> N
 def test_what_cannot_be_meant_is_wrong_usage(tmp_path: Path, words: tuple[str, ...]) -> None:
     done = run(*words, SLURM_WATCHDOG_SOCKET=str(tmp_path / "none"))
     assert (done.exit_code, done.stderr.count("Error: ")) == (2, 1), done.output
+
+
+@pytest.mark.parametrize("time", ["nan", "inf", "-1", "9" * 20, ""])
+def test_a_time_that_no_log_was_seen_at_is_refused(tmp_path: Path, time: str) -> None:
+    done = run("scan-log", "--at", time, "/dev/null")
+    assert (done.exit_code, "not a time" in done.stderr) == (2, True)
 
 
 def test_a_misspelt_kind_gets_a_suggestion(tmp_path: Path) -> None:
@@ -84,6 +96,14 @@ def test_what_is_no_journal_is_not_taken_for_one_without_incidents(
         file.write_bytes(content)
     done = run("incidents", "--journal", str(tmp_path), "--json")
     assert (done.exit_code, words in done.stderr, words in json.loads(done.stdout)["error"]) == (3, True, True)
+
+
+def test_a_database_of_another_program_is_no_journal(tmp_path: Path) -> None:
+    file = tmp_path / "other.sqlite"
+    with closing(sqlite3.connect(file)) as database:
+        database.execute("CREATE TABLE incidents (id TEXT)")
+    done = run("incidents", "--journal", str(file))
+    assert (done.exit_code, "no journal of slurm-watchdog" in done.stderr) == (3, True)
 
 
 def test_a_home_of_an_unknown_user_is_no_traceback() -> None:
@@ -119,6 +139,14 @@ def test_a_name_that_is_no_text_is_json_all_the_same(tmp_path: Path) -> None:
     file.write_text("[1.0] Out of memory: Killed process 4711 (python) total-vm:1kB, anon-rss:1kB\n")
     done = run("scan-log", "--kernel", "--json", str(file))
     assert (done.exit_code, len(json.loads(done.stdout)["lines"])) == (1, 1)
+
+
+def test_what_run_cannot_start_is_said_by_its_kind(tmp_path: Path) -> None:
+    script = tmp_path / "train.sh"
+    script.touch(mode=0o644)
+    assert "not executable" in run("run", "--", str(script)).stderr
+    assert "no option of `slurm-watchdog run`" in run("run", "--max-restart", "2", "--", "true").stderr
+    assert "no program 'nosuch'" in run("run", "--", "nosuch").stderr
 
 
 def test_a_run_does_not_close_a_directory_that_others_use(tmp_path: Path) -> None:

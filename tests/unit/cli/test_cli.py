@@ -188,7 +188,7 @@ def test_without_a_controller_the_exit_code_is_unknown_and_the_next_step_is_name
     assert result.stdout == ""
     first, second = result.stderr.splitlines()
     assert first == f"The controller's socket {tmp_path}/none.sock does not exist."
-    assert second == "Is the controller running? systemctl status slurm-watchdog-controller"
+    assert second.startswith("Is the controller running, on this machine? systemctl status slurm-watchdog-controller")
 
 
 def test_with_json_a_failure_is_json_too(tmp_path: Path) -> None:

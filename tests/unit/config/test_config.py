@@ -230,6 +230,22 @@ def test_a_number_beyond_all_use_is_refused(line: str, words: str) -> None:
         assert words in problems(line % ("9" * digits))[0][2]
 
 
+@pytest.mark.parametrize(
+    ("text", "path", "words"),
+    [
+        ("agent: {controller_url: 'http://mgmt1:97650'}", "agent.controller_url", "such as http://mgmt1:9765"),
+        ("agent: {controller_url: 'http://[::1:9765'}", "agent.controller_url", "such as http://mgmt1:9765"),
+        ("notify: {external_url: 'http://[x'}", "notify.external_url", "an address"),
+        ("notify: {slack: {channel: C024BE91L}}", "notify.slack.channel", "without webhook_url_file or token_file"),
+        ("controller: {journal_url: db1}", "controller.journal_url", "an SQLAlchemy URL"),
+        ("policy: {overrides: [{mach: {}}]}", "policy.overrides[0].mach", "did you mean 'match'?"),
+        ("policy: {overrides: [{mode: act}]}", "policy.overrides[0].match", "is missing"),
+    ],
+)
+def test_what_would_be_noticed_only_later_is_refused_with_its_key(text: str, path: str, words: str) -> None:
+    assert [message for _, key, message in problems(text) if key == path and words in message], problems(text)
+
+
 @pytest.mark.parametrize("value", [".nan", ".inf"])
 def test_nan_and_infinity_are_no_values(value: str) -> None:
     assert problems(f"policy: {{budget_percent: {value}}}")[0][1] == "policy.budget_percent"

@@ -323,8 +323,10 @@ def reported_errors(as_json: bool) -> Iterator[None]:
     try:
         yield
     except (IdentityError, OSError) as failure:
-        error = describe(failure) if isinstance(failure, OSError) else failure
+        error = str(failure)
+        if isinstance(failure, OSError):
+            error = f"the authority's files cannot be read or written: {describe(failure)}"
         if as_json:
-            print_json({"error": str(error)})
-        click.echo(clean(str(error)), err=True)
+            print_json({"error": error})
+        click.echo(clean(error), err=True)
         sys.exit(EXIT_USAGE)

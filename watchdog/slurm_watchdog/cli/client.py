@@ -48,7 +48,10 @@ MAX_FOLLOWED: Final = 500
 
 SERVICE_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 """The service's socket; any other one usually belongs to a user's `run` or `attach`."""
-_IS_IT_RUNNING = "Is the controller running? systemctl status slurm-watchdog-controller"
+_IS_IT_RUNNING = (
+    "Is the controller running, on this machine? systemctl status slurm-watchdog-controller; from other machines: "
+    "--socket munge://HOST:PORT (controller.user_listen)"
+)
 _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
 _HAS_IT_ENDED = "Has that `run` or `attach` ended? Its journal answers: slurm-watchdog incidents --journal {}"
 Exchange = Callable[[str, str, object], tuple[int, str, bytes]]

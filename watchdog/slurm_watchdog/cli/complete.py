@@ -60,6 +60,12 @@ incidents = _completion(_incidents)
 nodes = _completion(_nodes)
 
 
+def check_job(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A callback of an option: the id of a job. Raises click.BadParameter: a name has no incidents, which looks like
+    health."""
+    return value if value is None else _check_job_id(context, parameter, value)
+
+
 def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
     if (value or parameter.required) and not JOB_ID.fullmatch(value):
         raise click.BadParameter(f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")

@@ -55,7 +55,14 @@ def _known_kinds(context: click.Context, parameter: click.Parameter, value: tupl
 
 
 @click.command()
-@click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="Only incidents of this job.")
+@click.option(
+    "--job",
+    "job_id",
+    metavar="J",
+    callback=complete.check_job,
+    shell_complete=complete.jobs,
+    help="Only incidents of this job.",
+)
 @click.option(
     "--kind",
     metavar="KIND",

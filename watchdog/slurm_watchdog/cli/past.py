@@ -21,6 +21,7 @@ from slurm_watchdog.standalone.own_runs import JOURNAL
 if TYPE_CHECKING:
     from slurm_watchdog.journal.journal import Journal
 
+HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'journal_schema'"
 COPY_PAGES: Final = 1024
 """Copied at a time: a controller that writes meanwhile waits for no longer than that takes."""
 _ASKED = re.compile(r"/v1/incidents(?:/(?P<id>[^/]+)(?:/evidence/(?P<number>\d{1,18}))?)?")
@@ -84,10 +85,15 @@ def _open_copy(file: Path, copy: Path) -> Journal:
             closing(sqlite3.connect(copy)) as target,
         ):
             source.backup(target, pages=COPY_PAGES)
+            if not target.execute(HAS_SCHEMA).fetchone():
+                raise ClientError(f"{file} is a database, and no journal of slurm-watchdog.")
         return Journal(f"sqlite:///{copy}")
     except (sqlite3.Error, JournalError, OSError) as error:
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+            raise ClientError(f"There is no room in {copy.parent} for a copy of {file}.", "Set TMPDIR.") from error
+        reason = str(error).replace(f"sqlite:///{copy}", "there")  # the copy is nobody's concern
         raise ClientError(
-            f"The journal {file} cannot be read: {error}", "Is it a watchdog's journal, and may you read it?"
+            f"The journal {file} cannot be read: {reason}", "Is it a watchdog's journal, and may you read it?"
         ) from error
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
-from typing import IO, Final
+from typing import IO, Any, Final
 
 import click
 
@@ -29,15 +29,31 @@ _FIRST = ("JOB", "NODE-HOURS", "EFFECTIVE", "LOST TO", "RUNS", "NAME", "USER", "
 WANTED: Final = [HEADINGS.index(name) for name in _FIRST]
 
 
+class Date(click.DateTime):
+    """A local date, such as 2026-11-01 or 2026-11-01T06:00."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            date = super().convert(value, param, ctx)
+            date.timestamp()  # the year 1 has none
+        except (click.BadParameter, ValueError, OverflowError):
+            self.fail(f"{value!r} is no date such as 2026-11-01 or 2026-11-01T06:00", param, ctx)
+        return date
+
+
 @click.command(short_help="Where the jobs' time went: kept steps, restarts, hangs, steps made again.")
 @click.option("--week", is_flag=True, help="The last seven days. [default]")
-@click.option("--from", "since", type=click.DateTime(DATES), metavar="DATE", help="From this local date on.")
-@click.option("--to", "until", type=click.DateTime(DATES), metavar="DATE", help="Up to this local date. [default: now]")
+@click.option("--from", "since", type=Date(DATES), metavar="DATE", help="From this local date on.")
+@click.option("--to", "until", type=Date(DATES), metavar="DATE", help="Up to this local date. [default: now]")
 @click.option("--user", metavar="USER", help="Jobs of these users alone, names or globs with commas.")
 @click.option("--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
 @click.option("--partition", metavar="PARTITION", help="Jobs of these partitions alone.")
 @click.option(
-    "--job", metavar="J", shell_complete=complete.jobs, help="This job alone. See also: slurm-watchdog story."
+    "--job",
+    metavar="J",
+    callback=complete.check_job,
+    shell_complete=complete.jobs,
+    help="This job alone. See also: slurm-watchdog story.",
 )
 @click.option("--save-time", "save_s", default="60s", show_default=True, metavar="TIME", callback=seconds_of,
               help="How long a checkpoint holds the training up, for the advice on its interval.")  # fmt: skip

@@ -124,7 +124,7 @@ def run(**given: Any) -> None:
     asked = Options(**given)
     words = asked.command[1:] if asked.command[0] == "--" else asked.command
     if not words or (shutil.which(words[0]) is None and not is_function(words[0], os.environ)):
-        _refuse(f"There is no program {words[0] if words else ''!r} to be started.")
+        _refuse(_why_not_started(words[0] if words else ""))
     allocation = None
     try:
         if is_in_job(os.environ):
@@ -161,6 +161,14 @@ def run(**given: Any) -> None:
         _refuse(f"The command was not started: {error}")
 
 
+def _why_not_started(name: str) -> str:
+    if name.startswith("-"):
+        return f"{name!r} is no option of `slurm-watchdog run`: see slurm-watchdog run --help"
+    if os.path.isfile(name):
+        return f"{name!r} is not executable: chmod +x, or name what runs it (bash {name})."
+    return f"There is no program {name!r} to be started."
+
+
 def _is_from(name: str, source: ParameterSource) -> bool:
     return click.get_current_context().get_parameter_source(name) is source
 
@@ -181,6 +189,7 @@ def _run_alone(
     words: tuple[str, ...], allocation: Allocation | None, asked: Options, checkpoints: tuple[str, ...]
 ) -> NoReturn:
     from slurm_watchdog.base import log_setup
+    from slurm_watchdog.base.os_errors import describe
     from slurm_watchdog.config.schema import Config
 
     with controller_packages():
@@ -207,7 +216,7 @@ def _run_alone(
     try:
         code = service.run(base, wanted)
     except (OSError, JournalError, ValueError) as error:
-        _refuse(f"The command was not started: {error}")
+        _refuse(f"The command was not started: {describe(error) if isinstance(error, OSError) else error}")
     sys.exit(code)
 
 

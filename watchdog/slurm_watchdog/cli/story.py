@@ -31,7 +31,7 @@ SAME_S: Final = 120.0
 
 
 @click.command(short_help="One job from its first run to now: runs, incidents, actions, lost hours.")
-@click.argument("job_id", metavar="JOB", shell_complete=complete.jobs)
+@complete.job_argument
 @click.option("--accounting/--no-accounting", default=True, help="Ask sacct, too: for runs from before the controller.")
 @journal_option
 @operator_options

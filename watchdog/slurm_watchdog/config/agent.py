@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, address_problems, template_problems
+from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, address_problems, is_url, template_problems
 
 
 class Agent(Section):
@@ -88,10 +87,12 @@ class Agent(Section):
     )
 
     def problems(self) -> Iterator[str]:
-        if self.controller_url and urlsplit(self.controller_url).scheme not in ("http", "https"):
-            yield f"agent.controller_url: must begin with http:// or https://, got {self.controller_url!r}"
+        if self.controller_url and not is_url(self.controller_url):
+            wanted = "must begin with http:// or https:// and name a host and its port, such as http://mgmt1:9765"
+            yield f"agent.controller_url: {wanted}; got {self.controller_url!r}"
+        scheme = self.controller_url.partition(":")[0]
         for index, url in enumerate(self.standby_urls):
-            if urlsplit(url).scheme != urlsplit(self.controller_url).scheme or not urlsplit(url).netloc:
+            if not is_url(url) or url.partition(":")[0] != scheme:
                 yield f"agent.standby_urls[{index}]: must be an address like agent.controller_url, got {url!r}"
         if self.metrics_listen:
             yield from address_problems(self.metrics_listen, "agent.metrics_listen")

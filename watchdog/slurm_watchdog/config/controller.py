@@ -62,6 +62,9 @@ class Controller(Section):
     evidence_per_user: Bytes = Field(512 * 1024**2, description="… and at most this much of the jobs of one user.")
 
     def problems(self) -> Iterator[str]:
+        if self.journal_url and "://" not in self.journal_url:
+            wanted = "must be an SQLAlchemy URL, such as postgresql+psycopg://watchdog@db1/watchdog, or empty"
+            yield f"controller.journal_url: {wanted}; got {self.journal_url!r}"
         yield from address_problems(self.listen, "controller.listen")
         if self.page_listen:
             yield from address_problems(self.page_listen, "controller.page_listen")

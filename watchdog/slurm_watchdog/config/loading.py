@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Any, Final
+from typing import Any, Final, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -207,6 +207,8 @@ def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
     if error["type"] == "extra_forbidden":
         parent, _, key = path.rpartition(".")
         message = f"unknown key{_did_you_mean(parent, key)}"
+    elif error["type"] == "missing":
+        message = "is missing"
     elif error["type"] == "model_type":
         message = "must be a mapping of keys and values"
     elif isinstance(error["input"], str | int | float) and repr(error["input"]) not in message:
@@ -222,14 +224,21 @@ def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
     return None
 
 
+def _section_in(annotation: Any) -> type[BaseModel] | None:
+    """The section that an option is, or is a list of; None if it is neither."""
+    inside = get_args(annotation)[0] if get_origin(annotation) is list else annotation
+    return inside if isinstance(inside, type) and issubclass(inside, BaseModel) else None
+
+
 def _did_you_mean(parent: str, key: str) -> str:
     from difflib import get_close_matches
 
     section: type[BaseModel] = Config
     for part in parent.split(".") if parent else []:
-        field = section.model_fields.get(part)
-        if field is None or not isinstance(field.annotation, type) or not issubclass(field.annotation, BaseModel):
+        field = section.model_fields.get(part.partition("[")[0])
+        inner = _section_in(None if field is None else field.annotation)
+        if inner is None:
             return ""
-        section = field.annotation
+        section = inner
     close = get_close_matches(key, section.model_fields, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(section.model_fields)}"

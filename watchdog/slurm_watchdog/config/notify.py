@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from slurm_watchdog.config.receivers import Receiver, weekly_problems
-from slurm_watchdog.config.types import Seconds, Section, Span
+from slurm_watchdog.config.types import Seconds, Section, Span, is_url
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
 _MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
@@ -64,6 +64,10 @@ class Slack(Section):
             yield "notify.slack.token_file: name a token or a webhook, not both"
         if self.token_file and not self.channel:
             yield "notify.slack.channel: required with token_file: where the bot writes"
+        if not (self.token_file or self.webhook_url_file):
+            for name in ("channel", "mentions", "pulse", "weekly_report"):
+                if getattr(self, name):
+                    yield f"notify.slack.{name}: nothing is sent to Slack without webhook_url_file or token_file"
         yield from url_problems(self.api_url, "notify.slack.api_url")
         for key, value in self.mentions.items():
             if not _MENTION_KEY.fullmatch(key):
@@ -100,7 +104,7 @@ class Alertmanager(Section):
 
     def problems(self) -> Iterator[str]:
         for index, url in enumerate(self.urls):
-            if urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname:
+            if not is_url(url):
                 yield f"notify.alertmanager.urls[{index}]: must be http://HOST:PORT, got {url!r}"
         if self.repeat > 240:
             yield "notify.alertmanager.repeat: must be below 4min, or alerts end in between"
@@ -147,6 +151,6 @@ class Notify(Section):
     @field_validator("external_url", "runbook_url")
     @classmethod
     def _is_address(cls, value: str) -> str:
-        if value and not re.fullmatch(r"https?://[^\s<>|]{1,500}", value):
+        if value and not (re.fullmatch(r"https?://[^\s<>|]{1,500}", value) and is_url(value)):
             raise ValueError("has to be an address that begins with http:// or https://")
         return value

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from typing import Annotated, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
@@ -95,6 +96,15 @@ def split_address(address: str) -> tuple[str, int]:
     ):
         return "", 0
     return host.strip("[]"), int(port)
+
+
+def is_url(text: str) -> bool:
+    """Whether it is an address of a host, http:// or https://, whose port exists."""
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that none has, half of an IPv6 address
+        return False
 
 
 def address_problems(address: str, where: str) -> Iterator[str]:

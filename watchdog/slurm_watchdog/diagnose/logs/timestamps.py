@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta, timezone
+from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 
@@ -205,6 +206,10 @@ def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
     return min(fitting, default=seen)
 
 
+YEAR_10000: Final = 253_402_300_800.0
+"""Seconds since 1970: no date comes after it, and neither NaN nor infinity is before it."""
+
+
 def parse_time(text: str, sort: str | None) -> float | None:
     """What a person wrote (a date and time, or seconds since 1970), on the scale of a log of `sort`; None if
     it is no time.
@@ -218,7 +223,7 @@ def parse_time(text: str, sort: str | None) -> float | None:
     except ValueError:
         pass
     else:
-        return epoch
+        return epoch if 0 <= epoch < YEAR_10000 else None
     try:
         at = datetime.fromisoformat(text.replace("_", "T"))
     except ValueError:

@@ -118,7 +118,7 @@ def test_names_are_used_once() -> None:
 
 UNADVISED = frozenset({
     "terminated", "cancelled", "interrupted", "python_exception", "traceback", "assertion", "shape_mismatch",
-    "dtype_device", "floating_point_trap",
+    "dtype_device", "floating_point_trap", "program_error",
 })  # fmt: skip
 """Of these the traceback says more than any advice could."""
 

@@ -127,14 +127,14 @@ def _table(site: SiteRows) -> LogTable:
 # Harmless although a row matches: lines that say the program continues, or that only mention an error.
 HARMLESS = re.compile(
     r"\bwill (?:be )?(?:retr|reconnect)|(?<!non-)(?<!not )\bretr[iy]able (?:error|exception|failure)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
-    r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b"
+    r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b|\.\. ?(?:ok|pass(?:ed)?)\s*$"
     # What a tracker of experiments says in its own log: it retries by itself, and the training continues without it.
     r"|(?:^|[\s\]])(?:wandb|swanlab): |\bCOMET (?:ERROR|WARNING|INFO|DEBUG):|\[neptune\]|(?:^|\b(?:ERROR|WARNING|INFO) )mlflow\.(?!exceptions)[\w.]+: |\bclearml\.\w+ - ",
     re.IGNORECASE,
 )
 HARMLESS_NEEDLES = (
     "retr", "reconnect", "ignor", "non-fatal", "nonfatal", "handled", "recover", "no error", "0 errors", "fall", "skipp", "warning", "continuing",
-    "this is ", "suppress", "harmless", "nccl info", "wandb: ", "swanlab: ", "comet ", "[neptune]", "mlflow.", "clearml.",
+    "this is ", "suppress", "harmless", ".. ok", "..ok", ".. pass", "..pass", "nccl info", "wandb: ", "swanlab: ", "comet ", "[neptune]", "mlflow.", "clearml.",
 )  # fmt: skip
 """One of them is in each lower-cased line that HARMLESS matches: to search for these is much quicker."""
 
@@ -146,6 +146,44 @@ GUESSES = re.compile(
 common causes include: (1) the process was killed by the OOM killer, …")."""
 GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
 """One of them is in each lower-cased line that GUESSES matches."""
+
+COMMAND_LINE = re.compile(
+    r"\s*(?:\d{1,5}: )?(?:\+{1,8} (?!Exception Group\b)"
+    r"|(?:(?:if|elif|while|until) )?(?:! )?(?:\[\[ |(?:echo|printf|trap|z?e?grep|awk|sed|case|def) "
+    r"|(?:dmesg|journalctl)(?: -[\w-]+)* \|)"
+    r"|(?:export|local|declare|readonly) \w+=|# ?(?:SBATCH|TODO|FIXME|echo|export|srun|python3?)\b)"
+)
+"""A command that the shell prints before it runs it (`set -x`), or a line of a script that a job has printed
+(`cat $0`): of what it looks for or would say nothing has happened."""
+
+BEFORE_CHARS: Final = 60
+SPOKEN_BEFORE = re.compile(
+    r"\b(?:no|without(?: any)?)\s+(?:(?:GPU|rank|node|worker|process|task)s? (?:has|have|is|are|was|were) )?$"
+    r"|(?:^|[:;,(|]\s*|\bwill \w+ |\bto \w+ )(?:up)?on (?:an? |the |any )?['\"]?$"
+    r"|\bif (?:you (?:see|get|hit|encounter) )?(?:an? |the |any )?['\"][^'\"]{0,40}$",
+    re.IGNORECASE,
+)
+"""What stands before the words of an error that are denied, or said of what would be done."""
+ZERO_BEFORE = re.compile(r"(?:^|[:;,(|=]\s*|\bfound )0 $", re.IGNORECASE)
+PLURAL_AFTER = re.compile(r"s\b| (?:errors|events|faults|kills|failures)\b", re.IGNORECASE)
+"""`0 uncorrectable ECC errors`: of one thing `rank 0` may be said."""
+ZERO_AFTER = re.compile(
+    r"(?:(?:s| \w{3,8}s)(?: count| so far)?| count)\s*[:=]\s*0(?![\w.])|(?<=oom_kill) 0(?![\w.])", re.IGNORECASE
+)
+"""A counter that stands at nothing: `uncorrectable ECC errors: 0`, and `oom_kill 0` of a cgroup's memory.events."""
+
+
+def is_spoken_of(text: str, begin: int, end: int) -> bool:
+    """Whether the words of an error from `begin` to `end` are only spoken of: in a command, denied, or counted
+    as none."""
+    since = max(0, begin - BEFORE_CHARS)
+    return (
+        COMMAND_LINE.match(text) is not None
+        or SPOKEN_BEFORE.search(text, since, begin) is not None
+        or ZERO_AFTER.match(text, end) is not None
+        or (ZERO_BEFORE.search(text, since, begin) is not None and PLURAL_AFTER.match(text, end) is not None)
+    )
+
 
 SOURCE_LINE = re.compile(
     r"\s*(?:raise|assert|return|yield|await|del|except)[ (](?!.{0,40}(?:failed|error)$)|\s*File \"|\s{4,}(?:[\w.]+ = |if |elif |with |for |while |self\.)"

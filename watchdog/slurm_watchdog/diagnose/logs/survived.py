@@ -29,7 +29,7 @@ SOFT = frozenset(
      "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion",
      "io_error", "cuda_unavailable",
      "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom",
-     "shared_memory", "traceback", "abort", "process_limit"}
+     "shared_memory", "traceback", "abort", "process_limit", "program_error"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 OF_CHILDREN = frozenset({"segmentation_fault", "bus_error", "floating_point_trap", "abort", "glibc_abort", "killed"})
@@ -49,7 +49,7 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
     rises = rises_after(error, case)
     if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
         return True
-    if error.retried and is_root(error):
+    if error.retried and (is_root(error) or _is_warning_of_nccl(error)):
         return True
     finished, trained = source.progress.finished_line, source.progress.trained_line
     later = trained is not None and trained > error.line + (0 if not is_root(error) else LONG_AFTER)
@@ -65,6 +65,11 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
     if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
         return True
     return _goes_on_quietly(error, source)
+
+
+def _is_warning_of_nccl(error: FoundError) -> bool:
+    """Whether NCCL only warns that it did not reach a peer, who may not listen yet."""
+    return not error.traceback and error.name == "peer_lost" and "NCCL WARN" in error.raw_text
 
 
 def is_usual(alive: Sequence[FoundError], case: LogCase) -> bool:

@@ -66,14 +66,30 @@ _HEADER = re.compile(
 somebody's example."""
 _RELAYED = re.compile(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d+)\)\s*$")
 """torch.distributed.checkpoint raises on every rank what one rank said."""
-_THREAD = re.compile(r"^\s*Exception in thread ")
+_BESIDE_MAIN = re.compile(r"^\s*(?:Exception in thread |(?:Task|Future) exception was never retrieved\b)")
+"""What a thread or a task of asyncio raised: the program continues without it."""
+_TASK_SHOWN = re.compile(r"^\s*(?:future|task): <(?:Task|Future) ")
+_ITEM = re.compile(
+    r"\s*(?:\[[A-Za-z][\w.-]*\]:? |[a-z][\w-]*: )?"
+    r"(?:program|test(?: ?case)?|submission|solution|sample|problem|snippet|container|trial) #?\d+\b",
+    re.IGNORECASE,
+)
+"""An evaluation says how one of its items went: the code that a model wrote, a sample, a trial."""
+_FORMER = re.compile(
+    r"\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
+    re.IGNORECASE,
+)
+_ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event")
+"""A port of InfiniBand that has changed its state: transfers wait, and mostly continue."""
 _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
-    r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect",
+    r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect"
+    r"|(?<!Exception )(?<!Error )\bignor(?:ed|ing)\b|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b",
     re.IGNORECASE,
 )
 _DOES_WITHOUT = re.compile(
     r"\bretrying\b|\bretry \d+ ?(?:/|of)|\b(?:fall|skipp|ignor)ing\b|\bwill (?:re)?try\b|[-,;(] ?using (?:an?|the) "
+    r"|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b|[-,;(] ?trying (?:the next|another|port|\d)"
     r"|[-,;(] ?(?:using|taking|trying|loading|writing)\b.{0,80}\binstead\b",
     re.IGNORECASE,
 )
@@ -215,10 +231,10 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
         return None
     if _IGNORED.match(text):
         stream.ignored = True
-    if _THREAD.match(text):
+    if _BESIDE_MAIN.match(text):
         stream.weak = True
     if "traceback (most recent call last)" in lower and _HEADER.search(text):
-        stream.weak = stream.weak or (caught and stream.open == 0)
+        stream.weak = stream.weak or _ITEM.match(text) is not None or (caught and stream.open == 0)
         return _open(line, stream, at, own)
     if stream.open and (line.indent > stream.indent or not text.strip()):
         stream.frames += 1
@@ -227,7 +243,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
     if _SOURCE.match(text):
         stream.frames += 1
         return None
-    name = classify(text)
+    name = classify(text) if not (stream.weak and _TASK_SHOWN.match(text)) else None
     if name == "traceback" or (name is not None and not stream.open and _is_prose(line)):
         return None
     if stream.open and (name is None or name == "python_exception") and _is_exception(text.strip()):
@@ -297,7 +313,7 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
     error.began = stream.began if stream.open > 0 and line.who.named else line.number
     error.ignored = stream.ignored
     error.weak = stream.weak or line.level in ("warning", "info")
-    if not error.traceback and _DOES_WITHOUT.search(text) and not _GIVES_UP.search(text):
+    if not error.traceback and _is_in_passing(line):
         error.weak = True
     if stream.chained and before is not None:
         error.chained = True
@@ -329,6 +345,17 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
         stream.frames = 0
     stream.last, stream.since = error, 0
     return error
+
+
+def _is_in_passing(line: Line) -> bool:
+    """Whether the line of an error says itself what its program does now, that it is of an item of an evaluation
+    or of an earlier run, or that a port changed its state."""
+    text = line.text
+    tries = _LAST_TRY.search(text)
+    again = _DOES_WITHOUT.search(text) is not None or (tries is not None and int(tries[1]) < int(tries[2]))
+    if again and not _GIVES_UP.search(text):
+        return True
+    return any(regex.search(line.raw) for regex in (_FORMER, _ASYNC_EVENT)) or _ITEM.match(text) is not None
 
 
 def _detail(line: Line, stream: _Stream) -> None:

@@ -72,9 +72,10 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
 
 
 def _ends_nothing(error: FoundError) -> bool:
-    """Whether somebody ended the run here, or torch only warns that it tries again to reach its store."""
-    tries = error.weak and error.name == "rendezvous"
-    return tries or error.name in log_table().from_outside or error.name == "terminated"
+    """Whether somebody ended the run here, or a connection is said in passing to have been lost, as torch warns when it
+    tries its store again."""
+    in_passing = error.weak and error.name in ("rendezvous", "peer_lost", "nccl_error")
+    return in_passing or error.name in log_table().from_outside or error.name == "terminated"
 
 
 def _failed_before(ended_by: FoundError, felt_errors: Sequence[FoundError]) -> bool:

@@ -40,7 +40,7 @@ from slurm_watchdog.diagnose.logs.survived import (
     rises_after,
     was_survived,
 )
-from slurm_watchdog.diagnose.logs.tracebacks import FoundError
+from slurm_watchdog.diagnose.logs.tracebacks import GAP_LINES, FoundError
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -58,6 +58,8 @@ _UNREACHED = re.compile(
 )
 """Retries exceeded: the one who says so waited for the other end."""
 _WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+_NO_MORE_WORDS = re.compile(r"MemoryError:?\s*$")
+"""PaddlePaddle raises it of a GPU's memory, too, and says so below."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -275,11 +277,7 @@ def _late_cause(case: LogCase) -> FoundError | None:
 
 
 def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError]) -> LogVerdict:
-    first = next((error for error in roots if error.name not in log_table().headers), roots[0])
-    if first.name == "checkpoint_write":
-        first = next((e for e in alive if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
-    if first.name == "dataloader_worker":
-        first = _by_thread(first, case)
+    first = _first_said(roots, alive, case)
     name = _refined(first)
     rank, host = speaker_of(first, case)
     alike = [error for error in roots if _refined(error) == name]
@@ -329,6 +327,19 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         f"{first.line}): {shortened(first.text, 200)}{after}"
     )
     return LogVerdict(name, first.line, first.source, sentence(summary), host, rank, first.text, tuple(ranks), followed)
+
+
+def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: LogCase) -> FoundError:
+    """The error that was first; where the same process says of it what it was, that line."""
+    first = next((error for error in roots if error.name not in log_table().headers), roots[0])
+    if first.name == "checkpoint_write":
+        first = next((e for e in alive if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
+    if first.name == "dataloader_worker":
+        first = _by_thread(first, case)
+    if first.name == "host_oom" and _NO_MORE_WORDS.match(first.text):
+        near = [e for e in alive if e.who == first.who and 0 < e.line - first.line <= GAP_LINES]
+        first = next((e for e in near if e.name == "cuda_oom"), first)
+    return first
 
 
 def _by_thread(first: FoundError, case: LogCase) -> FoundError:

@@ -22,6 +22,7 @@ from slurm_watchdog.knowledge.log_signatures import (
     SOURCE_LINE,
     LogTable,
     Signature,
+    is_spoken_of,
     log_table,
 )
 from slurm_watchdog.knowledge.progress_patterns import (
@@ -129,6 +130,8 @@ def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | 
         source = bool(SOURCE_LINE.match(text)) if source is None else source
         if source:
             return None
+        if is_spoken_of(text, match.start(), match.end()):
+            continue
         if not _is_guessed(text, lower, match.start()):
             if has_needle(HARMLESS_NEEDLES, lower) and HARMLESS.search(text):
                 return None

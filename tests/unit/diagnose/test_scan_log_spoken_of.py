@@ -1,0 +1,111 @@
+"""Lines of a log that only speak of an error, or say in passing what became of one: they end no run."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.builders.failed_logs import steps, verdict_of
+
+SPOKEN_OF = (
+    "gpu 3: 0 uncorrectable ECC errors, 0 remapped rows",
+    "uncorrectable ECC errors: 0",
+    "memory.events: low 0 high 12 max 0 oom 0 oom_kill 0",
+    "Segmentation faults: 0, bus errors: 0",
+    "NCCL errors so far: 0",
+    "health check: no GPU has fallen off the bus",
+    "No OOM kill events were found in the kernel log",
+    "checks for 'GPU is lost' ... passed",
+    "fault tolerance: on NCCL error the group is rebuilt",
+    "on CUDA out of memory: empty cache",
+    "will abort on Watchdog caught collective operation timeout",
+    "signal handlers: SIGTERM -> checkpoint, SIGSEGV -> faulthandler",
+    "4711 gpu train u NF 0:00 4 (NODE_FAIL)",
+    "note: if you see 'CUDA error: device-side assert triggered', set CUDA_LAUNCH_BLOCKING=1",
+    "+ grep -q 'CUDA out of memory' err.log",
+    "3: ++ dmesg | grep -i 'Out of memory: Killed process'",
+    "if grep -q 'No space left on device' err.log; then",
+    'export MESSAGE="RuntimeError: NCCL error"',
+    "trap 'echo Segmentation fault; exit 1' SEGV",
+    '# echo "OSError: [Errno 28] No space left on device"',
+)
+
+
+@pytest.mark.parametrize("line", SPOKEN_OF)
+@pytest.mark.parametrize("before", [steps(1, 40), "loading the model\n"], ids=["after steps", "before the first step"])
+def test_an_error_that_is_only_spoken_of_is_none(before: str, line: str) -> None:
+    assert verdict_of(f"{before}{line}\n") is None
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("[rank0]: uncorrectable ECC error encountered", ("gpu_ecc", 0, None)),
+        ("rank 0 uncorrectable ECC error encountered", ("gpu_ecc", 0, None)),
+        ("stopped on CUDA out of memory", ("cuda_oom", None, None)),
+        ("OSError: [Errno 28] No space left on device: '/x/0'", ("disk_full", None, None)),
+        ("bash: echo: write error: No space left on device", ("disk_full", None, None)),
+        ("Detected 1 oom_kill event in StepId=4.0", ("oom_kill", None, None)),
+    ],
+)
+def test_the_same_words_in_earnest_are_found(line: str, expected: tuple[str, int | None, str | None]) -> None:
+    assert verdict_of(f"{steps(1, 40)}{line}\n") == expected
+
+
+RAISED = 'Traceback (most recent call last):\n  File "a.py", line 9, in poll\n    await get(url)\n'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param(
+            "Task exception was never retrieved\n"
+            "future: <Task finished name='Task-9' coro=<poll()> exception=ConnectionError('x')>\n"
+            f"{RAISED}ConnectionError: no answer from stats:80\n",
+            id="a task of asyncio ends alone",
+        ),
+        pytest.param(
+            f"ERROR could not upload metrics\n{RAISED}ConnectionError: no answer\nINFO upload is best effort, ignored\n",
+            id="what is ignored",
+        ),
+        pytest.param("CUDA out of memory. Decreasing batch size to: 32.\n", id="a search for the batch size"),
+        pytest.param("address already in use, port 29500; trying 29501\n", id="another port is tried"),
+        pytest.param("download of s3://b/1: ConnectionResetError(104), attempt 1 of 3\n", id="not the last attempt"),
+        pytest.param("sandbox: program 71 OOM killed (512 MiB), reward 0\n", id="a program that a model wrote"),
+        pytest.param(f"Test 17: {RAISED}AssertionError\n", id="a test of an evaluation"),
+        pytest.param("previous run ended with: RuntimeError: NCCL error: x\n", id="an earlier run"),
+        pytest.param("job.sh: line 31:  9911 Killed                  nvidia-smi dmon -o T\n", id="a monitor is ended"),
+        pytest.param("n1:77:90 [3] NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n", id="a port flaps"),
+        pytest.param("n1:77:90 [0] misc/ibvwrap.cc:103 NCCL WARN Call to ibv_open_device failed\n", id="a port is left out"),
+        pytest.param(
+            "n1:77:90 [3] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to 10.0.1.4<4011> failed : Connection refused\n"
+            "n1:77:90 [3] NCCL INFO Call to connect returned Connection refused, retrying\n",
+            id="a peer does not listen yet",
+        ),
+    ],
+)  # fmt: skip
+def test_what_a_program_says_in_passing_ends_no_run(text: str) -> None:
+    assert verdict_of(steps(1, 40) + text) is None
+
+
+def test_a_port_that_flaps_is_the_cause_where_ranks_were_lost() -> None:
+    text = (
+        f"{steps(1, 40)}n1:77:90 [3] NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"
+        "[rank3]: torch.distributed.DistBackendError: NCCL error: remote process exited or there was a network error\n"
+    )
+    found = verdict_of(text)
+    assert found is not None
+    assert found[0] == "infiniband"
+
+
+def test_paddle_says_below_a_memory_error_that_it_was_a_gpus_memory() -> None:
+    text = (
+        'Traceback (most recent call last):\n  File "t.py", line 3, in <module>\n    train()\nMemoryError: \n\n'
+        "--------------------------------------\nError Message Summary:\n----------------------\n"
+        "ResourceExhaustedError: \n\nOut of memory error on GPU 3. Cannot allocate 2.000000GB memory on GPU 3\n"
+    )
+    assert verdict_of(text) == ("cuda_oom", None, None)
+
+
+def test_a_fortran_program_says_why_it_stopped() -> None:
+    found = verdict_of(" ITER 1\nAt line 31 of file io.f90 (unit = 11)\nFortran runtime error: End of file\n")
+    assert found == ("program_error", None, None)

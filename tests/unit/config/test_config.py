@@ -246,6 +246,12 @@ def test_what_would_be_noticed_only_later_is_refused_with_its_key(text: str, pat
     assert [message for _, key, message in problems(text) if key == path and words in message], problems(text)
 
 
+def test_what_yaml_reads_as_true_or_false_is_taken_where_it_is_off_and_else_explained() -> None:
+    assert parse_config("policy: {slow_search: off}").policy.slow_search == "off"
+    for text in ("cluster_name: no", "jobs: {partitions: [off]}"):
+        assert "write them in quotes" in problems(text)[0][2]
+
+
 @pytest.mark.parametrize("value", [".nan", ".inf"])
 def test_nan_and_infinity_are_no_values(value: str) -> None:
     assert problems(f"policy: {{budget_percent: {value}}}")[0][1] == "policy.budget_percent"

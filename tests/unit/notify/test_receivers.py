@@ -315,7 +315,7 @@ def test_a_mail_server_that_is_not_there_is_tried_again_and_said(tmp_path: Path)
     told = Ticking(journal, [ReceiverChannel(given, "c")])
     told.notifier.opened(INCIDENT)
     asyncio.run(told.run_until(told.now + 30))
-    assert told.workers[0].delivery().error == "r can't be reached (ConnectionRefusedError)"
+    assert told.workers[0].delivery().error == "r can't be reached (Connection refused)"
     assert journal.outbox.pending(1)
 
 

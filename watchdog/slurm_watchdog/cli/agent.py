@@ -13,7 +13,9 @@ from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
 
 @click.command(short_help="The service on a compute node.")
 @service_options
-@click.option("--json", "as_json", is_flag=True, help="Reports as JSON on standard output, a line each.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Reports as JSON on standard output, one a line; with --once one document."
+)
 def agent(config_file: str, once: bool, as_json: bool) -> None:
     """The service on a compute node: observes the jobs there and reports to the controller.
 

@@ -62,6 +62,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
       slurm-watchdog explain 7f3a --socket ~/.slurm-watchdog/4711/controller.sock
     """
     from slurm_watchdog.base import log_setup
+    from slurm_watchdog.base.os_errors import describe
     from slurm_watchdog.config.loading import ConfigError
 
     if not re.fullmatch(r"\d{1,18}(_\d{1,9})?", job_id):
@@ -96,6 +97,7 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
             click.echo(line, err=True)
         sys.exit(EXIT_USAGE)
     except (OSError, JournalError, IdentityError, SlurmUnavailable, SlurmRefused) as error:
-        click.echo(f"Job {job_id} is not watched: {error}", err=True)
+        reason = describe(error) if isinstance(error, OSError) else error
+        click.echo(f"Job {job_id} is not watched: {reason}", err=True)
         sys.exit(EXIT_USAGE)
     sys.exit(code)

@@ -211,6 +211,8 @@ def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
         message = "is missing"
     elif error["type"] == "model_type":
         message = "must be a mapping of keys and values"
+    elif isinstance(error["input"], bool) and error["type"] == "string_type":
+        message += ": YAML reads on, off, yes and no as true and false, so write them in quotes"
     elif isinstance(error["input"], str | int | float) and repr(error["input"]) not in message:
         message = f"{message}, got {error['input']!r}"
     return [ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])]

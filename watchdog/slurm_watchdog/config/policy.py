@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from slurm_watchdog.base.hours import parse_hours
 from slurm_watchdog.config.job_match import Match
-from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span
+from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, read_off
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.knowledge.rungs import problem_of
@@ -31,6 +31,9 @@ def _hours(value: str) -> str:
 
 
 Hours = list[Annotated[str, AfterValidator(_hours)]]
+
+
+SlowSearch = Annotated[Literal["off", "free", "active"], BeforeValidator(read_off)]
 
 
 class Treatment(Section):
@@ -131,7 +134,7 @@ class Policy(Section):
         description="Whether a restart avoids nodes that are suspect (detectors.suspect_node): prefer, where enough "
         "others are free now; exclude, where enough others are there.",
     )
-    slow_search: Literal["off", "free", "active"] = Field(
+    slow_search: SlowSearch = Field(
         "free",
         description="Search for the node that makes a job slow: free, with restarts that happen anyway, which leave "
         "out half of the suspects; active, also with restarts of its own, by kill switch, in mode act.",

@@ -77,12 +77,12 @@ Percent = Annotated[float, Field(ge=0, le=100)]
 Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
 
 
-def _read_off(value: object) -> object:
+def read_off(value: object) -> object:
     """YAML reads a bare `off` as false."""
     return "off" if value is False else value
 
 
-Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(_read_off)]
+Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(read_off)]
 
 
 def split_address(address: str) -> tuple[str, int]:

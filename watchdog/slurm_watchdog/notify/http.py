@@ -10,6 +10,7 @@ import aiohttp
 
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.failure import why
 from slurm_watchdog.notify.slack import retry_after, without_secrets
 
 ANSWER_BYTES = 2000
@@ -37,7 +38,7 @@ async def post_json(
         raise SendFailed(f"{receiver} did not answer within {deadline_s:g} s") from None
     # `from None`: the exception below may hold the address.
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise SendFailed(f"{receiver} can't be reached ({type(error).__name__})") from None
+        raise SendFailed(f"{receiver} can't be reached ({why(error)})") from None
     said = without_secrets(said, url)
     for word in " ".join((headers or {}).values()).split():
         said = said.replace(word, "(secret)")  # a receiver may echo the request

@@ -16,6 +16,7 @@ from slack_sdk.webhook.async_client import AsyncWebhookClient
 
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.failure import why
 from slurm_watchdog.notify.slack_messages import Payload
 
 # The client of slack-sdk writes the webhook's address to its log at debug level, and NOTSET counts as that.
@@ -77,7 +78,7 @@ class SlackWebhook:
             raise SendFailed(f"Slack did not answer within {self._deadline_s:g} s") from None
         # `from None`: the exception below may hold the address.
         except (aiohttp.ClientError, SlackClientError, OSError, ValueError) as error:
-            raise SendFailed(f"Slack can't be reached ({type(error).__name__})") from None
+            raise SendFailed(f"Slack can't be reached ({why(error)})") from None
         if answer.status_code == 200:
             return None
         said = without_secrets(str(answer.body), url)
@@ -143,7 +144,7 @@ class SlackBot:
         except SlackApiError as error:
             raise _refusal(error, token) from None
         except (aiohttp.ClientError, SlackClientError, OSError, ValueError, AttributeError) as error:
-            raise SendFailed(f"Slack can't be reached ({type(error).__name__})") from None
+            raise SendFailed(f"Slack can't be reached ({why(error)})") from None
         return answer.data if isinstance(answer.data, dict) else {}
 
 
@@ -170,7 +171,7 @@ def read_secret(file: str, key: str) -> str:
     try:
         text = Path(file).read_text().strip()
     except (OSError, ValueError) as error:
-        raise SendFailed(f"{key} {file} can't be read ({type(error).__name__})") from None
+        raise SendFailed(f"{key} {file} can't be read ({why(error)})") from None
     if not text or not text.isprintable() or not text.isascii():
         raise SendFailed(f"{key} {file} does not hold one line of plain text")
     return text
@@ -182,7 +183,7 @@ def read_url(file: str, key: str) -> str:
         url = Path(file).read_text().strip()
         parts = urlsplit(url)
     except (OSError, ValueError) as error:
-        raise SendFailed(f"{key} {file} can't be read ({type(error).__name__})") from None
+        raise SendFailed(f"{key} {file} can't be read ({why(error)})") from None
     local = parts.scheme == "http" and parts.hostname in {"127.0.0.1", "localhost", "::1"}
     if not (parts.scheme == "https" and parts.hostname) and not local:
         raise SendFailed(f"{key} {file} holds no https:// address")

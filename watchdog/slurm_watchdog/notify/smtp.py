@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.failure import why
 from slurm_watchdog.notify.slack import read_secret
 
 if TYPE_CHECKING:
@@ -72,16 +73,16 @@ class Mailer:
         except smtplib.SMTPResponseException as error:
             raise SendFailed(f"{name} answered {error.smtp_code}: {_words(error.smtp_error)}") from None
         except ssl.SSLCertVerificationError as error:
-            why = safe(error.verify_message, 100)
+            said = safe(error.verify_message, 100)
             raise SendFailed(
-                f"{name}'s certificate is not trusted: {why}; a CA of the site's goes into ca_file"
+                f"{name}'s certificate is not trusted: {said}; a CA of the site's goes into ca_file"
             ) from None
         except smtplib.SMTPNotSupportedError as error:
             raise SendFailed(f"{name} cannot do what is configured: {safe(str(error), 100)}") from None
         except smtplib.SMTPServerDisconnected:
             raise SendFailed(f"{name} closed the connection, or did not answer in time") from None
         except (smtplib.SMTPException, OSError, ValueError) as error:
-            raise SendFailed(f"{name} can't be reached ({type(error).__name__})") from None
+            raise SendFailed(f"{name} can't be reached ({why(error)})") from None
 
 
 def _words(text: bytes | str) -> str:

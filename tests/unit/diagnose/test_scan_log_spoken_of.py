@@ -25,6 +25,8 @@ SPOKEN_OF = (
     "3: ++ dmesg | grep -i 'Out of memory: Killed process'",
     "if grep -q 'No space left on device' err.log; then",
     'export MESSAGE="RuntimeError: NCCL error"',
+    "ulimit -c 0 # no core files on Segmentation fault",
+    'If this job fails with "CUDA error: uncorrectable ECC error", write to the support',
     "trap 'echo Segmentation fault; exit 1' SEGV",
     '# echo "OSError: [Errno 28] No space left on device"',
 )
@@ -73,6 +75,9 @@ RAISED = 'Traceback (most recent call last):\n  File "a.py", line 9, in poll\n  
         pytest.param("sandbox: program 71 OOM killed (512 MiB), reward 0\n", id="a program that a model wrote"),
         pytest.param(f"Test 17: {RAISED}AssertionError\n", id="a test of an evaluation"),
         pytest.param("previous run ended with: RuntimeError: NCCL error: x\n", id="an earlier run"),
+        pytest.param("rsync: read error: Connection reset by peer (104)\n", id="files are copied at the end"),
+        pytest.param("client_loop: send disconnect: Broken pipe\n", id="a tunnel of ssh ends"),
+        pytest.param("'ReadTimeout(1)' thrown while requesting HEAD https://h/x/config.json\n", id="a hub is asked again"),
         pytest.param("job.sh: line 31:  9911 Killed                  nvidia-smi dmon -o T\n", id="a monitor is ended"),
         pytest.param("n1:77:90 [3] NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n", id="a port flaps"),
         pytest.param("n1:77:90 [0] misc/ibvwrap.cc:103 NCCL WARN Call to ibv_open_device failed\n", id="a port is left out"),

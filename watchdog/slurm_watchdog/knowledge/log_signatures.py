@@ -160,10 +160,12 @@ BEFORE_CHARS: Final = 60
 SPOKEN_BEFORE = re.compile(
     r"\b(?:no|without(?: any)?)\s+(?:(?:GPU|rank|node|worker|process|task)s? (?:has|have|is|are|was|were) )?$"
     r"|(?:^|[:;,(|]\s*|\bwill \w+ |\bto \w+ )(?:up)?on (?:an? |the |any )?['\"]?$"
+    r"|\bif (?:this|the|your|a) (?:job|run|training|program) (?:fails|crashes|dies|stops|ends) with\b[^.]{0,40}$"
+    r"|\s#+ [A-Za-z][^#]*$"
     r"|\bif (?:you (?:see|get|hit|encounter) )?(?:an? |the |any )?['\"][^'\"]{0,40}$",
     re.IGNORECASE,
 )
-"""What stands before the words of an error that are denied, or said of what would be done."""
+"""What stands before the words of an error that are denied, said of what would be done, or a remark of a script."""
 ZERO_BEFORE = re.compile(r"(?:^|[:;,(|=]\s*|\bfound )0 $", re.IGNORECASE)
 PLURAL_AFTER = re.compile(r"s\b| (?:errors|events|faults|kills|failures)\b", re.IGNORECASE)
 """`0 uncorrectable ECC errors`: of one thing `rank 0` may be said."""
@@ -184,6 +186,12 @@ def is_spoken_of(text: str, begin: int, end: int) -> bool:
         or (ZERO_BEFORE.search(text, since, begin) is not None and PLURAL_AFTER.match(text, end) is not None)
     )
 
+
+COPYING = re.compile(
+    r"\s*(?:(?:rsync|scp|curl|wget|git|rclone|s5cmd|gsutil)(?:\[\d+\])?: |client_loop: |packet_write_wait: "
+    r"|channel \d+: open failed|Read error \()"
+)
+"""A program that copies files, or a tunnel of ssh, lost a server, and no rank another one."""
 
 SOURCE_LINE = re.compile(
     r"\s*(?:raise|assert|return|yield|await|del|except)[ (](?!.{0,40}(?:failed|error)$)|\s*File \"|\s{4,}(?:[\w.]+ = |if |elif |with |for |while |self\.)"

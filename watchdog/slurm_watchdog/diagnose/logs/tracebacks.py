@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
-from slurm_watchdog.knowledge.log_signatures import log_table
+from slurm_watchdog.knowledge.log_signatures import COPYING, log_table
 
 GAP_LINES = 120
 """Between two lines of a traceback; further apart they are none."""
@@ -75,8 +75,9 @@ _ITEM = re.compile(
     re.IGNORECASE,
 )
 """An evaluation says how one of its items went: the code that a model wrote, a sample, a trial."""
-_FORMER = re.compile(
-    r"\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
+_NO_END = re.compile(
+    r"\bthrown while requesting (?:HEAD|GET|POST|PUT) "
+    r"|\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
     re.IGNORECASE,
 )
 _ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event")
@@ -348,14 +349,16 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
 
 
 def _is_in_passing(line: Line) -> bool:
-    """Whether the line of an error says itself what its program does now, that it is of an item of an evaluation
-    or of an earlier run, or that a port changed its state."""
+    """Whether the line of an error says itself what its program does now, that it is of an item of an evaluation,
+    of an earlier run or of files that are copied, or that a port changed its state."""
     text = line.text
     tries = _LAST_TRY.search(text)
     again = _DOES_WITHOUT.search(text) is not None or (tries is not None and int(tries[1]) < int(tries[2]))
     if again and not _GIVES_UP.search(text):
         return True
-    return any(regex.search(line.raw) for regex in (_FORMER, _ASYNC_EVENT)) or _ITEM.match(text) is not None
+    if any(regex.search(line.raw) for regex in (_NO_END, _ASYNC_EVENT)):
+        return True
+    return any(regex.match(text) for regex in (_ITEM, COPYING))
 
 
 def _detail(line: Line, stream: _Stream) -> None:

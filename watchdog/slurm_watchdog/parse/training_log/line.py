@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.regex_cost import SEEN_CHARS
 from slurm_watchdog.knowledge.log_signatures import (
+    COPYING,
     GUESS_NEEDLES,
     GUESSES,
     HARMLESS,
@@ -130,7 +131,7 @@ def _error(text: str, lower: str, who: dict[str, Any], rows: Rows) -> LogFact | 
         source = bool(SOURCE_LINE.match(text)) if source is None else source
         if source:
             return None
-        if is_spoken_of(text, match.start(), match.end()):
+        if is_spoken_of(text, match.start(), match.end()) or (row.consequence and COPYING.match(text)):
             continue
         if not _is_guessed(text, lower, match.start()):
             if has_needle(HARMLESS_NEEDLES, lower) and HARMLESS.search(text):

@@ -66,13 +66,31 @@ from tests.accuracy.scene import (
 
 def hang_at_evaluation(s: Setup) -> Scene:
     """One rank waits for its DataLoader in an evaluation, its peers in a broadcast. The log has a PULSE an hour."""
-    scene = s.scene(Expect(HANG), eval_every=20, eval_s=45.0, pulse_s=3600.0)
-    told = bool(scene.job.format.evaluating(1, 0.0))
-    floor_s = 1800.0 + 2 * REPORT_S if told else 0.0  # the configured floor of an evaluation that the log speaks of
+    scene = s.scene(Expect(HANG), eval_every=20, eval_s=EVALUATION_S, pulse_s=3600.0)
+    floor_s = 1800.0 + 2 * REPORT_S if scene.job.format.evaluating(1, 0.0) else 0.0  # the configured one
     scene.expect.within_s = lambda: max(floor_s, hang_bound(scene.job)())
     hang_in(scene, s, "evaluate", s.warm_s(scene.job.plan), looks.SPIN_EVALUATION, looks.LOADER)
     scene.until_s += 1200.0
     return scene
+
+
+def told_evaluation(s: Setup) -> Scene:
+    """The log tells of an evaluation. In the first of the run one rank waits in a lock of its own, and nothing is at
+    work; or one waits for its DataLoader in a later one, when the run has shown how long they take."""
+    scene = s.scene(Expect(HANG), ("hf",), eval_every=20, eval_s=EVALUATION_S)
+    plan, later = scene.job.plan, s.rng.random() < 0.5
+    a_step_s = (plan.every or scene.job.format.every) * plan.step_s
+    limit_s = 3.0 * (EVALUATION_S + 2 * a_step_s) if later else 300.0 + EVALUATION_S
+    scene.expect.within_s = lambda: max(limit_s + a_step_s + 2 * REPORT_S, hang_bound(scene.job)())
+    after = s.warm_s(plan) + (5 * (20 * plan.step_s + EVALUATION_S) if later else 0.0)
+    hang_in(
+        scene, s, "evaluate", after, looks.SPIN_EVALUATION, looks.LOADER if later else looks.DEADLOCKED_IN_EVALUATION
+    )
+    scene.until_s += after
+    return scene
+
+
+EVALUATION_S = 45.0
 
 
 def hang_in_a_step(s: Setup) -> Scene:
@@ -263,6 +281,7 @@ CASES: tuple[Case, ...] = (
     Case(1, "frozen_filesystem_asleep", frozen_filesystem_asleep),
     Case(1, "filesystem_outage", filesystem_outage, (2, 4, 8, 16, 48)),
     Case(2, "hang_at_evaluation", hang_at_evaluation),
+    Case(2, "told_evaluation", told_evaluation, (1, 2, 8), by_trace=False),
     Case(2, "hang_in_a_step", hang_in_a_step),
     Case(2, "hang_that_is_proven", hang_that_is_proven, (1, 2, 4, 8), by_trace=False),
     Case(2, "hang_of_everybody", hang_of_everybody),

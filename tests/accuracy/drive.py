@@ -29,7 +29,7 @@ from tests.accuracy.feed import Line, Reader, report_of, slurm_trace, trace_of
 from tests.accuracy.looks import Look
 from tests.accuracy.scene import Scene
 from tests.accuracy.training import Job, Node, Rank, Worker
-from tests.accuracy.world import INTERVAL_S, World
+from tests.accuracy.world import INTERVAL_S, Mount, World
 
 RECORDS_S = 25.0
 """Records of collectives are there so long after a hang has fired: as long as a collection takes."""
@@ -211,7 +211,10 @@ class Drive:
                 node = next(n for n in self.world.nodes if n.name == name)
                 mount = next((m for m in self.world.mounts if m.path == path), None)
                 if mount is not None and not node.silent:
-                    self.state.apply_probe(name, self.world.probe(node, mount, t, wrote=True), t)
+                    self._probe(node, mount, t)
+
+    def _probe(self, node: Node, mount: Mount, t: float) -> None:
+        self.state.apply_probe(node.name, self.world.probe(node, mount, t, wrote=True), t)
 
     def _dump(self, wanted: StackRequest, t: float, asked_at: float) -> None:
         job = next(each for each in self.world.jobs if each.job_id == wanted.job_id)

@@ -197,3 +197,4 @@ DEADLOCKED = replace(
     IDLE_GPU, state="S", cpu=0.001, io=10.0, frames=(("take_turn (state.py)", "train_step (training.py)", *_LOOP),)
 )
 """Waits for a lock of its own that nobody gives back: `with lock:` has no frame."""
+DEADLOCKED_IN_EVALUATION = replace(DEADLOCKED, frames=(("take_turn (state.py)", "evaluate (training.py)", *_LOOP),))

@@ -74,6 +74,12 @@ def _freeze_for_a_while(job: Job) -> None:
     _thaw(job)
 
 
+def _in_a_later_evaluation(job: Job) -> float:
+    """When the run's own evaluations, as reports every 5 s show them, have told how long they take."""
+    job.stage.training(job, 50)
+    return job.do("evaluation", 2)
+
+
 FAULTS: tuple[Fault, ...] = (
     Fault("data_loader", ("collective_hang",), (3,), lambda job: job.do("loader", 3), acts=True),
     Fault(
@@ -90,6 +96,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("killed_and_all_follow", ("log_error",), (1,), lambda job: job.signal("KILL", 1), also=("dead_rank", "lingering_job"),
           or_nobody=True, asks_ranks=False),
     Fault("lock", ("collective_hang",), (0,), lambda job: job.do("lock", 0), acts=True),
+    Fault("evaluation", ("collective_hang",), (2,), _in_a_later_evaluation, launchers=(SRUN,),
+          options=("--evaluate-every=5",)),
     Fault("other_collective", ("collective_hang",), (2,), lambda job: job.do("mismatch", 2), acts=True),
     # A rank is gone without an error, and who lost it ends: a launcher that leaves is no rank, and nobody
     # else is to be named.

@@ -55,6 +55,9 @@ def options():
     parser.add_argument("--save-interval", type=int, default=20)
     parser.add_argument("--save-seconds", type=float, default=0.0, help="of the slow checkpoint at --slow-at")
     parser.add_argument("--evaluate-seconds", type=float, default=0.0, help="of the evaluation at --slow-at")
+    parser.add_argument(
+        "--evaluate-every", type=int, default=0, help="steps; a word in the log, and four seconds of it"
+    )
     parser.add_argument("--evaluate-by", choices=("all", "rank0"), default="all")
     parser.add_argument("--compile-seconds", type=float, default=0.0, help="of the compilation at --slow-at (0: none)")
     parser.add_argument("--compile-first", action="store_true", help="compile before the first step as well")
@@ -248,6 +251,10 @@ class Training:
                 self.save_checkpoint(0.0)
             if self.step == self.args.slow_at:
                 self.what_takes_long()
+            if self.args.evaluate_every and self.step % self.args.evaluate_every == 0:
+                self.say("***** Running Evaluation *****")
+                self.evaluate(4.0)
+                dist.barrier()
             if self.args.kill_switch and self.is_asked_to_end():
                 self.save_checkpoint(0.0)
                 return
@@ -298,6 +305,8 @@ class Training:
         with torch.no_grad():
             for number, (inputs, _) in enumerate(DataLoader(Samples(self.faults, ""), batch_size=64)):
                 self.net(inputs)
+                if self.faults.take("evaluation"):
+                    wait_for_the_cache()
                 time.sleep(0.05 + 0.01 * (number % 3))
                 if time.monotonic() > end:
                     break

@@ -335,3 +335,63 @@ def test_a_save_by_a_process_beside_it_or_one_that_moves_bytes_is_given_its_time
         for at in (40.0, 20.0, 0.1)
     )
     assert judged(saving(320.0, *stacks, snapshots=dumps)).truth is Truth.UNKNOWN
+
+
+EVALUATION = ("wait (threading.py)", "take_turn (state.py)", "evaluate (train.py)", "main (train.py)")
+
+
+def in_phase(phase: str, age_s: float, own_s: tuple[float, ...], **changes: Any) -> JobView:
+    """Rank 2 stands in an evaluation that the log tells of, or in what it calls a checkpoint."""
+    told = late(age_s, phase=phase, phase_intervals_s=own_s)
+    return saving(age_s, *STACKS[:2], dumped(2, EVALUATION, **changes), STACKS[3], progress=told, phase=phase)
+
+
+@pytest.mark.parametrize(
+    ("age_s", "own_s", "said", "acts"),
+    [
+        (310.0, (), Truth.BAD, True),
+        (300.0, (), Truth.UNKNOWN, False),
+        (310.0, (400.0, 400.0, 400.0), Truth.BAD, True),
+        (92.0, (20.0, 25.0, 30.0), Truth.BAD, False),
+        (88.0, (20.0, 25.0, 30.0), Truth.UNKNOWN, False),
+        (62.0, (2.0, 2.0, 2.0), Truth.BAD, False),
+        (92.0, (20.0, 30.0), Truth.OK, False),
+    ],
+)
+def test_a_hang_in_an_evaluation_is_reported_by_the_runs_own_evaluations_or_after_five_minutes(
+    age_s: float, own_s: tuple[float, ...], said: Truth, acts: bool
+) -> None:
+    found = judged(in_phase("evaluating", age_s, own_s))
+    assert (found.truth, found.actionable) == (said, acts), found.summary
+    assert said is not Truth.BAD or [each.rank for each in found.culprits] == [2]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"others": (*USUAL, threads("recvfrom"))}, {"syscall": "read"}, {"others": None}, {"state": "D"}]
+)
+def test_an_evaluation_in_which_something_may_be_at_work_is_given_its_time_where_the_run_has_shown_none(
+    changes: dict[str, Any],
+) -> None:
+    assert judged(in_phase("evaluating", 1500.0, (20.0, 25.0), **changes)).truth is Truth.UNKNOWN
+    known = judged(in_phase("evaluating", 92.0, (20.0, 25.0, 30.0), **changes))
+    assert (known.truth, known.actionable) == (Truth.BAD, False)
+
+
+def test_an_evaluation_of_all_the_data_may_take_longer_than_those_of_a_part() -> None:
+    at_work = ("forward (model.py)", "evaluate (train.py)", "main (train.py)")
+    told = late(900.0, phase="evaluating", phase_intervals_s=(20.0, 25.0, 30.0))
+    stacks = (*STACKS[:2], dumped(2, at_work, state="R", syscall=None), STACKS[3])
+    assert judged(saving(900.0, *stacks, progress=told, phase="evaluating")).truth is Truth.UNKNOWN
+
+
+def test_a_checkpoint_that_the_log_tells_of_is_reported_after_five_minutes_and_acted_on_as_late_as_any() -> None:
+    found = judged(in_phase("checkpointing", 310.0, ()))
+    assert (found.truth, found.actionable) == (Truth.BAD, False), found.summary
+    assert judged(in_phase("checkpointing", 92.0, (20.0, 25.0, 30.0))).truth is Truth.OK
+
+
+def test_stacks_of_an_evaluation_are_there_by_the_time_that_they_decide() -> None:
+    assert not judged(in_phase("evaluating", 44.0, (20.0, 25.0, 30.0))).wanted
+    assert judged(in_phase("evaluating", 46.0, (20.0, 25.0, 30.0))).wanted
+    assert not judged(in_phase("evaluating", 150.0, ())).wanted
+    assert judged(in_phase("evaluating", 160.0, ())).wanted

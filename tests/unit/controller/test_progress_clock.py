@@ -103,6 +103,21 @@ def test_a_bar_of_an_evaluation_inside_the_bar_of_the_training_takes_nothing_awa
     assert progress(clocks, at).steps_seen == 69
 
 
+def test_a_run_remembers_how_long_its_evaluations_took_with_the_step_after_them() -> None:
+    clocks: Clocks = {}
+    at = 0.0
+    for step in range(40):
+        evaluated = step % 10 == 9
+        apply_step(clocks, event(step), at, float("-inf"), "evaluating" if evaluated else None)
+        at += 35.0 if step % 10 == 8 else 5.0
+    found = read_progress(clocks, ("evaluating", at), float("-inf"), at)
+    assert found is not None
+    assert found.phase_intervals_s == (35.0,) * 4
+    saving = read_progress(clocks, ("checkpointing", at), float("-inf"), at)
+    assert saving is not None
+    assert (saving.phase_intervals_s, progress(clocks, at).phase_intervals_s) == ((), ())
+
+
 def test_a_bar_of_the_data_gives_way_to_that_of_the_training() -> None:
     clocks: Clocks = {}
     at = feed(clocks, [event(step, "tqdm", 5000) for step in range(0, 5001, 10)], every_s=1.0)

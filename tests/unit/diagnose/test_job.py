@@ -126,6 +126,13 @@ def test_an_evaluation_that_its_log_announces_is_no_hang_before_its_limit() -> N
     assert said(view, limit_s=60.0).kind == "collective_hang"
 
 
+def test_an_evaluation_that_takes_longer_than_those_of_the_run_before_is_looked_at() -> None:
+    known = {"phase": "evaluating", "phase_intervals_s": (20.0, 25.0, 30.0)}
+    for age_s, kind in ((50.0, "progressing"), (90.0, "collective_hang")):
+        view = job(progress=progress(age_s, steps_seen=50, step_s=2.0, intervals_s=(2.0,), **known))
+        assert said(view, limit_s=1800.0).kind == kind
+
+
 def test_a_rank_that_is_gone_comes_before_the_stacks_of_the_others() -> None:
     found = said(job(processes=ranks(gone_s=20.0), progress=LATE))
     assert (found.kind, [c.rank for c in found.culprits]) == ("lingering_job", [3])

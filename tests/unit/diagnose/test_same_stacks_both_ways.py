@@ -69,5 +69,7 @@ def test_ranks_that_stand_still_are_judged_alike_live_and_from_dumps_that_somebo
     # Without anybody in a collective a live incident is another detector's. And it names no majority: it may
     # act on whom it names.
     nobody_waits = found is None and not any(place in (*WAITING[:3], at.BROADCAST) for place in places)
+    # Of a job most of whose ranks end, `wedged_teardown` says who is behind.
+    most_end = found == () and 2 * sum(place is at.DESTROY for place in places) > len(places)
     a_majority = found == () and expected is not None and 2 * len(expected) > len(places)
-    assert found == expected or nobody_waits or a_majority
+    assert found == expected or nobody_waits or most_end or a_majority

@@ -14,7 +14,7 @@ these end by themselves, or may. They prove nothing, and neither does what is no
 run has been without a step for longer than ever in the last day.
 
 The same, over minutes, proves that a rank never joins the others, who wait in the rendezvous: `who_never_joins`; and
-that nothing is at work in a rank that saves: `stands_in_a_save`.
+that nothing is at work in a rank that saves or evaluates: `nothing_at_work`.
 """
 
 from __future__ import annotations
@@ -72,10 +72,12 @@ SERVES = frozenset({"accept", "serve_forever"})
 """Functions of them that wait for somebody to come, and fetch nothing."""
 INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
 """What the frames of such a wait may mean, all the way out: anything else takes its time, or is another matter."""
-INSIDE_A_SAVE = INSIDE | {Place.CHECKPOINT}
-"""… of a rank that saves, where nothing else is at work: who writes is a thread, or a process, that does something."""
-SAVE_SPAN_S = 15.0
-"""Between the first dump of a save and the last: a writer that stutters does something in so many seconds."""
+INSIDE_A_PHASE = INSIDE | {Place.CHECKPOINT}
+"""… of a rank that saves or evaluates, where nothing else is at work: who writes, or computes, is a thread, or a
+process, that does something."""
+IDLE_SPAN_S = 15.0
+"""Between the first dump of what may take its time and the last: a writer that stutters does something in so many
+seconds."""
 SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")
 """Beginnings of the names (comm) of torch's own threads that listen for other ranks for as long as the job lives."""
 
@@ -157,14 +159,16 @@ def who_never_joins(job: JobView, least_s: float) -> tuple[tuple[Culprit, ...], 
     return (culprits, voted, span_s) if culprits else None
 
 
-def stands_in_a_save(job: JobView, voted: Vote) -> bool:
-    """Whether who keeps the others waiting stands below a function that saves, in a lock of its own process or in a
-    sleep that outlasts the others, and nothing there is at work that could write."""
+def nothing_at_work(job: JobView, voted: Vote) -> bool:
+    """Whether who keeps the others waiting in an evaluation, or below a function that saves, stands in a lock of its
+    own process or in a sleep that outlasts the others, and nothing is at work there, for a quarter of a minute."""
     dumps = job.snapshots
-    if not voted.checkpointing or len(dumps) < DUMPS or _is_unknown(job):
+    if len(dumps) < DUMPS or _is_unknown(job):
         return False
     span_s = dumps[0].age_s - dumps[-1].age_s
-    return span_s >= SAVE_SPAN_S and bool(_culprits(job, dumps, voted, span_s, _wait_together, inside=INSIDE_A_SAVE))
+    if span_s < IDLE_SPAN_S:
+        return False
+    return bool(_culprits(job, dumps, voted, span_s, _wait_together, frozenset({"evaluation"}), INSIDE_A_PHASE))
 
 
 def _row_s(row: StillRow) -> float:
@@ -201,6 +205,8 @@ def _culprits(
         return ()
     dumps = tuple({(s.node, s.pid, s.start_ticks): s for s in dump.stacks} for dump in snapshots)
     ranks = [(rank.node, rank.process.pid, rank.process.start_ticks) for rank in job.ranks]
+    if any(key not in dump for dump in dumps for key in ranks):
+        return ()
     places = {key: locate(dumps[-1][key]) for key in ranks}
     theirs = tuple(key for key in ranks if (key[0], places[key].rank, key[1]) not in outside)
     if not wait_together([places[key] for key in theirs]) or any(places[key].contexts - usual for key in ranks):
@@ -285,7 +291,7 @@ def _key(process: ProcessView) -> ProcessKey:
 
 def _is_inside(frames: Iterable[Frame], places: frozenset[Place] = INSIDE) -> bool:
     """Whether these frames, outermost included, tell of nothing but a wait inside of the process; names of functions
-    that tell of work count where they may not tell of a save."""
+    that tell of work are an objection outside of a phase that has a name."""
     frames = tuple(frames)
     if any(place_of(each.function, each.file) not in places for each in frames):
         return False

@@ -4,6 +4,9 @@ A transfer may take half an hour. It moves bytes, though, and the kernel counts 
 less where nobody answers: dump after dump every rank outside the collective waits in the same frames for the same
 connection, on which nothing came or went; it uses no time, and reads and writes nothing. What is not known of it
 speaks for it.
+
+A log that tells of an evaluation or a checkpoint asks for patience likewise, and gets less where the stacks show that
+nothing is at work in it.
 """
 
 from __future__ import annotations
@@ -19,6 +22,10 @@ from slurm_watchdog.model.evidence import ProcessStack
 
 LEAST_APART_S = 15.0
 """Between the first dump and the last. A transfer that stutters moves something in so many seconds."""
+EVALUATES, SAVES = "evaluating", "checkpointing"
+"""Phases that a log tells of."""
+KNOWN_PHASES = 3
+"""So many evaluations of a run tell how long the next one takes."""
 RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "readv", "poll", "ppoll"})
 """Calls in which a thread waits for what a connection brings; Python polls where a time-out is set."""
 
@@ -30,7 +37,7 @@ class LongPhases(LimitSettings, Protocol):
 
 def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhases, *, unanswered: bool) -> Limit:
     """`limit`, or a longer one where the stacks show what takes its time; `unanswered`: see `nobody_answers` and
-    `hang_proof.stands_in_a_save`."""
+    `hang_proof.nothing_at_work`."""
     floor_s, reason = settings.checkpoint_floor, "the stacks show a checkpoint or a transfer"
     if unanswered:
         floor_s, reason = (
@@ -43,6 +50,36 @@ def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhase
     if voted.patient and limit.seconds < evaluation_s:
         return Limit(seconds=evaluation_s, reason="the stacks show an evaluation or a compilation")
     return limit
+
+
+def limit_of_known_evaluation(job: JobView, limit: Limit, settings: LimitSettings) -> Limit:
+    """`limit`, or a shorter one for an evaluation that the log tells of, once three of this run have shown how long
+    they take. For whoever looks at the stacks: an evaluation of all the data, after some of a part, shows in them."""
+    progress = job.progress
+    if progress is None or progress.phase != EVALUATES or len(progress.phase_intervals_s) < KNOWN_PHASES:
+        return limit
+    own_s = progress.phase_intervals_s
+    reason = f"{settings.factor:g} x the longest of {len(own_s)} evaluations, {max(own_s):.0f} s"
+    known = Limit(seconds=max(settings.floor, settings.factor * max(own_s)), reason=reason)
+    return min(limit, known, key=lambda each: each.seconds)
+
+
+def limit_of_idle_phase(job: JobView, limit: Limit, settings: LongPhases) -> Limit:
+    """`limit`, or a shorter one for an evaluation or a checkpoint that the log tells of: to be used only where the
+    stacks show that nothing is at work (`hang_proof.nothing_at_work`)."""
+    progress = job.progress
+    if progress is None or progress.phase not in (EVALUATES, SAVES) or progress.steps_seen < settings.warmup_steps:
+        return limit
+    reason = f"the log says {progress.phase}, and nothing is at work"
+    idle = Limit(seconds=with_a_step(job, settings.answer_limit), reason=reason)
+    return min(limit, idle, key=lambda each: each.seconds)
+
+
+def acted_on_after_s(job: JobView, settings: LongPhases, *, unanswered: bool) -> float:
+    """So long without a step before anything is done where a shorter limit has applied: a checkpoint may be written,
+    or a server answer, where nobody looks; an evaluation whose ranks stand where they stood does not come back."""
+    saves = unanswered or (job.progress is not None and job.progress.phase == SAVES)
+    return with_a_step(job, settings.checkpoint_floor if saves else settings.answer_limit)
 
 
 def nobody_answers(job: JobView, voted: Vote) -> bool:

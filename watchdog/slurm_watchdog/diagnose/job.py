@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import not_ended, with_what_holds
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
+from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
 from slurm_watchdog.diagnose.filesystem import (
@@ -213,12 +214,15 @@ def _after(job: JobView) -> str:
 def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
     """Why the job counts as making steps, or as busy with what its log says; None if it does not, or never made one.
 
-    `limit_s` is what the detectors allow it: where the log says that it evaluates or saves, that counts.
+    `limit_s` is what the detectors allow it: where the log says that it evaluates or saves, that counts, until it takes
+    longer than the run has shown it to.
     """
     progress = job.progress
     if progress is None or progress.steps_seen < 2:
         return None
-    if progress.phase is not None and limit_s is not None and progress.age_s < limit_s:
+    own_s = progress.phase_intervals_s
+    longer = len(own_s) >= KNOWN_PHASES and progress.age_s > max(STEP_FLOOR_S, STEP_FACTOR * max(own_s))
+    if progress.phase is not None and limit_s is not None and progress.age_s < limit_s and not longer:
         return (
             f"its log says {progress.phase}, {progress.place} was {progress.age_s:.0f} s ago, and it "
             f"may take {limit_s:.0f} s"

@@ -110,6 +110,9 @@ class Progress(Struct, frozen=True, kw_only=True):
     """How often its count fell and rose again in this run: then `total_steps` is that of an epoch."""
     phase: str | None = None
     phase_age_s: float = 0.0
+    phase_intervals_s: tuple[float, ...] = ()
+    """Those of `intervals_s`, and of earlier ones, in which the log told of this phase: an evaluation with the step
+    after it."""
     source: str = ""
     shared: bool = False
     """Two programs count in one log, in the same words: if one of them stops, the other one hides it."""

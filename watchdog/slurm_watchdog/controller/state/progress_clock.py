@@ -12,9 +12,11 @@ and said (`Progress.shared`).
 
 from __future__ import annotations
 
+from collections import deque
+
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
+from slurm_watchdog.controller.state.counter_clock import KEPT_INTERVALS, Counter, CounterClock
 from slurm_watchdog.controller.state.step_times import add_loss, add_time
 from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
 from slurm_watchdog.model.cluster_view import Progress
@@ -134,6 +136,8 @@ def _rise(
 ) -> None:
     if at > clock.rose_at > troubled_at and clock.seen > 1:
         clock.intervals_s.append(at - clock.rose_at)
+        if phase is not None:
+            clock.phase_intervals_s.setdefault(phase, deque(maxlen=KEPT_INTERVALS)).append(at - clock.rose_at)
     if at > clock.rose_at and clock.seen > 1 and phase is None:
         since = max(clock.rose_at, saved_at) if saved_at < at else clock.rose_at
         clock.paces.add(at - since, at, troubled=clock.rose_at <= troubled_at)
@@ -168,6 +172,7 @@ def _reset(clock: CounterClock, event: Event, number: float, at: float) -> Count
     new.seen, new.rose, new.begun_anew = 2, clock.rose + 1, clock.begun_anew + 1
     if new.is_step and max(clock.first_step or 0, lower) <= max(1, clock.stride):
         new.seen, new.intervals_s, new.paces = clock.seen + 1, clock.intervals_s, clock.paces
+        new.phase_intervals_s = clock.phase_intervals_s
     return new
 
 
@@ -246,5 +251,6 @@ def read_progress(
         begun_anew=main.begun_anew,
         phase=phase[0] if phase else None,
         phase_age_s=now - phase[1] if phase else 0.0,
+        phase_intervals_s=tuple(main.phase_intervals_s.get(phase[0], ())) if phase else (),
         source=source,
     )

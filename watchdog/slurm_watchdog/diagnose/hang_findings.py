@@ -1,0 +1,185 @@
+"""What is said of ranks that are alive and whose loop does not turn, and why: part of `collective_hang`. Pure.
+
+Each function here takes the finding of a job, with how long no step was made, and returns it with what its stacks, or
+its GPUs, show.
+"""
+
+from __future__ import annotations
+
+from slurm_watchdog.analysis.hang_proof import Proof
+from slurm_watchdog.analysis.held_processes import process_on_storage, rank_on_storage, with_what_holds
+from slurm_watchdog.analysis.job_state import has_trained, last_error
+from slurm_watchdog.analysis.learned_limit import Limit
+from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, LoopSettings, has_just_grown, look_apart_s
+from slurm_watchdog.analysis.rank_activity import LoopState, working_process
+from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
+from slurm_watchdog.diagnose.culprit_words import what_they_do
+from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
+from slurm_watchdog.diagnose.stacks.vote import Vote
+from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import Culprit, Finding
+from slurm_watchdog.parse.training_log.text import split_prefix
+
+FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
+"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep)
+are waits like any other. One that is shutting down does so, too, if it said before that it raised an
+exception: a thread keeps it from its end."""
+
+
+def proven_finding(job: JobView, finding: Finding, proof: Proof) -> Finding:
+    """BAD before the limit; to be acted on once a second look has shown the same."""
+    place = job.progress.place if job.progress else "its start"
+    culprits = with_what_holds(job, proof.culprits)
+    return finding.bad(
+        f"Job {job.job.job_id} hangs after {place}: no step for {finding.duration_s:.0f} s (late after "
+        f"{proof.late_s:.1f} s; {proof.dumps} dumps within {proof.span_s:.0f} s show the same, and nothing at work); "
+        f"{held_up_by(culprits, proof.voted)}.",
+        culprits=culprits,
+        facts=facts_of(job, proof.voted),
+        actionable=proof.is_confirmed,
+    )
+
+
+def spinning_finding(
+    job: JobView,
+    finding: Finding,
+    limit: Limit,
+    voted: Vote,
+    culprits: tuple[Culprit, ...],
+    busy_limit_s: float,
+) -> Finding:
+    """BAD, of ranks that go round in a small loop of Python while the others wait for them. Acted on as late
+    as before: it may be work that shows nothing of itself."""
+    age_s = finding.duration_s
+    place = job.progress.place if job.progress else "its start"
+    return finding.bad(
+        f"Job {job.job.job_id} hangs after {place}: no step for {age_s:.0f} s (limit "
+        f"{limit.seconds:.0f} s, {limit.reason}); "
+        f"{held_up_by(culprits, voted)}.",
+        culprits=culprits,
+        facts=facts_of(job, voted),
+        actionable=age_s >= busy_limit_s,
+    )
+
+
+def standing_alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple[Culprit, ...]:
+    """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
+    and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
+    `window_s`: see `_logged_error`."""
+    still = voted.moving is False and not voted.checkpointing and seen.stands
+    if len(job.ranks) != 1 or (job.ranks[0].process.world_size or 1) > 1 or not still or len(voted.groups) != 1:
+        return ()
+    group, rank = voted.groups[0], job.ranks[0]
+    reason = f"{group.place}, in {group.frames[0]}"
+    culprit = rank.culprit(reason)
+    raised = group.place is Place.TEARDOWN and bool(_logged_error(job, (culprit,), window_s))
+    return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
+
+
+def finding_by_gpus(job: JobView, finding: Finding, clock: LoopClock, seen: LoopState, busy_limit_s: float) -> Finding:
+    """No stack of any rank: BAD if the GPUs show that most ranks wait. To be acted on much later, and only
+    with a culprit: an upload that uses no time and no file looks like a rank that idles."""
+    age_s, limit, progress = finding.duration_s, clock.limit, job.progress
+    # An error of which is not known what it says may be the end of a training.
+    unknown = any(each.event.pattern is None and each.age_s <= age_s for each in job.errors)
+    stuck, failed = rank_on_storage(job), unknown or last_error(job) is not None
+    if not seen.stands or not seen.in_collective or progress is None or stuck or failed:
+        why = seen.why
+        if stuck or failed:
+            why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
+        return finding.unknown(f"{clock.words}, the stacks are not in, and {why}")
+    named = "nobody is named"
+    if seen.culprits:
+        named = what_they_do(seen.culprits)
+    return finding.bad(
+        f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
+        culprits=seen.culprits,
+        facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
+        actionable=bool(seen.culprits) and bool(job.gpus) and age_s >= busy_limit_s,
+    )
+
+
+def finding_beyond_limit(
+    job: JobView,
+    finding: Finding,
+    clock: LoopClock,
+    voted: Vote,
+    busy_limit_s: float,
+    window_s: float,
+    alone: tuple[Culprit, ...] = (),
+) -> Finding:
+    """Beyond the limit: BAD if the stacks do not move while ranks wait in a collective. Otherwise it is no hang
+    that is known: `stalled_progress` tells of it much later.
+
+    To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
+    that is down, or a log that is not written while the job continues: only time distinguishes the two.
+    """
+    age_s, limit = finding.duration_s, clock.limit
+    stuck = voted.moving is False and (voted.waiting > 0 or bool(alone)) and not voted.missing
+    culprits = alone or ((*voted.outside, *voted.undumped) if stuck else ())
+    if age_s < limit.seconds or not stuck:
+        return finding.unknown(f"{clock.words}, limit {limit.seconds:.0f} s ({limit.reason}), and {why_not(voted)}")
+    working = working_process(job, culprits)
+    if working is not None:
+        process, what = working
+        return finding.unknown(
+            f"{clock.words}; {process.process.comm} of rank {process.process.rank} on {process.node} {what}: "
+            "who waits for it waits for work"
+        )
+    progress, culprits = job.progress, with_what_holds(job, culprits)
+    if progress is None and not culprits and not clock.unread:
+        return finding.unknown(f"job {job.job.job_id} has never logged a step that could be read")
+    finished = progress is not None and progress.total_steps is not None and progress.step >= progress.total_steps
+    last = "after it had trained" if clock.unread else "before its first step"
+    if progress:
+        last = f"after {'its last step, ' + str(progress.step) if finished else progress.place}"
+    if alone:
+        named = f"{what_they_do(culprits)}, and does nothing"
+    elif culprits:
+        named = held_up_by(culprits, voted)
+    elif voted.elsewhere:
+        named = f"{ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so nobody is named"
+    else:
+        named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
+    error = _logged_error(job, culprits, window_s)
+    held = process_on_storage(job)
+    saves = has_just_grown(job, GROWS_S) and age_s < busy_limit_s
+    return finding.bad(
+        f"Job {job.job.job_id} hangs {last}: {clock.words} "
+        f"(limit {limit.seconds:.0f} s, {limit.reason}); {named}{f'. It said before: {error}' if error else ''}.",
+        culprits=culprits,
+        facts=(*facts_of(job, voted), *waited_for(held, saves=saves)),
+        actionable=(progress is not None or has_trained(job) or clock.unread)
+        and not finished
+        and held is None
+        and not saves
+        and (bool(culprits) or (age_s >= busy_limit_s and not clock.unread)),
+    )
+
+
+def error_window_s(job: JobView, clock: LoopClock, settings: LoopSettings) -> float:
+    """How old an error may be that tells why the loop has stopped: since the last step, or, where steps
+    cannot be read, since the last look that found it moving."""
+    progress = job.progress
+    if clock.unread:
+        return clock.age_s + look_apart_s(job, settings, moving=True)
+    if progress is None:
+        return job.run_age_s
+    return min(progress.age_s, progress.last_increase_age_s or progress.age_s)
+
+
+def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
+    """The error that the one culprit's own rank has logged within so many seconds: why it is where it is.
+    Empty: none is known."""
+    if len(culprits) != 1 or culprits[0].rank is None:
+        return ""
+    sole = len(job.ranks) == 1  # a line that names no rank is its own
+    own = [
+        each
+        for each in job.errors
+        if (each.event.rank == culprits[0].rank or (sole and each.event.rank is None)) and each.age_s <= within_s
+    ]
+    last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
+    return "" if last is None else shortened(split_prefix(last.event.line)[0], EXCERPT_CHARS).rstrip(".:")

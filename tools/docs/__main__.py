@@ -9,7 +9,19 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from tools.docs import alerts, api, cli, collectors, detectors, evaluation, examples, metrics, options, rooms
+from tools.docs import (
+    alerts,
+    api,
+    cli,
+    collectors,
+    detectors,
+    evaluation,
+    examples,
+    metrics,
+    node_tests,
+    options,
+    rooms,
+)
 
 
 class Page(NamedTuple):
@@ -28,6 +40,7 @@ PAGES: Mapping[str, Page] = {
     "cli": Page(cli.FILE, cli.write),
     "api": Page(api.FILE, api.write),
     "evaluation": Page(evaluation.FILE, evaluation.write),
+    "node_tests": Page(node_tests.FILE, node_tests.write),
     "rooms": Page(rooms.FILE, rooms.write),
     **{page.stem.lower(): Page(page, partial(examples.write, page)) for page in examples.PAGES},
 }

@@ -57,7 +57,7 @@ def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequ
     bad = [*_problems(node.problems, others), *gpu_reasons(node, peers, others)]
     compared = False
     for key, value in node.figures.items():
-        kind = KINDS[split_key(key)[0]]
+        kind = _kind_of(key, node)
         worse, was_compared = worse_than(key, node, kind, values_of(key, node, peers), floors)
         was = [each[key] for each in past if key in each and not split_key(key)[0].startswith(SHARED)]
         if not worse and len(was) >= LEAST_PAST and _all_worse(value, kind, values_of(key, node, peers)):
@@ -127,6 +127,12 @@ def _against(value: float, kind: Kind, others: Sequence[float], spread: float, w
         return ""
     how = f"{1 - value / middle:.0%} less than" if kind.more_is_better else f"{value / middle:.1f} times"
     return f"{shown(value, kind)}, {how} the {shown(middle, kind)} {where}"
+
+
+def _kind_of(key: str, node: Measured) -> Kind:
+    kind = KINDS[split_key(key)[0]]
+    guest = bool(node.facts.get("state", {}).get("virtual"))
+    return kind if kind.relative_of_guest is None or not guest else kind._replace(relative=kind.relative_of_guest)
 
 
 def _least(kind: Kind) -> float:

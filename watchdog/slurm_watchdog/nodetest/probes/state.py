@@ -36,6 +36,17 @@ def model() -> str:
     return ""
 
 
+def is_virtual(text: str) -> bool:
+    """Given /proc/cpuinfo: whether a hypervisor has given this machine its processors (x86: the flag `hypervisor`)."""
+    return any(line.startswith("flags") and "hypervisor" in line.split() for line in text.splitlines())
+
+
+def _virtual() -> bool:
+    with contextlib.suppress(OSError), open("/proc/cpuinfo") as file:
+        return is_virtual(file.read()) or os.path.exists("/sys/hypervisor/type")
+    return False
+
+
 def clock_unsynchronised() -> bool | None:
     """Whether the kernel says that nothing disciplines its clock; None: it did not answer."""
     try:
@@ -111,7 +122,7 @@ def measure_state(asked: dict[str, Any]) -> dict[str, Any]:
     """Facts only, and `nic_speed` in Gb/s of the interface that the site names."""
     facts: dict[str, Any] = {
         "model": f"{model()} x{os.cpu_count()}", "kernel": os.uname().release, "python": platform.python_version(),
-        "clock_unsynchronised": clock_unsynchronised(),
+        "clock_unsynchronised": clock_unsynchronised(), "virtual": _virtual(),
     }  # fmt: skip
     figures = {}
     speed = speed_mbps(asked["interface"]) if asked.get("interface") else None

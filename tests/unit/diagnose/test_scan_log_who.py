@@ -13,3 +13,23 @@ CASES = [*SPEAKERS, *AROUND]
 @pytest.mark.parametrize(("text", "expected"), [case[1:] for case in CASES], ids=[case[0] for case in CASES])
 def test_a_log_gives_its_verdict(text: str, expected: Expected) -> None:
     assert verdict_of(text) == expected
+
+
+@pytest.mark.parametrize("prefix", ["[pod/train-worker-4/pytorch] ", "2024-05-01T10:00:09.123456789Z stderr F "])
+def test_what_a_container_runtime_puts_before_a_line_names_nobody_and_hides_nobody(prefix: str) -> None:
+    raised = 'Traceback (most recent call last):\n  File "t.py", line 3, in f\n    x["a"]\nKeyError: \'a\'\n'
+    text = "".join(f"{prefix}[rank2]: {line}\n" for line in raised.splitlines())
+    assert verdict_of(text) == ("python_exception", 2, None)
+    assert verdict_of("".join(f"{prefix}{line}\n" for line in raised.splitlines())) == ("python_exception", None, None)
+
+
+def test_the_tasks_of_a_step_are_the_daemons_of_mpirun_and_no_ranks() -> None:
+    raised = "".join(
+        f"[1,1]<stderr>:{line}\n"
+        for line in ("Traceback (most recent call last):", '  File "t.py", line 3, in f', "KeyError: 'a'")
+    )
+    ended = "srun: error: n3: task 0: Exited with exit code 1\nsrun: error: n4: task 1: Terminated\n"
+    found = verdict_of(raised + ended)
+    assert found is not None
+    assert found[:2] == ("python_exception", 1)
+    assert found[2] != "n4"

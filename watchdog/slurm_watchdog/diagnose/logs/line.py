@@ -99,7 +99,10 @@ _PLACE = re.compile(
 _NEMO = re.compile(r"\[NeMo (?P<letter>[IWEDF]) [\d: -]+(?: nemo_logging:\d+)?[^\]]*\]\s?")
 _HF = re.compile(r"\[(?P<level>INFO|WARNING|ERROR|DEBUG)\|[\w./-]+:\d+\]\s?")
 _QUOTE = re.compile(r"(?:> ?)+(?!>)")
-_STREAM = re.compile(r"(?:\[?(?:stderr|stdout)\]?|err|out)\s?[:|]\s?", re.IGNORECASE)
+_STREAM = re.compile(
+    r"(?:\[?(?:stderr|stdout)\]?|err|out)\s?[:|]\s?|(?:stderr|stdout) [FP] |\[pod/[\w.-]+/[\w.-]+\] ", re.IGNORECASE
+)
+"""Of a launcher, of a container's log (CRI), of `kubectl logs --prefix`."""
 _LETTERS = {"I": "info", "D": "info", "W": "warning", "E": "error", "F": "error"}
 _LEVELS = {
     "TRACE": "info", "DEBUG": "info", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning",

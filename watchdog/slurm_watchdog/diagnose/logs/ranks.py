@@ -24,8 +24,9 @@ MAX_WORLD = 1 << 20
 _LAUNCHER = re.compile(
     r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic"
     r"|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: "
-    r"\d+ \(pid|mp\.spawn"
+    r"\d+ \(pid|mp\.spawn|\bmpirun (?:noticed|detected|has exited)|^\s*(?:\d+: )?\[\d+,\d+\]\s?<\w+>:"
 )
+"""Open MPI's prefix as well: where mpirun starts the ranks, the tasks of a step are its daemons, one a node."""
 _TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")
 """torchrun's prefix: Slurm's tasks are its launchers."""
 _WORLD = re.compile(

@@ -39,7 +39,8 @@ from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
-from slurm_watchdog.journal.database import Database, is_postgresql
+from slurm_watchdog.journal.alone import Alone
+from slurm_watchdog.journal.database import Database, is_postgresql, is_sqlite
 from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Lease
@@ -84,11 +85,14 @@ def run_controller(
     except (ValueError, OSError) as error:
         log.error("the controller cannot start: %s", error)
         return 2
+    alone: Alone | None = None
     lease: Lease | None = None
     journal: Journal | None = None
     recorder: Recorder | None = None
     try:
         url = journal_url(config)
+        if is_sqlite(url):
+            alone = Alone(url)
         if is_postgresql(url):
             lease = Lease(url, f"{socket.gethostname()}:{split_address(config.controller.listen)[1]}")
             code = _become_active(config, lease, config_file, once=once)
@@ -103,7 +107,7 @@ def run_controller(
     else:
         return uvloop.run(serving)
     finally:
-        for each in (recorder, journal, lease):
+        for each in (recorder, journal, lease, alone):
             if each is not None:
                 each.close()
 

@@ -243,6 +243,14 @@ def is_postgresql(url: sa.URL | str) -> bool:
         raise JournalError(NO_URL) from error
 
 
+def is_sqlite(url: sa.URL | str) -> bool:
+    """Whether the journal at this address is a file. Raises JournalError for no address."""
+    try:
+        return sa.make_url(url).get_backend_name() == "sqlite"
+    except sa.exc.ArgumentError as error:
+        raise JournalError(NO_URL) from error
+
+
 def open_engine(url: sa.URL, busy_ms: int = BUSY_MS, *, read_only: bool = False) -> sa.Engine:
     """An engine for one thread. For SQLite: durable, waiting for locks, transactions that begin where we say."""
     if url.get_backend_name() != "sqlite":

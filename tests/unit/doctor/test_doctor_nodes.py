@@ -364,6 +364,14 @@ def test_wrong_usage_has_code_2(tmp_path: Path) -> None:
     assert (result.exit_code, "can't be read" in result.stderr) == (2, True)
 
 
+def test_a_refused_configuration_is_none_of_the_findings_that_a_node_is_drained_for(tmp_path: Path) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text("agent: {intervall: 5s}")
+    assert run("--node", "--config", str(file)).exit_code == 2
+    asked = run("--node", "--deadline", "9s", "--only", "nvml", "--config", str(file))
+    assert (asked.exit_code, "unknown key" in asked.stderr) == (3, True)
+
+
 def test_a_job_that_slurm_does_not_have_is_unknown() -> None:
     result = run("--job", "999999999")
     assert result.exit_code == 3

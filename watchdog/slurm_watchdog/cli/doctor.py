@@ -13,7 +13,14 @@ import click
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, operator_options, print_json, service_paths
+from slurm_watchdog.cli.options import (
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    load_or_exit,
+    operator_options,
+    print_json,
+    service_paths,
+)
 from slurm_watchdog.cli.terminal import clean, count, sentence
 
 if TYPE_CHECKING:
@@ -78,7 +85,12 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
         raise click.UsageError("--deadline and --only go with --node")
     version = _version(torch)
     found: Sequence[Advice]
-    config = _configuration(config_file)
+    try:
+        config = _configuration(config_file)
+    except SystemExit:
+        if only is None:
+            raise
+        sys.exit(EXIT_UNKNOWN)  # a health check drains for code 2, and none of these findings was looked for
     if script is not None:
         what, subject, found = "script", script, examine_script(script, config, version)
     elif job_id is not None:

@@ -478,3 +478,14 @@ def test_a_stage_that_had_nothing_to_do_when_its_old_dump_was_written_is_not_nam
     fresh = [each.record(600.0) for each in job[1:]]
     assert order_of([job[0].record(300.0), *fresh]).odd == ()
     assert [each.rank for each in order_of([job[0].record(601.0), *fresh]).odd] == [0]
+
+
+def test_who_waits_for_ranks_that_wait_for_nobody_is_in_no_circle_with_them() -> None:
+    """The root of a broadcast has gone on, and all others wait in it."""
+    job = recorders(4)
+    for rank in job:
+        rank.collective("broadcast", done=rank.rank == 0)
+    job[0].collective(done=False)
+    found = judged(job)
+    assert (found.odd, found.waiting) == ((), (0, 1, 2, 3))
+    assert "what all have entered" in found.unclear

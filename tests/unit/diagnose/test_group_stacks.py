@@ -652,3 +652,53 @@ def test_repeated_dumps_of_faulthandler_are_one_process_and_the_last_one_counts(
 def test_forked_ranks_whose_main_threads_have_one_address_stay_several_processes() -> None:
     forked = '  File "multiprocessing/process.py", line 314 in _bootstrap\n'
     assert len(repeated((0x7FD61B222B80, 10), (0x7FD61B222B80, 20), frames=forked).ranks) == 2
+
+
+SAVE_BARRIER = (BARRIER[0], "save_checkpoint (ckpt.py:40)", *TAIL)
+COPIES = ("copytree (shutil.py:593)", "mirror (store.py:9)", *TAIL)
+STARTED = ("_wait (subprocess.py:2053)", "wait (subprocess.py:1264)", "mirror (store.py:9)", *TAIL)
+
+
+@pytest.mark.parametrize("odd", [COPIES, STARTED])
+def test_who_copies_or_starts_something_while_the_others_wait_in_a_save_may_be_saving(odd: Sequence[str]) -> None:
+    places = (SAVE_BARRIER, odd, SAVE_BARRIER, SAVE_BARRIER)
+    assert verdict(*places).culprits == ()
+    assert verdict(*places, since=300.0, step=5.0).culprits == ()
+    assert said(verdict(*places, since=2 * HOUR, step=5.0))[2] == [1]
+
+
+def test_who_waits_for_its_loader_while_the_others_wait_in_a_save_is_named_at_once() -> None:
+    assert said(verdict(SAVE_BARRIER, LOADER, SAVE_BARRIER, SAVE_BARRIER, since=300.0, step=5.0))[2] == [1]
+
+
+@pytest.mark.parametrize(
+    "inner",
+    ["full_tensor (torch/distributed/tensor/_api.py:570)", "wait (/env/site-packages/ring_flash_attn/utils.py:150)"],
+)
+def test_who_waits_in_a_tensor_of_several_ranks_or_a_ring_of_attention_waits_for_its_peers(inner: str) -> None:
+    waits = (inner, *TAIL)
+    assert verdict(REDUCE, waits, REDUCE, REDUCE, waits, waits, since=HOUR).culprits == ()
+    assert said(verdict(waits, waits, LOADER, waits, since=HOUR))[2] == [2]
+
+
+def eu_stack(pid: int, *functions: str) -> str:
+    frames = "".join(f"#{at}  0x00007f1b2c0a1{at:03} {name}\n" for at, name in enumerate(functions))
+    other = "#0  0x00007f1b2c0a1117 pthread_cond_timedwait@@GLIBC_2.3.2\n#1  0x00007f1b2c0a1118 clone3\n"
+    return f"PID {pid} - process\nTID {pid}:\n{frames}TID {pid + 1}:\n{other}"
+
+
+@pytest.mark.parametrize("tail", ["", " - /usr/lib64/libc.so.6", "\n    ../sysdeps/unix/sysv/linux/read.c:26:10"])
+def test_eu_stack_is_read(tail: str) -> None:
+    waits, reads = (
+        ("clock_gettime", "cuStreamSynchronize", "main"),
+        (f"__libc_read{tail}", "_io_FileIO_readinto", "main"),
+    )
+    texts = [f"=== rank {rank} ===\n{eu_stack(700 + 10 * rank, *(reads if rank == 2 else waits))}" for rank in range(4)]
+    found = diagnose_dumps(parse_stacks("".join(texts)), LATE)
+    assert [(each.rank, each.pid) for each in found.culprits] == [(2, 720)]
+
+
+def test_folders_named_for_the_occasion_are_no_nodes() -> None:
+    texts = [(f"sample_{at}/rank_{r}.txt", text_of(r, LOADER if r == 2 else REDUCE)) for at in (1, 2) for r in range(4)]
+    dumps = [dump for name, text in texts for dump in parse_stacks(text, name)]
+    assert [(each.node, each.rank) for each in diagnose_dumps(dumps).culprits] == [(None, 2)]

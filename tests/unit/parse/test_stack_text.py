@@ -348,3 +348,18 @@ def test_lines_in_any_order_crash_nothing(lines: list[str]) -> None:
 @given(st.integers(0, 400), st.integers(0, 400), st.text(max_size=20))
 def test_a_dump_that_is_cut_and_overwritten_crashes_nothing(begin: int, end: int, junk: str) -> None:
     diagnose_dumps(parse_stacks(SPY[:begin] + junk + SPY[end:]))
+
+
+def test_a_frame_whose_line_is_not_known_ends_no_stack() -> None:
+    text = 'Thread 7 (active): "MainThread"\n    readline (<stdin>:0)\n    interaction (pdb.py:432)\n'
+    (dump,) = parse_stacks(text)
+    assert [(frame.function, frame.file, frame.line) for frame in dump.threads[0].frames] == [
+        ("readline", "<stdin>", 0), ("interaction", "pdb.py", 432),
+    ]  # fmt: skip
+
+
+def test_the_prefix_of_kubectl_names_a_pod() -> None:
+    text = 'Process 1: python t.py\nThread 1 (active): "MainThread"\n    barrier (torch/distributed/distributed_c10d.py:1)\n'
+    prefixed = "".join(f"[pod/llm-worker-3/pytorch] {line}\n" for line in text.splitlines())
+    (dump,) = parse_stacks(prefixed)
+    assert (dump.header.host, dump.header.rank, dump.pid) == ("llm-worker-3", None, 1)

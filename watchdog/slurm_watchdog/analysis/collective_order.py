@@ -121,12 +121,19 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         return _without(found, "who belongs to a communicator in which ranks wait is not known")
     if any(_disagree(front) for front in fronts):
         return _without(found, "ranks called different collectives, and no side has a clear majority")
-    if behind or spoken_to:
+    if _in_a_circle(of_rank, fronts):
         return _without(
             found, "ranks wait for one another in a circle: they use their communicators in different order"
         )
     if any(front.early for front in fronts) or any({*record.peers} - spoken_to for record in of_rank.values()):
-        return _without(found, "what is unfinished was begun only seconds before the last of these records was made")
+        return _without(
+            found, "what is unfinished was begun only seconds before one of these records was made, or after"
+        )
+    if behind or spoken_to:
+        return _without(
+            found,
+            "who is waited for waits in what all have entered: it is the network, a GPU, or still under way",
+        )
     return _without(found, "every rank has entered what it waits for: it is the network, a GPU, or still under way")
 
 
@@ -204,6 +211,18 @@ def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: S
             if reached.intersection(front.behind) or not reached.isdisjoint(front.calls):
                 reached |= front.calls.keys()
     return waiting <= reached and roots <= sure
+
+
+def _in_a_circle(of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[_Front]) -> bool:
+    """Whether some ranks wait for each other, and for nobody who waits for none of them."""
+    awaited = {rank: {*_awaited_peers(record, of_rank)} & of_rank.keys() for rank, record in of_rank.items()}
+    for front in fronts:
+        for rank in front.calls:
+            awaited[rank].update(front.behind)
+    while free := [rank for rank, peers in awaited.items() if not peers & awaited.keys()]:
+        for rank in free:
+            del awaited[rank]
+    return bool(awaited)
 
 
 def _waited(since: float | None, *records: CollectiveRecord) -> bool:

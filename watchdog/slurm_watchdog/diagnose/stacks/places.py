@@ -350,6 +350,8 @@ def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Fram
             continue
         if thread.frames[-1].function in ("Thread._bootstrap", "_bootstrap"):
             continue  # a thread that Python started is not autograd's
+        if not thread_role(thread) and all(is_native(frame.file) for frame in thread.frames):
+            continue  # nor is every thread without a name, as eu-stack and old gdb have them
         place, frames = _place(thread.frames)
         if place is not Place.OTHER:
             return place, frames

@@ -64,6 +64,8 @@ MAX_CULPRITS: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
 
+NOT_SAVING: Final = ENDLESS - {Place.FILESYSTEM}
+"""Where a rank writes nothing, though its peers wait in the middle of a checkpoint."""
 
 _ROOTED: Final = re.compile(
     r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE
@@ -214,6 +216,8 @@ def _proves(case: StackCase, p: RankPlace) -> bool:
         return False  # so does what reads or decodes a sample there
     if p.place in (Place.FILESYSTEM, Place.LOCK) and is_known_by_name_alone(p):
         return False
+    if p.place is Place.FILESYSTEM and _peers_save(case):
+        return False
     innermost = [f for f in p.raw if not is_native(f.file)][:4]
     return not any(_is_momentary(f.function, f.file) for f in innermost)
 
@@ -233,12 +237,19 @@ def _patience_is_over(case: StackCase, p: RankPlace) -> bool:
     saving = any(place_of(f.function, f.file) in UNHURRIED for f in p.raw) or any(
         is_unhurried(each) for each in case.outside
     )
+    saving = saving or (p.place not in NOT_SAVING and _peers_save(case))
     if p.place in LONG or "startup" in p.contexts:
         return since_s >= max(STARTUP_S, unhurried_s)
     evaluates = "evaluation" in p.contexts and p.place not in ENDLESS
     if p.place in UNHURRIED or saving or evaluates:
         return since_s >= unhurried_s
     return True
+
+
+def _peers_save(case: StackCase) -> bool:
+    """Whether those who wait do so in the middle of a checkpoint, as a rule: who copies or starts something then may be
+    writing it, whatever its function is called."""
+    return 2 * sum(map(is_unhurried, case.waiting)) > len(case.waiting)
 
 
 def _nobody_outside(case: StackCase) -> _Ruling:

@@ -9,7 +9,8 @@ from functools import lru_cache
 from slurm_watchdog.model.evidence import Frame
 
 _PY_FRAME = re.compile(r'\s*(?:\((?:Python|C)\)\s*)?File:? "(.*?)", line (\d+),? in (.+?)\s*$')
-_GDB_FRAME = re.compile(r"\s*#(\d+)\s+(?:0x[0-9a-f]+ in )?(.+)$")
+_GDB_FRAME = re.compile(r"\s*#(\d+)\s+(?:0x[0-9a-f]+ (?:in )?)?(.+)$")
+"""eu-stack writes no `in`, with -m ` - /path/of/library` behind the function, and with -s the source below it."""
 _GDB_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (.+?), line (\d+), in ([\w.<>]+)")
 _RECORDED_FRAME = re.compile(r"\s*(?:#\d+\s+)?([\w.<>]+) from (\S+\.py):(\d+)\s*$")
 _KERNEL_FRAME = re.compile(r"\s*\[<[0-9a-f]+>\] (?:([\w.]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w+)\])?|0xf{16})\s*$")
@@ -35,8 +36,9 @@ def parse_frame(line: str) -> Frame | None:
     if not found or not name or not inner or re.search(r"(?<!:): |^(Arguments|Locals)|^[-*>•] |= ", name):
         return None
     file, colon, digits = inner.rpartition(":")
-    number = int(digits) if colon and digits.isdigit() and len(digits) < 9 else 0
-    file = file if number else inner
+    numbered = bool(colon) and digits.isdigit() and len(digits) < 9
+    number = int(digits) if numbered else 0
+    file = file if numbered else inner
     code = re.search(r"\.(pyx?|pyc|so|c|cc|cpp|cu|h|hpp|rs|S)\b|^<.*>$|^lib|python[\d.]*$|^\[|^\?+$|^[\w./-]+$", file)
     if code is None or (line[:2] != "  " and (not number or " " in name or ".py" not in file)):
         return None
@@ -66,7 +68,7 @@ def belongs_to_frame(line: str, mode: str) -> bool:
     if mode == "spy":
         return _ARGUMENTS.match(line) is not None
     if mode == "gdb":
-        return _GDB_FRAME.match(line) is None and re.match(r"\s+(from|at|\S+=)", line) is not None
+        return _GDB_FRAME.match(line) is None and re.match(r"\s+(from|at|\S+=|\S+:\d+(:\d+)?$)", line) is not None
     source = re.match(r"\s{4,}\S|\s*<(?:built-in|method|no Python|unknown)\b", line)
     return source is not None or line.strip() == "..."
 
@@ -94,7 +96,7 @@ def _gdb_frame(line: str) -> Frame | None:
     if (python := _GDB_PYTHON.search(line)) is not None:
         return Frame(function=python[3], file=python[1].strip("\"'"), line=int(python[2][:9]))
     place = re.search(r"\) (?:at|from) (\S+?)(?::(\d+))?$", match[2])
-    name = re.split(r" \((?!anonymous)", match[2], maxsplit=1)[0][:300]
+    name = re.split(r" \((?!anonymous)| - /", match[2], maxsplit=1)[0][:300]
     if place is None:
         return Frame(function=name, file="??")
     return Frame(function=name, file=place[1], line=int((place[2] or "0")[:9]))

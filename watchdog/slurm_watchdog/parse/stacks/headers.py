@@ -98,6 +98,9 @@ def _read_brackets(match: re.Match[str]) -> DumpHeader | None:
     local = re.fullmatch(r"(?i)(?:default|trainer|worker|local_?rank)_?(\d{1,4})", text)
     if local is not None:
         return DumpHeader(local_rank=int(local[1]))
+    pod = re.fullmatch(rf"pod/({_HOSTLIKE})(?:/[\w.-]+)?", text)
+    if pod is not None:
+        return DumpHeader(host=pod[1])
     both = re.fullmatch(rf"({_HOSTLIKE})[:/](?:rank)?(\d{{1,6}})", text)
     if both is not None:
         return DumpHeader(host=both[1], rank=int(both[2]))
@@ -249,6 +252,11 @@ def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
     return header
 
 
+_OCCASION: Final = (
+    r"(?<![a-z\d])(?:samples?|snapshots?|rounds?|attempt|take|pass|try|run|iter(?:ation)?|step|job(?:id)?)"
+    r"[-_]?\d{1,10}(?![a-z\d])"
+)
+"""In a name: which of several dumps it is, or of which job; no node and no rank."""
 _REDIRECTED: Final = re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
 """Where torchrun writes what a rank of its node prints (`--redirects`, `--tee`)."""
 _HOST_FILE: Final = re.compile(
@@ -302,6 +310,7 @@ def _by_name(name: str, pids: tuple[int, ...]) -> DumpHeader:
         if match is not None and not (len(pids) > 1 and match[0].lower().startswith(("gpu", "cuda"))):
             header = replace(header, **{field: int(match[1])})
             stem = f"{stem[: match.start()]}-{stem[match.end() :]}"
+    stem = re.sub(_OCCASION, "-", stem, flags=re.I)
     stem = re.sub(r"(?<!\d)20\d\d-?\d\d-?\d\d([T_-]?\d\d[-:]?\d\d([-:]?\d\d)?)?(?!\d)", "-", stem)
     trailing = re.search(r"(?:^|[-_.])(\d{1,8})$", stem.strip("-_. "))
     if trailing is not None and (int(trailing[1]) in pids or (len(trailing[1]) >= 5 and not header.pid)):

@@ -44,6 +44,7 @@ _BEFORE_ALL = (
 """What a letter and a log with times have before most lines."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _PROCESS = re.compile(r"\s*Process (\d+)(?::\s?(.*))?$")
+_EU_STACK_PROCESS = re.compile(r"\s*PID (\d+) - (?:process|core)\s*$")
 _PARENT = re.compile(r"\s*Parent Process (\d+)")
 _ERROR = re.compile(
     r"\s*(?:Error:\s*)?((?:Failed to (?:suspend|get|attach|find|copy|open|read|lock)|Permission [Dd]enied"
@@ -166,9 +167,10 @@ class _Reader:
         return self._header_of_thread(stream, line) or self._header_of_process(stream, line)
 
     def _header_of_process(self, stream: _Stream, line: str) -> bool:
-        if (match := _PROCESS.match(line)) is not None:
+        if (match := _PROCESS.match(line) or _EU_STACK_PROCESS.match(line)) is not None:
             self._end_process(stream)
-            stream.pid, stream.command = int(match[1]) % 2**31, (match[2] or "")[:MAX_LINE]
+            command = match[2] if match.re is _PROCESS else ""
+            stream.pid, stream.command = int(match[1]) % 2**31, (command or "")[:MAX_LINE]
             stream.asked = 0
             return True
         if (match := _PARENT.match(line)) is not None:

@@ -1,4 +1,4 @@
-"""Headers of threads in dumps: py-spy's, faulthandler's, gdb's, pystack's, and those that people write. Pure."""
+"""Headers of threads in dumps: py-spy's, faulthandler's, gdb's, eu-stack's, pystack's, those of people. Pure."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _PYSTACK_THREAD = re.compile(
     r"\s*Traceback for thread (\d+)(?: \((.*?)\))?(?: \[(.*?)\])? \(most recent call (first|last)\):?"
 )
 _GDB_THREAD = re.compile(r'\s*Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?\)?(?: "(.*?)")?\)?:')
+_EU_STACK_THREAD = re.compile(r"\s*TID (\d+):\s*$")
 _LOOSE_THREAD = re.compile(
     r"""\s*(?:#\s*|-+\s*)?(?:Stack (?:of|for) )?(?:[Tt]hread)(?:ID| ID| name)?[:=]?\s*["']?([A-Za-z][\w-]*?)"""
     r"""["']?\s*\(?(?:ident|id|tid)?[=: ]*(\d+|0x[0-9a-f]+)?[^)]*\)?:?\s*-*$"""
@@ -45,7 +46,7 @@ class ThreadHeader(NamedTuple):
 
 def may_be_thread_header(line: str) -> bool:
     """Whether one of the words is in the line without which it begins no thread: most lines end here."""
-    return "hread" in line or "Traceback" in line or "(gdb)" in line or "#0 " in line or "[<" in line
+    return "hread" in line or "Traceback" in line or "(gdb)" in line or "#0 " in line or "[<" in line or "TID " in line
 
 
 def parse_thread_header(line: str) -> ThreadHeader | None:
@@ -64,6 +65,8 @@ def parse_thread_header(line: str) -> ThreadHeader | None:
         name = "MainThread" if main else (match[3] or f"Thread-{match[1]}")
         main_pid = int(match[2]) % 2**31 if main else None
         return ThreadHeader(_number(match[2]), name, "gdb", main_pid=main_pid)
+    if (match := _EU_STACK_THREAD.match(line)) is not None:
+        return ThreadHeader(_number(match[1]), "", "gdb")
     return None
 
 

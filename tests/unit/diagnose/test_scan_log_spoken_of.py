@@ -92,6 +92,26 @@ def test_what_a_program_says_in_passing_ends_no_run(text: str) -> None:
     assert verdict_of(steps(1, 40) + text) is None
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "/usr/bin/rm: cannot remove '/usr/local/cuda/compat/lib': Read-only file system",
+        "mkdir: cannot create directory '/scratch/u': Permission denied",
+        "cat: /proc/driver/nvidia/params: Permission denied",
+        "find: '/proc/1/task': Permission denied",
+    ],
+)
+def test_what_a_command_of_the_script_could_not_do_is_the_cause_only_where_nothing_else_is(line: str) -> None:
+    raised = (
+        "[rank3]: Traceback (most recent call last):\n[rank3]:   File \"t.py\", line 3, in f\n[rank3]: KeyError: 'a'\n"
+    )
+    assert verdict_of(f"{line}\nloading the model\n") is None
+    assert verdict_of(f"{line}\nloading the model\n{raised}") == ("python_exception", 3, None)
+    found = verdict_of(f"{line}\nsrun: error: n3: task 0: Exited with exit code 1\n")
+    assert found is not None
+    assert found[0] in ("read_only", "permission")
+
+
 def test_a_port_that_flaps_is_the_cause_where_ranks_were_lost() -> None:
     text = (
         f"{steps(1, 40)}n1:77:90 [3] NCCL WARN NET/IB : mlx5_3:1 Got async event : port error\n"

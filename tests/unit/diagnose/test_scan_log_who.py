@@ -33,3 +33,14 @@ def test_the_tasks_of_a_step_are_the_daemons_of_mpirun_and_no_ranks() -> None:
     assert found is not None
     assert found[:2] == ("python_exception", 1)
     assert found[2] != "n4"
+
+
+def test_tasks_that_died_alike_on_several_nodes_name_nobody() -> None:
+    died = "srun: error: n{}: task {}: Segmentation fault\n"
+    assert verdict_of(died.format(3, 15) + died.format(4, 16)) == ("segmentation_fault", None, None)
+    assert verdict_of(died.format(3, 15) + died.format(3, 14)) == ("segmentation_fault", 15, "n3")
+
+
+def test_hydra_says_that_its_program_raised_something() -> None:
+    found = verdict_of("[2025-10-31 05:07:11,062][__main__][ERROR] - Error executing job with overrides: ['a=b']\n")
+    assert found == ("launcher", None, None)

@@ -193,6 +193,12 @@ COPYING = re.compile(
 )
 """A program that copies files, or a tunnel of ssh, lost a server, and no rank another one."""
 
+UTILITY = re.compile(
+    r"\s*(?:/(?:usr/)?s?bin/)?(?:rm|rmdir|mkdir|mv|cp|ln|ls|cat|touch|chmod|chown|chgrp|stat|find|du|df|tar|unzip|head|tail"
+    r"|tee|dd|sysctl|renice|nice|ionice|numactl|taskset|mount|umount|modprobe|readlink|realpath): "
+)
+"""A command of a script says what it could not do: the script mostly continues."""
+
 SOURCE_LINE = re.compile(
     r"\s*(?:raise|assert|return|yield|await|del|except)[ (](?!.{0,40}(?:failed|error)$)|\s*File \"|\s{4,}(?:[\w.]+ = |if |elif |with |for |while |self\.)"
 )

@@ -207,13 +207,19 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
 
 
+_SRUN_ENDED = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
+
+
 def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
     """Slurm's word of the one task that ended so; of several nobody knows which was first."""
     not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
     if not_started:
         return None, not_started["host"]
-    match = re.search(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): ", error.raw_text)
+    match = _SRUN_ENDED.search(error.raw_text)
     if match:
+        alike = [task for task in ranks.tasks if task.what == match["what"] and task.signal not in (None, "killed")]
+        if len({task.host for task in alike}) > 1:
+            return None, None  # they died alike on several nodes
         single = match["tasks"].isdecimal()
         return (int(match["tasks"]) if single and ranks.tasks_are_ranks else None), match["host"]
     alone = _FIRST_OF_STEP.match(error.raw_text)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
-from slurm_watchdog.knowledge.log_signatures import COPYING, log_table
+from slurm_watchdog.knowledge.log_signatures import COPYING, UTILITY, log_table
 
 GAP_LINES = 120
 """Between two lines of a traceback; further apart they are none."""
@@ -350,7 +350,7 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
 
 def _is_in_passing(line: Line) -> bool:
     """Whether the line of an error says itself what its program does now, that it is of an item of an evaluation,
-    of an earlier run or of files that are copied, or that a port changed its state."""
+    of an earlier run, of files that are copied or of a command of the script, or that a port changed its state."""
     text = line.text
     tries = _LAST_TRY.search(text)
     again = _DOES_WITHOUT.search(text) is not None or (tries is not None and int(tries[1]) < int(tries[2]))
@@ -358,7 +358,7 @@ def _is_in_passing(line: Line) -> bool:
         return True
     if any(regex.search(line.raw) for regex in (_NO_END, _ASYNC_EVENT)):
         return True
-    return any(regex.match(text) for regex in (_ITEM, COPYING))
+    return any(regex.match(text) for regex in (_ITEM, COPYING, UTILITY))
 
 
 def _detail(line: Line, stream: _Stream) -> None:

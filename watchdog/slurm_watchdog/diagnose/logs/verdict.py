@@ -42,7 +42,7 @@ from slurm_watchdog.diagnose.logs.survived import (
 )
 from slurm_watchdog.diagnose.logs.tracebacks import GAP_LINES, FoundError
 from slurm_watchdog.diagnose.logs.unexplained_end import LAST_CHOICE, OWN_CUDA, TIMED_OUT, of_consequences
-from slurm_watchdog.knowledge.log_signatures import log_table
+from slurm_watchdog.knowledge.log_signatures import UTILITY, log_table
 
 LATE_RISES = 5
 """An error that was followed by so few steps and then by a cascade may have been its cause after all: its
@@ -136,8 +136,9 @@ def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
         # Who was told to end may have been told so because of this.
         before = before + [error for error in after if is_root(error) and error.name not in log_table().after_sigterm]
     roots = [error for error in before if is_root(error) and not error.chained]
-    firm = [error for error in roots if not error.weak] or [e for e in roots if not _another_ended(e, case.ranks)]
     deaths = [error for error in alive if not is_root(error) and not error.weak]  # of something, or others felt them
+    firm = [error for error in roots if not error.weak]
+    firm = firm or [e for e in roots if not _another_ended(e, case.ranks) and not _is_of_a_script(e, deaths)]
     cascade = _cascade(alive, case)
     ending = [error for error in firm if _is_fatal(error, case, deaths)]
     fatal = [error for error in ending if not cascade.has_brought(error, case.ranks)]
@@ -159,6 +160,14 @@ def _another_ended(error: FoundError, ranks: Ranks) -> bool:
     ended = {row.rank for row in ranks.failures if row.root and row.rank is not None and (row.code or 0) > 0}
     rank = ranks.rank_of(error.who)
     return bool(ended) and rank is not None and rank not in ended
+
+
+def _is_of_a_script(error: FoundError, deaths: Sequence[FoundError]) -> bool:
+    """Whether a command of the script said it, and the ranks ran after that: they felt each other, or a launcher
+    saw one end."""
+    return UTILITY.match(error.text) is not None and any(
+        death.name in log_table().felt or death.name == "launcher" for death in deaths
+    )
 
 
 def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bool:

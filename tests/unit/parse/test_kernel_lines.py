@@ -210,3 +210,10 @@ def test_the_process_of_an_oom_kill_is_the_last_that_is_named_not_one_in_a_group
     fact = parse_message(line)
     assert fact is not None
     assert (fact.process, fact.pid) == ("python", 12)
+
+
+@pytest.mark.parametrize("disk", ["fd0", "sr0"])
+def test_an_empty_drive_for_floppies_or_cds_is_no_disk_that_fails(disk: str) -> None:
+    for line in ("blk_update_request: I/O error, dev {}, sector 0", "Buffer I/O error on dev {}, logical block 0"):
+        assert parse_message(line.format(disk)) is None
+        assert parse_message(line.format("sda")) is not None

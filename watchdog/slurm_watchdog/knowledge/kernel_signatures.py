@@ -72,7 +72,9 @@ def kernel_rows() -> tuple[Signature, ...]:
 
 HARMLESS = re.compile(
     r"audit[:(]|type=\d+ audit|perf: interrupt took too long|\[Firmware (?:Bug|Warn|Info)\]|ACPI (?:BIOS )?(?:Error|Warning)|systemd\[1\]:"
-    r"|device-mapper: core: CONFIG_|Command line:|Kernel command line:",
+    r"|device-mapper: core: CONFIG_|Command line:|Kernel command line:"
+    r"|(?:blk_update_request: |print_req_error: )?(?:Buffer )?(?:I/O|critical \w+) error(?:,| on) dev(?:ice)? (?:fd|sr)\d+,",
     re.IGNORECASE,
 )
-"""Beginnings of lines that are about nothing which concerns a job, whatever words they contain."""
+"""Beginnings of lines that are about nothing which concerns a job, whatever words they contain: a drive for floppy disks
+or CDs, that a virtual machine or a management controller has, fails whenever it is empty."""

@@ -44,3 +44,14 @@ def test_tasks_that_died_alike_on_several_nodes_name_nobody() -> None:
 def test_hydra_says_that_its_program_raised_something() -> None:
     found = verdict_of("[2025-10-31 05:07:11,062][__main__][ERROR] - Error executing job with overrides: ['a=b']\n")
     assert found == ("launcher", None, None)
+
+
+def test_a_rank_that_failed_is_not_on_the_host_of_a_task_that_was_ended_after_another_one_failed() -> None:
+    raised = (
+        "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 3, in f\n[rank1]: KeyError: 'a'\n"
+    )
+    ended = "srun: error: n3: task 0: Exited with exit code 1\nsrun: error: n4: task 1: Terminated\n"
+    found = verdict_of(raised + ended)
+    assert found is not None
+    assert found[:2] == ("python_exception", 1)
+    assert found[2] != "n4"

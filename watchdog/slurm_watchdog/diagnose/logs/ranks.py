@@ -184,7 +184,15 @@ class Ranks:
     def _task_host(self, rank: int) -> str | None:
         if not self.tasks_are_ranks:
             return None
-        return next((task.host for task in self.tasks if task.task == rank), None)
+        mine = next((task for task in self.tasks if task.task == rank), None)
+        if mine is None or (mine.what.startswith("Terminated") and self._may_be_launchers()):
+            return None
+        return mine.host
+
+    def _may_be_launchers(self) -> bool:
+        """Whether each task that Slurm speaks of ran on a host of its own and one of them failed: it may be a launcher
+        that left, and its number no rank's."""
+        return not self.several_a_host and any("Exited with exit code" in task.what for task in self.tasks)
 
     def _by_table(self, local: int, host: str | None) -> int | None:
         """The rank of a local rank: only if torchrun's table has exactly one that it can be."""

@@ -72,7 +72,7 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
         ("kinds: {gpu_clock_low: {ladder: [requeue]}}", "policy.kinds.gpu_clock_low.ladder", "asked to save before"),
         ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "known: evidence"),
         ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
-        ("overrides: [{mode: act}]", "policy.overrides[0].match", "required"),
+        ("overrides: [{mode: act}]", "policy.overrides[0].match", "missing"),
         ("overrides: [{match: {user: a}, ladder: [requeue]}]", "policy.overrides[0].kinds", "name the kinds"),
         ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "no kind of incident"),
         ("kinds: {1: {mode: act}}", "policy.kinds[1].[key]", "string, got 1"),

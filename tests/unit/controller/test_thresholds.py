@@ -115,7 +115,7 @@ def test_a_site_may_have_a_partition_judged_sooner_itself() -> None:
 @pytest.mark.parametrize(
     ("threshold", "words"),
     [
-        ("{detectors: {collective_hang: {floor: 2min}}}", "required"),
+        ("{detectors: {collective_hang: {floor: 2min}}}", "missing"),
         ("{match: {}, detectors: {}}", "names no partition"),
         ("{match: {user: a}}", "changes nothing"),
         ("{match: {user: a}, stall_after_floor: 5s}", "0s or at least 30s, got 5s"),

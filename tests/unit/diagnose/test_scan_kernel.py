@@ -200,7 +200,6 @@ def test_a_disk_of_the_nodes_own_that_fails_may_exclude_it() -> None:
         "logical block 0, async page read",
         "[6.0] print_req_error: critical target error, dev sdx, sector 8",
         "[6.0] I/O error, dev vdb, sector 12 op 0x0:(READ)",
-        "[6.0] I/O error, dev sr0, sector 12 op 0x0:(READ)",
         "[6.0] I/O error, dev loop3, sector 12 op 0x0:(READ)",
         "[6.0] EXT4-fs (sda1): Delayed block allocation failed for inode 12 at logical offset 0 with max "
         "blocks 2 with error 28",

@@ -54,12 +54,12 @@ def test_the_exit_code_is_that_of_the_supervisor_or_of_the_command_that_outlives
 
 def test_a_signal_reaches_the_supervisor_and_afterwards_the_command() -> None:
     waits = "signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); print('ready', flush=True)"
-    text = CHILD.format(begin=f"{waits}; {BEGIN}", end="time.sleep(20)")
+    text = CHILD.format(begin=f"{waits}; {BEGIN}; print('put', flush=True)", end="time.sleep(20)")
     with subprocess.Popen(
         [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as parent:
         assert parent.stdout is not None and parent.stderr is not None
-        assert {parent.stdout.readline(), parent.stdout.readline()} == {"ready\n", "begun\n"}
+        assert {parent.stdout.readline() for _ in range(3)} == {"ready\n", "begun\n", "put\n"}
         parent.send_signal(signal.SIGUSR1)
         assert "its supervisor has died (exit code 137)" in parent.stderr.readline()
         parent.send_signal(signal.SIGTERM)

@@ -236,7 +236,6 @@ def test_a_number_beyond_all_use_is_refused(line: str, words: str) -> None:
         ("agent: {controller_url: 'http://mgmt1:97650'}", "agent.controller_url", "such as http://mgmt1:9765"),
         ("agent: {controller_url: 'http://[::1:9765'}", "agent.controller_url", "such as http://mgmt1:9765"),
         ("notify: {external_url: 'http://[x'}", "notify.external_url", "an address"),
-        ("notify: {slack: {channel: C024BE91L}}", "notify.slack.channel", "without webhook_url_file or token_file"),
         ("controller: {journal_url: db1}", "controller.journal_url", "an SQLAlchemy URL"),
         ("policy: {overrides: [{mach: {}}]}", "policy.overrides[0].mach", "did you mean 'match'?"),
         ("policy: {overrides: [{mode: act}]}", "policy.overrides[0].match", "is missing"),
@@ -244,6 +243,10 @@ def test_a_number_beyond_all_use_is_refused(line: str, words: str) -> None:
 )
 def test_what_would_be_noticed_only_later_is_refused_with_its_key(text: str, path: str, words: str) -> None:
     assert [message for _, key, message in problems(text) if key == path and words in message], problems(text)
+
+
+def test_the_address_of_a_journal_may_have_a_password_and_is_in_no_message() -> None:
+    assert "hunter2" not in str(problems("controller: {journal_url: 'postgresql:w:hunter2@db1'}"))
 
 
 def test_what_yaml_reads_as_true_or_false_is_taken_where_it_is_off_and_else_explained() -> None:

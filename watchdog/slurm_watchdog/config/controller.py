@@ -64,7 +64,7 @@ class Controller(Section):
     def problems(self) -> Iterator[str]:
         if self.journal_url and "://" not in self.journal_url:
             wanted = "must be an SQLAlchemy URL, such as postgresql+psycopg://watchdog@db1/watchdog, or empty"
-            yield f"controller.journal_url: {wanted}; got {self.journal_url!r}"
+            yield f"controller.journal_url: {wanted}"  # not what it is: a password may be in it
         yield from address_problems(self.listen, "controller.listen")
         if self.page_listen:
             yield from address_problems(self.page_listen, "controller.page_listen")

@@ -64,10 +64,6 @@ class Slack(Section):
             yield "notify.slack.token_file: name a token or a webhook, not both"
         if self.token_file and not self.channel:
             yield "notify.slack.channel: required with token_file: where the bot writes"
-        if not (self.token_file or self.webhook_url_file):
-            for name in ("channel", "mentions", "pulse", "weekly_report"):
-                if getattr(self, name):
-                    yield f"notify.slack.{name}: nothing is sent to Slack without webhook_url_file or token_file"
         yield from url_problems(self.api_url, "notify.slack.api_url")
         for key, value in self.mentions.items():
             if not _MENTION_KEY.fullmatch(key):

@@ -74,7 +74,7 @@ def hang_at_evaluation(s: Setup) -> Scene:
     return scene
 
 
-def told_evaluation(s: Setup) -> Scene:
+def announced_evaluation(s: Setup) -> Scene:
     """The log tells of an evaluation. In the first of the run one rank waits in a lock of its own, and nothing is at
     work; or one waits for its DataLoader in a later one, when the run has shown how long they take."""
     scene = s.scene(Expect(HANG), ("hf",), eval_every=20, eval_s=EVALUATION_S)
@@ -281,7 +281,7 @@ CASES: tuple[Case, ...] = (
     Case(1, "frozen_filesystem_asleep", frozen_filesystem_asleep),
     Case(1, "filesystem_outage", filesystem_outage, (2, 4, 8, 16, 48)),
     Case(2, "hang_at_evaluation", hang_at_evaluation),
-    Case(2, "told_evaluation", told_evaluation, (1, 2, 8), by_trace=False),
+    Case(2, "announced_evaluation", announced_evaluation, (1, 2, 8), by_trace=False),
     Case(2, "hang_in_a_step", hang_in_a_step),
     Case(2, "hang_that_is_proven", hang_that_is_proven, (1, 2, 4, 8), by_trace=False),
     Case(2, "hang_of_everybody", hang_of_everybody),

@@ -25,7 +25,9 @@ def write() -> str:
     """The whole page: its text as it is, with new tables."""
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     page = between(FILE.read_text(encoding="utf-8"), "accuracy", accuracy(results))
-    page = between(page, "sources", sources(json.loads(SOURCES.read_text(encoding="utf-8"))))
+    off = json.loads(SOURCES.read_text(encoding="utf-8"))
+    page = between(page, "sources", sources(off))
+    page = between(page, "sources by case", sources_by_case(off))
     page = between(page, "recovery", recovery.recovery())
     return between(page, "compare", recovery.compare())
 
@@ -81,6 +83,29 @@ def sources(results: Mapping[str, Any]) -> str:
           f"{' | '.join(_percent(row['faults'][each]) for each in faults)} |" for row in rows),
     ]  # fmt: skip
     return "\n".join(lines)
+
+
+def sources_by_case(results: Mapping[str, Any]) -> str:
+    """Of the same: a row for each case that comes out otherwise without one of the sources."""
+    rows = results["cases"]
+    all_of_them, *off = rows[0]["right"]
+    changed = [row for row in rows if any(_cell(row, name) != _cell(row, all_of_them) for name in off)]
+    total = {name: sum(row["wrong"][name] for row in rows) for name in (all_of_them, *off)}
+    lines = [
+        f"{sum(row['runs'] for row in rows)} runs of {len(rows)} cases in each column; the {len(rows) - len(changed)} cases "
+        "that are not in the table come out the same without any single one:",
+        "",
+        f"| case | {all_of_them} | {' | '.join(f'without {name}' for name in off)} |",
+        f"|---|---|{'---|' * len(off)}",
+        *(f"| {_name({'way': '', **row})} | {' | '.join(_cell(row, name) for name in (all_of_them, *off))} |" for row in changed),
+        f"| **somebody wrongly named** | {' | '.join(str(total[name]) for name in (all_of_them, *off))} |",
+    ]  # fmt: skip
+    return "\n".join(lines)
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+    wrong = row["wrong"][name]
+    return f"{row['right'][name]:.0f} %" + (f", {wrong} wrong" if wrong else "")
 
 
 def _is_perfect(row: Mapping[str, Any]) -> bool:

@@ -175,7 +175,7 @@ def test_a_controller_that_is_killed_in_the_middle_of_a_test_leaves_the_node_dra
     assert wait_until(lambda: "slurm-watchdog-test" in asks("squeue", "--states=R", "--format=%j"), 120, 0.5)
     assert "DRAIN" not in cluster.node("n2")["State"]
     watchdog.kill_controller()
-    assert wait_until(is_back, 60, 0.5), cluster.node("n2")
+    assert wait_until(is_back, 150, 0.5), (cluster.node("n2")["State"], asks("scontrol", "show", "reservation"))
     assert wait_until(lambda: "slurm-watchdog-test" not in asks("squeue", "--format=%j"), 60, 0.5)
     watchdog.start_controller()
     time.sleep(10)  # a round of the next controller: it waits until the test is over by its time

@@ -119,3 +119,38 @@ def test_lifted_for_the_controller_remembers_nothing_for_it_knows_the_drains(tmp
     slurm = Slurm()
     asyncio.run(through(slurm, None))
     assert slurm.drained == {node.name: node.reason for node in NODES} and slurm.reserved == set()
+
+
+class SlowSlurm(Slurm):
+    """Answers after a while, as a busy slurmctld does."""
+
+    async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None:
+        await asyncio.sleep(0.03)
+        await super().create(name, nodes, minutes)
+
+    async def drain_node(self, node: str, reason: str) -> None:
+        await asyncio.sleep(0.03)
+        await super().drain_node(node, reason)
+
+
+@pytest.mark.parametrize("first_s", [0.01, 0.05], ids=["while it reserves", "in the test"])
+def test_a_test_that_is_told_to_end_again_and_again_still_drains_its_nodes_and_deletes_its_reservation(
+    first_s: float,
+) -> None:
+    slurm = SlowSlurm()
+
+    async def tested() -> None:
+        async with lifted(slurm, slurm, (*NODES, PEER), "r", None, print):
+            await asyncio.sleep(100)
+
+    async def interrupted() -> None:
+        task = asyncio.ensure_future(tested())
+        await asyncio.sleep(first_s)
+        for _ in range(4):  # the kernel repeats its signal for each thread of a parent that dies
+            task.cancel()
+            await asyncio.sleep(0.005)
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupted())
+    assert (slurm.drained, slurm.reserved) == (WHOLE, set())

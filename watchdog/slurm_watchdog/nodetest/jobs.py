@@ -20,6 +20,7 @@ from typing import Protocol
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.uncancelled import to_its_end
 from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.nodetest.plan import JOB_NAME, NodeJob, Placement, job_options
 from slurm_watchdog.nodetest.program import command
@@ -121,7 +122,7 @@ class Salloc:
             why = await self._read(process, lines, wait_s) or why
         finally:
             if process.returncode is None:
-                await _end(process)
+                await to_its_end(_end(process))
             if not lines.complete and lines.job_id:
                 await _cancel(self._client, lines.job_id)
         return lines.ended(lines.job_id, why)
@@ -232,7 +233,7 @@ async def _is_over(client: SlurmClient, job_id: str) -> bool:
 async def _cancel(client: SlurmClient, job_id: str) -> None:
     """What cannot be cancelled ends by its limit."""
     with contextlib.suppress(SlurmUnavailable, SlurmRefused):
-        await asyncio.shield(client.cancel(job_id))
+        await to_its_end(client.cancel(job_id))
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
@@ -265,4 +266,4 @@ async def run_jobs(
     finally:
         for task in busy:
             task.cancel()
-        await asyncio.gather(*busy, return_exceptions=True)
+        await to_its_end(asyncio.gather(*busy, return_exceptions=True))

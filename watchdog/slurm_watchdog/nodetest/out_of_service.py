@@ -15,6 +15,7 @@ from typing import Final, Protocol
 import msgspec
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.uncancelled import to_its_end
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
@@ -62,15 +63,17 @@ async def lifted(
     nothing is changed, or it is put back."""
     drained = [node for node in nodes if is_drained(node.state)]
     left = Left(reservation=name, reasons={node.name: node.reason for node in drained})
-    await reservations.create(name, [node.name for node in nodes], MINUTES)
+    making = asyncio.ensure_future(reservations.create(name, [node.name for node in nodes], MINUTES))
     try:
+        await to_its_end(making)
         if place is not None:
             await asyncio.to_thread(remember, place, left)
         for node in drained:
             await levers.undrain_node(node)
         yield
     finally:
-        await asyncio.shield(put_back(levers, reservations, left, place, say))
+        if making.exception() is None:
+            await to_its_end(put_back(levers, reservations, left, place, say))
 
 
 def remember(place: Path, left: Left) -> None:

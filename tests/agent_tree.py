@@ -39,10 +39,11 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
     def outer() -> None:
         name = f"{Path(test.__code__.co_filename).relative_to(CHECKOUT)}::{test.__name__}"
+        without_journal = {name: value for name, value in os.environ.items() if name != "RETRIED_TESTS"}
         inner = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", name]
         done = subprocess.run(
             ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", *inner],
-            cwd=CHECKOUT, env={**os.environ, ALONE: "1"}, capture_output=True, text=True, timeout=400,
+            cwd=CHECKOUT, env={**without_journal, ALONE: "1"}, capture_output=True, text=True, timeout=400,
         )  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
 

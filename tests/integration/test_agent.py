@@ -96,7 +96,7 @@ class Job:
         assert report.problems == ()
         return report
 
-    def until(self, condition: Callable[[Report], bool], ticks: int = 30) -> Report:
+    def until(self, condition: Callable[[Report], bool], ticks: int = 100) -> Report:
         report = self.tick()
         for _ in range(ticks):
             if condition(report):
@@ -205,7 +205,7 @@ def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem
     job.agent.commands.accept((command,), clock.monotonic())
     began = clock.monotonic()
     report = job.until(lambda report: bool(report.results))
-    assert 2.4 < clock.monotonic() - began < 5
+    assert 2.4 < clock.monotonic() - began < 10
     (result,) = report.results
     assert result.ok
     assert result.probe is not None
@@ -214,11 +214,11 @@ def test_a_probe_that_hangs_is_counted_and_holds_up_nothing(job: Job, filesystem
     job.agent.commands.accept((command, again), clock.monotonic())
     ticked = clock.monotonic()
     report = job.tick()
-    assert clock.monotonic() - ticked < INTERVAL_S + 0.5
+    assert clock.monotonic() - ticked < 2.4, "it waited for the second probe"
     assert [result.command_id for result in report.results] == ["p2"]
     assert [probe.probe for probe in report.hung_probes] == [f"probe:{filesystem}:{USER}"]
-    first = report.mounts[0].seconds
-    assert job.tick().mounts[0].seconds > first
+    out_s = [row.seconds for each in (report, job.tick()) for row in each.mounts if not row.responding]
+    assert len(out_s) == 2 and out_s[1] > out_s[0]
     set_frozen(filesystem, False)
     report = job.until(lambda report: not report.hung_probes)
     assert [(probe.mount, probe.responding) for probe in report.mounts] == [(str(filesystem), True)]

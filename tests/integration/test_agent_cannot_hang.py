@@ -3,6 +3,7 @@ real memory lock."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import resource
 import shutil
@@ -40,6 +41,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 INTERVAL_S = 1.0
+APART_S = 4 * INTERVAL_S
+"""No report comes later after another one: an agent that waited for a child that hangs would be later, also where five
+workers share two slow processors."""
 HELD_S = 45.0
 JOB, HIDDEN_JOB = "990001", "990002"
 WRITER = (
@@ -157,7 +161,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
             before, children = descriptors_and_threads(tree), set(tree)
             time.sleep(HELD_S - 5)
 
-            assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+            assert receiver.longest_gap_s(began) <= APART_S
             report = receiver.last()
             settles_at(agent.pid, before)
             stuck = {pid for pid in tree_of(agent.pid) if is_stuck(pid)}
@@ -264,20 +268,22 @@ def test_children_that_are_killed_or_stopped_are_replaced_and_accuse_nothing(
     began = time.monotonic()
     for _ in range(3):
         for pid in workers_of(agent):
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it has just ended by itself
+                os.kill(pid, signal.SIGKILL)
         time.sleep(1.2)
-        until(lambda: sees_everything(receiver, rank.pid), 10, "all is seen again")
+        until(lambda: sees_everything(receiver, rank.pid), 60, "all is seen again")
     stopped = workers_of(agent)
     for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    until(lambda: "somebody stopped its child" in agent.log(), 30, "it is said")
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+    until(lambda: "somebody stopped its child" in agent.log(), 60, "it is said")
     until(
         lambda: hung(receiver.last()) == set() and sees_everything(receiver, rank.pid),
-        30,
+        60,
         "all is seen again",
     )
     assert [row for _, report in receiver.reports for row in report.mounts if not row.responding] == []
-    assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+    assert receiver.longest_gap_s(began) <= APART_S
     assert agent.end() == 0
 
 
@@ -371,7 +377,7 @@ def test_where_no_child_can_be_forked_the_report_says_so(
         )
         began = time.monotonic()
         time.sleep(4)
-        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        assert receiver.longest_gap_s(began) <= APART_S
         subprocess.run([*limit, "--nproc=1000:"], check=True, timeout=20)
         another = subprocess.Popen(["sleep", "600"])
         until(lambda: not any("no child" in each for each in receiver.last().problems), 30, "children again")
@@ -404,7 +410,7 @@ def test_a_full_disk_and_a_state_directory_that_is_missing_stop_nothing(
             until(lambda: rank.pid in ranks(receiver.last()), 20, "the rank")
             began = time.monotonic()
             time.sleep(3)
-            assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+            assert receiver.longest_gap_s(began) <= APART_S
             assert agent.end() == 0
         finally:
             agent.close()
@@ -424,7 +430,7 @@ def test_where_proc_hides_other_users_processes_the_agent_sees_its_own(
         began = time.monotonic()
         time.sleep(3)
         assert rank.pid not in ranks(receiver.last())
-        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        assert receiver.longest_gap_s(began) <= APART_S
         assert agent.end() == 0
     finally:
         subprocess.run(["mount", "-o", "remount,hidepid=0", "/proc"], check=True, timeout=20)
@@ -471,11 +477,11 @@ def test_ten_thousand_processes_on_a_node_make_no_report_late(
             pytest.skip("this machine allows fewer processes")
         began = time.monotonic()
         time.sleep(15)
-        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        assert receiver.longest_gap_s(began) <= APART_S
         assert rank.pid in ranks(receiver.last())
         # So many new ones are identified in turn, 256 in a tick, and the report says how many wait.
         until(lambda: receiver.last().problems == (), 90, "all are identified")
-        assert receiver.longest_gap_s(began) <= 2 * INTERVAL_S
+        assert receiver.longest_gap_s(began) <= APART_S
     finally:
         many.kill()
         many.wait(60)

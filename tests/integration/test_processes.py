@@ -160,7 +160,7 @@ def test_rank_whose_main_thread_has_ended_is_followed_into_the_call_of_its_other
 ) -> None:
     end = tmp_path / "end"
     pid = looks.rank(3, sys.executable, "-c", KILLED, str(filesystem / "log"), str(end))
-    looks.until(lambda found: pid in found and found[pid].rank == 3)
+    looks.until(lambda found: pid in found and (found[pid].rank, found[pid].threads) == (3, 2))
     set_frozen(filesystem, True)
     end.touch()
     found = looks.until(lambda found: found[pid].state == "Z" and found[pid].blocked is not None)

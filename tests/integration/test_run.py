@@ -214,19 +214,20 @@ def test_who_asks_it_to_end_gets_the_commands_end(start: Callable[..., Started])
 def test_an_agent_that_dies_is_started_again(start: Callable[..., Started]) -> None:
     run = start("sh", "-c", "sleep 60")
 
-    def agents() -> list[int]:
+    def agents() -> set[int]:
         found = subprocess.run(
             ["pgrep", "-P", str(run.process.pid), "-x", "slurm-watchdog"],
             capture_output=True,
             text=True,
             check=False,
         )
-        return [int(pid) for pid in found.stdout.split()]
+        return {int(pid) for pid in found.stdout.split()}
 
-    run.until(agents, "an agent")
+    run.until((run.directory / "controller.sock").exists, "the controller")
+    run.until(lambda: run.ask("status").get("nodes", {}).get("reporting"), "a report")
     (first,) = agents()
     os.kill(first, signal.SIGKILL)
-    run.until(lambda: agents() and agents() != [first], "another agent")
+    run.until(lambda: agents() - {first}, "another agent")
 
 
 def test_what_cannot_be_started_is_said_at_once(start: Callable[..., Started]) -> None:

@@ -75,16 +75,18 @@ def hang_at_evaluation(s: Setup) -> Scene:
 
 
 def announced_evaluation(s: Setup) -> Scene:
-    """The log tells of an evaluation. In the first of the run one rank waits in a lock of its own, and nothing is at
-    work; or one waits for its DataLoader in a later one, when the run has shown how long they take."""
+    """The log announces an evaluation. One rank waits in a lock of its own, and nothing is at work, in the first of the
+    run or in a later one, when the run has shown how long they take; or one waits for its DataLoader in a later one."""
     scene = s.scene(Expect(HANG), ("hf",), eval_every=20, eval_s=EVALUATION_S)
-    plan, later = scene.job.plan, s.rng.random() < 0.5
+    plan, idle, later = scene.job.plan, s.rng.random() < 0.5, s.rng.random() < 0.5
+    later = later or not idle
     a_step_s = (plan.every or scene.job.format.every) * plan.step_s
-    limit_s = 3.0 * (EVALUATION_S + 2 * a_step_s) if later else 300.0 + EVALUATION_S
+    own_s = 3.0 * (EVALUATION_S + 2 * a_step_s)
+    limit_s = own_s if idle and later else 300.0 + EVALUATION_S
     scene.expect.within_s = lambda: max(limit_s + a_step_s + 2 * REPORT_S, hang_bound(scene.job)())
     after = s.warm_s(plan) + (5 * (20 * plan.step_s + EVALUATION_S) if later else 0.0)
     hang_in(
-        scene, s, "evaluate", after, looks.SPIN_EVALUATION, looks.LOADER if later else looks.DEADLOCKED_IN_EVALUATION
+        scene, s, "evaluate", after, looks.SPIN_EVALUATION, looks.DEADLOCKED_IN_EVALUATION if idle else looks.LOADER
     )
     scene.until_s += after
     return scene

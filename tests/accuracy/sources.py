@@ -85,7 +85,7 @@ class Outcome(NamedTuple):
 
 
 def _judged(scene: Scene, off: frozenset[str], kinds: tuple[str, ...], expect: Expect) -> Outcome:
-    """Until whoever should be named is, and for a while longer; or until nobody was, where nobody should be."""
+    """Until the rank or node that should be named is, and for a while longer; or until nobody was, where nobody should be."""
     scene.expect = replace(scene.expect, kinds=kinds)
     drive = SourceDrive(scene.world, off)
 

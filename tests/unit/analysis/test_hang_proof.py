@@ -341,9 +341,9 @@ EVALUATION = ("wait (threading.py)", "take_turn (state.py)", "evaluate (train.py
 
 
 def in_phase(phase: str, age_s: float, own_s: tuple[float, ...], **changes: Any) -> JobView:
-    """Rank 2 stands in an evaluation that the log tells of, or in what it calls a checkpoint."""
-    told = late(age_s, phase=phase, phase_intervals_s=own_s)
-    return saving(age_s, *STACKS[:2], dumped(2, EVALUATION, **changes), STACKS[3], progress=told, phase=phase)
+    """Rank 2 stands in an evaluation that the log announces, or in what it calls a checkpoint."""
+    announced = late(age_s, phase=phase, phase_intervals_s=own_s)
+    return saving(age_s, *STACKS[:2], dumped(2, EVALUATION, **changes), STACKS[3], progress=announced, phase=phase)
 
 
 @pytest.mark.parametrize(
@@ -352,6 +352,7 @@ def in_phase(phase: str, age_s: float, own_s: tuple[float, ...], **changes: Any)
         (310.0, (), Truth.BAD, True),
         (300.0, (), Truth.UNKNOWN, False),
         (310.0, (400.0, 400.0, 400.0), Truth.BAD, True),
+        (310.0, (20.0, 25.0, 30.0), Truth.BAD, True),
         (92.0, (20.0, 25.0, 30.0), Truth.BAD, False),
         (88.0, (20.0, 25.0, 30.0), Truth.UNKNOWN, False),
         (62.0, (2.0, 2.0, 2.0), Truth.BAD, False),
@@ -369,19 +370,23 @@ def test_a_hang_in_an_evaluation_is_reported_by_the_runs_own_evaluations_or_afte
 @pytest.mark.parametrize(
     "changes", [{"others": (*USUAL, threads("recvfrom"))}, {"syscall": "read"}, {"others": None}, {"state": "D"}]
 )
-def test_an_evaluation_in_which_something_may_be_at_work_is_given_its_time_where_the_run_has_shown_none(
+def test_an_evaluation_in_which_something_may_be_at_work_is_reported_by_those_of_its_run_and_acted_on_as_late_as_before(
     changes: dict[str, Any],
 ) -> None:
     assert judged(in_phase("evaluating", 1500.0, (20.0, 25.0), **changes)).truth is Truth.UNKNOWN
-    known = judged(in_phase("evaluating", 92.0, (20.0, 25.0, 30.0), **changes))
+    assert judged(in_phase("evaluating", 299.0, (20.0, 25.0, 30.0), **changes)).truth is not Truth.BAD
+    known = judged(in_phase("evaluating", 310.0, (20.0, 25.0, 30.0), **changes))
     assert (known.truth, known.actionable) == (Truth.BAD, False)
+    assert judged(in_phase("evaluating", 1199.0, (400.0, 400.0, 400.0), **changes)).truth is not Truth.BAD
+    assert judged(in_phase("evaluating", 1790.0, (400.0, 400.0, 400.0), **changes)).actionable is False
+    assert judged(in_phase("evaluating", 1810.0, (400.0, 400.0, 400.0), **changes)).actionable is True
 
 
 def test_an_evaluation_of_all_the_data_may_take_longer_than_those_of_a_part() -> None:
     at_work = ("forward (model.py)", "evaluate (train.py)", "main (train.py)")
-    told = late(900.0, phase="evaluating", phase_intervals_s=(20.0, 25.0, 30.0))
+    announced = late(900.0, phase="evaluating", phase_intervals_s=(20.0, 25.0, 30.0))
     stacks = (*STACKS[:2], dumped(2, at_work, state="R", syscall=None), STACKS[3])
-    assert judged(saving(900.0, *stacks, progress=told, phase="evaluating")).truth is Truth.UNKNOWN
+    assert judged(saving(900.0, *stacks, progress=announced, phase="evaluating")).truth is Truth.UNKNOWN
 
 
 def test_a_checkpoint_that_the_log_tells_of_is_reported_after_five_minutes_and_acted_on_as_late_as_any() -> None:

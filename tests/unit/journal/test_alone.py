@@ -11,6 +11,7 @@ import pytest
 
 from slurm_watchdog.journal.alone import Alone
 from slurm_watchdog.journal.error import JournalError
+from slurm_watchdog.journal.journal import Journal
 
 HOLDER = """
 import os, sys
@@ -46,3 +47,21 @@ def test_a_second_controller_is_refused_until_the_first_has_ended_and_no_child_k
 
 def test_a_journal_in_memory_is_nobody_elses() -> None:
     Alone("sqlite://").close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, who may give a file away")
+def test_a_journal_and_its_lock_that_root_makes_belong_to_the_owner_of_their_directory(tmp_path: Path) -> None:
+    os.chown(tmp_path, 64998, 64997)
+    url = f"sqlite:///{tmp_path / 'journal.sqlite'}"
+    Alone(url).close()
+    Journal(url).close()
+    for made in tmp_path.iterdir():
+        there = made.stat()
+        assert (there.st_uid, there.st_gid, there.st_mode & 0o777) == (64998, 64997, 0o600), made
+
+
+def test_a_lock_is_not_made_at_the_end_of_a_link(tmp_path: Path) -> None:
+    (tmp_path / "journal.sqlite.lock").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(FileNotFoundError):
+        Alone(f"sqlite:///{tmp_path / 'journal.sqlite'}")
+    assert not (tmp_path / "elsewhere").exists()

@@ -5,7 +5,7 @@ less where nobody answers: dump after dump every rank outside the collective wai
 connection, on which nothing came or went; it uses no time, and reads and writes nothing. What is not known of it
 speaks for it.
 
-A log that tells of an evaluation or a checkpoint asks for patience likewise, and gets less where the stacks show that
+A log that announces an evaluation or a checkpoint asks for patience likewise, and gets less where the stacks show that
 nothing is at work in it.
 """
 
@@ -23,7 +23,7 @@ from slurm_watchdog.model.evidence import ProcessStack
 LEAST_APART_S = 15.0
 """Between the first dump and the last. A transfer that stutters moves something in so many seconds."""
 EVALUATES, SAVES = "evaluating", "checkpointing"
-"""Phases that a log tells of."""
+"""Phases that a log announces."""
 KNOWN_PHASES = 3
 """So many evaluations of a run tell how long the next one takes."""
 RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "readv", "poll", "ppoll"})
@@ -52,34 +52,47 @@ def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhase
     return limit
 
 
-def limit_of_known_evaluation(job: JobView, limit: Limit, settings: LimitSettings) -> Limit:
-    """`limit`, or a shorter one for an evaluation that the log tells of, once three of this run have shown how long
-    they take. For whoever looks at the stacks: an evaluation of all the data, after some of a part, shows in them."""
-    progress = job.progress
-    if progress is None or progress.phase != EVALUATES or len(progress.phase_intervals_s) < KNOWN_PHASES:
-        return limit
-    own_s = progress.phase_intervals_s
-    reason = f"{settings.factor:g} x the longest of {len(own_s)} evaluations, {max(own_s):.0f} s"
-    known = Limit(seconds=max(settings.floor, settings.factor * max(own_s)), reason=reason)
-    return min(limit, known, key=lambda each: each.seconds)
+def limit_of_known_evaluation(job: JobView, limit: Limit, settings: LongPhases) -> Limit:
+    """`limit`, or a shorter one for an evaluation that the log announces, once three of this run have shown how long
+    they take. Never below `answer_limit`: an evaluation of all the data, after some of a part, may be at work."""
+    known = _known_evaluation(job, settings, with_a_step(job, settings.answer_limit))
+    return _shorter(limit, *known)
 
 
 def limit_of_idle_phase(job: JobView, limit: Limit, settings: LongPhases) -> Limit:
-    """`limit`, or a shorter one for an evaluation or a checkpoint that the log tells of: to be used only where the
+    """`limit`, or a shorter one for an evaluation or a checkpoint that the log announces: to be used only where the
     stacks show that nothing is at work (`hang_proof.nothing_at_work`)."""
     progress = job.progress
     if progress is None or progress.phase not in (EVALUATES, SAVES) or progress.steps_seen < settings.warmup_steps:
         return limit
     reason = f"the log says {progress.phase}, and nothing is at work"
     idle = Limit(seconds=with_a_step(job, settings.answer_limit), reason=reason)
-    return min(limit, idle, key=lambda each: each.seconds)
+    return _shorter(limit, idle, *_known_evaluation(job, settings, settings.floor))
 
 
-def acted_on_after_s(job: JobView, settings: LongPhases, *, unanswered: bool) -> float:
-    """So long without a step before anything is done where a shorter limit has applied: a checkpoint may be written,
-    or a server answer, where nobody looks; an evaluation whose ranks stand where they stood does not come back."""
-    saves = unanswered or (job.progress is not None and job.progress.phase == SAVES)
-    return with_a_step(job, settings.checkpoint_floor if saves else settings.answer_limit)
+def _known_evaluation(job: JobView, settings: LimitSettings, least_s: float) -> tuple[Limit, ...]:
+    """What this run's own evaluations say of the next one; none before KNOWN_PHASES of them."""
+    progress = job.progress
+    if progress is None or progress.phase != EVALUATES or len(progress.phase_intervals_s) < KNOWN_PHASES:
+        return ()
+    own_s = progress.phase_intervals_s
+    reason = f"{settings.factor:g} x the longest of {len(own_s)} evaluations, {max(own_s):.0f} s"
+    return (Limit(seconds=max(least_s, settings.factor * max(own_s)), reason=reason),)
+
+
+def _shorter(*limits: Limit) -> Limit:
+    """The first of the shortest ones."""
+    return min(limits, key=lambda each: each.seconds)
+
+
+def acted_on_after_s(job: JobView, settings: LongPhases, *, idle: bool, saves: bool) -> float:
+    """So long without a step before anything is done where a shorter limit has applied. `saves`: the stacks show a
+    checkpoint, or a server that does not answer: it may be written where nobody looks. `idle`: nothing is at work, and
+    an evaluation whose ranks stand where they stood does not come back. Else it is only late: see `evaluation_floor`.
+    """
+    if saves or (job.progress is not None and job.progress.phase == SAVES):
+        return with_a_step(job, settings.checkpoint_floor)
+    return with_a_step(job, settings.answer_limit if idle else settings.evaluation_floor)
 
 
 def nobody_answers(job: JobView, voted: Vote) -> bool:

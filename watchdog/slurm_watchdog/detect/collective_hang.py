@@ -8,14 +8,15 @@ Fires: every rank is alive and no step was made for longer than the job's own li
 least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a checkpoint or an upload,
 or an evaluation or a compilation that is not stuck. These 30 min are 5 (`answer_limit`) where the rank waits for a
 server that sends nothing, or for a lock of its own while nothing is at work that could end the wait. Those of an
-evaluation that the log tells of are 3 × the longest of the run, once three were seen, if it is stuck. 1 h until 5
-steps were seen, and after a launcher has started all ranks again. A run without a step is reported after 10 min
-(`stepless_limit`) if all ranks but a few wait for others to join, and dumps over 5 min show these stuck inside of
-their own process, with nothing at work: see `who_never_joins`. From half the limit on, stacks of all ranks are taken,
-several times. Before that limit, from 10 s (`proven_floor`) on, if the hang is proven. Once 50 steps were read, a
-step is late when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour).
-Three of them have to show every rank where it was, all but a few in one collective, and the others waiting inside of
-their own process, for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
+evaluation that the log announces are 3 × the longest of the run, once three were seen, if it is stuck: at least 5
+min, or 60 s where nothing is at work in it. 1 h until 5 steps were seen, and after a launcher has started all ranks
+again. A run without a step is reported after 10 min (`stepless_limit`) if all ranks but a few wait for others to
+join, and dumps over 5 min show these stuck inside of their own process, with nothing at work: see `who_never_joins`.
+From half the limit on, stacks of all ranks are taken, several times. Before that limit, from 10 s (`proven_floor`)
+on, if the hang is proven. Once 50 steps were read, a step is late when it takes longer than each of the last hundred;
+stacks are then taken every 2 s (24 of an hour). Three of them have to show every rank where it was, all but a few in
+one collective, and the others waiting inside of their own process, for a lock, a queue or their data loader, with
+nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
 that moves data, also on the connection that it waits for, or whose workers compute. If all ranks wait in one
 collective, the few whose GPUs do nothing while the others' spin; else none, and links of their nodes that are down
@@ -203,12 +204,12 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     if objection and age_s >= limit.seconds:
         return finding.unknown(f"{clock.words}, and {objection}")
     found = finding_beyond_limit(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
-    if (unanswered or shortened) and age_s < acted_on_after_s(job, settings, unanswered=unanswered):
-        found = replace(found, actionable=False)
-    if not everybody or found.truth is not Truth.BAD:
-        return found
-    patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
-    return with_everybody(job, found, loop_state(job, now, limit.seconds), patient_s)
+    if everybody and found.truth is Truth.BAD:
+        patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
+        found = with_everybody(job, found, loop_state(job, now, limit.seconds), patient_s)
+    if (unanswered or shortened) and age_s < acted_on_after_s(job, settings, idle=idle, saves=unanswered):
+        return replace(found, actionable=False)
+    return found
 
 
 def _looking_again(finding: Finding, voted: Vote, still: bool, settings: CollectiveHang) -> Finding:

@@ -55,7 +55,7 @@ PLACES_TOLD = 3
 
 EVALUATING = 4.0
 """An evaluation of a whole set of data takes an hour or two. While every GPU draws what it draws in training nobody
-waits for anybody, and one that the log tells of may take so many times its floor."""
+waits for anybody, and one that the log announces may take so many times its floor."""
 
 SAVING = 1.5
 """A checkpoint that the log or the stacks tell of may take as many times its floor: with the steps around it,

@@ -7,7 +7,7 @@ import os
 
 import sqlalchemy as sa
 
-from slurm_watchdog.journal.database import PRIVATE_MODE
+from slurm_watchdog.journal.database import private_file
 from slurm_watchdog.journal.error import JournalError
 
 
@@ -24,7 +24,7 @@ class Alone:
         self._fd: int | None = None
         if path in (None, "", ":memory:") or "uri" in address.query:
             return
-        self._fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE)
+        self._fd = private_file(f"{path}.lock")
         try:
             fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

@@ -217,14 +217,13 @@ def keep_private(url: sa.URL) -> None:
     """The file of a SQLite journal, and those beside it, are its owner's alone: it holds lines of everybody's logs.
 
     One that an older release left readable for a group is tightened; one that does not exist is made so. What
-    cannot be done is logged:
-    the journal may still be good.
+    cannot be done is logged: the journal may still be good.
     """
     if url.get_backend_name() != "sqlite" or url.database in (None, "", ":memory:") or "uri" in url.query:
         return
     path = str(url.database)
     with suppress(OSError):  # opening it afterwards says what is wrong
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, PRIVATE_MODE))
+        os.close(private_file(path))
     for name in (path, *(path + ending for ending in BESIDE)):
         try:
             if os.stat(name).st_mode & 0o077:
@@ -233,6 +232,21 @@ def keep_private(url: sa.URL) -> None:
             continue
         except OSError as error:
             log.error("%s may be read by others, and its mode cannot be changed: %s; set it to 0600", name, error)
+
+
+def private_file(path: str) -> int:
+    """The descriptor of this file, open to read and write; if it is not there it is made. What root makes
+    (`controller --once`) belongs to the owner of its directory: the service's user could not open it otherwise, as
+    SQLite does with the files beside a journal. Raises OSError."""
+    flags = os.O_RDWR | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags | os.O_CREAT | os.O_EXCL, PRIVATE_MODE)
+    except FileExistsError:
+        return os.open(path, flags)
+    if os.geteuid() == 0:
+        owner = os.stat(os.path.dirname(path) or ".")
+        os.fchown(fd, owner.st_uid, owner.st_gid)
+    return fd
 
 
 def is_postgresql(url: sa.URL | str) -> bool:

@@ -111,7 +111,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     phase: str | None = None
     phase_age_s: float = 0.0
     phase_intervals_s: tuple[float, ...] = ()
-    """Those of `intervals_s`, and of earlier ones, in which the log told of this phase: an evaluation with the step
+    """Those of `intervals_s`, and of earlier ones, in which the log announced this phase: an evaluation with the step
     after it."""
     source: str = ""
     shared: bool = False
@@ -292,7 +292,7 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:
-        """The shortest that a rank's command line or environment tells of, else one that is assumed; None:
+        """The shortest that a rank's command line or environment says, else one that is assumed; None:
         nothing points to one."""
         named = [
             (each.process.collective_timeout_assumed, each.process.collective_timeout_s)

@@ -51,7 +51,7 @@ class CounterClock:
     """Counts of this one since."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     phase_intervals_s: dict[str, deque[float]] = field(default_factory=dict)
-    """By phase: those of these in which the log told of an evaluation, a checkpoint, …"""
+    """By phase: those of these in which the log announced an evaluation, a checkpoint, …"""
     paces: Paces = field(default_factory=Paces)
     rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     """(when, step): the last of those that were read at once."""

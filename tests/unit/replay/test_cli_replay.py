@@ -105,9 +105,12 @@ def test_cli_replay_reports_unreadable_files_and_replays_the_others(tmp_path: Pa
     assert "Is a directory" in result.stderr
 
 
-def test_an_empty_file_has_nothing_in_it(tmp_path: Path) -> None:
-    (tmp_path / "empty").touch()
-    assert run(tmp_path / "empty").exit_code == 0
+@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"")])
+def test_an_empty_file_is_no_trace_in_which_nothing_was_found(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "empty").write_bytes(content)
+    result = run(tmp_path / "empty")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "is empty; a trace has one JSON object a line" in result.stderr
 
 
 def test_a_trace_has_to_be_named_and_a_wrong_configuration_is_refused(tmp_path: Path) -> None:

@@ -89,6 +89,16 @@ def test_a_node_that_says_nothing_is_silent_and_accused_of_nothing_else() -> Non
     assert [c.node for c in outcome.incidents[0].culprits] == ["n1"]
 
 
+def test_a_gap_in_which_nobody_said_anything_is_the_controllers_and_accuses_no_node() -> None:
+    lines = [line for line in training(1200) if not 300 < line["t"] < 900]
+    assert play(lines).incidents == ()
+
+
+def test_nodes_that_fell_silent_while_slurm_went_on_are_an_outage() -> None:
+    outcome = play([*training(300), *(job(t) for t in range(310, 601, 10))])
+    assert "partition_or_outage" in fired(outcome)
+
+
 def test_reports_that_come_once_a_minute_are_no_silence() -> None:
     lines = [job(0)]
     for t in range(60, 3601, 60):

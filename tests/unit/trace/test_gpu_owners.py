@@ -54,6 +54,15 @@ def test_trace_process_of_a_running_or_unknown_job_is_no_orphan() -> None:
     assert after(100.0, [], card(1, (4242,), 520)) == ()
 
 
+def test_the_grace_of_a_run_begins_with_its_own_end_and_not_with_that_of_the_run_before() -> None:
+    seen = GpuHolders()
+    seen.remember([rank(0)], [card(0, (100,))])
+    seen.orphans([], [card(0)], OVER, 1000.0)
+    assert seen.orphans([], [card(0, (100,))], {}, 2000.0) == ()
+    (holder,) = seen.orphans([], [card(0, (100,))], OVER, 3000.0)
+    assert holder.orphan_for_s is None
+
+
 def test_ranks_are_seated_in_their_order_where_no_line_lists_processes() -> None:
     cards = [card(1, None), card(0, None)]
     assert [(c.index, c.pids) for c in assign_gpus(cards, [rank(5), rank(4)], {})] == [

@@ -101,12 +101,18 @@ def _replay_one(path: str, config: Any, new_id: Any) -> Outcome | None:
     tally = outcome.tally
     for text in tally.sentences():
         click.echo(f"{clean(name)}: {clean(text)}", err=True)
-    if tally.lines and not tally.used:
-        click.echo(f"{clean(name)} holds no line of a trace; see `slurm-watchdog replay --help`", err=True)
+    if not tally.used:
+        click.echo(f"{clean(name)} {_why_unused(tally.lines)}", err=True)
         return None
     if tally.skipped:
         click.echo(f"{clean(name)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.", err=True)
     return outcome
+
+
+def _why_unused(lines: int) -> str:
+    """What is wrong with a file of which no line was used, and what a trace is."""
+    what = "holds no line of a trace" if lines else "is empty"
+    return f"{what}; a trace has one JSON object a line, in UTF-8, as `controller --record FILE` writes it"
 
 
 @contextmanager

@@ -37,6 +37,8 @@ SILENT_REPORTS = 3.0
 """A node is silent after so many reports that did not come, and never sooner than the configuration says."""
 OF_A_NODE = (records.Proc, records.Gpu, records.Log)
 """Most lines of every trace; they say something of one node, and of nothing else."""
+OF_AN_AGENT = (records.Report, records.Kmsg, records.Mount, records.Checkpoint, *OF_A_NODE)
+"""What an agent says again and again."""
 NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, BadLine, *OF_THE_CONTROLLER)
 FINE_S = 3600.0
 """In a longer stretch without a line, time advances in larger steps."""
@@ -114,7 +116,13 @@ class TracePlayer:
             self._decisions.follow_controller(own)
             return
         if self._now is not None:
-            self._wait(self._now, moment.t)
+            if self._stood_still(self._now, moment):
+                self._judge_at(self._now)
+                self.state.runs.grant_grace(moment.t)
+                self.state.forget_silence(moment.t)
+                self._judged_until = moment.t
+            else:
+                self._wait(self._now, moment.t)
         self._now = now = moment.t
         for of_controller, part in groupby(moment.records, lambda each: isinstance(each, OF_THE_CONTROLLER)):
             if of_controller:  # in their order: what was asked before Slurm answered was decided before that
@@ -127,6 +135,20 @@ class TracePlayer:
     def _is_quiet(self) -> bool:
         return not self.judge.incidents and not self._dumps
 
+    def _stood_still(self, since: float, moment: Moment) -> bool:
+        """Whether neither an agent nor Slurm said a word up to this moment: the controller was stalled, or not running.
+
+        A trace that no controller wrote shows that where all nodes that reported fell silent at once, and a report
+        is the first that comes again.
+        """
+        gap_s = moment.t - since
+        if self._recorded:
+            return gap_s > self.judge.slurm_patience_s
+        if gap_s <= self.silent_after_s or not any(isinstance(each, OF_AN_AGENT) for each in moment.records):
+            return False
+        heard = [node.heard_at for node in self._nodes.values() if node.speaks]
+        return len(heard) > 1 and since - min(heard) <= self.silent_after_s
+
     def _wait(self, since: float, until: float) -> None:
         """The judgements of the ticks between two moments.
 
@@ -134,13 +156,6 @@ class TracePlayer:
         1.7 s with every tick.
         """
         tick_s = self.config.controller.tick
-        if self._recorded and until - since > self.judge.slurm_patience_s:
-            # Neither an agent nor Slurm said a word: the controller was stalled, or not running.
-            self._judge_at(since)
-            self.state.runs.grant_grace(until)
-            self.state.forget_silence(until)
-            self._judged_until = until
-            return
         if self._is_quiet():
             if until - self._judged_until < tick_s:
                 return

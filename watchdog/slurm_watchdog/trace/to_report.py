@@ -165,9 +165,8 @@ class Node:
         if not self._recorded:
             gpus = assign_gpus(gpus, processes, self._seats)
             self._holders.remember(processes, gpus)
-            if self.over:
-                lately = self.processes.listed_since(now - self._fresh_s)
-                holders = self._holders.orphans(lately, gpus, self.over, now)
+            lately = self.processes.listed_since(now - self._fresh_s) if self.over else ()
+            holders = self._holders.orphans(lately, gpus, self.over, now)
         given = {
             "boot_id": self.boot_id,
             "agent_id": "trace",

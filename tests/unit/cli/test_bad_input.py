@@ -19,7 +19,7 @@ OUTPUT_LOST = 3
 
 def program(*words: str, **environment: str) -> subprocess.CompletedProcess[bytes]:
     """The program as a process of its own, for what concerns its standard output."""
-    argv = [sys.executable, "-c", "from slurm_watchdog.cli.main import main; main()", *words]
+    argv = [sys.executable, "-m", "slurm_watchdog.cli.main", *words]
     with open("/dev/full", "wb") as full:
         output = full if environment.pop("to", "") == "full" else subprocess.PIPE
         return subprocess.run(

@@ -137,3 +137,6 @@ for _command in (
     controller,
 ):
     main.add_command(_command)
+
+if __name__ == "__main__":
+    main()

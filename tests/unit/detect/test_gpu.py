@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from slurm_watchdog.detect import gpu_clock_low, gpu_fault
 from slurm_watchdog.detect.gpu_clock_low import GpuClockLow
 from slurm_watchdog.detect.gpu_fault import GpuFault
+from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from slurm_watchdog.model.node_view import GpuView, SlurmNodeView
@@ -100,7 +101,13 @@ def test_a_restart_avoids_a_node_only_where_hardware_is_proven_to_be_broken(
     assert found.actionable is actionable
 
 
-@pytest.mark.parametrize("number", [13, 31, 43, 45, 94])
+@pytest.mark.parametrize("number", [63, 94])
+def test_memory_that_failed_is_reported_and_keeps_no_job_off_the_node(number: int) -> None:
+    (found,) = faults(nodes(events=(xid(number, describe_xid(number).severity),)))
+    assert (found.severity, found.exclude_nodes, found.job_ids) == (Severity.WARNING, (), ())
+
+
+@pytest.mark.parametrize("number", [13, 31, 43, 45])
 def test_an_applications_xid_is_no_fault_of_the_gpu(number: int) -> None:
     assert faults(nodes(events=(xid(number, FaultSeverity.WARNING),))) == []
 
@@ -231,6 +238,16 @@ def test_where_the_past_is_not_known_a_node_with_other_cards_is_not_accused() ->
     assert clocks(*others, *fast).truth is Truth.OK
     hot = [replace(each, gpu=replace(each.gpu, throttle=("hw_thermal_slowdown",))) for each in others]
     assert len(clocks(*hot, *fast).culprits) == 4
+
+
+def test_where_the_past_is_not_known_the_first_of_two_kinds_of_cards_to_be_low_enough_is_not_accused() -> None:
+    """The median lies between 1395 and 1700 MHz, and the noise of a minute puts one card below nine tenths of it."""
+    slow = [
+        card(0, name="", recent_sm_clock_hz=(1.393e9, 1.4e9)[n > 0], node=f"n{n}", usual_sm_clock_hz=None)
+        for n in range(8)
+    ]
+    fast = [card(0, name="", recent_sm_clock_hz=1.7e9, node=f"m{n}", usual_sm_clock_hz=None) for n in range(8)]
+    assert clocks(*slow, *fast).truth is Truth.OK
 
 
 def test_where_the_past_is_not_known_the_odd_card_of_a_node_is_accused() -> None:

@@ -4,7 +4,7 @@ An idle GPU is never suspected: its clock falls *because* it is idle. Compared a
 minute, taken only when the GPU was busy. Both must hold: slower than the median of the job's busy GPUs of
 the same model, and slower than its own past where that is known (a card that was always slow, by a power
 cap that somebody set, is no news). Where its past is not known yet, only a single card is suspected: if a
-whole node differs alike, or more than a few cards of the job, they may be another model, or capped.
+whole node differs alike, or more than a few cards of the job run as slowly, they may be another model, or capped.
 
 Fires: under load 10 % below the median of the job's busy GPUs of its model, *and* 7 % below its own past,
 or throttled by its own report, for a minute.
@@ -61,7 +61,7 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
             continue
         usual_hz = median(clock_hz for _, clock_hz in group)
         low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz, settings)]
-        slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], low, group)]
+        slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], each[1], group, settings)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
         return finding.ok(f"the busy GPUs of job {job_id} run alike")
     slow.sort(key=lambda each: each[1] / each[2])
@@ -93,11 +93,12 @@ def _has_a_past(each: RankGpu) -> bool:
     return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
 
 
-def _is_odd(each: RankGpu, low: list[tuple[RankGpu, float, float]], group: list[tuple[RankGpu, float]]) -> bool:
-    """Whether few of the group are low, and others on its node, if there are any, are not."""
+def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]], settings: GpuClockLow) -> bool:
+    """Whether few of the group run about as slowly, and others on its node, if there are any, do not."""
     beside = sum(1 for other, _ in group if other.view.node == each.view.node)
-    low_beside = sum(1 for other, _, _ in low if other.view.node == each.view.node)
-    return len(low) <= max(1, MAX_ODD_SHARE * len(group)) and (beside == 1 or low_beside < beside)
+    alike = [other for other, hz in group if hz * (1 - settings.own_percent / 100) <= clock_hz]
+    alike_beside = sum(1 for other in alike if other.view.node == each.view.node)
+    return len(alike) <= max(1, MAX_ODD_SHARE * len(group)) and (beside == 1 or alike_beside < beside)
 
 
 def _is_held_back(each: RankGpu) -> bool:

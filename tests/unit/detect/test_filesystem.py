@@ -11,7 +11,7 @@ from slurm_watchdog.base.redact import MASK
 from slurm_watchdog.detect import filesystem_outage, filesystem_stall
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.diagnose.filesystem import probes_wanted
-from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer
+from slurm_watchdog.model.cluster_view import FilesystemView, JobView, MountAnswer
 from slurm_watchdog.model.incidents import Finding, IncidentKind, StackRequest, Truth
 from slurm_watchdog.model.observations import Role
 from tests.builders.views import blocked, cluster, job, progress, seen
@@ -199,6 +199,31 @@ def test_while_nobody_has_answered_nothing_is_said_and_then_nothing_is_done() ->
     late = judge(stuck(0, 76.0))
     assert truths(late) == (Truth.BAD, Truth.OK)
     assert not late[IncidentKind.FILESYSTEM_STALL].actionable
+
+
+@pytest.mark.parametrize("answers", [(), [("n1", YES), ("n2", YES)]])
+@pytest.mark.parametrize(
+    "saving",
+    [
+        job(progress=progress(200.0), saving_age_s=20.0),
+        job(progress=progress(200.0), saved_age_s=5.0),
+        job(progress=progress(200.0, phase="checkpointing")),
+    ],
+)
+def test_a_shard_that_is_written_while_the_job_saves_has_five_minutes(answers: Any, saving: JobView) -> None:
+    def writing(seconds: float, call: str = "pwrite64"):
+        process = seen(0, blocked=blocked(seconds, syscall=call))
+        return judge(process, answers=answers, jobs=(saving,))
+
+    assert Truth.BAD not in truths(writing(200.0))
+    assert truths(writing(301.0)) == (Truth.BAD, Truth.OK)
+    assert truths(writing(200.0, "read")) == (Truth.BAD, Truth.OK)
+
+
+def test_a_node_that_fails_when_it_is_asked_is_reported_while_its_job_saves() -> None:
+    saving = job(progress=progress(200.0), saving_age_s=20.0)
+    found = judge(stuck(0), answers=[("n1", NO), ("n2", YES)], jobs=(saving,))
+    assert truths(found) == (Truth.BAD, Truth.OK)
 
 
 def test_filesystem_last_report_of_a_silent_node_is_no_evidence() -> None:

@@ -7,7 +7,8 @@ After 20 s already where the job has a supervisor, which starts it again in its 
 late by its own measure, nothing may be saved, the node itself has to fail when it is asked, and two others to answer
 (or to have another filesystem there).
 `fsync`, `close` and similar calls have 30 min while the node itself reaches the filesystem: a checkpoint is
-flushed.
+flushed. A rank that writes while its job saves a checkpoint has 5 min, unless the node itself does not reach the
+filesystem.
 Names: the rank, its pid, the path, and the node if other nodes answer and this one does not.
 Acts: requeues the job without that node, unless the job makes steps all the same. Where the node answers
 and only this file does not, or where no other node could be asked (15 s past the limit), it alerts only.
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
-from slurm_watchdog.analysis.progress_limit import saves_now
+from slurm_watchdog.analysis.progress_limit import SAVED_LATELY_S, saves_now
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.filesystem import (
@@ -64,6 +65,12 @@ WITNESSES = 2
 """Other nodes that reach the filesystem, or have another one there."""
 
 MAX_CONSEQUENCES = 8
+
+UNPROVEN = (Scope.ONE_FILE, Scope.UNKNOWN)
+"""No node is known not to reach the filesystem."""
+SAVE_PATIENCE_S = 300.0
+"""A shard of some 100 GB, written in one call at 0.4 GB/s, takes so long."""
+WRITE_CALLS = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "io_uring_enter"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,6 +171,9 @@ def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str,
             f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
         )
         return replace(finding.unknown(flushing), wanted=wanted)
+    if state.scope in UNPROVEN and state.blocked_s < SAVE_PATIENCE_S and _only_saves(view, filesystem, blocked_for_s):
+        saving = f"a checkpoint has been written to {filesystem.mount} for {state.blocked_s:.0f} s"
+        return replace(finding.unknown(saving), wanted=wanted)
     if state.scope not in SCOPES[kind]:
         return replace(finding.ok(f"{filesystem.mount}: {state.scope}"), wanted=wanted)
     named = culprits(filesystem, blocked_for_s)
@@ -179,6 +189,21 @@ def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str,
 
 def _only_flushes(filesystem: FilesystemView, blocked_for_s: float) -> bool:
     return all(blocked_call(p).syscall in FLUSH_CALLS for p in long_blocked(filesystem, blocked_for_s))
+
+
+def _only_saves(view: ClusterView, filesystem: FilesystemView, blocked_for_s: float) -> bool:
+    """Whether all who are blocked write for jobs that save, and no node fails when it is asked."""
+    saving = {job.job.job_id for job in view.jobs if saves_now(job) or _log_says_saving(job)}
+    waits = long_blocked(filesystem, blocked_for_s)
+    writes = all(blocked_call(p).syscall in WRITE_CALLS and p.process.job_id in saving for p in waits)
+    return writes and not any(not answer.responding for _, answer in filesystem.answers)
+
+
+def _log_says_saving(job: JobView) -> bool:
+    """Whether it saves, or has saved a moment ago: who wrote is seen to be done with the next report."""
+    if job.progress is not None and job.progress.phase == "checkpointing":
+        return True
+    return job.saved_age_s is not None and job.saved_age_s < SAVED_LATELY_S
 
 
 def _jobs_concerned(view: ClusterView, filesystem: FilesystemView) -> tuple[str, ...]:

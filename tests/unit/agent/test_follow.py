@@ -139,6 +139,11 @@ def test_a_redrawn_bar_counts_when_its_count_rises(log: Log) -> None:
     assert steps(log.read()) == [1, 2]
 
 
+def test_each_loss_beside_the_same_rounded_epoch_is_read(log: Log) -> None:
+    log.write("".join(f"{{'loss': {loss}, 'learning_rate': 5e-05, 'epoch': 0.01}}\n" for loss in (2.5, 2.4, 2.6)))
+    assert [each.loss for each in log.read()] == [2.5, 2.4, 2.6]
+
+
 def test_bytes_that_are_no_text(log: Log) -> None:
     log.write(b"\xff\xfe\x00 step 1/100\n\x80\nstep 2/100\n")
     assert steps(log.read())[-1] == 2

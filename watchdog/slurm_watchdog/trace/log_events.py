@@ -121,7 +121,7 @@ def _is_news(file: _File, fact: LogFact) -> bool:
     number = fact.count if fact.step is None else fact.step
     if fact.kind is not EventKind.PROGRESS or number is None:
         return True
-    if file.last_steps.get(fact.pattern) == number:
+    if file.last_steps.get(fact.pattern) == number and not fact.has_own_loss:
         return False
     file.last_steps[fact.pattern] = number
     return True

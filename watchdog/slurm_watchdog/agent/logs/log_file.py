@@ -353,7 +353,7 @@ class LogFollower:
         steps, fact = self.place.last_steps, self.place.context.with_context(alone)
         number = fact.count if fact.step is None else fact.step
         if fact.kind is EventKind.PROGRESS and number is not None:
-            if steps.get(fact.pattern) == number:
+            if steps.get(fact.pattern) == number and not fact.has_own_loss:
                 return  # a bar that was redrawn
             steps[fact.pattern] = number
         elif self._told and line.startswith(self._told[0]) and fact.pattern == self._told[1]:

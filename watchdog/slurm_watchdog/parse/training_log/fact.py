@@ -32,3 +32,8 @@ class LogFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     rank: int | None = None
     local_rank: int | None = None
     host: str | None = None
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether it gives a loss beside a count that is rounded (`'epoch': 0.01`): news at the same count, too."""
+        return self.loss is not None and self.step is None

@@ -156,6 +156,17 @@ def test_a_nodes_past_has_flaps_rates_and_rises() -> None:
     assert look(downs=0, errors=8).went_down == ()
 
 
+def test_a_link_of_which_nobody_counts_bytes_is_judged_once_it_was_up_for_minutes() -> None:
+    links, up = Links(), Link(name="a", kind="infiniband", up=True)
+    for at in range(0, 600, 60):
+        (found,) = links.apply((up,), float(at))
+        assert found.carried is (at >= 300)
+    (down,) = links.apply((replace(up, up=False),), 660.0)
+    assert (down.carried, down.down_since) == (True, 660.0)
+    spare, counted = Links(), replace(up, sent_bytes_s=0.0, received_bytes_s=0.0)
+    assert not any(spare.apply((counted,), float(at))[0].carried for at in range(0, 3600, 60))
+
+
 def moves(mbytes_s: float, usual: float = 1e9) -> LinkView:
     return link(sent_bytes_s=mbytes_s * 1e6, received_bytes_s=0.0, usual_bytes_s=usual)
 

@@ -14,6 +14,8 @@ FLAP_S = 3600.0
 MAX_TIMES = 32
 RISE_BREAK_S = 150.0
 """Between two and three looks of an agent."""
+UNCOUNTED_S = 300.0
+"""A link of which nobody counts bytes is held to carry some after it was up for so long: a node that starts is over."""
 USUAL_S, USUAL_LOOKS = 3600.0, 10
 """Time constant of what usually goes through it, and looks before that is known: ten minutes."""
 
@@ -22,7 +24,7 @@ USUAL_S, USUAL_LOOKS = 3600.0, 10
 class _Past:
     link: Link
     seen_at: float
-    was_up: bool = False
+    up_from: float | None = None
     down_since: float | None = None
     went_down: list[float] = field(default_factory=list)
     best: int | None = None
@@ -48,9 +50,12 @@ class Links:
             if past.link is not link and past.link != link:
                 _look(past, link, now)
             past.carried = past.carried or bool(link.moved_bytes_s)
-            past.was_up = past.was_up or bool(link.up)
+            if link.up and past.up_from is None:
+                past.up_from = now
+            if link.up and link.moved_bytes_s is None and not past.looks and past.up_from is not None:
+                past.carried = past.carried or now - past.up_from >= UNCOUNTED_S
             if link.up is not None:
-                past.down_since = (past.down_since or now) if past.was_up and not link.up else None
+                past.down_since = (past.down_since or now) if past.up_from is not None and not link.up else None
             if link.rate_bits_s is not None and link.up is not False:
                 past.best = max(past.best or 0, link.rate_bits_s)
             past.link = link

@@ -57,6 +57,7 @@ def test_a_node_that_alone_gets_no_answer_is_left_out_of_the_restart() -> None:
     [
         ((stuck(0), stuck(2)), ()),
         ((stuck(0),), (("n2", NO), ("n3", NO))),
+        ((stuck(0),), (("n1", NO), ("n2", NO))),
         ((stuck(0),), (("n1", NO), ("n2", NO), ("n3", NO), ("n4", YES))),
     ],
 )
@@ -80,7 +81,6 @@ def of(uid: int, rank: int, node: str = "n1"):
     ("processes", "answers", "actionable"),
     [
         pytest.param([stuck(0)], [("n2", NO)], False, id="one word"),
-        pytest.param([stuck(0)], [("n1", NO), ("n2", NO)], False, id="its own and one word"),
         pytest.param([stuck(0)], [("n1", NO), ("n2", NO), ("n3", YES)], False, id="one against one"),
         pytest.param([stuck(0)], [("n1", NO), ("n2", NO), ("n3", YES), ("n4", YES)], True, id="one against two"),
         pytest.param(
@@ -224,6 +224,11 @@ def test_a_node_that_fails_when_it_is_asked_is_reported_while_its_job_saves() ->
     saving = job(progress=progress(200.0), saving_age_s=20.0)
     found = judge(stuck(0), answers=[("n1", NO), ("n2", YES)], jobs=(saving,))
     assert truths(found) == (Truth.BAD, Truth.OK)
+
+
+def test_what_other_nodes_said_is_told_where_it_decides_nothing() -> None:
+    late = judge(stuck(0, 100.0), answers=[("n1", NO), ("n2", NO), ("n3", YES)])[IncidentKind.FILESYSTEM_STALL]
+    assert "/shared answers on 1 of 2 other nodes: its fault or that of n1" in late.summary
 
 
 def test_filesystem_last_report_of_a_silent_node_is_no_evidence() -> None:

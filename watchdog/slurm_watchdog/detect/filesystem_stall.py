@@ -250,10 +250,17 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
         else f"no other node shares this {filesystem.mount}: it is {first.node}'s own.",
         Scope.ONE_FILE: f"{filesystem.mount} answers on that node: it is this file (a lock, or its part "
         "of the storage).",
-        Scope.UNKNOWN: f"no other node has said within {ANSWER_COUNTS_FOR_S / 60:.0f} min whether it reaches "
-        f"{filesystem.mount}.",
+        Scope.UNKNOWN: _undecided(filesystem.mount, state, first.node),
     }[state.scope]
     return f"{who} {what}{more}; {consequence}"
+
+
+def _undecided(mount: str, state: Assessment, node: str | None) -> str:
+    """What other nodes have said, where it does not show whether it is the node or the filesystem."""
+    reach, fail = (set(each) - {node} for each in (state.answering, state.unanswering))
+    if not reach | fail:
+        return f"no other node has said within {ANSWER_COUNTS_FOR_S / 60:.0f} min whether it reaches {mount}."
+    return f"{mount} answers on {len(reach)} of {len(reach | fail)} other nodes: its fault or that of {node}."
 
 
 def _facts(filesystem: FilesystemView, state: Assessment, named: tuple[Culprit, ...]) -> tuple[str, ...]:

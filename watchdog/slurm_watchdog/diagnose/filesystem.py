@@ -107,11 +107,12 @@ def _answers(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Answers:
 
 def _scope(blocked: set[str], answers: _Answers) -> Scope:
     """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word
-    makes no outage of it."""
+    makes no outage of it, unless that node's own probe fails, too, and nobody reaches the filesystem."""
     affected = (blocked - answers.answering) | answers.unanswering
     others = answers.unanswering - blocked
     reaching = (answers.answering | answers.strangers) - affected
-    if affected and (len(blocked) >= 2 or len(others) >= 2):
+    nobody = bool(blocked & answers.unanswering and others) and not reaching
+    if affected and (nobody or len(blocked) >= 2 or len(others) >= 2):
         return Scope.OUTAGE  # also where one of them answers a probe: a part of the storage, and no node's fault
     if blocked and blocked <= answers.answering:
         return Scope.ONE_FILE

@@ -63,6 +63,14 @@ def test_the_grace_of_a_run_begins_with_its_own_end_and_not_with_that_of_the_run
     assert holder.orphan_for_s is None
 
 
+def test_who_was_seen_to_hold_a_card_within_the_grace_alone_is_no_orphan_after_it() -> None:
+    seen = GpuHolders()
+    seen.remember([rank(0)], [card(0, (100,))])
+    seen.orphans([], [card(0, (100,))], OVER, 1000.0)
+    (holder,) = seen.orphans([], [card(0, (100,))], OVER, 1000.0 + GRACE_S + 5.0, 1000.0 + GRACE_S - 5.0)
+    assert holder.orphan_for_s is None
+
+
 def test_ranks_are_seated_in_their_order_where_no_line_lists_processes() -> None:
     cards = [card(1, None), card(0, None)]
     assert [(c.index, c.pids) for c in assign_gpus(cards, [rank(5), rank(4)], {})] == [

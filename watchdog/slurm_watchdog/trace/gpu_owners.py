@@ -51,10 +51,15 @@ class GpuHolders:
         return uuids[0] if len(uuids) == 1 else None
 
     def orphans(
-        self, processes: Sequence[Process], gpus: Sequence[Gpu], over: Mapping[str, str], now: float
+        self,
+        processes: Sequence[Process],
+        gpus: Sequence[Gpu],
+        over: Mapping[str, str],
+        now: float,
+        looked_at: float | None = None,
     ) -> tuple[GpuHolder, ...]:
         """Processes of jobs that are `over` (job -> its user) which hold a GPU: it lists them, or it holds
-        memory that they had."""
+        memory that they had. `looked_at`: when that was seen last, if not now; later they may have let go."""
         self._over_at = {job: self._over_at.get(job, now) for job in over}
         if not over:
             return ()
@@ -71,19 +76,19 @@ class GpuHolders:
         on_card = Counter(gpu.index for cards in held.values() for gpu in cards)
         return tuple(
             self._holder(
-                pid, there.get(pid), held[pid], over[self._job_of[pid]], now,
+                pid, there.get(pid), held[pid], over[self._job_of[pid]], now if looked_at is None else looked_at,
                 alone=all(on_card[gpu.index] == 1 for gpu in held[pid]),
             )
             for pid in sorted(held)
         )  # fmt: skip
 
     def _holder(
-        self, pid: int, process: Process | None, gpus: list[Gpu], user: str, now: float, *, alone: bool
+        self, pid: int, process: Process | None, gpus: list[Gpu], user: str, looked_at: float, *, alone: bool
     ) -> GpuHolder:
         """`alone`: what its cards hold is its own; of several processes on one card nobody knows what each of
         them holds."""
         job_id = self._job_of[pid]
-        over_s = now - self._over_at[job_id]
+        over_s = looked_at - self._over_at[job_id]
         known = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
         return GpuHolder(
             pid=pid,

@@ -166,7 +166,8 @@ class Node:
             gpus = assign_gpus(gpus, processes, self._seats)
             self._holders.remember(processes, gpus)
             lately = self.processes.listed_since(now - self._fresh_s) if self.over else ()
-            holders = self._holders.orphans(lately, gpus, self.over, now)
+            looked_at = max((at for _, at in self._gpus.values()), default=now)
+            holders = self._holders.orphans(lately, gpus, self.over, now, looked_at)
         given = {
             "boot_id": self.boot_id,
             "agent_id": "trace",

@@ -263,6 +263,16 @@ def test_a_rank_that_is_missed_again_and_again_after_regular_listings_is_gone_si
     assert listing.ranks == [0]
 
 
+def test_a_rank_that_was_stopped_is_not_held_to_be_so_while_only_others_are_listed() -> None:
+    listing = Listing()
+    for _ in range(3):
+        listing.say(0, 1, state="T")
+    listing.say(0)
+    assert [p.state for p in listing.processes.present()] == ["S", "T"]
+    listing.say(0)
+    assert [p.state for p in listing.processes.present()] == ["S", "?"]
+
+
 def test_after_few_listings_a_rank_has_to_be_missed_for_longer() -> None:
     listing = Listing()
     for _ in range(REGULAR):

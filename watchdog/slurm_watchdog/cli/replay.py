@@ -89,14 +89,14 @@ def _replay_one(path: str, config: Any, new_id: Any) -> Outcome | None:
     try:
         with _opened(path) as file:
             outcome = play(file.read, config, new_id)
-    except (OSError, EOFError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        click.echo(f"{clean(name)} can't be read: {clean(reason)}", err=True)
-        return None
     except Exception as error:  # zlib.error is no OSError, and zlib may be missing from a Python
-        if type(error).__module__ != "zlib":
+        packed = isinstance(error, EOFError | gzip.BadGzipFile) or type(error).__module__ == "zlib"
+        if not packed and not isinstance(error, OSError | ValueError):
             raise
-        click.echo(f"{clean(name)} can't be read: broken gzip data ({clean(error)})", err=True)
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        if packed:
+            reason = f"broken gzip data ({reason}); to replay what is whole of it: zcat FILE | slurm-watchdog replay -"
+        click.echo(f"{clean(name)} can't be read: {clean(reason)}", err=True)
         return None
     tally = outcome.tally
     for text in tally.sentences():

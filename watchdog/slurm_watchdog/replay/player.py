@@ -138,8 +138,8 @@ class TracePlayer:
     def _stood_still(self, since: float, moment: Moment) -> bool:
         """Whether neither an agent nor Slurm said a word up to this moment: the controller was stalled, or not running.
 
-        A trace that no controller wrote shows that where all nodes that reported fell silent at once, and a report
-        is the first that comes again.
+        A trace that no controller wrote shows that where all nodes that reported fell silent at once, and one of them
+        is the first that is heard again.
         """
         gap_s = moment.t - since
         if self._recorded:
@@ -147,7 +147,7 @@ class TracePlayer:
         if gap_s <= self.silent_after_s or not any(isinstance(each, OF_AN_AGENT) for each in moment.records):
             return False
         heard = [node.heard_at for node in self._nodes.values() if node.speaks]
-        return len(heard) > 1 and since - min(heard) <= self.silent_after_s
+        return bool(heard) and since - min(heard) <= self.silent_after_s
 
     def _wait(self, since: float, until: float) -> None:
         """The judgements of the ticks between two moments.

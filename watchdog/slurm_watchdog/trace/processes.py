@@ -156,6 +156,8 @@ class Processes:
         for key, each in self.known.items():
             if key in listed or self.unplaced:
                 continue
+            if listed and each.process.state in STOPPED and now - each.listed_at > SLACK * each.every_s:
+                each.process = replace(each.process, state=UNKNOWN_STATE, state_age_s=None)  # it may go on by now
             if each.in_row < REGULAR and key[1] not in ended:
                 each.in_row = 0
                 continue

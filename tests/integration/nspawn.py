@@ -98,7 +98,7 @@ def make_image(directory: Path) -> None:
         *mirror(name),
     ]
     for attempt in (1, 2):
-        done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=500)
         if done.returncode == 0:
             break
         if attempt == 2:

@@ -327,7 +327,7 @@ def test_clean_removes_what_a_killed_owner_left_even_if_it_is_frozen() -> None:
         [sys.executable, "-m", "tests.rig.cluster", "clean"],
         cwd=CHECKOUT, capture_output=True, text=True, timeout=180,
     )  # fmt: skip
-    assert f"removed {directory}" in done.stdout, done.stderr
+    assert done.returncode == 0, done.stderr  # what it removed, the same command of another worker may have, in between
     stuck.wait(timeout=180)
     assert traces(directory) == []
 

@@ -8,6 +8,7 @@ import json
 import lzma
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,23 @@ def test_a_healthy_log_gives_no_verdict_and_code_0(tmp_path: Path) -> None:
     (file,) = answer(path)
     assert (file["verdict"], file["healthy"]) == (None, True)
     assert file["progress"]["advancing"] is True
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (Path(sys.executable).resolve().read_bytes()[:200_000], 2),
+        (bytes(3000) + b"step 1 loss 2.0\nstep 2 loss 1.9\n", 0),  # a hole, where a log was cut while it was written to
+        ("Schritt 1 für Gewichte, größer\n".encode("latin-1") * 40, 0),
+        (b"\x1b[32mepoch 1\x1b[0m: 10%\x08\x08\x0820%\r30%\r" * 50 + b"\n", 0),
+    ],
+    ids=["a program", "a hole of zeros", "another encoding", "colours and bars"],
+)
+def test_a_file_that_is_not_text_is_not_said_to_be_well(tmp_path: Path, data: bytes, code: int) -> None:
+    log = tmp_path / "job.out"
+    log.write_bytes(data)
+    done = run(log)
+    assert (done.exit_code, "is not text" in done.stderr) == (code, code == 2), done.output
 
 
 def test_a_log_that_its_time_limit_ended_says_so(tmp_path: Path) -> None:

@@ -53,7 +53,8 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
     and no root.
 
     \b
-    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end and nothing was found.
+    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end, or is no text, and nothing
+    was found.
 
     \b
     Examples:
@@ -141,19 +142,25 @@ def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
     """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it
     can't be read."""
     from slurm_watchdog.diagnose.logs.digest import Collector
-    from slurm_watchdog.parse.text_input import Unreadable
+    from slurm_watchdog.parse.text_input import Unreadable, is_text
 
     size = size_of(path)
     markdown = path.endswith(MARKDOWN) or (0 < size <= MARKDOWN_BYTES) or path == "-"
-    collector = Collector(markdown=markdown, own=own)
+    collector, text = Collector(markdown=markdown, own=own), True
     try:
         with reading(path) as file:
             for block in file.blocks:
+                text = is_text(block.data) if block.first_line == 1 else text
                 collector.add(block.data, block.first_line, block.numbers)
     except Unreadable as error:
         click.echo(clean(error), err=True)
         return None, False
-    return collector.digest(), not file.damaged
+    if not text:
+        click.echo(
+            f"{clean(path)} is not text (a program, an image?): give the file that the job writes its output to",
+            err=True,
+        )
+    return collector.digest(), text and not file.damaged
 
 
 def _written_at(path: str) -> float | None:

@@ -413,6 +413,22 @@ def test_a_process_stands_in_a_call_if_the_line_says_how_long_and_where(
     assert (None if call is None else (call.seconds, call.mount)) == blocked
 
 
+def test_a_call_whose_age_no_line_tells_lasts_since_it_was_first_listed_with_the_same_processor_time() -> None:
+    def blocked_s(*cpu_s: float | None, path: str = "/gpfs/log") -> float | None:
+        listing = Processes(ParseStats())
+        for number, seconds in enumerate(cpu_s):
+            state, file = ("D", path) if number >= 2 else ("R", None)
+            each = Proc(t=10.0 * number, node="n0", job_id="7", rank=0, state=state, path=file, cpu_s=seconds)
+            listing.list([each], each.t, {}, set())
+        (process,) = listing.present()
+        return process.blocked.seconds if process.blocked is not None else None
+
+    assert blocked_s(1.0, 9.0, 18.0, 18.0, 18.0, 18.0) == 30.0
+    assert blocked_s(1.0, 9.0, 18.0, 18.1, 18.2, 18.3) == 0.0  # it does something
+    assert blocked_s(None, None, None, None, None, None) is None
+    assert blocked_s(18.0, 18.0, 18.0, 18.0, 18.0, 18.0) is None  # a figure that never changes says nothing
+
+
 def test_a_process_that_nobody_can_place_is_counted() -> None:
     listing = Listing()
     listing.say(0, job_id=None)

@@ -58,6 +58,23 @@ class ListedProcess:
     missed: int = 0
     missed_at: float = 0.0
     """When it was not listed for the first time."""
+    counts: bool = False
+    """Its processor time was seen to rise: that it is the same again says something."""
+    call: tuple[object, ...] = ()
+    """What its newest line says of an uninterruptible call of unknown age, with its processor time."""
+    call_since: float = 0.0
+    """When a line said so for the first time."""
+
+    def blocked_for_s(self, record: Proc, now: float) -> float | None:
+        """How long it has been in the call of this line at least, where no line says so: it was listed in D, in the
+        same call, with the same processor time, ever since. None where that is not known."""
+        rose = record.cpu_s is not None and record.cpu_s > self.process.cpu_s > 0
+        self.counts = self.counts or rose
+        waits = record.cpu_s is not None and record.state_age_s is None and (record.state or "").startswith("D")
+        call = (record.wchan, record.syscall, record.path, record.mount, record.cpu_s) if waits else ()
+        if call != self.call or not call:
+            self.call, self.call_since = call, now
+        return now - self.call_since if call and self.counts else None
 
     def stopped_for_s(self, now: float) -> float:
         """Since it was first listed as stopped, where no line says since when it is."""
@@ -102,6 +119,9 @@ class Processes:
             old = self.known.get(key)
             if old is not None and None not in (old.start, record.start) and old.start != record.start:
                 old = None  # the number was given to another process
+            blocked_s = old.blocked_for_s(record, now) if old is not None else None
+            if blocked_s is not None:
+                record = replace(record, state_age_s=blocked_s)
             process = _process(record, key, old.process if old else None, restarts.get(key[0], 0), mounts)
             if process is not None and process.state in STOPPED and process.state_age_s is None:
                 process = replace(process, state_age_s=old.stopped_for_s(now) if old is not None else 0.0)

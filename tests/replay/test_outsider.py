@@ -27,6 +27,17 @@ def test_the_rank_that_sleeps_while_all_others_spin_is_found_and_its_gpu_named(a
     assert [(c.node, c.rank, c.gpu_uuid) for c in found.culprits] == [("gpu002", 6, "GPU-6")]
 
 
+@pytest.mark.parametrize("also", [(), ("gpu.pids",)])
+def test_gpus_that_have_a_number_and_no_uuid_are_told_from_each_other(also: tuple[str, ...]) -> None:
+    trace = Trace(("gpu.uuid", *also))
+    trace.go_on(300, steps=True)
+    trace.doing = {**dict.fromkeys(range(8), "spins"), 6: "sleeps"}
+    trace.go_on(130)
+    (found,) = trace.told()
+    assert found.kind == "collective_hang"
+    assert [(c.node, c.rank) for c in found.culprits] == [("gpu002", 6)]
+
+
 @pytest.mark.parametrize("listed", [True, False])
 def test_a_process_that_keeps_its_card_after_the_end_of_its_job_is_an_orphan(listed: bool) -> None:
     trace = Trace()

@@ -266,7 +266,7 @@ class Node:
         known = self._gpus.get(name)
         index = record.gpu if record.gpu is not None else known[0].index if known else len(self._gpus)
         gpu = Gpu(
-            uuid=record.uuid or "",
+            uuid=record.uuid or ("" if self._recorded else f"{self.name}/gpu{index}"),  # distinct, as UUIDs are
             index=index,
             utilization_ratio=None if record.util is None else min(1.0, record.util / 100),
             sm_clock_hz=None if record.sm_clock_mhz is None else record.sm_clock_mhz * 1e6,

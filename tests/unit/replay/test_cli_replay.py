@@ -69,7 +69,8 @@ def test_several_traces_are_replayed_each_by_itself() -> None:
 
 def test_where_little_could_be_used_nothing_found_says_so(tmp_path: Path) -> None:
     file = tmp_path / "reversed"
-    file.write_bytes(b"\n".join(reversed(OUTAGE.read_bytes().splitlines())))
+    no_ranks = OUTAGE.read_bytes().replace(b'"rank":', b'"no_rank":')
+    file.write_bytes(b"\n".join(reversed(no_ranks.splitlines())))
     result = run(file)
     assert result.exit_code == 0
     assert "of 202 lines used, nothing found in those." in result.stdout

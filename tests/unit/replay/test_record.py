@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.recorder import Recorder
@@ -50,6 +51,10 @@ class Recording(ClusterState):
     def go_on(self, until: float) -> None:
         """Slurm answers every ten seconds, as a controller would ask; the replay that feeds us asks less often."""
         at, listing = next(each for each in reversed(self.said) if isinstance(each[1], SlurmView))
+        assert isinstance(listing, SlurmView)
+        # A node without a job rightly says nothing from then on.
+        absent = (replace(node, state="FUTURE") if node.state == "IDLE" else node for node in listing.nodes)
+        listing = replace(listing, nodes=tuple(absent))
         while (at := at + 10) < until:
             self.said.append((at, listing))
 

@@ -115,10 +115,60 @@ def test_a_job_without_a_list_of_nodes_has_those_where_its_processes_are() -> No
     assert fired(outcome) == ["filesystem_outage"]
 
 
-def test_processes_of_a_job_that_nobody_named_are_counted_and_not_judged() -> None:
-    outcome = play(line for line in outage() if line["kind"] != "job")
-    assert outcome.incidents == ()
+def test_in_a_trace_without_any_job_line_a_job_runs_while_its_ranks_are_listed() -> None:
+    assert fired(play(line for line in outage() if line["kind"] != "job")) == ["filesystem_outage"]
+
+
+def test_ranks_that_no_line_lists_any_more_leave_nothing_behind_where_no_job_line_was_written() -> None:
+    ranks = [
+        {"t": t, "kind": "proc", "node": "n0", "job_id": 7, "rank": rank, "pid": 70 + rank, "state": "R"}
+        for t in range(0, 600, 10)
+        for rank in range(4)
+    ]
+    steps = [{"t": t, "kind": "log", "node": "n0", "job_id": 7, "line": f"step={t} loss=2"} for t in range(600)]
+    silence = [{"t": t, "kind": "report", "node": "n0"} for t in range(600, 4000, 10)]
+    assert play([*sorted([*ranks, *steps], key=lambda line: line["t"]), *silence]).incidents == ()
+
+
+def test_processes_of_a_job_that_nobody_named_are_counted_and_not_judged_where_other_jobs_are_named() -> None:
+    other = {"t": 0, "kind": "job", "job_id": "other", "state": "RUNNING", "nodes": ["n9"]}
+    outcome = play([other, *(line for line in outage() if line["kind"] != "job")])
+    assert not any("filesystem" in kind for kind in fired(outcome))
     assert outcome.tally.ignored["a proc line about a job that no job line has named yet"][0] > 10
+
+
+def test_a_fault_of_a_node_without_a_job_is_reported() -> None:
+    fell_off = "NVRM: Xid (PCI:0000:c1:00): 79, GPU has fallen off the bus."
+    reports = [{"t": t, "kind": "report", "node": "n0"} for t in range(0, 200, 10)]
+    lines = [*reports, {"t": 195, "kind": "kmsg", "node": "n0", "line": fell_off}]
+    assert fired(play(lines)) == ["gpu_fault"]
+
+
+def test_a_trace_that_ends_with_its_job_has_its_cause_though_no_rank_is_known() -> None:
+    lines = [
+        {"t": 0, "kind": "job", "job_id": "7", "state": "RUNNING", "nodes": ["n0"]},
+        {"t": 5, "kind": "log", "node": "n0", "job_id": "7", "line": "RuntimeError: CUDA error: unknown error"},
+        {"t": 9, "kind": "job", "job_id": "7", "state": "FAILED"},
+    ]
+    assert fired(play(lines)) == ["log_error"]
+
+
+def test_nodes_that_were_silent_until_slurm_started_their_job_again_are_not_reported() -> None:
+    def run(begin: int, restarts: int) -> list[dict[str, Any]]:
+        job = {
+            "t": begin,
+            "kind": "job",
+            "job_id": "7",
+            "state": "RUNNING",
+            "nodes": ["n0", "n1"],
+            "restarts": restarts,
+        }
+        reports = [
+            {"t": t, "kind": "report", "node": n} for t in range(begin + 2, begin + 200, 10) for n in ("n0", "n1")
+        ]
+        return [job, *reports]
+
+    assert play([*run(0, 0), *run(300, 1)]).incidents == ()
 
 
 def test_a_job_stays_as_it_was_said_last_until_it_ends() -> None:

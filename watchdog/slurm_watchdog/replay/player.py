@@ -40,6 +40,8 @@ OF_A_NODE = (records.Proc, records.Gpu, records.Log)
 OF_AN_AGENT = (records.Report, records.Kmsg, records.Mount, records.Checkpoint, *OF_A_NODE)
 """What an agent says again and again."""
 NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, BadLine, *OF_THE_CONTROLLER)
+LAST_WORDS_S = 7.0
+"""A trace that ends with its job has no more to say of why: what waits for that is judged as it is so much later."""
 FINE_S = 3600.0
 """In a longer stretch without a line, time advances in larger steps."""
 
@@ -106,6 +108,8 @@ class TracePlayer:
         self._recorded = False
         """Whether a controller wrote this trace: then it has everything that there was."""
         self._judged_until = float("-inf")
+        self._over_at = float("-inf")
+        """When a run of a job was over last."""
 
     # ------------------------------------------------------------------------------------ time
 
@@ -139,12 +143,13 @@ class TracePlayer:
         """Whether neither an agent nor Slurm said a word up to this moment: the controller was stalled, or not running.
 
         A trace that no controller wrote shows that where all nodes that reported fell silent at once, and one of them
-        is the first that is heard again.
+        is the first that is heard again, or Slurm's word that a job was started again.
         """
         gap_s = moment.t - since
         if self._recorded:
             return gap_s > self.judge.slurm_patience_s
-        if gap_s <= self.silent_after_s or not any(isinstance(each, OF_AN_AGENT) for each in moment.records):
+        again = any(isinstance(each, OF_AN_AGENT) or self._listing.is_new_run(each) for each in moment.records)
+        if gap_s <= self.silent_after_s or not again:
             return False
         heard = [node.heard_at for node in self._nodes.values() if node.speaks]
         return bool(heard) and since - min(heard) <= self.silent_after_s
@@ -186,6 +191,8 @@ class TracePlayer:
         if self._now is not None:
             self._dumps.end_those_due(self._now)
             self._judge_at(self._now)
+            if not self._recorded and self._now - self._over_at < LAST_WORDS_S:
+                self._judge_at(self._over_at + LAST_WORDS_S)
         for incident in self.judge.incidents:
             self._seen[incident.id] = incident
         decided, by_incident = self._decisions.numbered(), dict[str, list[Decision]]()
@@ -218,7 +225,9 @@ class TracePlayer:
                 by_node[record.node] = [record]
             else:
                 lines.append(record)
-        self._listing.note_use(by_node)
+        self._listing.note_use(by_node, moment.t)
+        for name in by_node.keys() & self._nodes.keys():
+            self._nodes[name].heard_at = moment.t
         self._ask_slurm(moment.t, force=slurm_said)
         restarts = {job.process_id: job.restarts for job in self._listing.jobs.values()}
         reports = []
@@ -246,6 +255,7 @@ class TracePlayer:
         if isinstance(record, records.Job):
             over = self._listing.take_job(record)
             if over is not None:
+                self._over_at = record.t
                 self._forget(over, by_node)
             return True
         if isinstance(record, records.Node):

@@ -13,8 +13,9 @@ from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
 from slurm_watchdog.trace import records
 from slurm_watchdog.trace.records import ParseStats
 
-JOBLESS = "FUTURE"
-"""The state of a node that no running job has and of which a trace says no more: it may rightly have no agent."""
+JOBLESS, SILENT = "IDLE", "FUTURE"
+"""The states of a node that no running job has and of which a trace says no more: while it reports, and after that.
+It may rightly have no agent; what it says itself counts."""
 
 
 LOST_SHARE = 0.5
@@ -35,10 +36,13 @@ class SlurmListing:
     _used: dict[str, set[str]] = field(default_factory=dict)
     """Job -> nodes, of jobs whose line does not name any."""
     _active_since: dict[str, float] = field(default_factory=dict)
+    _presumed: dict[str, float] = field(default_factory=dict)
+    """Job that no line names -> when a rank of it was listed last, in a trace that has no job line yet."""
 
     def take_job(self, record: records.Job) -> str | None:
         """What a job line changes. Returns what agents call the job if a run of it is over."""
         job_id = str(record.job_id)
+        self._forget_presumed(float("inf"))
         old = self.jobs.get(job_id)
         if old is None and record.state is None:
             self.tally.ignore("a job whose state was never said")
@@ -72,8 +76,31 @@ class SlurmListing:
                 self.tally.ignore("`more` that is no SlurmNode of ours")
         self._nodes[record.node] = node
 
-    def note_use(self, given: Mapping[str, Sequence[records.Any_]]) -> None:
-        """Where a job without a list of nodes has processes, and lines about jobs that no job line has named."""
+    def is_new_run(self, record: object) -> bool:
+        """Whether Slurm has started a job again: what was there before is over."""
+        old = self.jobs.get(str(record.job_id)) if isinstance(record, records.Job) else None
+        return old is not None and isinstance(record, records.Job) and (record.restarts or 0) > old.restarts
+
+    def _forget_presumed(self, now: float) -> None:
+        """Those of which no rank was listed for long: nothing says that they still run."""
+        for job_id, at in list(self._presumed.items()):
+            if now - at > LOST_SHARE * self.patience_s:
+                del self._presumed[job_id], self.jobs[job_id]
+                self._used.pop(job_id, None)
+                self._active_since.pop(job_id, None)
+
+    def note_use(self, given: Mapping[str, Sequence[records.Any_]], now: float) -> None:
+        """Where a job without a list of nodes has processes, and lines about jobs that no job line has named.
+
+        In a trace without any job line a job runs as long as its ranks are listed.
+        """
+        if len(self.jobs) == len(self._presumed):
+            ranks = (each for lines in given.values() for each in lines if isinstance(each, records.Proc))
+            for rank in ranks:
+                if rank.job_id is not None and rank.rank is not None and rank.state not in ("Z", "X"):
+                    job_id = str(rank.job_id)
+                    self.jobs.setdefault(job_id, SlurmJob(job_id=job_id, state="RUNNING"))
+                    self._presumed[job_id] = now
         known = {job.process_id: job for job in self.jobs.values()}
         settled = {job_id for job_id, job in known.items() if job.nodes}
         for name, lines in given.items():
@@ -99,7 +126,9 @@ class SlurmListing:
     def view(self, heard: Mapping[str, float], now: float) -> SlurmView:
         """The listing at `now`; `heard`: node -> when it last said anything."""
         jobs = []
-        states = dict.fromkeys(heard, JOBLESS)
+        self._forget_presumed(now)
+        lost_s = LOST_SHARE * self.patience_s
+        states = {name: JOBLESS if now - at <= lost_s else SILENT for name, at in heard.items()}
         for job in self.jobs.values():
             if not job.nodes and job.job_id in self._used:
                 job = replace(job, nodes=tuple(sorted(self._used[job.job_id])))

@@ -210,18 +210,18 @@ def test_a_frozen_filesystem_is_told_by_every_node_as_what_it_is(
     watchdog.sees("n1", of_step(job, every + 2), 120, "steps after a first checkpoint")
     for node in cluster.nodes:
         # Only the last rank writes the log; the others' mount is nobody's business unless the job names it.
-        assert watchdog.sees(node, is_quiet, 10, "a quiet report")
+        assert watchdog.sees(node, is_quiet, 60, "a quiet report")
     victims = cluster.nodes if everywhere else ("n3",)
     writer = "n3"  # of the last rank, who writes the log: the others wait for it, and for nothing else
     watchdog.sees("n1", in_steps(job, every, 2, every // 2), 120, "a step that is far from a checkpoint")
     cluster.freeze(None if everywhere else "n3")
     try:
-        watchdog.sees(writer, lambda r: _blocked_on(r, job, mount), 20, "a rank that is blocked")
+        watchdog.sees(writer, lambda r: _blocked_on(r, job, mount), 60, "a rank that is blocked")
         for node in victims:
             watchdog.sees(
                 node,
                 lambda r: any(not m.responding for m in r.mounts if m.mount == str(mount)),
-                20,
+                60,
                 "the mount",
             )
         time.sleep(3)
@@ -462,7 +462,7 @@ def test_a_driver_that_never_answers_costs_one_child_and_is_told_of_its_node(
     assert all("has not answered" in (gpu.error or "") for gpu in report.gpus)
     watchdog.scenarios["n3"].rule()
     watchdog.wait_for(lambda: not watchdog.incidents_of("gpu_fault"), 30, "the end of the incident")
-    watchdog.sees("n3", is_quiet, 10, "a quiet report")
+    watchdog.sees("n3", is_quiet, 60, "a quiet report")
 
 
 def once(watchdog: Live, node: str, *words: str, wrapper: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:

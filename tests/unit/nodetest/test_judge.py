@@ -27,13 +27,16 @@ def test_a_node_with_one_figure_far_below_its_four_peers_is_bad_and_no_other(fig
     assert set(found.values()) == {Truth.OK}
 
 
-def test_the_memory_of_a_virtual_machine_is_shared_with_the_hosts_other_guests() -> None:
+def test_the_memory_of_a_virtual_machine_is_shared_with_the_hosts_other_guests_and_only_a_floor_counts() -> None:
     fast = node("n1").figures["memory_all"]
-    for share, guest, truth in ((0.75, False, Truth.BAD), (0.75, True, Truth.OK), (0.55, True, Truth.BAD)):
-        found = verdicts(
-            nodes(5, node("n3", figures={"memory_all": share * fast}, facts={"state": {"virtual": guest}}))
-        )
-        assert found["n3"] is truth, (share, guest)
+    for guest, floors, truth in (
+        (False, {}, Truth.BAD),
+        (True, {}, Truth.OK),
+        (True, {"memory_all": 0.9 * fast}, Truth.BAD),
+    ):
+        slow = node("n3", figures={"memory_all": 0.5 * fast}, facts={"state": {"virtual": guest}})
+        found = {each.node: each.truth for each in judge_nodes(nodes(5, slow), floors, {})}
+        assert found["n3"] is truth, (guest, floors)
 
 
 def test_the_reason_has_the_figure_its_unit_and_what_the_peers_have() -> None:

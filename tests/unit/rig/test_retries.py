@@ -54,5 +54,5 @@ def test_a_run_fails_once_more_of_its_tests_were_repeated_in_all_parts_together_
     assert (code, f"repeated: {allowed} (allowed)" in said) == (0, True), said
     code, said = part_of_a_run(tmp_path, "exclusive", 1)
     assert (code, f"repeated: {allowed + 1} (more than {allowed}: the run fails)" in said) == (1, True), said
-    assert "test_live.py::test_live[2]" in said
+    assert "test_live.py::test_live[2]: " in said and "AssertionError: the first time" in said
     assert "1 passed" in said

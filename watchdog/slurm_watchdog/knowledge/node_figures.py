@@ -20,15 +20,15 @@ class Kind(NamedTuple):
     """Of the table, where it has one."""
     alike: bool = True
     """Whether the other GPUs of a node are peers, too. Not where it depends on the slot: on the socket, the switch."""
-    relative_of_guest: float | None = None
-    """`relative` of a virtual machine, where the other guests of its host share what is measured."""
+    shared_by_guests: bool = False
+    """Whether the other guests of a virtual machine's host share what is measured: there only a site's floor counts."""
 
 
 KINDS: Final[dict[str, Kind]] = {
     "cpu_core": Kind("CPU, one core", "MB/s", True, 0.10, column="cpu, one core"),
     "cpu_all": Kind("CPU, all cores", "MB/s", True, 0.10, column="cpu, all"),
-    "memory_core": Kind("memory bandwidth, one core", "GB/s", True, 0.20, relative_of_guest=0.40),
-    "memory_all": Kind("memory bandwidth, all cores", "GB/s", True, 0.15, column="memory", relative_of_guest=0.40),
+    "memory_core": Kind("memory bandwidth, one core", "GB/s", True, 0.20, shared_by_guests=True),
+    "memory_all": Kind("memory bandwidth, all cores", "GB/s", True, 0.15, column="memory", shared_by_guests=True),
     "disk_write": Kind("write rate of", "MB/s", True, 0.75, column="disk write"),
     "disk_read": Kind("read rate of", "MB/s", True, 0.75),
     "disk_fio_write": Kind("write rate by fio of", "MB/s", True, 0.75),
@@ -56,8 +56,8 @@ KINDS: Final[dict[str, Kind]] = {
     "gpu_nccl": Kind("bus bandwidth of an all-reduce over the GPUs", "GB/s", True, 0.10),
     "gpu_p2p": Kind("rate to the next GPU from GPU", "GB/s", True, 0.35, alike=False),
 }
-"""CPU and memory: twice the spread over healthy tests on the local cluster (docs/test-nodes.md); memory of a guest by more
-than others on the host took from a healthy node there, 25 % twice within a minute. Disks and mounts, whose
+"""CPU and memory: twice the spread over healthy tests on the local cluster (docs/test-nodes.md); memory of a guest is left
+out, for others on the host took 25 to 47 % of it from healthy nodes there, for a minute and longer. Disks and mounts, whose
 rates depend on caches and on who else uses them (reads there have two usual rates, one three times the other): a quarter,
 four times. Links: the spread there, doubled. GPUs: by judgement, not measured by us; cards of one model differ by a few
 per cent in the clock that their power limit leaves them, and a PCIe link that lost half of its lanes or a generation by

@@ -57,9 +57,10 @@ def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequ
     bad = [*_problems(node.problems, others), *gpu_reasons(node, peers, others)]
     compared = False
     for key, value in node.figures.items():
-        kind = _kind_of(key, node)
-        worse, was_compared = worse_than(key, node, kind, values_of(key, node, peers), floors)
-        was = [each[key] for each in past if key in each and not split_key(key)[0].startswith(SHARED)]
+        kind = KINDS[split_key(key)[0]]
+        shared = kind.shared_by_guests and is_guest(node)
+        worse, was_compared = worse_than(key, node, kind, [] if shared else values_of(key, node, peers), floors)
+        was = [each[key] for each in past if key in each and not shared and not split_key(key)[0].startswith(SHARED)]
         if not worse and len(was) >= LEAST_PAST and _all_worse(value, kind, values_of(key, node, peers)):
             worse = _against(value, kind, was, node.spreads.get(key, 0.0), "in its earlier tests")
         compared = compared or was_compared or len(was) >= LEAST_PAST
@@ -129,10 +130,9 @@ def _against(value: float, kind: Kind, others: Sequence[float], spread: float, w
     return f"{shown(value, kind)}, {how} the {shown(middle, kind)} {where}"
 
 
-def _kind_of(key: str, node: Measured) -> Kind:
-    kind = KINDS[split_key(key)[0]]
-    guest = bool(node.facts.get("state", {}).get("virtual"))
-    return kind if kind.relative_of_guest is None or not guest else kind._replace(relative=kind.relative_of_guest)
+def is_guest(node: Measured) -> bool:
+    """Whether it is a virtual machine."""
+    return bool(node.facts.get("state", {}).get("virtual"))
 
 
 def _least(kind: Kind) -> float:

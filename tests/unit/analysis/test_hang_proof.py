@@ -389,6 +389,13 @@ def test_an_evaluation_of_all_the_data_may_take_longer_than_those_of_a_part() ->
     assert judged(saving(900.0, *stacks, progress=announced, phase="evaluating")).truth is Truth.UNKNOWN
 
 
+def test_gpus_alone_shorten_no_evaluation_for_generating_draws_little_power() -> None:
+    announced = late(900.0, phase="evaluating", phase_intervals_s=(20.0, 25.0, 30.0))
+    gpus = tuple(card(rank, "spins") for rank in range(4))
+    job = saving(900.0, *STACKS, progress=announced, phase="evaluating", snapshots=(), gpus=gpus)
+    assert judged(job).truth is Truth.UNKNOWN
+
+
 def test_a_checkpoint_that_the_log_tells_of_is_reported_after_five_minutes_and_acted_on_as_late_as_any() -> None:
     found = judged(in_phase("checkpointing", 310.0, ()))
     assert (found.truth, found.actionable) == (Truth.BAD, False), found.summary

@@ -230,8 +230,14 @@ async def _choose_and_test(asked: Options, config: Config, wanted: Wanted) -> tu
 
     task = asyncio.current_task()
     assert task is not None
+
+    def end() -> None:
+        task.cancel()
+        with contextlib.suppress(OSError):  # the controller that would read it may be what has died
+            _say("Ending: jobs are cancelled, drained nodes drained again; minutes where Slurm does not answer")
+
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        asyncio.get_running_loop().add_signal_handler(number, end)
     terms = Terms(at_once=asked.at_once, wait_s=parse_duration(asked.wait), partition=asked.partition or "",
                   again=not asked.no_second_look)  # fmt: skip
     client = make_client("command_line", bin_directory=config.slurm.bin_directory)

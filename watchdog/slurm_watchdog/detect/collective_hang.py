@@ -171,7 +171,7 @@ def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:
 def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, settings: CollectiveHang) -> Finding:
     """Of a job whose stacks are asked for."""
     age_s, voted = clock.age_s, vote(job.snapshots, job.ranks)
-    limit = limit_of_known_evaluation(job, clock.limit, settings)
+    limit = limit_of_known_evaluation(job, clock.limit, settings) if voted.groups else clock.limit
     idle_limit = limit_of_idle_phase(job, limit, settings)
     in_a_phase = voted.checkpointing or idle_limit.seconds < limit.seconds
     idle = in_a_phase and age_s >= idle_limit.seconds and nothing_at_work(job, voted)

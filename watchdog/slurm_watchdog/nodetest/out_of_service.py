@@ -93,13 +93,20 @@ async def put_back(levers: Levers, reservations: Reservations, left: Left, place
         if now is not None and not is_drained(now.state):
             await levers.drain_node(node, reason)
 
-    failed = [node for node, reason in left.reasons.items() if not await _done(drain, node, reason)]
-    if failed:
-        say(f"{', '.join(failed)} could not be drained again; reservation {left.reservation} keeps jobs away for a day")
+    undone = dict(left.reasons)
+    with contextlib.suppress(SlurmUnavailable):  # no answer: the others are not tried, for nothing interrupts this
+        for node, reason in left.reasons.items():
+            if await _done(drain, node, reason):
+                del undone[node]
+    if undone:
+        say(f"{', '.join(undone)} could not be drained again; reservation {left.reservation} keeps jobs away for a day")
         return False
     if place is not None:
         (place / FILE).unlink(missing_ok=True)
-    if not await _done(reservations.delete, left.reservation):
+    deleted = False
+    with contextlib.suppress(SlurmUnavailable):
+        deleted = await _done(reservations.delete, left.reservation)
+    if not deleted:
         say(f"Delete it when Slurm answers: scontrol delete reservation={left.reservation}")
     return True
 
@@ -115,13 +122,15 @@ async def put_back_what_was_left(levers: Levers, reservations: Reservations, pla
 
 
 async def _done(request: Callable[..., Awaitable[None]], *arguments: str) -> bool:
-    for attempt in range(TRIES):
+    """Whether it was not refused. Raises SlurmUnavailable after TRIES without an answer."""
+    for attempt in range(1, TRIES + 1):
         try:
             await request(*arguments)
             return True
         except SlurmRefused:
             return False
         except SlurmUnavailable:
-            if attempt + 1 < TRIES:
-                await asyncio.sleep(PAUSE_S)
+            if attempt == TRIES:
+                raise
+            await asyncio.sleep(PAUSE_S)
     return False

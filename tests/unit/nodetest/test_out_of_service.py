@@ -9,8 +9,15 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest import out_of_service
-from slurm_watchdog.nodetest.out_of_service import FILE, Left, lifted, put_back_what_was_left, remember
+from slurm_watchdog.nodetest.out_of_service import (
+    FILE,
+    TRIES,
+    Left,
+    lifted,
+    put_back,
+    put_back_what_was_left,
+    remember,
+)
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 NODES = tuple(
@@ -122,9 +129,7 @@ def test_lifted_for_the_controller_remembers_nothing_for_it_knows_the_drains(tmp
     assert slurm.drained == {node.name: node.reason for node in NODES} and slurm.reserved == set()
 
 
-def test_where_slurm_answers_nothing_it_gives_up_after_one_node_and_says_which_stay_reserved(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_where_slurm_answers_nothing_it_gives_up_after_one_node_and_says_which_stay_reserved(tmp_path: Path) -> None:
     tries: list[str] = []
 
     class Silent(Slurm):
@@ -132,11 +137,13 @@ def test_where_slurm_answers_nothing_it_gives_up_after_one_node_and_says_which_s
             tries.append(node)
             raise SlurmUnavailable("no answer")
 
-    monkeypatch.setattr(out_of_service, "PAUSE_S", 0.0)
-    slurm = Silent()
-    (said,) = asyncio.run(through(slurm, tmp_path))
-    assert tries == ["n1"] * out_of_service.TRIES and slurm.reserved == {"r"} and (tmp_path / FILE).exists()
-    assert said.startswith("n1, n2 could not be drained again; reservation r keeps jobs away")
+    slurm, left, lines = Silent(), Left(reservation="r", reasons=WHOLE), list[str]()
+    slurm.drained.clear()
+    slurm.reserved.add("r")
+    remember(tmp_path, left)
+    assert asyncio.run(put_back(slurm, slurm, left, tmp_path, lines.append, pause_s=0.0)) is False
+    assert tries == ["n1"] * TRIES and slurm.reserved == {"r"} and (tmp_path / FILE).exists()
+    assert lines == ["n1, n2 could not be drained again; reservation r keeps jobs away for a day"]
 
 
 class SlowSlurm(Slurm):

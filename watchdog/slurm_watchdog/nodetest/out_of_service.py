@@ -82,7 +82,9 @@ def remember(place: Path, left: Left) -> None:
     (place / FILE).write_bytes(msgspec.json.encode(left))
 
 
-async def put_back(levers: Levers, reservations: Reservations, left: Left, place: Path | None, say: Say) -> bool:
+async def put_back(
+    levers: Levers, reservations: Reservations, left: Left, place: Path | None, say: Say, *, pause_s: float = PAUSE_S
+) -> bool:
     """Drains the nodes again and deletes the reservation; True if all is done. What fails stays reserved, and is said.
 
     A node that is drained already, keeps its reason.
@@ -96,7 +98,7 @@ async def put_back(levers: Levers, reservations: Reservations, left: Left, place
     undone = dict(left.reasons)
     with contextlib.suppress(SlurmUnavailable):  # no answer: the others are not tried, for nothing interrupts this
         for node, reason in left.reasons.items():
-            if await _done(drain, node, reason):
+            if await _done(pause_s, drain, node, reason):
                 del undone[node]
     if undone:
         say(f"{', '.join(undone)} could not be drained again; reservation {left.reservation} keeps jobs away for a day")
@@ -105,7 +107,7 @@ async def put_back(levers: Levers, reservations: Reservations, left: Left, place
         (place / FILE).unlink(missing_ok=True)
     deleted = False
     with contextlib.suppress(SlurmUnavailable):
-        deleted = await _done(reservations.delete, left.reservation)
+        deleted = await _done(pause_s, reservations.delete, left.reservation)
     if not deleted:
         say(f"Delete it when Slurm answers: scontrol delete reservation={left.reservation}")
     return True
@@ -121,8 +123,8 @@ async def put_back_what_was_left(levers: Levers, reservations: Reservations, pla
         say(f"An earlier test was killed: {', '.join(left.reasons)} drained again")
 
 
-async def _done(request: Callable[..., Awaitable[None]], *arguments: str) -> bool:
-    """Whether it was not refused. Raises SlurmUnavailable after TRIES without an answer."""
+async def _done(pause_s: float, request: Callable[..., Awaitable[None]], *arguments: str) -> bool:
+    """Whether it was not refused. Raises SlurmUnavailable after TRIES without an answer, `pause_s` apart."""
     for attempt in range(1, TRIES + 1):
         try:
             await request(*arguments)
@@ -132,5 +134,5 @@ async def _done(request: Callable[..., Awaitable[None]], *arguments: str) -> boo
         except SlurmUnavailable:
             if attempt == TRIES:
                 raise
-            await asyncio.sleep(PAUSE_S)
+            await asyncio.sleep(pause_s)
     return False

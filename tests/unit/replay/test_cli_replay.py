@@ -106,7 +106,7 @@ def test_cli_replay_reports_unreadable_files_and_replays_the_others(tmp_path: Pa
     assert "Is a directory" in result.stderr
 
 
-@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"")])
+@pytest.mark.parametrize("content", [b"", b"\n \n", gzip.compress(b"", mtime=0)])
 def test_an_empty_file_is_no_trace_in_which_nothing_was_found(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "empty").write_bytes(content)
     result = run(tmp_path / "empty")

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.node_figures import LEAST_PEERS
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.nodetest.jobs import Ended, Heard, Launcher, run_jobs
-from slurm_watchdog.nodetest.judge import Floors, Past, Verdict, judge_nodes
+from slurm_watchdog.nodetest.judge import Floors, Past, Verdict, judge_nodes, peers_of
 from slurm_watchdog.nodetest.link_counters import judge_counters
 from slurm_watchdog.nodetest.pairs import Pair, SlowPair, culprits, judge_pairs, pair_of, ring
 from slurm_watchdog.nodetest.plan import NodeJob, Wanted, node_job, pair_job
 from slurm_watchdog.nodetest.results import Measured, better, measured
 from slurm_watchdog.nodetest.select import partition_of
+
+SHARED_PLACE: Final = "mount:"
+"""As results.place_of has it: what nodes share, and what may be slower for all of them while one is measured."""
+SHARED_PHASES: Final = frozenset({"mount"})
+BESIDE_WAIT_S: Final = 60.0
+"""For a peer to be free in the second look: without it the comparison with the first look stands (a judgement)."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -76,7 +83,7 @@ async def conduct(
             found[ended.nodes] = measured(" ".join(ended.nodes), ended.lines, ended.why)
         return found
 
-    def alone(names: Sequence[str]) -> list[NodeJob]:
+    def alone(names: Sequence[str], wanted: Wanted = wanted) -> list[NodeJob]:
         return [node_job(name, wanted, partition_of([known[name]], terms.partition)) for name in names]
 
     def paired(pairs: Sequence[Pair]) -> list[NodeJob]:
@@ -100,20 +107,40 @@ async def conduct(
     verdicts = judge_nodes(list(singles.values()), floors, of_past)
     slow = judge_pairs(list(links.values()), floors)
     if terms.again:
+        again = dict[str, Measured]()
         doubtful = [each.node for each in verdicts if _is_worth_another(each, singles[each.node])]
-        for key, value in (await run("second look: node", alone(doubtful), terms.wait_s)).items():
-            singles[key[0]] = better(singles[key[0]], value)
+        beside = alone(peers_beside(doubtful, verdicts, singles), replace(wanted, phases=SHARED_PHASES))
+        beside = [each._replace(wait_s=min(BESIDE_WAIT_S, terms.wait_s)) for each in beside]
+        middle = len(beside) // 2
+        jobs = [*beside[:middle], *alone(doubtful), *beside[middle:]]
+        for key, value in (await run("second look: node", jobs, terms.wait_s)).items():
+            again[key[0]] = replace(value, model=singles[key[0]].model)
+            if key[0] in doubtful:
+                singles[key[0]] = better(singles[key[0]], value)
         for pair, value in (
             await run("second look: pair", paired([s.nodes for s in slow if not _hangs(links[s.nodes])]), terms.wait_s)
         ).items():
             links[pair] = better(links[pair], value)
-        verdicts = judge_nodes(list(singles.values()), floors, of_past)
+        verdicts = judge_nodes(list(singles.values()), floors, of_past, list(again.values()))
         slow = judge_pairs(list(links.values()), floors)
     return Report(
         began_at=began_at, ended_at=clock.wall(), nodes=tuple(singles.values()), pairs=tuple(links.values()),
         verdicts=tuple(with_links(verdicts, slow, links.values(), around)), slow_pairs=tuple(slow),
         jobs=tuple({"job_id": each.job_id, "nodes": each.nodes, "why": each.why} for each in done),
     )  # fmt: skip
+
+
+def peers_beside(doubtful: Sequence[str], verdicts: Sequence[Verdict], singles: Mapping[str, Measured]) -> list[str]:
+    """Names of the nodes whose shared directories are measured again at the time of the second look, where those of a
+    doubtful node were slow: for each model as many as a comparison needs, of those against which nothing was found."""
+    faults = {each.node: each.faults for each in verdicts}
+    well = [singles[each.node] for each in verdicts if each.truth is Truth.OK]
+    found: list[str] = []
+    for name in doubtful:
+        if any(each.place.startswith(SHARED_PLACE) for each in faults[name]):
+            peers = [each.name for each in peers_of(singles[name], well)][:LEAST_PEERS]
+            found += [each for each in peers if each not in found]
+    return found
 
 
 def _is_worth_another(verdict: Verdict, node: Measured) -> bool:

@@ -258,7 +258,8 @@ async def run_jobs(
             while len(busy) < at_once and (job := next((j for j in todo if taken.isdisjoint(j.nodes)), None)):
                 todo.remove(job)
                 taken |= set(job.nodes)
-                busy[asyncio.ensure_future(launcher.run(job, heard, wait_s))] = job
+                run = launcher.run(job, heard, wait_s if job.wait_s is None else job.wait_s)
+                busy[asyncio.ensure_future(run)] = job
             done, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 del busy[task]

@@ -46,20 +46,29 @@ class Verdict(Struct, frozen=True, kw_only=True):
         return tuple(each.what for each in self.faults) or self.unsure
 
 
-def judge_nodes(nodes: Sequence[Measured], floors: Floors, past: Past) -> list[Verdict]:
-    """A verdict for each node, from its own figures alone: the links are `pairs.judge_pairs`."""
-    return [_judge(node, nodes, floors, past.get(node.name, ())) for node in nodes]
+def judge_nodes(nodes: Sequence[Measured], floors: Floors, past: Past, again: Sequence[Measured] = ()) -> list[Verdict]:
+    """A verdict for each node, from its own figures alone: the links are `pairs.judge_pairs`.
+
+    `again`: what a second look measured of some of the nodes, all at that later time. A node is worse than its peers
+    only if it is worse than what they had in either look: what they share (a filesystem, a host) may be slower for a
+    while."""
+    return [_judge(node, nodes, floors, past.get(node.name, ()), again) for node in nodes]
 
 
-def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequence[Mapping[str, float]]) -> Verdict:
+def _judge(
+    node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequence[Mapping[str, float]],
+    again: Sequence[Measured],
+) -> Verdict:  # fmt: skip
     others = [each for each in nodes if each.name != node.name]
-    peers = [each for each in others if each.model == node.model and each.figures]
+    peers, later = peers_of(node, nodes), peers_of(node, again)
     bad = [*_problems(node.problems, others), *gpu_reasons(node, peers, others)]
     compared = False
     for key, value in node.figures.items():
         kind = KINDS[split_key(key)[0]]
         shared = kind.shared_by_guests and is_guest(node)
         worse, was_compared = worse_than(key, node, kind, [] if shared else values_of(key, node, peers), floors)
+        if worse and not shared and len(now := values_of(key, node, later)) >= LEAST_PEERS:
+            worse, _ = worse_than(key, node, kind, now, floors)
         was = [each[key] for each in past if key in each and not shared and not split_key(key)[0].startswith(SHARED)]
         if not worse and len(was) >= LEAST_PAST and _all_worse(value, kind, values_of(key, node, peers)):
             worse = _against(value, kind, was, node.spreads.get(key, 0.0), "in its earlier tests")
@@ -75,6 +84,11 @@ def _judge(node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequ
     unsure += gpu_doubts(node, others)
     truth = Truth.UNKNOWN if unsure else Truth.OK
     return Verdict(node=node.name, truth=truth, unsure=tuple(unsure), peers=len(peers))
+
+
+def peers_of(node: Measured, nodes: Iterable[Measured]) -> list[Measured]:
+    """The others of its model of which something was measured."""
+    return [each for each in nodes if each.name != node.name and each.model == node.model and each.figures]
 
 
 def unsure_reasons(node: Measured, *, compared: bool, peers: int) -> list[str]:

@@ -45,12 +45,14 @@ class Wanted(Struct, frozen=True, kw_only=True):
 
 
 class NodeJob(NamedTuple):
-    """One job: its nodes, what is asked of each, and its limit in minutes."""
+    """One job: its nodes, what is asked of each, its limit in minutes, and how long it may wait for its nodes (None: as
+    long as the others)."""
 
     nodes: tuple[str, ...]
     question: Mapping[str, Any]
     minutes: int
     partition: str = ""
+    wait_s: float | None = None
 
 
 def node_job(node: str, wanted: Wanted, partition: str = "") -> NodeJob:

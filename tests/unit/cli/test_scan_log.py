@@ -288,3 +288,14 @@ def test_a_configurations_own_patterns_are_tried_on_a_log(tmp_path: Path) -> Non
     result = CliRunner().invoke(main, ["scan-log", str(log), "--config", str(config)])
     assert (result.exit_code, "its last step is 8" in result.stdout) == (0, True)
     assert "no progress" in CliRunner().invoke(main, ["scan-log", str(log)]).stdout
+
+
+def test_a_hardware_error_of_an_earlier_run_in_the_same_log_is_shown_under_the_good_news(tmp_path: Path) -> None:
+    ecc = "[rank6]: RuntimeError: CUDA error: uncorrectable ECC error encountered\n"
+    requeued = "slurmstepd: error: *** JOB 31 ON n3 CANCELLED AT 2024-05-01T10:10:00 DUE TO JOB REQUEUE ***\n"
+    (tmp_path / "slurm-31.out").write_text(STEPS + ecc + requeued + STEPS)
+    result = run(tmp_path / "slurm-31.out")
+    assert result.exit_code == 0
+    assert "nothing wrong found" in result.stdout
+    (earlier,) = [line for line in result.stdout.splitlines() if line.startswith("  earlier")]
+    assert "rank 6" in earlier and "uncorrectable ECC" in earlier

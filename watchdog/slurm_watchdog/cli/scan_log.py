@@ -181,9 +181,12 @@ def _print(judged: RunReport) -> None:
     verdict = judged.verdict
     if verdict is None:
         sentence(f"{name}: {_healthy_words(rows)}", "green")
+        for line in _evidence(rows, [_of_a_node(row) for row in rows]):
+            sentence(f"  {line}")
     else:
         sentence(f"{name}: {verdict.summary}", "bold red")
-        for line in _evidence(rows):
+        named = [[error for error in row["errors"] if error["role"] != "noise"] for row in rows]
+        for line in _evidence(rows, named):
             sentence(f"  {line}")
         for line in _hints(verdict.name, verdict.text):
             sentence(f"  {line}")
@@ -214,13 +217,22 @@ def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def _evidence(rows: Sequence[dict[str, Any]]) -> list[str]:
-    """The lines behind a verdict: the cause, then what followed, few of each."""
+def _of_a_node(row: dict[str, Any]) -> list[dict[str, Any]]:
+    """Errors of an earlier run in the same log, or that the run survived, which a node can cause: somebody may have to
+    look at it even so."""
+    from slurm_watchdog.diagnose.logs.survived import OF_CHILDREN, SOFT
+    from slurm_watchdog.knowledge.log_signatures import log_table
+
+    names = log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT
+    return [error | {"role": "earlier"} for error in row["errors"] if error["class"] in names]
+
+
+def _evidence(rows: Sequence[dict[str, Any]], errors: Sequence[list[dict[str, Any]]]) -> list[str]:
+    """Lines with `errors` of each row: the cause, then what followed, few of each file."""
     lines = []
     several = len(rows) > 1
-    for row in rows:
-        shown = [error for error in row["errors"] if error["role"] != "noise"]
-        shown.sort(key=lambda error: (error["role"] != "cause", error["line"]))
+    for row, found in zip(rows, errors, strict=True):
+        shown = sorted(found, key=lambda error: (error["role"] != "cause", error["line"]))
         for error in shown[:SHOWN_ERRORS]:
             who = f"rank {error['rank']}" if error["rank"] is not None else ""
             who = " ".join(word for word in (who, f"on {error['host']}" if error["host"] else "") if word)

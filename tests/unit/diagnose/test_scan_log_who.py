@@ -55,3 +55,14 @@ def test_a_rank_that_failed_is_not_on_the_host_of_a_task_that_was_ended_after_an
     assert found is not None
     assert found[:2] == ("python_exception", 1)
     assert found[2] != "n4"
+
+
+@pytest.mark.parametrize("prefix", ["[n2:1] ", "[n2:1]"])
+def test_a_logger_that_puts_the_time_before_the_header_alone_does_not_hide_the_exception(prefix: str) -> None:
+    raised = (
+        "2024-05-01 10:00:09 ERROR Traceback (most recent call last):", '  File "d.py", line 3, in read', "    x = f()",
+        "OSError: [Errno 5] Input/output error: '/data/s-12.bin'",
+    )  # fmt: skip
+    found = verdict_of("".join(f"{prefix}{line}\n" for line in raised))
+    assert found is not None
+    assert (found[0], found[2]) == ("io_error", "n2")

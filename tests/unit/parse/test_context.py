@@ -3,6 +3,7 @@ inside of bars."""
 
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -166,3 +167,24 @@ def test_no_number_of_bars_takes_memory() -> None:
         for fact in facts_of(bar(1, total)):
             context.with_context(fact)
     assert len(context._bars) <= 32
+
+
+@pytest.mark.parametrize(("step_s", "every"), [(0.5, 1), (2.0, 1), (0.5, 10)])
+def test_a_clock_of_whole_seconds_shows_a_change_of_speed_over_ten_of_them_and_none_where_there_is_none(
+    step_s: float, every: int
+) -> None:
+    def changes(slower: float) -> list[tuple[int, float]]:
+        begins_at, text = 1_790_000_000.0, ""
+        for step in range(1, 2001):
+            begins_at += step_s * (1 + slower * (step >= 1000))
+            if step % every == 0:
+                stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(begins_at))
+                text += f"{stamp} INFO step {step} loss 2.5\n"
+        collector = Collector()
+        collector.add(text.encode(), 1)
+        return [(change.step or 0, change.percent) for change in read_changes(collector.digest())]
+
+    assert changes(0.0) == []
+    ((step, percent),) = changes(0.2)
+    assert abs(step - 1000) <= 40
+    assert abs(percent - 20) < 3

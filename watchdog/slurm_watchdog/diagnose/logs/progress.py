@@ -38,7 +38,8 @@ SILENT_LOSSES = 5
 last of the run."""
 BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count", "ignite_bar"})
 CLOCK_STEP_S = 1.0
-"""Most logs write whole seconds: shorter steps cannot be compared by them."""
+LEAST_TICKS = 10
+"""Most logs write whole seconds: steps are compared by them over 10 s and more, which a tick changes by a tenth."""
 
 
 class Progress(Struct, frozen=True, kw_only=True):
@@ -157,6 +158,8 @@ def _steps_taken(facts: Sequence[Fact]) -> list[tuple[Fact, float]]:
             seconds = fact.at - before.at
             if steps >= 1 and seconds > 0:
                 taken.append((fact, seconds / steps))
+            elif steps >= 1 and seconds == 0:
+                continue  # within one tick of the log's clock: counted with the steps that follow
         if before is None or _count(fact) != _count(before):
             before = fact
     return taken
@@ -196,10 +199,8 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
     logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
     changes: list[Change] = []
     for whole in _of_one_batch(times):
-        same = _thinned(whole)
+        same = _thinned(whole if logged else _over_ticks(whole))
         values = [round(seconds, 6) for _, seconds in same]
-        if not logged and values and median(values) * steps_between(whole) < 10 * CLOCK_STEP_S:
-            continue  # the clock of the log is too coarse
         if len(values) >= BASELINE + CONFIRMED:
             found = segments(tuple(values), shift)
             for before, after in pairwise(found):
@@ -209,6 +210,21 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
             if split is not None:
                 changes.append(_change(same[split][0], median(values[:split]), median(values[split:])))
     return tuple(change for change in changes if abs(change.percent) >= 100 * shift * 0.8)
+
+
+def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
+    """The same, each over as many steps as take LEAST_TICKS ticks of a clock of whole seconds, with the place of the
+    first of them."""
+    found: list[tuple[Fact, float]] = []
+    begun: tuple[Fact, float, float] | None = None
+    for fact, _ in times:
+        count, at = _count(fact), fact.at
+        if at is None or begun is None or count < begun[1]:
+            begun = None if at is None else (fact, count, at)
+        elif at - begun[2] >= LEAST_TICKS * CLOCK_STEP_S and count > begun[1]:
+            found.append((begun[0], (at - begun[2]) / (count - begun[1])))
+            begun = (fact, count, at)
+    return found
 
 
 def _thinned(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:

@@ -106,6 +106,10 @@ _GIVES_UP = re.compile(
 )
 _LAST_TRY = re.compile(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
 
+PREFIX_BLANK = 1
+"""Between the prefix of a launcher and a line, kept or not with what a logger puts in front of the header alone; frames
+are indented by two and more."""
+
 
 @dataclass
 class FoundError:
@@ -237,7 +241,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
     if "traceback (most recent call last)" in lower and _HEADER.search(text):
         stream.weak = stream.weak or _ITEM.match(text) is not None or (caught and stream.open == 0)
         return _open(line, stream, at, own)
-    if stream.open and (line.indent > stream.indent or not text.strip()):
+    if stream.open and (line.indent > stream.indent + PREFIX_BLANK or not text.strip()):
         stream.frames += 1
         stream.weak = stream.weak or _BESIDE.search(text) is not None
         return None

@@ -66,3 +66,19 @@ def test_a_logger_that_puts_the_time_before_the_header_alone_does_not_hide_the_e
     found = verdict_of("".join(f"{prefix}{line}\n" for line in raised))
     assert found is not None
     assert (found[0], found[2]) == ("io_error", "n2")
+
+
+@pytest.mark.parametrize(
+    "prefix",
+    ["[n2][rank5] ", "[n2] [rank5]: ", "n2:rank5: ", "[n2|rank 5] ", "[n2 rank=5/8] ", "n2.cluster.local: [rank5]: "],
+)
+def test_a_host_and_a_word_of_a_rank_before_a_line_name_both(prefix: str) -> None:
+    found = verdict_of(f"{prefix}OSError: [Errno 5] Input/output error: '/data/s-12.bin'\n")
+    assert found is not None
+    assert found[:2] == ("io_error", 5)
+    assert (found[2] or "").startswith("n2")
+
+
+@pytest.mark.parametrize("prefix", ["[tp0][rank5] ", "[pg2 rank 5] ", "epoch3 rank 5: ", "step100: rank 3: "])
+def test_a_group_or_a_step_before_the_word_of_a_rank_is_no_host_and_its_number_may_be_of_the_group(prefix: str) -> None:
+    assert verdict_of(f"{prefix}OSError: [Errno 5] Input/output error: '/data/s-12.bin'\n") == ("io_error", None, None)

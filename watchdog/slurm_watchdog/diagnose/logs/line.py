@@ -26,6 +26,12 @@ _NUMBERED_HOST = (
 )
 """In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`,
 `[trainer:88]`), which is nobody."""
+_WORD_HOST = (
+    r"(?!(?:[dtpecs]p|pg|stage|group|mesh|default|trainer|(?:local_?)?rank|[a-z_]*worker)[_-]?\d+\b)(?=[\w.-]*\d)"
+    + _HOST
+)
+_WORD_RANK = r"(?:global[_ ]?)?rank[ _:=]{0,2}(?P<rank>\d{1,6})(?:/\d+)?(?:[\])>]:?|:| ?\|)"
+"""A host with a number, and the word of a rank: a group's number, or a launcher's of a worker, is no host."""
 _LOGGER = re.compile(
     r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): "
     r")(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
@@ -40,6 +46,9 @@ _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
     ("host_rank", re.compile(r"\[(?!(?:[dtpecs]p|stage"
         rf"|group)\d+/)(?=[\w.-]*\d[\w.-]*/)(?P<host>{_HOST})/rank[ _:=]?(?P<rank>\d+)\]:?")),
+    ("host_word_rank", re.compile(
+        rf"[\[(<](?P<host>{_WORD_HOST})(?:[\])>]:?|[ :|,])[ |]?[\[(<]?{_WORD_RANK}", re.IGNORECASE)),
+    ("host_word_rank", re.compile(rf"(?P<host>{_WORD_HOST}): ?[\[(<]?{_WORD_RANK}", re.IGNORECASE)),
     ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
     ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
     ("sagemaker", re.compile(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
@@ -220,7 +229,7 @@ def _strip(
                 found[key] = value
         # One blank belongs to the prefix; the others are the program's indentation.
         rest = bare[match.end() :]
-        keeps = name in ("rank", "local", "mpi", "sagemaker", "host_number", "ray")
+        keeps = name in ("rank", "host_word_rank", "local", "mpi", "sagemaker", "host_number", "ray")
         return (
             rest[1:] if rest.startswith(" ") and name not in ("local", "host_number") else rest
         ) if keeps else rest, level
@@ -257,7 +266,7 @@ def _means_nobody(name: str, match: re.Match[str], found: dict[str, Any]) -> boo
     """Whether what looks like a prefix is none: a number after a rank, or a word that counts."""
     if name == "task":
         return "number" in found or "rank" in found
-    return name == "host_number" and _NOT_HOSTS.fullmatch(match["host"]) is not None
+    return name in ("host_number", "host_word_rank") and _NOT_HOSTS.fullmatch(match["host"]) is not None
 
 
 def _looks_like_host(word: str) -> bool:

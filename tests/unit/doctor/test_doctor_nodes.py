@@ -115,6 +115,7 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("certificate", Level.CRITICAL, {"certificate_problem": "agent.key cannot be read"}),
         ("certificate_end", Level.WARNING, {"certificate_days": 12, "certificate": "agent.crt"}),
         ("certificate_end", Level.CRITICAL, {"certificate_days": -1, "certificate": "agent.crt"}),
+        ("open_secret", Level.WARNING, {"open_secret": "/etc/slurm-watchdog/slack (mode 0644)", "service": "controller"}),
         ("clock_offset", Level.WARNING, {"clock_offset_s": -42.0}),
         ("clock_offset", Level.WARNING, {"clock_offset_s": 4000.0}),
         ("clock_offset", Level.CRITICAL, {"clock_offset_s": 400.0, "identity": "munge"}),
@@ -376,3 +377,16 @@ def test_a_job_that_slurm_does_not_have_is_unknown() -> None:
     result = run("--job", "999999999")
     assert result.exit_code == 3
     assert "Slurm has no job 999999999" in result.stdout
+
+
+def test_a_secret_of_the_notifications_that_others_may_read_is_found_and_one_of_the_group_is_not(
+    tmp_path: Path,
+) -> None:
+    token, password = tmp_path / "slack", tmp_path / "smtp"
+    for path, mode in ((token, 0o640), (password, 0o644)):
+        path.write_text("secret\n")
+        path.chmod(mode)
+    assert endpoints.read_open_secret([str(tmp_path / "missing"), str(token)]) is None
+    assert endpoints.read_open_secret([str(token), str(password)]) == f"{password} (mode 0644)"
+    token.chmod(0o620)
+    assert endpoints.read_open_secret([str(token)]) == f"{token} (mode 0620)"

@@ -139,6 +139,20 @@ class Notify(Section):
         " route: {severity: [critical]}}]. docs/notifications.md has all keys.",
     )
 
+    def secret_files(self) -> list[str]:
+        """Paths of all files with an address, token, key or password of somebody who is notified."""
+        slack, webhook = self.slack, self.webhook
+        named = [
+            slack.webhook_url_file,
+            slack.token_file,
+            webhook.url_file,
+            webhook.token_file,
+            self.heartbeat.url_file,
+        ]
+        for each in self.receivers:
+            named += [each.key_file, each.url_file, each.token_file, each.password_file]
+        return [path for path in named if path]
+
     def problems(self) -> Iterator[str]:
         names = [each.name for each in self.receivers]
         for name in sorted({each for each in names if names.count(each) > 1}):

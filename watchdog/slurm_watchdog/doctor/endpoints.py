@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
+import os
 import re
 import socket
+import stat
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 from urllib.parse import urlsplit
@@ -15,6 +19,8 @@ from slurm_watchdog.identity.certificate_authority import days_left
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import make_context, read_expiry
 
+OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
+"""What nobody may do with a secret but its owner, and its group that reads it."""
 MAX_ANSWER: Final = 8 << 20
 TIME: Final = re.compile(r'"time":([0-9.]+(?:[eE][0-9]+)?)')
 """In the answer of /healthz. Its metrics would say it, too, and cost it a thousand times as much: all nodes
@@ -57,6 +63,16 @@ def read_certificates(files: TlsFiles) -> tuple[str | None, int | None]:
     except IdentityError as error:
         return str(error), None
     return None, days_left(ends, clock.wall())
+
+
+def read_open_secret(paths: Iterable[str]) -> str | None:
+    """Which of these files others than owner and group may read or change, the first of them; None: none, or none that
+    can be seen from here."""
+    for path in paths:
+        with contextlib.suppress(OSError):
+            if stat.S_IMODE(os.stat(path).st_mode) & OTHERS:
+                return f"{path} (mode {stat.S_IMODE(os.stat(path).st_mode):04o})"
+    return None
 
 
 def read_helper_problem(path: str) -> str | None:

@@ -19,6 +19,7 @@ from slurm_watchdog.doctor.endpoints import (
     read_certificates,
     read_controller,
     read_helper_problem,
+    read_open_secret,
     read_port_holder,
 )
 from slurm_watchdog.doctor.node_rules import NodeFacts
@@ -89,6 +90,7 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         certificate=files.certificate if tls else "",
         certificate_problem=certificate_problem,
         certificate_days=certificate_days,
+        open_secret=None if agent else read_open_secret(config.notify.secret_files()),
         port=address,
         port_holder=read_port_holder(address),
     )  # fmt: skip

@@ -80,6 +80,8 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     """Days until it, or the authority's, ends."""
     clock_offset_s: float | None = None
     """This node's clock minus the controller's."""
+    open_secret: str | None = None
+    """A file of `notify` with a secret that others may read, and its mode."""
     port: str = ""
     port_holder: str | None = None
     """What answers on our port and is not ours."""
@@ -146,6 +148,9 @@ CHECKS: tuple[Check[NodeFacts], ...] = (
     Check("certificate_end", Level.WARNING, lambda f: _ends_within(f, 0, CERTIFICATE_DAYS),
           "The certificate ends soon: then agents and controller refuse each other.",
           lambda f: f"{f.certificate}, in {f.certificate_days} days", RENEW),
+    Check("open_secret", Level.WARNING, lambda f: f.open_secret is not None,
+          "Others than the controller's user can read or change a secret of the notifications, and write in its name.",
+          lambda f: f"{f.open_secret}", "chmod 600 FILE; then change the secret, which others may know"),
     Check("clock_offset", _clock_level, lambda f: abs(f.clock_offset_s or 0.0) > CLOCK_OFFSET_S,
           "The clock here and the controller's differ: dates of this node's log lines are wrong, and MUNGE refuses at "
           "5 minutes.",

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.diagnose.logs.line import Line
 
 _ATTEMPT = re.compile(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
 _RANK = re.compile(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
@@ -70,3 +73,16 @@ def local_is_rank(paths: Sequence[str], world: int | None) -> bool:
     more ranks known."""
     locals_ = {who.local for path in paths if (who := named_by(path)).local is not None}
     return bool(locals_) and (world is None or world <= max(number or 0 for number in locals_) + 1)
+
+
+def with_rank(lines: Sequence[Line], rank: int | None, local: int | None, host: str | None) -> list[Line]:
+    """The lines of a file whose name says whose they are; a line that says so itself knows better."""
+    filled = []
+    for line in lines:
+        who = line.who
+        if who.rank is None and who.local is None and who.number is None:
+            who = replace(who, rank=rank, local=local, host=who.host or host)
+        elif who.host is None and host is not None:
+            who = replace(who, host=host)
+        filled.append(line if who is line.who else replace(line, who=who))
+    return filled

@@ -9,13 +9,13 @@ from typing import Any
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
+from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by, with_rank
 from slurm_watchdog.diagnose.logs.progress import read_changes, read_no_number, read_phases, read_progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
-from slurm_watchdog.diagnose.logs.verdict import find_verdict, with_rank
+from slurm_watchdog.diagnose.logs.verdict import find_verdict
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 

@@ -16,13 +16,13 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.case import LogCase, Source
 from slurm_watchdog.diagnose.logs.digest import Digest, put_on_clock, take_apart
-from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by
+from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by, with_rank
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.diagnose.logs.progress import Progress
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, read_ranks, short_host
 from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
-from slurm_watchdog.diagnose.logs.verdict import ordered_case, with_rank
+from slurm_watchdog.diagnose.logs.verdict import ordered_case
 from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 

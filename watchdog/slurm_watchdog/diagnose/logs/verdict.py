@@ -11,10 +11,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.text import duration, plural
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,
@@ -29,7 +27,8 @@ from slurm_watchdog.diagnose.logs.attribution import (
     who_felt_it,
 )
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, after_step, rank_words, sentence
-from slurm_watchdog.diagnose.logs.line import Line, Who, classify
+from slurm_watchdog.diagnose.logs.line import Who, classify
+from slurm_watchdog.diagnose.logs.no_error import of_numbers
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.survived import (
     ENOUGH_RISES,
@@ -67,7 +66,7 @@ _TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 def find_verdict(sources: Sequence[Source], ranks: Ranks) -> LogVerdict | None:
     """The verdict over the files of one job; None if nothing is wrong. Sets the roles of each source's errors."""
     case = ordered_case(sources, ranks)
-    verdict = judge_errors(case) or _of_numbers(case)
+    verdict = judge_errors(case) or of_numbers(case)
     for source in sources:
         source.roles = {place: case.role.get(id(error), "noise") for place, error in enumerate(source.errors)}
     return verdict
@@ -378,51 +377,3 @@ def _refined(error: FoundError) -> str:
         ):
             return name
     return error.name
-
-
-def _of_numbers(case: LogCase) -> LogVerdict | None:
-    """Nothing failed: does it hang, or does it train on what is no number?"""
-    sources = case.sources
-    if any(source.progress.finished for source in sources):
-        return _of_loss(case)
-    silent = [(number, source.silence) for number, source in enumerate(sources) if source.silence is not None]
-    talking = [source for source in sources if source.progress.rises and source.silence is None]
-    if silent and not talking:
-        # Of several files the one with the progress knows best.
-        number, silence = max(silent, key=lambda each: len(sources[each[0]].progress.rises))
-        assert silence is not None
-        step = sources[number].progress.last_step
-        after = f"after step {step}" if step is not None else "before its first step was logged"
-        phase = f" (the log says {silence.phase})" if silence.phase else ""
-        summary = (
-            f"hang: no progress for {duration(silence.silent_s)} {after}{phase}, line {silence.line}; "
-            f"{duration(silence.limit_s)} would be normal ({silence.reason})"
-        )
-        return LogVerdict("hang", silence.line, number, sentence(summary))
-    return _of_loss(case)
-
-
-def _of_loss(case: LogCase) -> LogVerdict | None:
-    for number, source in enumerate(case.sources):
-        bad = source.no_number
-        if bad is not None:
-            step = f"step {bad.step}" if bad.step is not None else f"line {bad.line}"
-            summary = (
-                f"the loss has been NaN or infinite since {step} (line {bad.line}), {bad.times} "
-                "times in a row up to the end"
-            )
-            return LogVerdict("loss_nan", bad.line, number, sentence(summary))
-    return None
-
-
-def with_rank(lines: Sequence[Line], rank: int | None, local: int | None, host: str | None) -> list[Line]:
-    """The lines of a file whose name says whose they are; a line that says so itself knows better."""
-    filled = []
-    for line in lines:
-        who = line.who
-        if who.rank is None and who.local is None and who.number is None:
-            who = msgspec.structs.replace(who, rank=rank, local=local, host=who.host or host)
-        elif who.host is None and host is not None:
-            who = msgspec.structs.replace(who, host=host)
-        filled.append(line if who is line.who else msgspec.structs.replace(line, who=who))
-    return filled

@@ -4,14 +4,18 @@ hangs."""
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from email import message_from_bytes, policy
 from email.message import EmailMessage
 from pathlib import Path
@@ -20,8 +24,12 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.config.receivers import Receiver
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.smtp import Mailer
+from tests.builders.cli import run
+from tests.builders.identity_files import controller_files, make_authority
 from tests.integration.packages import ensure
 
 CONFIGURATION = """
@@ -68,6 +76,9 @@ plain:
   server_condition = ${{if and{{{{eq{{$auth2}}{{watchdog}}}}{{eq{{$auth3}}{{secret}}}}}}}}
   server_set_id = $auth2
 """
+HOUR_S = 3600.0
+SETTLES_S = 3.0
+"""For a mail that is not to come."""
 AS_ITSELF = ("setpriv", "--reuid=Debian-exim", "--regid=Debian-exim", "--clear-groups")
 
 
@@ -172,6 +183,70 @@ def test_a_recipient_that_is_put_off_is_tried_again_alone_and_one_that_is_refuse
     assert none.startswith("permanent: boss refuses every recipient: nobody@example.org: 550")
     _wait_for(lambda: [mail for mail in server.mails() if mail["Subject"] == "one"])
     assert len([mail for mail in server.mails() if mail["Subject"] == "both"]) == 1
+
+
+def test_the_weekly_report_comes_by_mail_at_its_time_and_says_what_the_report_of_that_week_says(
+    server: Server, tmp_path: Path
+) -> None:
+    """A controller as a process of its own, whose Slurm does not answer, with a journal of two weeks."""
+    now = datetime.now().astimezone().replace(second=0, microsecond=0)
+    journal = Journal(f"sqlite:///{tmp_path}/journal.sqlite")
+    for number, (user, account, weeks) in enumerate(
+        (("ann", "vision", 0), ("ann", "vision", 0), ("bob", "speech", 0), ("ann", "vision", 1))
+    ):
+        began = now.timestamp() - weeks * 7 * 86400 - (40 + number) * HOUR_S
+        journal.run_records.save(RunRecord(
+            job_id=f"{number}", restarts=0, began_at=began, ended_at=began + 10 * HOUR_S, seen_at=began + 10 * HOUR_S,
+            first_rise_at=began + 0.5 * HOUR_S, last_rise_at=began + 6 * HOUR_S, step_s=10.0, first_step=0,
+            last_step=1800, uid=1000, user=user, account=account, partition="gpu", name="gpt", nodes=4, state="FAILED",
+        ))  # fmt: skip
+    journal.close()
+    config = tmp_path / "config.yaml"
+    mail = {
+        name: getattr(server.settings(), name) for name in ("type", "server", "sender", "login", "password_file", "ca_file")
+    } | {"weekly_report": f"{now:%a %H:%M}".lower()}  # fmt: skip
+    config.write_text(json.dumps({
+        "cluster_name": "alpha",
+        "controller": {
+            "listen": f"127.0.0.1:{_free_port()}", "page_listen": "", "socket": f"{tmp_path}/s",
+            "state_directory": str(tmp_path), "journal_url": journal.url,
+        },
+        "security": {"tls_directory": controller_files(make_authority(tmp_path / "ca", time.time())).directory},
+        "slurm": {"client": "command_line", "bin_directory": str(tmp_path)},
+        "notify": {"receivers": [
+            {"name": "all", "to": ["ops@example.org"], **mail},
+            {"name": "vision", "to": ["ann@example.org"], "route": {"account": "vision"}, **mail},
+        ]},
+    }))  # fmt: skip
+
+    def come() -> list[EmailMessage]:
+        return [mail for mail in server.mails() if "Weekly report" in mail["Subject"]]
+
+    argv = [sys.executable, "-m", "slurm_watchdog.cli.main", "controller", "--config", str(config)]
+    for _ in range(2):  # the second time nothing is sent again
+        with (tmp_path / "log").open("ab") as log:
+            process = subprocess.Popen(argv, stdout=log, stderr=log)
+        try:
+            _wait_for(lambda: len(come()) >= 2 and Path(f"{tmp_path}/s").is_socket())
+            time.sleep(SETTLES_S)
+        finally:
+            process.terminate()
+            process.wait(30)
+    mails = {mail["To"]: mail for mail in come()}
+    assert len(come()) == 2 and mails.keys() == {"ops@example.org", "ann@example.org"}, (tmp_path / "log").read_text()
+    for to, jobs, whose in (("ops@example.org", 3, ""), ("ann@example.org", 2, ", account vision")):
+        sentence, losses, todo = mails[to].get_content().strip().split("\n\n")
+        words = shlex.split(todo.removeprefix("More: slurm-watchdog "))
+        result = run(*words, "--journal", f"{tmp_path}/journal.sqlite")
+        assert result.exit_code == 0, result.output
+        first, *_ = result.output.splitlines()
+        assert f"{jobs} jobs had {40 * jobs}.0 node-hours" in first
+        what = f"{now - timedelta(days=7):%Y-%m-%d %H:%M} to {now:%Y-%m-%d %H:%M}{whose}"
+        assert sentence == f"[alpha] Weekly report, {what}: {first.partition(':00 ')[2].partition(':00 ')[2]}"
+        assert mails[to]["Subject"] == sentence and mails[to]["Message-ID"].endswith("@example.org>")
+        assert losses.startswith(f"Lost to (node-hours): ended FAILED {16 * jobs}.0, first start {2 * jobs}.0, ")
+        rows = [line.split() for line in result.output.splitlines()]
+        assert ["ended", "FAILED", f"{16 * jobs}.0", "40.0%", "-"] in rows, result.output
 
 
 def test_a_server_that_hangs_holds_up_one_thread_however_often_it_is_tried(server: Server) -> None:

@@ -210,7 +210,7 @@ def test_a_weekly_report_goes_out_once_also_if_the_controller_starts_again(journ
     assert [turn(days) for days in (0.1, 0.2, 0.9, 1.1, 6.9)] == [True, False, False, False, False]
     (row,) = journal.outbox.pending(9)
     said = json.dumps(row.payload)
-    assert "[a] In the last seven days 2 jobs had 127.5 node-hours" in said and "collective_hang 75.0" in said
+    assert ": 2 jobs had 127.5 node-hours" in said and "collective_hang 75.0" in said
     assert [turn(days) for days in (7.0, 7.1, 15.5)] == [True, False, False]
 
 
@@ -243,9 +243,9 @@ notify:
                             ('"events"', '"say"', '"attachments"'))  # fmt: skip
     assert len(said) == 3 and '"event": "weekly_report"' in webhook
     for each in (webhook, chat):
-        assert "In the last seven days 2 jobs had 127.5 node-hours" in each and "collective_hang 75.0" in each
-    assert "weekly_report: [cluster] In the last" in chat
-    assert "In the last seven days (account spe*) 1 job had 2.5 node-hours" in teams and "collective_hang" not in teams
+        assert ": 2 jobs had 127.5 node-hours" in each and "collective_hang 75.0" in each
+    assert "weekly_report: [cluster] Weekly report, " in chat
+    assert ", account spe*: 1 job had 2.5 node-hours" in teams and "collective_hang" not in teams
 
 
 @pytest.mark.parametrize(

@@ -61,8 +61,8 @@ BACKLOG = 4096
 somaxconn, if less."""
 RESERVATIONS_EVERY_S = 60.0
 """Maintenance is announced hours before; who becomes an operator has a minute's patience."""
-WEEKLY_EVERY_S = 300.0
-"""Whether the weekly report is due."""
+WEEKLY_EVERY_S = 60.0
+"""Whether the weekly report is due: it comes no later than this after its time."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
 walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;

@@ -6,6 +6,7 @@ have no markup.
 
 from __future__ import annotations
 
+import hashlib
 from email.message import EmailMessage
 from email.utils import formatdate
 from typing import Any, Final
@@ -19,6 +20,8 @@ from slurm_watchdog.notify.wording import Message
 TEXT_LIMIT: Final = 1000
 """PagerDuty takes 1,024 characters of a summary: https://developer.pagerduty.com/docs/ZG9jOjExMDI5NTgx-send-an-alert-event"""
 DETAILS: Final = 20
+SUBJECT_LIMIT: Final = 250
+"""Characters: a weekly report's whole sentence is about 200."""
 PAGERDUTY: Final = "https://events.pagerduty.com/v2/enqueue"
 PAGERDUTY_EVENTS: Final = {Topic.RESOLVED: "resolve", Topic.NOTED: "acknowledge"}
 """All other topics trigger: an alert of the same key is one alert."""
@@ -121,7 +124,8 @@ def mail(letter: Letter, sender: str, to: list[str], at: float) -> EmailMessage:
     """A mail in plain text. `at` is a date."""
     found = EmailMessage()
     found["From"], found["To"], found["Date"] = sender, ", ".join(to), formatdate(at)
-    found["Subject"] = one_line(letter.text, 150).replace("=?", "= ?")  # which would begin an encoded word
+    found["Message-ID"] = _message_id(letter, sender, to, at)
+    found["Subject"] = one_line(letter.text, SUBJECT_LIMIT).replace("=?", "= ?")  # which would begin an encoded word
     found["Auto-Submitted"] = "auto-generated"  # RFC 3834: no answer of a vacation
     values = letter.values()
     about = [
@@ -131,3 +135,9 @@ def mail(letter: Letter, sender: str, to: list[str], at: float) -> EmailMessage:
         "\n\n".join(filter(None, [letter.text, "\n".join(letter.details), values["todo"], "\n".join(about)]))
     )
     return found
+
+
+def _message_id(letter: Letter, sender: str, to: list[str], at: float) -> str:
+    """What filters of spam miss where a mail has none, and servers add only to mails of their own machine."""
+    of = hashlib.sha256("\0".join((letter.text, *to, repr(at))).encode(errors="replace")).hexdigest()
+    return f"<{of[:32]}@{sender.rpartition('@')[2] or 'localhost'}>"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
+from shlex import quote
 from typing import Any
 
 import msgspec
@@ -26,9 +28,13 @@ class Subscription(Struct, frozen=True, kw_only=True):
 
 
 def weekly_words(found: Report, about: Mapping[str, str] = {}) -> Message:
-    """The report of the jobs of `about`."""
-    whose = ", ".join(f"{name} {globs}" for name, globs in about.items())
-    when = f"In the last seven days ({whose})" if whose else "In the last seven days"
+    """The report of the jobs of `about`. It says which days it is about, and how to have the same again: it may be
+    late, and is read later."""
+    since, until = _local(found.since), _local(found.until)
+    whose = "".join(f", {name} {globs}" for name, globs in about.items())
+    when = f"Weekly report, {since:%Y-%m-%d %H:%M} to {until:%Y-%m-%d %H:%M}{whose}:"
+    same = [f"--from {since:%Y-%m-%dT%H:%M} --to {until:%Y-%m-%dT%H:%M}"]
+    same += [f"--{name} {quote(globs)}" for name, globs in about.items()]
     lost = [f"{cause} {hours:,.1f}" for cause, hours in found.lost_h[:SHOWN] if hours >= LEAST_H]
     jobs = [_job(each) for each in found.jobs[:SHOWN] if each.measured_h - each.effective_h >= LEAST_H]
     nodes = [f"{node} ({number})" for node, number in found.nodes[:SHOWN]]
@@ -42,7 +48,7 @@ def weekly_words(found: Report, about: Mapping[str, str] = {}) -> Message:
     return Message(
         sentence=head(when, len(found.jobs), found.allocated_h, found.measured_h, found.effective_h),
         evidence=tuple(line for line in lines if line),
-        todo="More: slurm-watchdog report --week",
+        todo=f"More: slurm-watchdog report {' '.join(same)}",
     )
 
 
@@ -60,6 +66,10 @@ def words_of_row(row: Mapping[str, Any]) -> Message | None:
         return msgspec.convert(row.get("weekly"), Message)
     except msgspec.ValidationError:
         return None
+
+
+def _local(date: float) -> datetime:
+    return datetime.fromtimestamp(date, tz=UTC).astimezone()
 
 
 def _job(job: JobTime) -> str:

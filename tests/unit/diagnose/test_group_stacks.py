@@ -702,3 +702,18 @@ def test_folders_named_for_the_occasion_are_no_nodes() -> None:
     texts = [(f"sample_{at}/rank_{r}.txt", text_of(r, LOADER if r == 2 else REDUCE)) for at in (1, 2) for r in range(4)]
     dumps = [dump for name, text in texts for dump in parse_stacks(text, name)]
     assert [(each.node, each.rank) for each in diagnose_dumps(dumps).culprits] == [(None, 2)]
+
+
+def test_the_only_rank_that_is_not_in_the_backward_pass_is_shown_and_convicted_of_nothing() -> None:
+    found = verdict(*[BACKWARD] * 6, UPLOAD, BACKWARD)
+    assert not found.is_hang
+    assert found.culprits == ()
+    assert [each.rank for each in found.odd] == [6]
+    assert found.summary.startswith("No hang is proven: 7 ranks are in the backward pass")
+    for mixed in ([*[BACKWARD] * 6, FORWARD, UPLOAD], [BACKWARD, BACKWARD, UPLOAD], [BACKWARD] * 8):
+        assert verdict(*mixed).odd == ()
+
+
+def test_as_many_ranks_outside_a_collective_as_in_it_are_not_called_more() -> None:
+    found = verdict(REDUCE, LOADER)
+    assert found.summary.startswith("No rank stands out: as many ranks are outside the collective as wait in it.")

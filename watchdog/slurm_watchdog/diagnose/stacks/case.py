@@ -60,6 +60,10 @@ class StackCase(Struct, frozen=True, kw_only=True):
         return self.given.since_last_step_s is not None and self.given.since_last_step_s < self.base_s
 
 
+Ruling = tuple[bool, str, Sequence[RankPlace | Culprit], str]
+"""(is it a hang, class, culprits, what the sentence says)."""
+
+
 def case_of(found: RankAssignment, given: Options, commands: Sequence[str] = ()) -> StackCase:
     """Everything that the rules look at, from who was dumped and what the caller knows."""
     placed = [(each, locate(each.dumps[-1]) if each.dumps else None) for each in found.ranks]

@@ -102,8 +102,10 @@ def _short_call(p: RankPlace) -> str:
 def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
     """What stands out, and why it convicts nobody."""
     first = culprit_of(by_rank(outside)[0], case.cast)
-    if len(outside) >= len(case.waiting):
+    if len(outside) > len(case.waiting):
         return "No rank stands out: more ranks are outside the collective than wait in it."
+    if len(outside) == len(case.waiting):
+        return "No rank stands out: as many ranks are outside the collective as wait in it."
     who = f"{culprit_words(first, False)} {first.reason}" + (
         f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
     )

@@ -17,14 +17,15 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.stacks.case import Options, StackCase, case_of
+from slurm_watchdog.diagnose.stacks.case import Options, Ruling, StackCase, case_of
+from slurm_watchdog.diagnose.stacks.nobody_waits import alone_elsewhere, with_teardown, without_waiting
+from slurm_watchdog.diagnose.stacks.patience import patience_is_over, peers_save
 from slurm_watchdog.diagnose.stacks.places import (
     WAITS_FOR_PEERS,
     RankPlace,
     call_of,
     is_known_by_name_alone,
     is_native,
-    is_of_kernel,
     place_of,
 )
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
@@ -44,7 +45,6 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     LONG,
     UNHURRIED,
     collective_of,
-    is_unhurried,
     odd_one,
     suspects,
 )
@@ -53,19 +53,9 @@ from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.dump import Dump
 
-UNHURRIED_S: Final = 1800.0
-UNHURRIED_STEPS: Final = 10.0
-"""One rank may save or upload, and all may evaluate, for half an hour or ten steps: CASEBOOK, healthy things."""
-
-STARTUP_S: Final = 3600.0
-"""Start-up, compilation and the building of an index take minutes to an hour."""
-
 MAX_CULPRITS: Final = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
-
-NOT_SAVING: Final = ENDLESS - {Place.FILESYSTEM}
-"""Where a rank writes nothing, though its peers wait in the middle of a checkpoint."""
 
 _ROOTED: Final = re.compile(
     r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE
@@ -91,10 +81,6 @@ class StackVerdict(Struct, frozen=True, kw_only=True):
     todo: tuple[str, ...] = ()
 
 
-_Ruling = tuple[bool, str, Sequence[RankPlace | Culprit], str]
-"""(is it a hang, class, culprits, what the sentence says)."""
-
-
 def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> StackVerdict:
     """What the dumps say. Given every dump that could be read, in any order."""
     given = given or Options()
@@ -102,9 +88,8 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
     is_hang, cls, named, sentence = _rule(case)
     culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
     suspects = {(each.node, each.rank, each.pid) for each in culprits}
-    odd = tuple(
-        c for p in by_rank(case.outside) if (((c := culprit_of(p, case.cast)).node, c.rank, c.pid)) not in suspects
-    )  # fmt: skip
+    elsewhere = [culprit_of(p, case.cast) for p in by_rank(case.outside or alone_elsewhere(case))]
+    odd = tuple(each for each in elsewhere if (each.node, each.rank, each.pid) not in suspects)
     return StackVerdict(
         ranks=case.cast.world or len(case.cast.ranks),
         dumped=len(case.places),
@@ -114,17 +99,17 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
         cls=cls,
         culprits=culprits,
         summary=sentence,
-        odd=odd if not culprits and len(odd) <= len(case.waiting) else (),
+        odd=odd if not culprits and len(odd) <= max(len(case.waiting), 1) else (),
         undumped=case.undumped,
         others=_count_others(case.cast),
         todo=todo(case, is_hang, culprits),
     )
 
 
-def _rule(case: StackCase) -> _Ruling:
+def _rule(case: StackCase) -> Ruling:
     if not case.places:
         return _nothing_dumped(case)
-    ruling = _with_a_prompt(case) or (_with_waiting(case) if case.waiting else _without_waiting(case))
+    ruling = _with_a_prompt(case) or (_with_waiting(case) if case.waiting else without_waiting(case))
     is_hang, cls, _, _ = ruling
     evaluating = sum("evaluation" in p.contexts for p in case.places)
     if (
@@ -147,7 +132,7 @@ def _rule(case: StackCase) -> _Ruling:
     return ruling
 
 
-def _nothing_dumped(case: StackCase) -> _Ruling:
+def _nothing_dumped(case: StackCase) -> Ruling:
     many = len(case.undumped)
     if not many:
         whom = ", ".join(sorted({what for what, _ in case.cast.others}))
@@ -161,20 +146,20 @@ def _nothing_dumped(case: StackCase) -> _Ruling:
     )
 
 
-def _with_a_prompt(case: StackCase) -> _Ruling | None:
+def _with_a_prompt(case: StackCase) -> Ruling | None:
     prompt = [p for p in case.places if p.place is Place.DEBUGGER]
     if not prompt:
         return None
     return True, "debugger", prompt, who_does(case, prompt)
 
 
-def _with_waiting(case: StackCase) -> _Ruling:
+def _with_waiting(case: StackCase) -> Ruling:
     """Somebody waits for peers."""
     outside = list(case.outside)
     if not outside:
         return _nobody_outside(case)
     if 2 * sum(p.place is Place.TEARDOWN for p in case.places) > len(case.places):
-        return _with_teardown(case)
+        return with_teardown(case)
     proven = suspects([p for p in outside if _proves_hang(case, p)])
     clocked = case.late or bool(case.repeated)
     few = len(outside) < len(case.waiting) or (clocked and not case.crowd)
@@ -183,7 +168,7 @@ def _with_waiting(case: StackCase) -> _Ruling:
         proven = []
     if proven:
         return True, class_of(proven), proven, who_does(case, proven)
-    hang = case.late and not few and all(_patience_is_over(case, p) for p in suspects(outside))
+    hang = case.late and not few and all(patience_is_over(case, p) for p in suspects(outside))
     cls = class_of(outside)
     if hang:
         return True, cls, (), f"Nobody can be named: {where_all_are(case, lower=True)}"
@@ -193,7 +178,7 @@ def _with_waiting(case: StackCase) -> _Ruling:
 def _proves_hang(case: StackCase, p: RankPlace) -> bool:
     """Whether one rank outside is to be named, by time, by dumps that are alike, or by its place alone."""
     if case.given.since_last_step_s is not None:
-        return _patience_is_over(case, p)
+        return patience_is_over(case, p)
     if case.repeated:
         return p.place not in UNHURRIED | LONG and "startup" not in p.contexts
     return _proves(case, p)
@@ -216,7 +201,7 @@ def _proves(case: StackCase, p: RankPlace) -> bool:
         return False  # so does what reads or decodes a sample there
     if p.place in (Place.FILESYSTEM, Place.LOCK) and is_known_by_name_alone(p):
         return False
-    if p.place is Place.FILESYSTEM and _peers_save(case):
+    if p.place is Place.FILESYSTEM and peers_save(case):
         return False
     innermost = [f for f in p.raw if not is_native(f.file)][:4]
     return not any(_is_momentary(f.function, f.file) for f in innermost)
@@ -228,37 +213,13 @@ def _is_momentary(function: str, file: str) -> bool:
     return any(re.fullmatch(f, name) and re.fullmatch(p, file) for f, p in MOMENTARY)
 
 
-def _patience_is_over(case: StackCase, p: RankPlace) -> bool:
-    """Whether more time has passed since the last step than such a place may take."""
-    since_s, typical_s = case.given.since_last_step_s, case.given.typical_step_s or 0.0
-    if since_s is None or since_s < case.base_s:
-        return False
-    unhurried_s = max(UNHURRIED_S, UNHURRIED_STEPS * typical_s)
-    saving = any(place_of(f.function, f.file) in UNHURRIED for f in p.raw) or any(
-        is_unhurried(each) for each in case.outside
-    )
-    saving = saving or (p.place not in NOT_SAVING and _peers_save(case))
-    if p.place in LONG or "startup" in p.contexts:
-        return since_s >= max(STARTUP_S, unhurried_s)
-    evaluates = "evaluation" in p.contexts and p.place not in ENDLESS
-    if p.place in UNHURRIED or saving or evaluates:
-        return since_s >= unhurried_s
-    return True
-
-
-def _peers_save(case: StackCase) -> bool:
-    """Whether those who wait do so in the middle of a checkpoint, as a rule: who copies or starts something then may be
-    writing it, whatever its function is called."""
-    return 2 * sum(map(is_unhurried, case.waiting)) > len(case.waiting)
-
-
-def _nobody_outside(case: StackCase) -> _Ruling:
+def _nobody_outside(case: StackCase) -> Ruling:
     """All dumped ranks wait for each other."""
     all_dumped = 0 < case.cast.world <= len(case.places)
     alone = case.undumped[0] if len(case.undumped) == 1 and not all_dumped else None
     starting = all(p.place is Place.RENDEZVOUS or "startup" in p.contexts for p in case.waiting)
     cls = "rendezvous" if starting else class_word(p.place for p in case.waiting)
-    late = any(_patience_is_over(case, p) for p in case.waiting)
+    late = any(patience_is_over(case, p) for p in case.waiting)
     collective = all(p.place in WAITS_FOR_PEERS for p in case.waiting)
     if alone is not None and collective and not starting:
         named = replace(alone, reason=f"suspect: it alone could not be dumped ({alone.reason}), and all others wait")
@@ -301,7 +262,7 @@ def _may_be_ahead(waiting: Sequence[RankPlace]) -> bool:
     return any(_ROOTED.match(collective_of(p)) or is_known_by_name_alone(p) for p in waiting)
 
 
-def _by_topology(case: StackCase) -> _Ruling | None:
+def _by_topology(case: StackCase) -> Ruling | None:
     """All wait, and which ranks wait together is known: a rank that left its tensor-parallel group, or a pipeline
     that has not finished.
 
@@ -329,7 +290,7 @@ def _by_topology(case: StackCase) -> _Ruling | None:
     return None
 
 
-def _mismatch(case: StackCase, odd: RankPlace, others: str) -> _Ruling:
+def _mismatch(case: StackCase, odd: RankPlace, others: str) -> Ruling:
     sentence = (
         f"{culprit_words(culprit_of(odd, case.cast), True)} waits in another collective ({collective_of(odd)}) than "
         f"the {others}: the calls do not match, in {call_of(odd.frames[0])}."
@@ -352,63 +313,6 @@ def _lost(case: StackCase) -> Culprit | None:
         return None
     reason = f"suspect: there is no dump of it, {fewest} from that node and {most} from every other"
     return Culprit(node=short[0], reason=reason)
-
-
-def _without_waiting(case: StackCase) -> _Ruling:
-    """Nobody is seen to wait for a peer."""
-    places = case.places
-    cls = class_word(p.place for p in places)
-    if any(p.place is Place.TEARDOWN for p in places):
-        return _with_teardown(case)
-    if len(places) == 1 and case.cast.world <= 1:
-        only = places[0]
-        hang = (
-            (case.late or bool(case.repeated))
-            and only.place in ENDLESS
-            and (not case.late or _patience_is_over(case, only))
-        )
-        return hang, cls, [only] if hang else [], f"{who_does(case, [only])}"
-    stuck = [p for p in places if p.place in (Place.FILESYSTEM, Place.DEVICE)]
-    if 0 < 2 * len(stuck) < len(places) and all(is_of_kernel(p.raw) for p in places):
-        over = [p for p in stuck if _waits_too_long_in_kernel(case, p)]
-        if over:
-            return True, class_of(over), over, who_does(case, over)
-    alike = len({p.place for p in places}) == 1 and places[0].place is not Place.OTHER
-    hang = case.late and alike and all(_patience_is_over(case, p) for p in places)
-    if any(p.place in LONG or "startup" in p.contexts for p in places) and not hang:
-        return (
-            False,
-            cls if cls != "working" else "startup",
-            (),
-            f"No hang is shown: {where_all_are(case, lower=True)}",
-        )
-    return hang, cls, (), f"No rank stands out: {where_all_are(case, lower=True)}"
-
-
-def _waits_too_long_in_kernel(case: StackCase, p: RankPlace) -> bool:
-    """What a rank writes cannot be seen there: it may be a checkpoint."""
-    since_s = case.given.since_last_step_s or 0.0
-    unhurried_s = max(UNHURRIED_S, UNHURRIED_STEPS * (case.given.typical_step_s or 0.0))
-    return case.late and (p.place is Place.DEVICE or since_s >= unhurried_s)
-
-
-def _with_teardown(case: StackCase) -> _Ruling:
-    """Ranks end, and these wait for each other, too: the few that still do something else are behind."""
-    teardown = [p for p in case.places if p.place is Place.TEARDOWN]
-    rest = [p for p in case.places if p.place is not Place.TEARDOWN]
-    stuck = [p for p in rest if p.place in ENDLESS or (case.late and _patience_is_over(case, p))]
-    named = stuck if rest and len(rest) < len(teardown) else []
-    if not rest and len(teardown) == 1 and case.cast.world > 1:
-        named = teardown
-    if named:
-        alone = replace(case, waiting=())
-        return True, "teardown", named, f"The ranks end, and {who_does(alone, named, lower=True)}"
-    return (
-        len(teardown) * 2 > len(case.places),
-        "teardown",
-        (),
-        f"No rank stands out: {where_all_are(case, lower=True)}",
-    )
 
 
 def _count_others(found: RankAssignment) -> tuple[tuple[str, int], ...]:

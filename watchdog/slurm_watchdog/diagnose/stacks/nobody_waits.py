@@ -1,0 +1,86 @@
+"""What stacks say where nobody is seen to wait for a peer: ranks that end, that compute, or that stand still together.
+Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.diagnose.stacks.case import Ruling, StackCase
+from slurm_watchdog.diagnose.stacks.patience import patience_is_over, unhurried_s
+from slurm_watchdog.diagnose.stacks.places import RankPlace, is_of_kernel
+from slurm_watchdog.diagnose.stacks.sentences import class_of, where_all_are, who_does
+from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG
+from slurm_watchdog.diagnose.stacks.wording import class_word
+from slurm_watchdog.knowledge.stack_frames import Place
+
+LEAST_ALIKE: Final = 3
+"""So many ranks in one place make the only one in another place worth a look."""
+
+
+def without_waiting(case: StackCase) -> Ruling:
+    """Nobody is seen to wait for a peer."""
+    places = case.places
+    cls = class_word(p.place for p in places)
+    if any(p.place is Place.TEARDOWN for p in places):
+        return with_teardown(case)
+    if len(places) == 1 and case.cast.world <= 1:
+        only = places[0]
+        hang = (
+            (case.late or bool(case.repeated))
+            and only.place in ENDLESS
+            and (not case.late or patience_is_over(case, only))
+        )
+        return hang, cls, [only] if hang else [], f"{who_does(case, [only])}"
+    stuck = [p for p in places if p.place in (Place.FILESYSTEM, Place.DEVICE)]
+    if 0 < 2 * len(stuck) < len(places) and all(is_of_kernel(p.raw) for p in places):
+        over = [p for p in stuck if _waits_too_long_in_kernel(case, p)]
+        if over:
+            return True, class_of(over), over, who_does(case, over)
+    alike = len({p.place for p in places}) == 1 and places[0].place is not Place.OTHER
+    hang = case.late and alike and all(patience_is_over(case, p) for p in places)
+    if any(p.place in LONG or "startup" in p.contexts for p in places) and not hang:
+        return (
+            False,
+            cls if cls != "working" else "startup",
+            (),
+            f"No hang is shown: {where_all_are(case, lower=True)}",
+        )
+    first = "No hang is proven" if alone_elsewhere(case) else "No rank stands out"
+    return hang, cls, (), f"{first}: {where_all_are(case, lower=True)}"
+
+
+def alone_elsewhere(case: StackCase) -> list[RankPlace]:
+    """The only rank that is not where all others are, at least LEAST_ALIKE of them, while nobody is seen to wait for a
+    peer: they may wait within the backward pass or for their GPU, whose kernels wait. It proves nothing by itself."""
+    counts = Counter(p.place for p in case.places)
+    if case.waiting or len(counts) != 2 or len(case.places) <= LEAST_ALIKE or min(counts.values()) > 1:
+        return []
+    return [p for p in case.places if counts[p.place] == 1]
+
+
+def _waits_too_long_in_kernel(case: StackCase, p: RankPlace) -> bool:
+    """What a rank writes cannot be seen there: it may be a checkpoint."""
+    since_s = case.given.since_last_step_s or 0.0
+    return case.late and (p.place is Place.DEVICE or since_s >= unhurried_s(case))
+
+
+def with_teardown(case: StackCase) -> Ruling:
+    """Ranks end, and these wait for each other, too: the few that still do something else are behind."""
+    teardown = [p for p in case.places if p.place is Place.TEARDOWN]
+    rest = [p for p in case.places if p.place is not Place.TEARDOWN]
+    stuck = [p for p in rest if p.place in ENDLESS or (case.late and patience_is_over(case, p))]
+    named = stuck if rest and len(rest) < len(teardown) else []
+    if not rest and len(teardown) == 1 and case.cast.world > 1:
+        named = teardown
+    if named:
+        alone = replace(case, waiting=())
+        return True, "teardown", named, f"The ranks end, and {who_does(alone, named, lower=True)}"
+    return (
+        len(teardown) * 2 > len(case.places),
+        "teardown",
+        (),
+        f"No rank stands out: {where_all_are(case, lower=True)}",
+    )

@@ -94,7 +94,7 @@ def test_given_a_job_that_somebody_requeues_first_then_there_is_nothing_left_to_
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert not story.done
-    assert "started again without this action" in story.end(hang).detail
+    assert "requeued without this action" in story.end(hang).detail
     assert story.end(hang).needless
 
 

@@ -240,10 +240,19 @@ def test_an_answer_that_was_lost_is_read_off_the_world(
 def test_a_graceful_restart_that_fails_takes_its_kill_switch_away_before_it_ends() -> None:
     written = record(Operation.WRITE_KILL_SWITCH)
     removing = Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
-    for job, world in ((RUNNING, {"now": 1301.0}), (None, {}), (ENDED, {"now": 1121.0})):
+    for job, world in ((RUNNING, {"now": 1301.0}), (None, {}), (ENDED, {"now": 1121.0, "ended_s": 121.0})):
         assert move(job, written, decision=GRACEFUL, **world) == removing
         end = move(job, written, record(Operation.REMOVE_KILL_SWITCH), decision=GRACEFUL, **world)
         assert isinstance(end, Finish) and not end.end.ok
+
+
+def test_a_save_that_took_longer_than_agents_need_is_waited_for_after_the_end_of_the_job() -> None:
+    written = record(Operation.WRITE_KILL_SWITCH)
+    late: dict[str, Any] = {"decision": GRACEFUL, "now": 1600.0}
+    assert isinstance(move(ENDED, written, **late, ended_s=1.0), Wait)
+    saved = move(ENDED, written, **late, ended_s=8.0, complete_checkpoint_step=510)
+    assert saved == Execute(operation=Operation.WAIT_CHECKPOINT, attempt=1)
+    assert move(ENDED, written, **late, ended_s=121.0) == Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=1)
 
 
 def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_lost() -> None:
@@ -257,7 +266,7 @@ def test_a_job_that_heard_its_kill_switch_is_run_again_although_the_answer_was_l
     assert isinstance(move(ENDED, lost, removed, **heard, total_steps=500), Finish)
     assert isinstance(move({**ENDED, "state": "CANCELLED"}, lost, removed, **heard), Finish)
     assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL), Wait)
-    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL, now=1121.0), Finish)
+    assert isinstance(move(ENDED, lost, removed, decision=GRACEFUL, now=1121.0, ended_s=121.0), Finish)
     listening = {"decision": GRACEFUL, "now": 1121.0, "taken_up_at": 1100.0}
     assert isinstance(move(ENDED, lost, removed, **listening), Wait)
 

@@ -86,7 +86,11 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
         {"job": slurm_job(comment="x watchdog=off y")},
         {"rule": Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", refused="no")},
     ],
-    "not_possible": [{"job": slurm_job(is_batch=False)}, {"job": slurm_job(requeueable=False)}],
+    "not_possible": [
+        {"job": slurm_job(is_batch=False)},
+        {"job": slurm_job(requeueable=False)},
+        {"job": slurm_job(reason="JobHeldUser")},
+    ],
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
     "storage": [{"mounts_stalled": ("/shared",)}],
     "busy": [{"busy": True}],
@@ -99,6 +103,13 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
             "incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE),
             "loop_turns": True,
             "switch_of_others": "job 8 would see it",
+        }
+    ],
+    "chained": [
+        {
+            "incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE),
+            "loop_turns": True,
+            "waits_behind": ("8",),
         }
     ],
     "hours": [

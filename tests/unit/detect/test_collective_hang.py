@@ -49,6 +49,14 @@ def test_the_rank_in_its_data_loader_is_named_and_the_job_may_be_requeued() -> N
     assert "3 ranks wait for it" in finding.summary
 
 
+def test_a_rank_at_a_debugger_s_prompt_is_named_and_nothing_is_restarted_under_it() -> None:
+    prompt = ("readline (codecs.py:322)", "cmdloop (cmd.py:126)", "interaction (pdb.py:445)", "main (train.py)")
+    finding = judge(progress=progress(70.0), snapshots=still(RECV, RECV, prompt, RECV))
+    assert (finding.truth, finding.actionable, [c.rank for c in finding.culprits]) == (Truth.BAD, False, [2])
+    assert "sits at a debugger prompt" in finding.summary
+    assert any("nothing is restarted" in fact for fact in finding.facts)
+
+
 def test_while_a_worker_is_blocked_on_a_filesystem_nothing_is_done_about_its_rank() -> None:
     worker = seen(2, pid=202, role=Role.WORKER, comm="pt_data_worker", state="D", blocked=blocked(59.0))
     ranks = tuple(seen(rank) for rank in range(4))

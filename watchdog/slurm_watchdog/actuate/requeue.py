@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from slurm_watchdog.actuate.answered import answered, refusal
 from slurm_watchdog.model.actions import Fence, OperationOutcome, Outcome
+from slurm_watchdog.model.slurm_states import RESTARTABLE, STARTED
 from slurm_watchdog.slurm.client import Refusal, SlurmClient, SlurmRefused, SlurmUnavailable
 
 
@@ -15,16 +16,19 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     """Puts the run of `fence`, and no other, back into the queue, held.
 
     The job is read immediately before and after. `only_unfinished` leaves a job alone that has ended in between
-    (Slurm then does nothing and says nothing, so only the second look tells).
+    (Slurm then does nothing and says nothing, so only the second look tells), or that somebody has suspended.
+    SKIPPED: nothing was sent, so that a requeue that is seen afterwards is somebody else's.
     """
     try:
         before = await client.read_job(fence.job_id)
     except SlurmUnavailable as error:
-        return OperationOutcome.UNKNOWN, f"nothing was sent: {error}"
+        return OperationOutcome.SKIPPED, f"nothing was sent: {error}"
     if before is not None and before.unsure:
-        return OperationOutcome.UNKNOWN, f"nothing was sent: {before.unsure}"
+        return OperationOutcome.SKIPPED, f"nothing was sent: {before.unsure}"
     if before is None or before.restarts != fence.restarts or before.start_at != fence.start_at:
-        return OperationOutcome.UNKNOWN, "nothing was sent: the job is not the run that the decision was about"
+        return OperationOutcome.SKIPPED, "nothing was sent: the job is not the run that the decision was about"
+    if only_unfinished and before.state in STARTED - RESTARTABLE:
+        return OperationOutcome.SKIPPED, f"nothing was sent: the job has become {before.state}"
     if not only_unfinished and before.state == "CANCELLED":
         return OperationOutcome.FAILED, "the job was cancelled in the meantime: it is not run again"
     try:

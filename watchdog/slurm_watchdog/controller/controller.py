@@ -168,6 +168,7 @@ class Controller:
                 record_event=self.ledger.record,
                 tester=outside.tester,
                 searches=self.searches,
+                why_left_alone=lambda job: self.decider.why_left_alone(job),  # noqa: PLW0108 - there is no decider yet
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
             ),
         )

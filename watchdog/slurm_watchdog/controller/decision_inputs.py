@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.dependents import freed_by
 from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.owned_paths import OwnedPaths
@@ -169,6 +170,7 @@ class DecisionInputs:
             suspects=context.suspects,
             search=search,
             switch_unknown="" if job is None else self._paths.why_switch_unknown(job, now),
+            waits_behind=tuple(each.job_id for each in freed_by(job, self._cluster.jobs.values())) if job else (),
             switch_of_others="" if job is None else self._paths.switch_of_others(job)[0],
             broken=() if job is None else self._broken_under(job, context, now),
         )

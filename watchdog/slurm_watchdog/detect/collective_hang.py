@@ -24,10 +24,10 @@ are said. Dumps of PyTorch's Flight Recorder since the last step name who has no
 and NCCL's RAS clear who is shown waiting.
 Acts: restarts the job, if the stacks do not move, no process of the job is blocked on a filesystem and no files of a
 checkpoint grow (until `busy_limit`); a hang that is proven before the limit after a second look, of five dumps within
-11 s. If all ranks are in one collective it alerts at once and acts after 2 min (`everybody_limit`), if it is known of
-every rank that it does nothing else, and no link is down; otherwise after 30 min (`busy_limit`), for the network may
-come back. Without any stacks, GPUs that spin, beside few that idle, show the same; acted on after `busy_limit`, and
-only with a rank named.
+11 s; never a rank at a debugger's prompt. If all ranks are in one collective it alerts at once and acts after 2 min
+(`everybody_limit`), if it is known of every rank that it does nothing else, and no link is down; otherwise after 30
+min (`busy_limit`), for the network may come back. Without any stacks, GPUs that spin, beside few that idle, show the
+same; acted on after `busy_limit`, and only with a rank named.
 Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never acted on
 earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of `busy_limit` (5
 min), after half of it (15 min) if it is the first rank of its node, when at least five dumps a minute apart show the
@@ -134,11 +134,21 @@ class CollectiveHang:
 def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
     return [
-        with_other_sources(
-            job, hang_finding(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit)
+        _not_under_a_debugger(
+            with_other_sources(
+                job, hang_finding(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit)
+            )
         )
         for job in view.jobs
     ]
+
+
+def _not_under_a_debugger(found: Finding) -> Finding:
+    """A prompt is there because somebody has a terminal at it (without one pdb ends the program), and a restart would
+    come to the same breakpoint again: it is reported, as a rank that a debugger holds is."""
+    if not found.actionable or not any(each.reason.startswith(Place.DEBUGGER) for each in found.culprits):
+        return found
+    return replace(found, actionable=False, facts=(*found.facts, "a debugger waits for a person: nothing is restarted"))
 
 
 def hang_finding(job: JobView, now: float, settings: CollectiveHang) -> Finding:

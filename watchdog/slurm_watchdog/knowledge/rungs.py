@@ -6,6 +6,8 @@ from slurm_watchdog.model.actions import Rung
 
 ENDINGS: tuple[Rung, ...] = (Rung.RESTART_STEP, Rung.REQUEUE, Rung.RESUBMIT, Rung.CHAIN, Rung.CANCEL)
 """Steps that end a run. Each is the fallback of the ones before it, where Slurm refuses those."""
+RUN_AGAIN: frozenset[Rung] = frozenset({Rung.REQUEUE, Rung.RESUBMIT})
+"""Those after which the job goes through Slurm's queue again."""
 GENTLE: tuple[Rung, ...] = (Rung.KILL_SWITCH, Rung.SIGUSR1, Rung.SIGTERM)
 """Steps that ask the job itself."""
 HARMLESS: frozenset[Rung] = frozenset({Rung.KILL_SWITCH, Rung.SIGUSR1})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.slurm_states import WAITING
 
 ELEMENTS = re.compile(r"(\d{1,10})_\[(\d{1,10}(?:-\d{1,10})?(?:,\d{1,10}(?:-\d{1,10})?)*)\]", re.ASCII)
 """The elements of an array that have not started, `6_[2,4-9]`: what scontrol takes for a hold and a release. With a
@@ -101,6 +102,14 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
         could not be read; or nothing."""
         missing = [name for name in self.unreadable if name in NEEDED]
         return f"Slurm's answer about the job cannot be read: {', '.join(missing)}" if missing else ""
+
+    @property
+    def kept_from_queue(self) -> str:
+        """Why the job is not to start again after the run that it is in, a sentence: somebody holds it (`scontrol
+        hold`), which takes effect at its next requeue; or nothing."""
+        if self.state in WAITING or not self.reason.startswith("JobHeld"):
+            return ""
+        return f"somebody holds the job ({self.reason}), so that it does not start again after this run"
 
     @property
     def process_id(self) -> str:

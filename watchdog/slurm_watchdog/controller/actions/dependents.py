@@ -25,8 +25,17 @@ def jobs_behind(job: SlurmJob, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]
     return tuple(sorted(found, key=lambda other: (other.state in WAITING, other.job_id)))
 
 
-def _depends(job: SlurmJob, other: SlurmJob) -> bool:
+def freed_by(job: SlurmJob, jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
+    """Jobs that wait for the end of `job`, and are not held: Slurm forgets their dependency when it ends, although it
+    is requeued a moment later. One that waits for all elements of its array waits on while others are there."""
+    behind = [other for other in jobs_behind(job, jobs) if other.state in WAITING and not other.held]
+    others = any(each.array_job_id == job.array_job_id and each.job_id != job.job_id for each in behind)
+    alone = job.array_job_id == "" or not others
+    return tuple(each for each in behind if _depends(job, each, whole_array=alone))
+
+
+def _depends(job: SlurmJob, other: SlurmJob, *, whole_array: bool = True) -> bool:
     if "singleton" in other.dependency and other.name == job.name:
         return True
-    names = {job.job_id, f"{job.array_job_id}_*" if job.array_job_id else job.job_id}
+    names = {job.job_id, f"{job.array_job_id}_*" if job.array_job_id and whole_array else job.job_id}
     return bool(names & set(_ANY_JOB.findall(other.dependency)))

@@ -192,7 +192,7 @@ class Driver:
             case Operation.WRITE_KILL_SWITCH:
                 return await kill_switch.write(self._tools.commands.ask, decision, self._tools.command_deadline_s)
             case Operation.WAIT_CHECKPOINT:
-                return OperationOutcome.DONE, "a complete checkpoint came after the kill switch"
+                return OperationOutcome.DONE, "a complete checkpoint came after the job was asked to save"
             case Operation.REQUEUE_HOLD:
                 return await requeue.requeue_hold(
                     self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished

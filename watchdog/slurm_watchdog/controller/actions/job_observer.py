@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import cancel_resubmit
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions.dependents import jobs_behind
+from slurm_watchdog.controller.actions.dependents import freed_by, jobs_behind
 from slurm_watchdog.controller.actions.ladder.in_place import is_closed
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
 from slurm_watchdog.controller.actions.ladder.state import Observed, Stage, save_requests, stage_of, tried
@@ -24,7 +24,7 @@ from slurm_watchdog.model.actions import ActionRun, Decision, Operation
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.model.slurm_states import is_known
+from slurm_watchdog.model.slurm_states import COMES, is_known
 from slurm_watchdog.model.supervisor import BATCH_STEP, OrderAnswer, SupervisorStatus
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
@@ -55,6 +55,8 @@ class JobObserver:
         self._refused = self._unread = ""
         """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""
         self._unread_since: float | None = None
+        self._behind: tuple[str, ...] = ()
+        """Jobs that waited for the end of its run when it was seen running last."""
         self.held_up_on: tuple[str, ...] = ()
         """Nodes on which the old run of the requeued job does not end."""
 
@@ -109,6 +111,8 @@ class JobObserver:
             submitted=submitted,
             submission_looked_for=self._has_looked_for_submission(run, now),
             behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
+            freed=self._freed(run, job),
+            left_alone="" if job is None else self._tools.why_left_alone(job),
             exclude_objection=self._exclude_objection(job, self._decision.searched),
             search_objection=self._exclude_objection(job) if self._decision.searched else None,
             loop_stuck=self._tools.loop_stuck(self._job_id),
@@ -153,6 +157,14 @@ class JobObserver:
             lambda node: processes_there(self._tools, node, job),
             limits.set_down_after_s,
         )
+
+    def _freed(self, run: ActionRun, job: SlurmJob | None) -> tuple[SlurmJob, ...]:
+        """Jobs that wait for the end of the decision's run; once it is over, those that waited for it and come."""
+        jobs = self._tools.state.jobs
+        if job is not None and stage_of(run, job) is Stage.SAME_RUN:
+            self._behind = tuple(each.job_id for each in freed_by(job, jobs.values()))
+        found = (jobs.get(job_id) for job_id in self._behind)
+        return tuple(each for each in found if each is not None and each.state in COMES and not each.held)
 
     def _loaded_step(self, after: JobView | None) -> int | None:
         """Of the newest complete checkpoint of the run that the decision is about, as far as it is known.

@@ -55,6 +55,7 @@ class Actions:
             on_record=self._on_record,
             on_touch=self._on_touch,
             loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
+            why_left_alone=ports.why_left_alone,
             collect=ports.collect,
             report_every_s=config.agent.interval,
             drain_reason=config.policy.drain_reason,

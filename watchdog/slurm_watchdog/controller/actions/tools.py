@@ -10,6 +10,7 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, OperationRecord, Outcome
+from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.slurm.client import SlurmClient
 
 
@@ -31,6 +32,8 @@ class Tools:
     the run continues without the action."""
     loop_stuck: Callable[[str], bool] = lambda job_id: False
     """Whether an open incident proves that the job's loop does not turn."""
+    why_left_alone: Callable[[SlurmJob], str] = lambda job: ""
+    """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
     report_every_s: float = 5.0

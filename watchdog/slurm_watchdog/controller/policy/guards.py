@@ -10,7 +10,7 @@ from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.search_restart import to_leave_out, to_leave_out_in_place
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE
+from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, RUN_AGAIN
 from slurm_watchdog.model.actions import Decision, Rung
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob
@@ -86,6 +86,8 @@ def why_not(ending: Rung, job: SlurmJob, supervisor: SupervisorStatus | None) ->
     """Why a job cannot be ended this way, known before it is tried; None if it may."""
     if ending is Rung.RESTART_STEP:
         return why_not_in_place(supervisor)
+    if ending in RUN_AGAIN and job.kept_from_queue:
+        return job.kept_from_queue
     if ending is Rung.REQUEUE and not job.is_batch:
         return "Slurm can requeue batch jobs only, and this one was started by srun or salloc"
     if ending is Rung.REQUEUE and job.requeueable is False:
@@ -132,6 +134,20 @@ def _shared_switch(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
 
 def _writes_switch(s: PolicyInput) -> bool:
     return Rung.KILL_SWITCH in s.rule.ladder and s.loop_turns is not False
+
+
+def _chained(incident: Incident, s: PolicyInput, _: GuardLimits) -> str | None:
+    """What asks a job to end, or cancels it, starts what waits for its end, and its own restart beside that."""
+    if s.job is None or not s.waits_behind or spec_of(incident.kind).planned or s.rule.planned:
+        return None
+    possible = [each for each in s.rule.ladder if each in ENDINGS and why_not(each, s.job, s.supervisor) is None]
+    asks = any(rung in GENTLE and (rung is not Rung.KILL_SWITCH or s.loop_turns is not False) for rung in s.rule.ladder)
+    if not possible or possible[0] not in RUN_AGAIN or (possible[0] is Rung.REQUEUE and not asks):
+        return None
+    return (
+        f"job {s.waits_behind[0]} waits for the end of this one, and would start beside its restart: cancel this job "
+        f"and let that one continue, or `scontrol hold {s.waits_behind[0]}` and release it once this one runs again"
+    )
 
 
 def _hours(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
@@ -278,6 +294,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("job_hangs", _job_hangs),
     ("switch_unknown", _switch_unknown),
     ("shared_switch", _shared_switch),
+    ("chained", _chained),
     ("hours", _hours),
     ("cooldown", _cooldown),
     ("budget", _budget),
@@ -300,6 +317,7 @@ ASKED_FOR: frozenset[str] = frozenset(
         "busy",
         "switch_unknown",
         "shared_switch",
+        "chained",
         "exclusions",
     }
 )

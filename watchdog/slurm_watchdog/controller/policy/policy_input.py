@@ -102,6 +102,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     """For the node that makes the job slow."""
     switch_of_others: str = ""
     """Why the job's kill switch may end another job, too, a sentence."""
+    waits_behind: tuple[str, ...] = ()
+    """Jobs, not held, that wait for the end of this one (--dependency): they start when it ends."""
     switch_unknown: str = ""
     """Why it is not known yet where the job looks for its kill switch, a sentence."""
     broken: tuple[tuple[str, str], ...] = ()

@@ -40,6 +40,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     """False: what the job would save is damaged, and its owner has it asked in vain."""
     refused: str = ""
     """Why the job's owner wants nothing done; a guard says it."""
+    planned: bool = False
+    """The job would come to its end at about this time anyway, and whatever waits for that end would start."""
 
 
 class RuleChange(Struct, frozen=True, kw_only=True):
@@ -139,6 +141,7 @@ def wished(rule: Rule, wish: Wish, within_s: float | None) -> Rule:
     """The rule for what a person asks for; `within_s`: for so long the checkpoint is waited for, None: as usual."""
     limits = dict(rule.rung_limits) | ({} if within_s is None else {"checkpoint_s": within_s})
     rule = replace(rule, rung_limits=tuple(sorted(limits.items())))
+    rule = replace(rule, planned=wish is Wish.HOLD)  # before maintenance
     return replace(rule, ladder=WISHED[wish], lose_work=False) if wish in WISHED else rule
 
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.model.actions import Decision, Outcome
     from slurm_watchdog.model.node_events import NodeEvent
+    from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.slurm.client import SlurmClient
     from slurm_watchdog.trace.records import Own
 
@@ -85,6 +86,8 @@ class ActionPorts:
     """Takes what happened to a node."""
     tester: NodeTester
     searches: TestedSearches
+    why_left_alone: Callable[[SlurmJob], str]
+    """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     on_failure: Callable[[Decision], None]
     """Called with the decision whose action has ended without success."""
 

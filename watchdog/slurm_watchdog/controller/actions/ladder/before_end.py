@@ -28,9 +28,9 @@ from slurm_watchdog.controller.actions.ladder.state import (
     wait_for_mounts,
     why_failed,
 )
-from slurm_watchdog.knowledge.rungs import GENTLE
+from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, RUN_AGAIN
 from slurm_watchdog.model.actions import ActionRun, Operation, OperationOutcome, Rung
-from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
+from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, ENDED_FROM_OUTSIDE, FAILED, RESTARTABLE
 from slurm_watchdog.model.supervisor import SupervisorState
 
 
@@ -42,9 +42,11 @@ def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimi
         if stage is Stage.FINISHED:
             if world.job is not None and world.job.starts_again:
                 return Wait(reason="the job has ended by itself, and is being started again")
-            return give_up(run, world, "the job ended by itself before anything was done; it is not run again")
+            return give_up(run, world, f"{_how_it_ended(world)} before anything was done; it is not run again")
         if _makes_steps_again(run, world):
             return give_up(run, world, "the job makes steps again: it is left alone", needless=True)
+        if (kept := _kept(run, world)) is not None:
+            return kept
         if world.stalled_mounts and not tried(run, Operation.REQUEUE_HOLD):
             return wait_for_mounts(run, world, limits)
         if world.paused:
@@ -77,7 +79,30 @@ def _after_request(run: ActionRun, world: Observed, limits: LadderLimits) -> Mov
             )
     elif _makes_steps_again(run, world):
         return give_up(run, world, "the job makes steps again: it is left alone", needless=True)
-    return _next_rung(run, world, limits)
+    return _kept(run, world) or _next_rung(run, world, limits)
+
+
+def _kept(run: ActionRun, world: Observed) -> Move | None:
+    """A job that runs, and that its owner or an administrator has meanwhile taken into his own hands."""
+    assert world.job is not None
+    if world.left_alone and run.decision.asked_by is None:
+        return give_up(run, world, f"{world.left_alone}: it is not touched any more")
+    if world.job.state not in RESTARTABLE:
+        return Wait(reason=f"the job is {world.job.state}: it is not touched until it runs again")
+    ways = [rung for rung in ladder_of(run.decision) if rung in ENDINGS]
+    if world.job.kept_from_queue and ways and not set(ways) - RUN_AGAIN:
+        return give_up(run, world, f"{world.job.kept_from_queue}: it is left as it is")
+    return None
+
+
+def _how_it_ended(world: Observed) -> str:
+    """`the job ended by itself`, unless Slurm's word says who ended it."""
+    state = "" if world.job is None else world.job.state
+    return (
+        f"the job was ended outside the watchdog ({state})"
+        if state in ENDED_FROM_OUTSIDE
+        else "the job ended by itself"
+    )
 
 
 def _next_rung(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
@@ -197,6 +222,8 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits:
             world,
             "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it manually",
         )
+    if world.ended_s <= limits.step_s:  # a save that took long may have been complete a moment before the end
+        return Wait(reason="the job has ended; waiting to hear whether it saved")
     return give_up(
         run,
         world,

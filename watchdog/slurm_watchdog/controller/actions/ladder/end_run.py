@@ -3,6 +3,8 @@ ones before. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from slurm_watchdog.controller.actions.ladder.after_requeue import (
     LATE_S,
     described_end,
@@ -58,6 +60,8 @@ def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
 def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     if refused(run, Operation.REQUEUE_HOLD) is not None:
         return None, why_failed(run, Operation.REQUEUE_HOLD)
+    if (closed := _closed(run, stage, world)) is not None:
+        return closed
     if in_vain(run, world, limits, Operation.REQUEUE_HOLD):
         # Nobody knows: it may happen yet, and then any other way would run the job twice.
         return give_up(run, world, why_failed(run, Operation.REQUEUE_HOLD)), ""
@@ -65,8 +69,21 @@ def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
     return retry(run, world, do), ""
 
 
+def _closed(run: ActionRun, stage: Stage, world: Observed) -> Way | None:
+    """Where the job must not go through the queue again: somebody holds it, or another job goes on in its place."""
+    if world.job is not None and world.job.kept_from_queue:
+        return None, world.job.kept_from_queue
+    if stage is Stage.FINISHED and world.freed:
+        return finish(run, world, _chain_end(world, world.freed)), ""
+    return None
+
+
 def _resubmit(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:
     """Submitted first, held and behind the old job: if that is refused, the old one is as it was."""
+    if (closed := _closed(run, stage, world)) is not None:
+        return closed
+    if world.freed:
+        return None, f"no resubmit: job {world.freed[0].job_id} waits for the end of this one, and would run beside it"
     move = attempt(run, world, limits, Execute(operation=Operation.RESUBMIT, nodes=run.decision.exclude))
     return (None, why_failed(run, Operation.RESUBMIT)) if move is None else (move, "")
 
@@ -75,7 +92,7 @@ def _chain(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) 
     if not world.behind:
         return None, "nothing is queued behind the job: there is no chain to leave it to"
     if stage is Stage.FINISHED:
-        return finish(run, world, _chain_end(world)), ""
+        return finish(run, world, _chain_end(world, world.behind)), ""
     return _cancel(run, stage, world, limits)
 
 
@@ -100,7 +117,7 @@ def after_cancel(run: ActionRun, stage: Stage, world: Observed, limits: LadderLi
     if stage in (Stage.SAME_RUN, Stage.ENDING):
         return _wait_for_end(run, stage, world, limits)
     if Rung.CHAIN in ladder_of(run.decision) and world.behind:
-        return finish(run, world, _chain_end(world))
+        return finish(run, world, _chain_end(world, world.behind))
     detail = "the job was cancelled and has ended"
     return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=detail))
 
@@ -119,11 +136,11 @@ def _wait_for_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderL
     return Wait(reason="the job was cancelled and is ending")
 
 
-def _chain_end(world: Observed) -> ActionEnd:
+def _chain_end(world: Observed, behind: Sequence[SlurmJob]) -> ActionEnd:
     """What continues where the job ended."""
-    first = world.behind[0]
+    first = behind[0]
     how = f"{first.state}, {first.reason}" if first.reason not in ("", "None") else first.state
-    more = f" and {len(world.behind) - 1} more" if len(world.behind) > 1 else ""
+    more = f" and {len(behind) - 1} more" if len(behind) > 1 else ""
     never = first.reason.startswith("DependencyNeverSatisfied")
     detail = f"the job has ended; job {first.job_id} ({how}){more} continues where it stopped"
     if never:

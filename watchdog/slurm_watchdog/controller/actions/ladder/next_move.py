@@ -31,6 +31,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     limits_for,
     others_are_held,
     refused,
+    sent,
     stage_of,
     tried,
     tries,
@@ -46,6 +47,12 @@ from slurm_watchdog.model.actions import (
     answer_shown,
 )
 from slurm_watchdog.model.slurm_states import WAITING
+
+_WITHOUT_US = {
+    Stage.HELD: "the job was requeued and held without this action: nothing is left to do",
+    Stage.QUEUED: "the job was requeued without this action: nothing is left to do",
+    Stage.NEXT_RUN: "the job was started again without this action: nothing is left to do",
+}
 
 
 def next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
@@ -98,9 +105,8 @@ def _next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return Execute(operation=Operation.EVIDENCE, attempt=len(tries(run, Operation.EVIDENCE)) + 1)
     if stage in (Stage.SAME_RUN, Stage.ENDING, Stage.FINISHED):
         return before_end(run, stage, world, limits)
-    if not tried(run, Operation.REQUEUE_HOLD):
-        why = "the job was started again without this action: nothing is left to do"
-        return give_up(run, world, why, needless=True)
+    if not sent(run, Operation.REQUEUE_HOLD):
+        return give_up(run, world, _WITHOUT_US[stage], needless=True)
     return after_requeue(run, stage, world, limits)
 
 

@@ -133,6 +133,11 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Whether `submitted` None means that Slurm has none, and not that nobody has asked yet."""
     behind: tuple[SlurmJob, ...] = ()
     """Jobs that continue where this one ends: elements of its array, jobs that depend on it."""
+    freed: tuple[SlurmJob, ...] = ()
+    """Jobs that wait for the end of this one, or have waited for it, if it has ended: Slurm lets them start then,
+    whatever this one does next."""
+    left_alone: str = ""
+    """Why the job's owner wants it left alone now, a sentence."""
     exclude_objection: str | None = None
     """Why the nodes of the decision must not be excluded: too few would be left."""
     search_objection: str | None = None
@@ -239,6 +244,11 @@ def tries(run: ActionRun, operation: Operation) -> list[OperationRecord]:
 
 def tried(run: ActionRun, operation: Operation) -> bool:
     return any(record.operation is operation for record in run.records)
+
+
+def sent(run: ActionRun, operation: Operation) -> bool:
+    """Whether it was tried and may have reached Slurm: of what was skipped it is known that nothing was sent."""
+    return any(record.outcome is not OperationOutcome.SKIPPED for record in tries(run, operation))
 
 
 def done(run: ActionRun, operation: Operation) -> bool:

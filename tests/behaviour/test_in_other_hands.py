@@ -124,3 +124,16 @@ def test_given_a_job_that_is_to_wait_for_maintenance_and_one_behind_it_then_it_i
     assert asked.acts and (job.state, job.restarts) == ("COMPLETED", 0)
     assert "job 8" in story.end(asked).detail and "continues where it stopped" in story.end(asked).detail
     assert not story.done and not story.cluster.files
+
+
+@pytest.mark.parametrize("when", ["after intent resubmit", "after outcome resubmit"])
+def test_given_an_owner_who_cancels_while_it_is_submitted_again_then_neither_runs(tell: Tell, when: str) -> None:
+    story = tell("mode: act\n" + QUICK + "policy: {kinds: {collective_hang: {ladder: [evidence, resubmit]}}}\n")
+    job = story.job(hangs=True)
+    story.at(when, lambda: story.cluster.end(job, "CANCELLED"))
+    hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
+    story.passes(minutes=8)
+    assert job.state == "CANCELLED" and "ended outside the watchdog (CANCELLED)" in story.end(hang).detail
+    assert [each.id for each in story.cluster.jobs.values() if each.state == "RUNNING"] == []
+    new = [each for each in story.cluster.jobs.values() if each.id != job.id]
+    assert all(each.held for each in new) and len(new) == (0 if when == "after intent resubmit" else 1)

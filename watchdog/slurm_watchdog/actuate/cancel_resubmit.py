@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from slurm_watchdog.actuate.answered import answered
 from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.model.slurm_states import COMES, HOLDS_NODES
+from slurm_watchdog.model.slurm_states import COMES, ENDED_BY_PERSON, HOLDS_NODES
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable, Submission
 
 
@@ -54,6 +54,10 @@ async def resubmit(client: SlurmClient, decision: Decision, exclude: Sequence[st
         return OperationOutcome.UNKNOWN, f"nothing was submitted: {error}"
     if job is None or job.restarts != decision.fence.restarts:
         return OperationOutcome.UNKNOWN, "nothing was submitted: the job is not the run that the decision was about"
+    if job.state == "COMPLETING":  # by whose hand is known when it has ended
+        return OperationOutcome.UNKNOWN, "nothing was submitted: the job is ending"
+    if job.state in ENDED_BY_PERSON:
+        return OperationOutcome.FAILED, f"the job was ended outside the watchdog ({job.state}): it is not run again"
     options, workdir = options_for(job, exclude, mark_of(decision)), job.workdir or "/"
     try:
         new = await client.submit(Submission(script=script, options=options, like=job_id, uid=job.uid, workdir=workdir))

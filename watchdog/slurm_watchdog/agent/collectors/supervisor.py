@@ -32,6 +32,10 @@ from slurm_watchdog.model.supervisor import (
 ABSENT_EVERY_S: Final = 15.0
 """Most jobs have none: it is looked for this often, but in every tick of the first BEGINNING_S of a run."""
 BEGINNING_S: Final = 60.0
+ROUNDS: Final = 16
+"""So many jobs of one user are asked about in one tick, …"""
+ANSWERS_S: Final = 0.02
+"""… each of which is waited for so long."""
 
 
 @dataclass
@@ -41,6 +45,8 @@ class _Known:
     restarts: int
     since: float
     due: float
+    asked: float = -1.0
+    """When it was asked about last, monotonic."""
     status: SupervisorStatus | None = None
     written: float = 0.0
     """When it was written, monotonic."""
@@ -66,9 +72,7 @@ class SupervisorCollector:
             known = self._known.get(job_id)
             if known is None or known.restarts != watch.restarts:
                 known = self._known[job_id] = _Known(watch.restarts, now, now)
-            if now >= known.due:
-                self._ask(watch, known, now)
-        self._workers.settle(0.02, [])
+        self._ask_in_turn([watch for job_id, watch in here.items() if now >= self._known[job_id].due], now)
         return SupervisorSection(
             supervisors=tuple(
                 JobSupervisor(
@@ -89,14 +93,28 @@ class SupervisorCollector:
             if known.error:
                 yield Problem(f"supervisor of job {job_id}: {known.error}", failed=False)
 
-    def _ask(self, watch: JobWatch, known: _Known, now: float) -> None:
+    def _ask_in_turn(self, due: list[JobWatch], now: float) -> None:
+        """All jobs of one user have one child, which reads one file at a time: who was asked about longest ago comes
+        first, and the others in this tick, too, as long as it answers at once."""
+        due.sort(key=lambda watch: self._known[watch.job_id].asked)
+        for _ in range(ROUNDS):
+            asked = {watch.job_id: self._ask(watch, self._known[watch.job_id], now) for watch in due}
+            numbers = [number for number in asked.values() if number is not None]
+            self._workers.settle(ANSWERS_S, numbers)
+            due = [watch for watch in due if asked[watch.job_id] is None]
+            if not due or not numbers:
+                return
+
+    def _ask(self, watch: JobWatch, known: _Known, now: float) -> int | None:
         directory = run_directory(watch.job_id, watch.restarts)
         uid = self._logs.owner_of(watch.job_id)
         request = ReadSupervisor(base=KILL_SWITCH_BASE, name=os.path.basename(directory))
         then = partial(self._apply, known, now)
-        if self._workers.ask(self._logs.key_of(directory, uid), request, self._deadline_s, now, then, uid) is not None:
+        number = self._workers.ask(self._logs.key_of(directory, uid), request, self._deadline_s, now, then, uid)
+        if number is not None:
             often = known.status is not None or now - known.since < BEGINNING_S
-            known.due = now if often else now + ABSENT_EVERY_S
+            known.due, known.asked = (now if often else now + ABSENT_EVERY_S), now
+        return number
 
     def _apply(self, known: _Known, asked_at: float, answer: Answer[SupervisorFile | None]) -> None:
         """A file that does not answer, or cannot be read, leaves what was known, which gets old."""

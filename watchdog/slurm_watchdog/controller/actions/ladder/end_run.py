@@ -37,6 +37,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
 from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, Rung
 from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON
 
 
 def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
@@ -180,6 +181,9 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
                 else Wait(reason="it is ending")
             )
         return _wait_for_end(run, stage, world, limits)
+    ours = tried(run, Operation.CANCEL) or done(run, Operation.RELEASE)
+    if stage is Stage.FINISHED and not ours and world.job is not None and world.job.state in ENDED_BY_PERSON:
+        return give_up(run, world, f"the job was ended outside the watchdog ({world.job.state}); it is not run again")
     return _let_go(run, new, world, limits)
 
 

@@ -1,0 +1,65 @@
+"""Several supervised jobs of one user on one node: none is kept from being read by another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slurm_watchdog.agent.collectors.supervisor import SupervisorCollector
+from slurm_watchdog.agent.workers.answer_types import SupervisorFile
+from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.model.protocol import JobWatch
+from slurm_watchdog.model.supervisor import PROTOCOL, SupervisorState, SupervisorStatus
+
+STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
+
+
+class OneChild:
+    """Takes one request at a time; `quick`: answers it while it is waited for, else at the next tick's first look."""
+
+    def __init__(self, quick: bool):
+        self.quick, self.asked = quick, list[str]()
+        self._then: Callable[[Any], None] | None = None
+
+    def ask(self, key: str, request: Any, deadline_s: float, now: float, then: Any, uid: int) -> int | None:
+        if self._then is not None:
+            return None
+        self.asked.append(request.name)
+        self._then = then
+        return len(self.asked)
+
+    def settle(self, seconds: float, requests: Iterable[int]) -> None:
+        if self.quick:
+            self.answer()
+
+    def answer(self) -> None:
+        then, self._then = self._then, None
+        if then is not None:
+            then(Answer(request=1, key="one", value=SupervisorFile(status=STATUS, age_s=0.0)))
+
+
+def collector(child: OneChild, jobs: int) -> SupervisorCollector:
+    watched = {str(n): JobWatch(job_id=str(n), restarts=0, uid=5, log_paths=("/log",)) for n in range(1, jobs + 1)}
+    logs = SimpleNamespace(owner_of=lambda job_id: 5, key_of=lambda path, uid: "one")
+    settings = SimpleNamespace(probe_deadline=2.0)
+    context: Any = SimpleNamespace(workers=child, jobs=SimpleNamespace(watch=watched), logs=logs, settings=settings)
+    return SupervisorCollector(context)
+
+
+def test_all_of_them_are_read_in_one_tick_by_a_child_that_answers_at_once() -> None:
+    section = collector(OneChild(quick=True), jobs=6).collect(100.0)
+    assert sorted(each.job_id for each in section.supervisors) == list("123456")
+
+
+@pytest.mark.parametrize("jobs", [2, 5])
+def test_with_a_slow_child_they_come_in_turn_and_none_waits_for_ever(jobs: int) -> None:
+    child = OneChild(quick=False)
+    reads = collector(child, jobs)
+    for tick in range(2 * jobs):
+        section = reads.collect(100.0 + tick)
+        child.answer()
+    assert len(section.supervisors) == jobs
+    assert child.asked[:jobs] == [f"{n}.0" for n in range(1, jobs + 1)] == child.asked[jobs:]

@@ -582,6 +582,10 @@ def test_client_by_pyslurm_lists_the_same_jobs_and_nodes_as_the_one_by_commands(
 ) -> None:
     array = cluster.sbatch(SLEEP, "--array=0-5%2", "--output=/dev/null", "--time=5")
     cluster.sbatch(SLEEP, "--begin=now+1hour", "--nodelist=n1", "--job-name=a  b", "--comment=line\nbreak")
+    squares, hundreds = [n * n for n in range(31)], [n for n in range(300) if n % 5 in {0, 2}]
+    for elements in (squares, hundreds):
+        listed_elements = ",".join(map(str, elements))
+        cluster.sbatch(SLEEP, "--begin=now+1hour", f"--array={listed_elements}", "--output=%A_%a.out")
     over = cluster.sbatch("#!/bin/bash\ntrue\n", "--output=/dev/null")
     views = [make(choice, 30.0) for choice in CLIENTS]
     job_when(do, views[0], over, lambda job: job.state == "COMPLETED")
@@ -591,7 +595,8 @@ def test_client_by_pyslurm_lists_the_same_jobs_and_nodes_as_the_one_by_commands(
         jobs = [job for job in view.jobs if int(job.raw_id) >= int(array)]
         return sorted(jobs, key=lambda job: job.job_id), sorted(view.nodes, key=lambda node: node.name)
 
-    wait_for(lambda: listed(views[0]) == listed(views[1]))
+    wait_until(lambda: listed(views[0]) == listed(views[1]), 20)
     jobs, nodes = listed(views[1])
+    assert (jobs, nodes) == listed(views[0])
     assert len(jobs) >= 4, "an array that runs two at once, one job that waits, one that is over"
     assert [node.name for node in nodes] == ["n1", "n2", "n3"]

@@ -4,6 +4,7 @@
         job = cluster.sbatch(...)
         watchdog.wait_for(lambda: watchdog.incidents(job), 30)
 
+With SLURM_WATCHDOG_TEST_PYSLURM, an interpreter that has pyslurm of this Slurm's release, controllers list by that.
 Used by the demo and by the integration tests. Everything of the watchdog lies below the cluster's own directory, on a
 filesystem that nobody freezes. Standard library only; the programs are started as an administrator would start them.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import secrets
 import signal
 import socket
@@ -147,6 +149,8 @@ class Watchdog:
             "security": munge_of(self.cluster),
             "notify": {"slack": {"webhook_url_file": str(webhook), "messages_per_minute": 60}},
         }
+        if python := os.environ.get("SLURM_WATCHDOG_TEST_PYSLURM"):
+            config["slurm"] = {"client": "pyslurm", "pyslurm_python": python}
         for layer in layers:
             _merge(config, layer)
         # JSON is YAML, and needs no library here.

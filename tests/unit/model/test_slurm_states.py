@@ -201,7 +201,10 @@ def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
         ("PENDING", requeue_outcome.REQUEUED_HELD, None, True),
         ("COMPLETING", requeue_outcome.REQUEUED_HELD, 0, True),
         ("SPECIAL_EXIT", "None", 1, True),
-        ("REQUEUE_HOLD", "None", 1, True),
+        ("REQUEUE_HOLD", requeue_outcome.REQUEUED_HELD, 0, True),
+        ("REQUEUE_HOLD", "None", None, True),
+        # Seen on 25.11.7: released, and no room for it yet.
+        ("REQUEUE_HOLD", "Resources", 1, False),
         ("RESV_DEL_HOLD", "None", 1, True),
         # A suspended job has the priority 0 as well, and one that runs is not held whatever it is called.
         ("SUSPENDED", "None", 0, False),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.model import slurm_states
-from slurm_watchdog.model.slurm import SlurmJob
+from slurm_watchdog.model.slurm import SlurmJob, can_be_named
 from slurm_watchdog.slurm import parse, requeue_outcome
 from slurm_watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
 from slurm_watchdog.slurm.error_messages import REFUSALS, parse_refusal
@@ -201,10 +202,33 @@ def test_unstarted_elements_are_one_job_and_those_that_have_run_are_jobs_of_thei
     assert (jobs["6_[2-9,11]"].array_tasks, jobs["6_[2-9,11]"].raw_id) == ("2-9,11", "6")
 
 
+def test_without_a_reason_nobody_gave_it() -> None:
+    row = ["n1", "10.77.1.11", "idle", "main", "Unknown", "root", "none"]  # as 25.11.7 has it
+    text = "".join(MARKS.field.join(cells) + MARKS.record + "\n" for cells in (map(str.upper, parse.NODE_FIELDS), row))
+    (node,) = parse.parse_nodes(text, MARKS)
+    assert (node.reason, node.reason_at, node.reason_user) == ("", None, "")
+
+
 def test_the_last_element_has_the_number_of_the_array_and_is_a_job_all_the_same() -> None:
     assert [job.job_id for job in parse.parse_jobs(listing(element(9)), MARKS)] == ["6_9"]
     requeued = listing(element(8, jobid="7", state="RUNNING"), element(9, restartcnt="2"))
     assert {job.job_id: job.restarts for job in parse.parse_jobs(requeued, MARKS)} == {"6_8": 0, "6_9": 2}
+
+
+@pytest.mark.parametrize(
+    ("indexes", "job_id"),
+    [
+        (range(0, 18, 3), "6_[0,3,6,9,12,15,...]"),
+        (range(0, 12, 3), "6_[0,3,6,9]"),
+        (range(1, 9), "6_[1-8]"),
+        ((0, 3, 6, 9, 13), "6_[0,3,6,9,13]"),
+    ],
+)
+def test_of_elements_equally_far_apart_squeue_leaves_out_the_last_so_they_are_not_all(
+    indexes: Sequence[int], job_id: str
+) -> None:
+    (job,) = parse.parse_jobs(listing(*map(element, indexes)), MARKS)
+    assert (job.job_id, can_be_named(job.job_id)) == (job_id, "..." not in job_id)
 
 
 def test_ten_thousand_unstarted_elements_are_one_short_job() -> None:

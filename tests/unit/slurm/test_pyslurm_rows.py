@@ -83,6 +83,13 @@ def test_every_attribute_that_is_asked_for_is_read(release: Path) -> None:
     assert nodes == set(rows_of(release)["nodes"][0])
 
 
+@pytest.mark.parametrize("tasks", ["0-4000000:2", ",".join(str(2 * each) for each in range(1000)) + "..."])
+def test_of_a_long_list_of_elements_the_beginning_is_kept_as_of_the_commands(tasks: str) -> None:
+    (job,) = pyslurm_rows.read_jobs([row(array_id=20, array_tasks_waiting=tasks)])
+    assert job.array_tasks.startswith("0,2,4,6,8,10,") and job.array_tasks.endswith(",...")
+    assert parse.REST_LIMIT - 10 < len(job.array_tasks) <= parse.REST_LIMIT + 3
+
+
 def row(**values: Any) -> dict[str, Any]:
     return {"id": 20, "state": "RUNNING", "user_id": 0, **values}
 
@@ -96,6 +103,9 @@ def row(**values: Any) -> dict[str, Any]:
         ({"array_id": 18}, "18_0", "18", "0"),
         ({"array_id": 20}, "20_0", "20", "0"),
         ({"array_id": 20, "array_tasks_waiting": "2-9"}, "20_[2-9]", "20", "2-9"),
+        ({"array_id": 20, "array_tasks_waiting": "4"}, "20_4", "20", "4"),
+        ({"array_id": 20, "array_tasks_waiting": "0-18:3"}, "20_[0,3,6,9,12,15,18]", "20", "0,3,6,9,12,15,18"),
+        ({"array_id": 20, "array_tasks_waiting": "0-1,36..."}, "20_[0-1,36...]", "20", "0-1,36..."),
         # An array that was cancelled before all had started.
         ({"array_id": 20, "state": "CANCELLED"}, "20", "", ""),
         ({"array_id": 20, "state": "CANCELLED", "allocated_nodes": "n1"}, "20_0", "20", "0"),

@@ -14,6 +14,14 @@ ONE = (
     "Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) Watts=n/a MaxStartDelay=(null) "
 )
 
+OF_25_11 = (
+    "ReservationName=maint StartTime=1795883042 EndTime=1795886642 Duration=01:00:00 Nodes=n[1-3] NodeCnt=3 CoreCnt=12 "
+    "Features=(null) PartitionName=(null) Flags=MAINT,IGNORE_JOBS,SPEC_NODES TRES=cpu=12 AllowedPartitions=(null) "
+    "QOS=(null) Users=root Groups=(null) Accounts=(null) Licenses=(null) State=INACTIVE BurstBuffer=(null) "
+    "MaxStartDelay=(null) Comment=words Flags=DAILY\n"
+)
+"""As 25.11.7 printed it."""
+
 
 def read(text: str) -> tuple[Reservation, ...]:
     found, left_out = list_reservations(text)
@@ -27,6 +35,13 @@ def test_name_times_nodes_and_flags_are_read() -> None:
     assert (found.nodes, found.is_maintenance) == (("n1", "n2", "n3"), True)
     assert not read(ONE.replace("MAINT,", ""))[0].is_maintenance
     assert read(ONE.replace("n[1-3]", "(null)"))[0].nodes == ()
+
+
+def test_one_of_25_11_is_read_too() -> None:
+    flags = ("MAINT", "IGNORE_JOBS", "SPEC_NODES")
+    assert read(OF_25_11) == (
+        Reservation(name="maint", start_at=1795883042.0, end_at=1795886642.0, nodes=("n1", "n2", "n3"), flags=flags),
+    )
 
 
 def test_none_is_none_and_what_is_no_listing_is_no_answer() -> None:

@@ -11,7 +11,9 @@ without a header is no empty queue.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
@@ -142,10 +144,22 @@ def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str,
 
 def _unstarted_rest(job: SlurmJob, elements: list[str]) -> SlurmJob:
     """The one job for all unstarted elements of an array, from the first of them."""
-    tasks = str(RangeSet.fromlist(elements))
-    if len(tasks) > REST_LIMIT:
-        tasks = tasks[: tasks.rindex(",", 0, REST_LIMIT) + 1] + "..."
+    tasks = cut_rest(str(RangeSet.fromlist(elements)))
+    if not tasks.endswith("...") and _may_lack_the_last([int(element) for element in elements]):
+        tasks += ",..."
     return replace(job, job_id=f"{job.array_job_id}_[{tasks}]", array_tasks=tasks, stdout=None, stderr=None)
+
+
+def _may_lack_the_last(elements: Sequence[int]) -> bool:
+    """Of more than five elements that are equally far apart, and not next to each other, squeue leaves out the last
+    (22.05 to 25.11; bitfmt2int in Slurm's bitstring.c): whether these may be such."""
+    steps = {after - before for before, after in pairwise(elements)}
+    return len(elements) >= 5 and len(steps) == 1 and steps != {1}
+
+
+def cut_rest(tasks: str) -> str:
+    """A list of elements, `2-9,12`; of one that is too long the beginning: `2-9,12,...`."""
+    return tasks if len(tasks) <= REST_LIMIT else tasks[: tasks.rindex(",", 0, REST_LIMIT) + 1] + "..."
 
 
 def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
@@ -358,7 +372,7 @@ def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[st
             state=state.upper(),
             reason="" if reason == "none" else mask_words(reason),
             reason_at=fields.read("reason_at", _time, at, None),
-            reason_user="" if user == "Unknown" else user,
+            reason_user="" if user == "Unknown" or reason == "none" else user,  # 25.11 says root of no reason
             partitions=tuple(sorted({*before, partition} - {""})),
             unreadable=tuple(fields.unreadable),
         )

@@ -30,12 +30,16 @@ JOB_TEXTS = (
 """What users write: pyslurm raises where a byte of it is no UTF-8, and one user's job must not hide all others."""
 NODE_ATTRIBUTES = ("name", "address", "state", "reason_time", "reason_user", "partitions")
 NODE_TEXTS = ("reason",)
+ELEMENTS_CHARACTERS = "4096"
+"""So many of the list of an array's waiting elements, the most that libslurm takes. By itself it cuts after 64, and
+then they cannot be named to be held."""
 
 
 def main() -> int:
     """Answers requests until there are no more."""
     source, sink = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the library prints is not an answer
+    os.environ["SLURM_BITSTR_LEN"] = ELEMENTS_CHARACTERS
     try:
         import pyslurm
     except ImportError as error:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from itertools import islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -16,6 +18,9 @@ from slurm_watchdog.wire.redact_values import mask_words
 
 T = TypeVar("T")
 NO_HOST = frozenset({"", "n/a"})
+NUMBER = re.compile("[0-9]{1,9}")
+WITH_STEP = re.compile("([0-9]{1,9})-([0-9]{1,9}):([1-9][0-9]{0,8})")
+"""As libslurm writes more than five elements that are equally far apart; scontrol takes no such list."""
 
 
 class JobRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,7 +143,7 @@ def _job(row: JobRow, fields: Fields) -> SlurmJob:
     job_id, raw_id = parse.checked_id(job_id_of(row)), str(row.id)
     state = fields.read("state", parse.checked_state, row.state, UNREADABLE)
     waiting, element = _waiting(row), _element(row)
-    has_files = row.is_batch_job and not waiting
+    has_files = row.is_batch_job and not row.array_tasks_waiting
     host = row.batch_host or ""
     batch_host = host if row.is_batch_job and host not in NO_HOST else None
     names = node_names.Names(raw_id, job_id, row.user_name, row.name or "", batch_host or "")
@@ -196,18 +201,24 @@ def job_id_of(row: JobRow) -> str:
 
 
 def _element(row: JobRow) -> int | None:
-    """Which element of its array it is. pyslurm says None for the element 0, for a job that is none, and for
-    the record of an array that ended before its last elements had started."""
+    """Which element of its array it is, also the only one that has not started. pyslurm says None for the element 0,
+    for a job that is none, and for the record of an array that ended before its last elements had started."""
     if not row.array_id or _waiting(row):
         return None
+    if row.array_tasks_waiting:
+        return int(row.array_tasks_waiting)
     if row.id == row.array_id and row.state in OVER and not row.allocated_nodes:
         return row.array_task_id
     return row.array_task_id or 0
 
 
 def _waiting(row: JobRow) -> str:
-    """The elements that have not started."""
-    return row.array_tasks_waiting or ""
+    """The elements that have not started, if they are several: `2-9,12`."""
+    tasks = row.array_tasks_waiting or ""
+    if step := WITH_STEP.fullmatch(tasks):
+        elements = range(int(step[1]), int(step[2]) + 1, int(step[3]))
+        tasks = ",".join(map(str, islice(elements, parse.REST_LIMIT)))
+    return "" if NUMBER.fullmatch(tasks) else parse.cut_rest(tasks)
 
 
 def dependency_text(dependencies: dict[str, Any] | None) -> str:

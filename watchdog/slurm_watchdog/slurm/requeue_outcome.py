@@ -23,9 +23,13 @@ concluded from it."""
 
 
 def is_held(state: str, reason: str, priority: int | None) -> bool:
-    """Whether the job is held until a user releases it. Slurm gives held jobs the priority 0."""
+    """Whether the job is held until a user releases it. Slurm gives held jobs the priority 0.
+
+    A job that Slurm has held after a failure keeps REQUEUE_HOLD until it starts, also once it is released (22.05 to
+    25.11): there the priority says it.
+    """
     if state in HELD:
-        return True
+        return state != "REQUEUE_HOLD" or not priority
     return state in REQUEUED and (reason == REQUEUED_HELD or reason.startswith("JobHeld") or priority == 0)
 
 

@@ -273,6 +273,8 @@ class Scripted:
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
         self._answer_or_not()
+        if self.loses.get("read_job"):
+            raise SlurmUnavailable(self.loses["read_job"].pop())
         job = self.jobs.get(job_id)
         return None if job is None else self._as_slurm_has_it(job)
 

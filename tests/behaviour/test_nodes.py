@@ -92,6 +92,19 @@ def test_given_an_exclusion_of_ours_that_is_old_then_it_is_dropped_at_the_next_r
     assert [entry.node for entry in story.journal.node_entries("excluded")] == ["n2"]
 
 
+def test_given_a_job_that_cannot_be_read_in_that_moment_then_no_node_is_excluded_that_would_never_be_given_back(
+    tell: Tell,
+) -> None:
+    story = tell(acting("exclusion_lifetime: 1h"))
+    story.cluster.add_nodes("n5", "n6")
+    job = story.job(hangs=True, excluded=("n6",))
+    story.at("after intent exclude", lambda: story.cluster.loses.update(read_job=["Socket timed out"]))
+    story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
+    story.passes(minutes=3)
+    assert set(job.excluded) == {"n6", "n1"}
+    assert [entry.node for entry in story.journal.node_entries("excluded")] == ["n1"]
+
+
 def test_given_a_rule_that_drains_then_the_node_is_drained_with_our_reason_before_the_job_goes_on(
     tell: Tell,
 ) -> None:

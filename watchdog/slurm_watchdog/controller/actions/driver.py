@@ -257,12 +257,14 @@ class Driver:
         return await self._drain(move.nodes, f"{self._tools.drain_reason} {reason}")
 
     async def _exclude(self, nodes: tuple[str, ...]) -> Outcome:
-        """The ledger first: what stands in Slurm's list and in no ledger is never dropped again."""
+        """The ledger first: what stands in Slurm's list and in no ledger is never dropped again. So the list has to be
+        known: which of its nodes are the owner's own is not to be guessed."""
         tools, decision = self._tools, self.run.decision
         job = (await self._observer.read_job())[1]
-        there = job.excluded_nodes if job is not None else nodes
+        if job is None:
+            return OperationOutcome.UNKNOWN, "nothing was sent: the job, and whom it leaves out, cannot be read"
         for node in decision.exclude:
-            if node in nodes and node not in there:
+            if node in nodes and node not in job.excluded_nodes:
                 why = EXCLUDED_WHY if node in decision.searched else ""
                 tools.journal.node_entry(node, "excluded", decision, clock.wall(), why)
         outcome = await requeue.exclude(tools.slurm, self.job_id, nodes)

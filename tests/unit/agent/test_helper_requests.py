@@ -67,6 +67,7 @@ ALLOWED: dict[str, tuple[Any, int]] = {
         },
         USER,
     ),
+    "keep_checkpoint": ({"path": "/home/u/c/iter_0000500", "size_bytes": 900, "budget_s": 20.0}, USER),
     "probe_mount": ({"directory": "/home/u", "mount": "/home", "write": True, "node": "n1"}, USER),
     "read_supervisor": ({"base": KILL_SWITCH_BASE, "name": "7.0"}, USER),
     "write_kill_switch": (SWITCH, USER),

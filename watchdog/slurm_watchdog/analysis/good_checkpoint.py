@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
+from slurm_watchdog.model.incidents import KeepRequest
 
 
 class Resumes(Struct, frozen=True, kw_only=True):
@@ -13,6 +14,8 @@ class Resumes(Struct, frozen=True, kw_only=True):
     """It is known to resume from before, and nothing newer is being written."""
     fact: str
     """A sentence."""
+    keep: KeepRequest | None = None
+    """The newest complete one from before that was seen on disk."""
 
 
 def resumes_before(job: JobView, bad_step: int) -> Resumes:
@@ -25,14 +28,28 @@ def resumes_before(job: JobView, bad_step: int) -> Resumes:
         return Resumes(
             helps=False, fact="no complete checkpoint is known: which one a restart resumes from is not either"
         )
-    newest = max(steps)
+    newest, keep = max(steps), _newest_before(job, bad_step)
     if newest >= bad_step:
         return Resumes(
             helps=False,
             fact=f"the newest checkpoint is of step {newest}, and so damaged: go back with the trainer's own option "
             "for an earlier one, such as Megatron's --ckpt-step",
+            keep=keep,
         )
-    path = next((each.path for each in disk if each.step == newest and each.path), None)
-    fact = f"a restart resumes from step {newest}, before it: keep that checkpoint{f' ({path})' if path else ''}"
+    path = f" ({keep.path})" if keep is not None and keep.step == newest else ""
+    fact = f"a restart resumes from step {newest}, before it: keep that checkpoint{path}"
     newer = any(each.writing or (each.writing_step or 0) >= bad_step for each in disk)
-    return Resumes(helps=not newer, fact=f"{fact}; a newer one is being written" if newer else fact)
+    return Resumes(helps=not newer, fact=f"{fact}; a newer one is being written" if newer else fact, keep=keep)
+
+
+def _newest_before(job: JobView, bad_step: int) -> KeepRequest | None:
+    """The newest one on disk that is from before, also if the trainer has made another one since."""
+    found, best = None, -1
+    for each in (*job.earlier_checkpoints, *job.checkpoints_on_disk):
+        if each.path and each.step is not None and best <= each.step < bad_step:
+            found, best = each, each.step
+    if found is None or found.path is None:
+        return None
+    return KeepRequest(
+        job_id=job.job.job_id, path=found.path, step=best, size_bytes=found.size_bytes, layout=found.layout
+    )

@@ -275,6 +275,7 @@ async def live(
     await controller.evidence.close()
     await controller.reach.close()
     await controller.collector.close()
+    await controller.keeper.close()
 
 
 def tls_context(config: Config) -> Context | None:

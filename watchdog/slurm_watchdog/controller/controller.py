@@ -13,6 +13,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.manager import Actions
+from slurm_watchdog.controller.checkpoint_keeper import CheckpointKeeper
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
@@ -134,18 +135,16 @@ class Controller:
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()
-        self.collector = Collector(
-            config,
-            EvidencePorts(
-                journal=journal,
-                writer=self.writer,
-                cluster=self.state,
-                judgement=self.judge,
-                agents=self.commands,
-                probes=self.evidence,
-                news=notifier,
-            ),
+        evidence = EvidencePorts(
+            journal=journal,
+            writer=self.writer,
+            cluster=self.state,
+            judgement=self.judge,
+            agents=self.commands,
+            probes=self.evidence,
+            news=notifier,
         )
+        self.collector = Collector(config, evidence)
         self.news = IncidentNews(
             journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunks, self.ledger,
             self._record_request,
@@ -185,6 +184,8 @@ class Controller:
             ),
             chunks,
         )
+        budget = (config.policy.budget, config.policy.budget_window)
+        self.keeper = CheckpointKeeper(budget, evidence, self.decider.rule, self.blind)
         self.silences = Silences(journal, self.writer, notifier, lambda: self.judge.incidents)
         notifier.attach(
             IncidentSources(
@@ -310,6 +311,8 @@ class Controller:
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
+            if self.config.policy.keep_checkpoint:
+                self.keeper.serve(findings, self.judge.incidents, now)
             self.runs.update(self.judge.view, clock.wall())
             self.searches.update(self.judge.view, self.judge.incidents, self.state.jobs)
             yield from self.decider.pieces(clock.monotonic())

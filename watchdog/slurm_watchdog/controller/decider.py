@@ -16,7 +16,7 @@ from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
-from slurm_watchdog.controller.policy.rules import wished
+from slurm_watchdog.controller.policy.rules import Rule, wished
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, TickChunks
 from slurm_watchdog.journal.error import JournalError
@@ -40,6 +40,10 @@ class Decider:
         """Incident -> its decisions, oldest first, as the journal has them: read once, and written through."""
         self._failed: set[str] = set()
         """Decisions of the incidents in `_earlier` whose action has ended without success."""
+
+    def rule(self, kind: str, job: SlurmJob) -> Rule:
+        """What the administrator permits for this kind and job, and of that what the job's owner wants."""
+        return self._inputs.rule(kind, job)
 
     # ------------------------------------------------------------------------------------ deciding
 

@@ -51,6 +51,7 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         facts=("what is trained from here on is lost: go back to a checkpoint before that step", resumes.fact),
         actionable=resumes.helps and last is not None,
         duration_s=max(0.0, now - first.at),
+        wanted=() if resumes.keep is None else (resumes.keep,),
     )
 
 

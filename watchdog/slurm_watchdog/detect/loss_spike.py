@@ -63,6 +63,7 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
         # In the first losses that are kept, where it began may have been forgotten.
         actionable=resumes.helps and spike[0] > LEAST and points[-1].step - first.step >= LASTS_STEPS,
         duration_s=max(0.0, now - first.at),
+        wanted=() if resumes.keep is None else (resumes.keep,),
     )
 
 

@@ -256,6 +256,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """Of this run, the recent ones, oldest first."""
     checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()
     """As agents last saw them; ages inside are as of that look."""
+    earlier_checkpoints: tuple[CheckpointOnDisk, ...] = ()
+    """The newest complete ones as they were seen one after the other, the newest last; some may be gone by now."""
     growing_age_s: float | None = None
     """Since files of a checkpoint of it were last seen to grow."""
     saving_age_s: float | None = None

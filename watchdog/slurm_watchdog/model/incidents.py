@@ -121,7 +121,18 @@ class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):
     nodes: tuple[str, ...]
 
 
-Wanted = StackRequest | MountProbeRequest
+class KeepRequest(Struct, frozen=True, kw_only=True, tag="keep"):
+    """A detector knows a checkpoint from before the trouble, which the trainer will delete."""
+
+    job_id: str
+    path: str
+    step: int
+    size_bytes: int | None
+    """None: not known."""
+    layout: str | None
+
+
+Wanted = StackRequest | MountProbeRequest | KeepRequest
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -161,8 +172,9 @@ class Finding(Struct, frozen=True, kw_only=True):
         duration_s: float | None = None,
         actionable: bool | None = None,
         exclude_nodes: tuple[str, ...] = (),
+        wanted: tuple[Wanted, ...] | None = None,
     ) -> Finding:
-        """The same subject, with something wrong; `duration_s` and `actionable` stay as they are for None."""
+        """The same subject, with something wrong; `duration_s`, `actionable` and `wanted` stay as they are for None."""
         return replace(
             self,
             truth=Truth.BAD,
@@ -172,6 +184,7 @@ class Finding(Struct, frozen=True, kw_only=True):
             duration_s=self.duration_s if duration_s is None else duration_s,
             actionable=self.actionable if actionable is None else actionable,
             exclude_nodes=exclude_nodes,
+            wanted=self.wanted if wanted is None else wanted,
         )
 
     def ok(self, summary: str) -> Finding:

@@ -48,6 +48,7 @@ from slurm_watchdog.knowledge.checkpoint_layouts import (
     parse_tracker,
     recognise,
 )
+from slurm_watchdog.knowledge.kept_checkpoints import KEPT_SUFFIX
 
 MAX_ASSESSED = 12
 """Of the newest of each layout and directory: more leftovers of crashes than that are a case for a person."""
@@ -202,8 +203,8 @@ def _newest_of_each(candidates: Iterable[Candidate], tracked: list[Tracked]) -> 
 
 
 def _list(where: int, prefix: str, this: Scan) -> tuple[dict[str, bool], bool]:
-    """{name: is a directory} of what is neither a link nor another mount, and whether there was more than may
-    be read."""
+    """{name: is a directory} of what is neither a link, another mount nor kept by us, and whether there was more
+    than may be read."""
     found: dict[str, bool] = {}
     with os.scandir(where) as entries:
         for entry in entries:
@@ -212,7 +213,7 @@ def _list(where: int, prefix: str, this: Scan) -> tuple[dict[str, bool], bool]:
             this.entries_left -= 1
             if this.entries_left % 1000 == 0:
                 this.check_time()
-            if entry.is_symlink() or f"{prefix}/{entry.name}" in this.others:
+            if entry.is_symlink() or f"{prefix}/{entry.name}" in this.others or entry.name.endswith(KEPT_SUFFIX):
                 continue
             is_directory = entry.is_dir(follow_symlinks=False)
             if is_directory or entry.is_file(follow_symlinks=False):

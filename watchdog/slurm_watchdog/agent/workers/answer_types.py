@@ -244,6 +244,12 @@ class ProbedDirectory(Struct, frozen=True, kw_only=True):
     wrote: bool = False
 
 
+class KeptCheckpoint(Struct, frozen=True, kw_only=True):
+    """Where a checkpoint is kept, now or since before."""
+
+    path: str
+
+
 class SupervisorFile(Struct, frozen=True, kw_only=True):
     """What a supervisor says of itself."""
 

@@ -17,6 +17,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     FollowedLogs,
     GpuReading,
     IdentifiedProcess,
+    KeptCheckpoint,
     LeftoverFiles,
     LinkCounters,
     Listeners,
@@ -291,6 +292,15 @@ class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
     """(job, directory, what the last scan gave back)."""
     trackers: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
     clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
+
+
+class KeepCheckpoint(Request[KeptCheckpoint], frozen=True):
+    """A checkpoint to be kept from its trainer; `size_bytes`: of all its files, when it was complete."""
+
+    task = "keep_checkpoint"
+    path: Path
+    size_bytes: Annotated[int, Meta(ge=1)]
+    budget_s: Seconds
 
 
 class ProbeDirectory(Request[ProbedDirectory], frozen=True):

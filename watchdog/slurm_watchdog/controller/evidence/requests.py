@@ -56,7 +56,7 @@ class EvidenceRequests:
             for wanted in finding.wanted:
                 if isinstance(wanted, StackRequest):
                     self._dump(wanted, now)
-                else:
+                elif isinstance(wanted, MountProbeRequest):
                     self.probe(wanted, now)
 
     def _dump(self, wanted: StackRequest, now: float) -> None:

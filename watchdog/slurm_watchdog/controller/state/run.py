@@ -24,7 +24,7 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
-from slurm_watchdog.model.observations import Event, LogFile, Process, Role
+from slurm_watchdog.model.observations import Checkpoint, Event, LogFile, Process, Role
 from slurm_watchdog.model.past_runs import PastRun, RankLocation
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
@@ -136,6 +136,8 @@ class Run:
     """The runs before this one, oldest first."""
     early: list[tuple[str, float, Event]] = field(default_factory=list)
     """Error lines that came before this run was seen to begin."""
+    complete_on_disk: dict[str, Checkpoint] = field(default_factory=dict)
+    """Path -> complete checkpoint as it was seen, the one seen last at the end."""
     disk_steps: Capped[str, int] = field(init=False)
     """Directory -> step of the newest complete checkpoint that an agent saw there."""
     growing_at: float | None = None

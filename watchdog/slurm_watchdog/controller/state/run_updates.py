@@ -202,6 +202,10 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
         run.logs_missed = True
 
 
+EARLIER_CHECKPOINTS = 4
+"""Of a run so many are remembered: a loss that goes bad is seen some steps later, and one may come in between."""
+
+
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     """The checkpoints in one directory as an agent sees them now.
 
@@ -215,6 +219,11 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
         run.growing_at = at
     if found.step is None or len(found.directory) > MAX_PATH:
         return
+    if found.path is not None:
+        run.complete_on_disk.pop(found.path, None)
+        run.complete_on_disk[found.path] = found
+        while len(run.complete_on_disk) > EARLIER_CHECKPOINTS:
+            run.complete_on_disk.pop(next(iter(run.complete_on_disk)))
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
     logged = run.checkpoint is not None and run.checkpoint[0] >= found.step
     others = clock is not None and clock.is_step and found.step > clock.step + clock.stride

@@ -65,6 +65,7 @@ def job_view(
         step_history=() if clock is None else clock.history.blocks(),
         losses=losses,
         checkpoints_on_disk=nodes.checkpoints_of(run.job.process_id, job.nodes),
+        earlier_checkpoints=tuple(run.complete_on_disk.values()),
         growing_age_s=None if run.growing_at is None else now - run.growing_at,
         saving_age_s=None if run.saving_at is None else now - run.saving_at,
         checkpoint_intervals_s=tuple(run.checkpoint_intervals_s),

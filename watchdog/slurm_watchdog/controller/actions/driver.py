@@ -262,7 +262,7 @@ class Driver:
         tools, decision = self._tools, self.run.decision
         job = (await self._observer.read_job())[1]
         if job is None:
-            return OperationOutcome.UNKNOWN, "nothing was sent: the job, and whom it leaves out, cannot be read"
+            return OperationOutcome.UNKNOWN, "nothing was sent: the job and its excluded nodes cannot be read"
         for node in decision.exclude:
             if node in nodes and node not in job.excluded_nodes:
                 why = EXCLUDED_WHY if node in decision.searched else ""

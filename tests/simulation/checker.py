@@ -318,6 +318,10 @@ def _clear_s(h: History, fault: Fault, ended: float) -> float:
     """The longest time within the fault in which nothing went wrong with the eyes."""
     if not fault.told:
         return 0.0  # before its first step nobody knows how long a run may take to begin
+    agents = [d.t for d in h.deeds if d.by == "fault" and d.what.startswith("agent of") and fault.began < d.t < ended]
+    if any(d.by == "fault" and d.what.startswith("controller ") and min(agents, default=ended) < d.t < ended
+           for d in h.deeds):  # fmt: skip
+        return 0.0  # both that knew its steps may have been started again since: it may be before its first step
     hindrances = (
         "controller ",
         "cut",
@@ -519,12 +523,12 @@ def _seen_s(h: History) -> dict[tuple[str, int], float]:
 
 def an_open_incident_goes_on_under_its_id(h: History) -> Iterator[str]:
     """A matter is one incident, whichever controller is the active one: none fires beside the one that does. Its dates
-    tell nothing once the clock was set back."""
+    tell nothing once the clock was set back. A restart that a person asks for is a matter of its own each time."""
     if any(deed.what.startswith("clock moved by -") for deed in h.deeds):
         return
     by_matter: dict[tuple[str, str], list[tuple[float, float, str]]] = {}
     for each in h.incidents.values():
-        if each.fired_at is not None:
+        if each.fired_at is not None and each.kind != IncidentKind.OPERATOR_RESTART:
             ended = float("inf") if each.resolved_at is None else each.resolved_at
             by_matter.setdefault((str(each.kind), each.subject), []).append((each.fired_at, ended, each.id))
     for (kind, subject), found in by_matter.items():

@@ -137,3 +137,18 @@ def test_given_an_owner_who_cancels_while_it_is_submitted_again_then_neither_run
     assert [each.id for each in story.cluster.jobs.values() if each.state == "RUNNING"] == []
     new = [each for each in story.cluster.jobs.values() if each.id != job.id]
     assert all(each.held for each in new) and len(new) == (0 if when == "after intent resubmit" else 1)
+
+
+def test_given_a_controller_that_died_before_it_could_end_what_was_asked_for_then_the_next_one_ends_it(
+    story: Story,
+) -> None:
+    job = story.job()
+    story.controller_dies("before decision")
+    with pytest.raises(IndexError):  # nobody is left to answer
+        story.operator_restarts(job)
+    story.passes(minutes=1)
+    (asked,) = story.judges()
+    assert asked.kind == IncidentKind.OPERATOR_RESTART
+    story.cluster.end(job, "COMPLETED")
+    story.passes(minutes=1)
+    assert story.judges() == []

@@ -133,16 +133,18 @@ def test_a_filesystem_incident_of_which_nobody_speaks_any_more_ends_with_its_job
     assert story.after(1) == [(IncidentKind.FILESYSTEM_OUTAGE, RESOLVED)]
 
 
-def test_an_incident_that_is_acted_on_and_one_of_an_operator_are_left_alone() -> None:
+def test_an_incident_that_is_acted_on_is_left_alone_and_one_of_an_operator_while_its_run_lasts() -> None:
     story = Story()
     story.after(0, BAD)
     before = story.open[0]
     story.world = {"restarts": {"7": 1}, "acting": frozenset({before.id})}
     story.after(1000, OK)
     assert story.open == [before]
-    story.world = {"restarts": {"7": 1}}
-    story.open = [replace(before, kind=IncidentKind.OPERATOR_RESTART)]
+    story.world = {"restarts": {"7": 0}}
+    story.open = [replace(before, kind=IncidentKind.OPERATOR_RESTART, runs=(("7", 0),))]
     assert story.after(1000, OK) == [(IncidentKind.OPERATOR_RESTART, FIRING)]
+    story.world = {"restarts": {"7": 1}}
+    assert story.after(1000, OK) == [(IncidentKind.OPERATOR_RESTART, RESOLVED)]
 
 
 def test_the_job_that_the_newest_finding_names_first_stands_first() -> None:

@@ -164,8 +164,11 @@ def _update(
     incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: CorrelateContext
 ) -> Incident | None:
     """The incident after one finding; None if a pending one came to nothing."""
-    if incident.id in moment.acting or incident.kind == IncidentKind.OPERATOR_RESTART:
+    if incident.id in moment.acting:
         return incident
+    if incident.kind == IncidentKind.OPERATOR_RESTART:  # it ends with its action, unless a controller died before that
+        why = "the run that it was asked for has ended, and nothing is under way for it"
+        return _resolve(incident, moment, why) if _runs_are_over(incident, moment) else incident
     by_hardware = incident.subject.startswith(HARDWARE)
     about_runs = incident.subject.startswith("job:") or (finding is None and not by_hardware)
     if about_runs and _runs_are_over(incident, moment):

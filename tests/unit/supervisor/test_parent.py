@@ -53,8 +53,8 @@ def test_the_exit_code_is_that_of_the_supervisor_or_of_the_command_that_outlives
 
 
 def test_a_signal_reaches_the_supervisor_and_afterwards_the_command() -> None:
-    waits = "signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); print('ready', flush=True)"
-    text = CHILD.format(begin=f"{waits}; {BEGIN}; print('put', flush=True)", end="time.sleep(20)")
+    waits = "signal.signal(signal.SIGUSR1, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); os.write(1, b'ready\\n')"
+    text = CHILD.format(begin=f"{waits}; {BEGIN}; os.write(1, b'put\\n')", end="time.sleep(20)")
     with subprocess.Popen(
         [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as parent:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.config.jobs import Jobs
-from slurm_watchdog.controller.owned_paths import READ_WITHIN_S, OwnedPaths
+from slurm_watchdog.controller.owned_paths import READ_WITHIN_S, OwnedPaths, is_named_after
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import Report
@@ -36,3 +36,18 @@ def test_no_kill_switch_is_written_before_the_ranks_that_may_name_it_were_read(
     assert state.apply_report(report, BEGAN + 1) == "accepted"
     why = OwnedPaths(Jobs(), state).why_switch_unknown(job, BEGAN + age_s)
     assert bool(why) is unknown and ("ask again" in why) is unknown
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/scratch/team.2/kill", False),
+        ("/scratch/team.2/kill-2", True),
+        ("/scratch/team.2/2/kill", True),
+        ("/home/u/2/kill", True),
+        ("/home/u/12/kill", False),
+    ],
+)
+def test_a_number_of_a_directory_that_was_there_before_the_job_is_not_the_jobs(path: str, named: bool) -> None:
+    job = slurm_job(job_id="2", stdout="/scratch/team.2/logs/2.out")
+    assert is_named_after(path, job) is named

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator
+from itertools import takewhile
 
 from msgspec.structs import replace
 
@@ -72,7 +74,7 @@ class OwnedPaths:
         of its array that have to be held for that. A path without the job's number in it is seen by all that look
         there, and a job that waits may start before it is removed."""
         path, hold = self.kill_switch(job), list[str]()
-        if job.process_id in re.findall("[0-9]+", path):
+        if is_named_after(path, job):
             return "", ()
         for other in self._cluster.jobs.values():
             if other.job_id == job.job_id or other.uid != job.uid:
@@ -124,3 +126,11 @@ class OwnedPaths:
 
 def _filled(templates: Iterable[str], job: SlurmJob) -> tuple[str, ...]:
     return tuple(fill(template, job) for template in templates)
+
+
+def is_named_after(path: str, job: SlurmJob) -> bool:
+    """Whether the job's number is in the path. In the directories above it that also lead to the job's output the same
+    number is a coincidence: Slurm makes none, so they were there before the job had a number."""
+    parts, older = path.split("/"), os.path.dirname(job.stdout or "").split("/")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(parts, older, strict=False)))
+    return job.process_id in re.findall("[0-9]+", "/".join(parts[shared:]))

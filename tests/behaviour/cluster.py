@@ -21,7 +21,7 @@ from slurm_watchdog.model.protocol import (
     RemoveKillSwitch,
     WriteKillSwitch,
 )
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
@@ -465,6 +465,7 @@ class Scripted:
                 )
                 for job in mine
             ),
+            wishes=tuple(JobDirectives(job_id=self._raw(job), restarts=job.restarts, variables=(), uid=UID) for job in mine),
             gpu_holders=tuple(each.held() for each in self.leftovers if each.node == node and not each.gone),
             results=tuple(self.answers.pop(node, ())),
         )  # fmt: skip

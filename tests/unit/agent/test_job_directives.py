@@ -39,7 +39,10 @@ def test_ranks_speak_for_the_job_and_the_batch_shell_where_they_say_nothing() ->
         entry("11", Role.RANK, {"SLURM_WATCHDOG": "off"}),
     ]
     owners = dict.fromkeys(("7", "8", "9", "10"), 1000)  # of job 11 Slurm has said nothing here
-    first, second = directives_of(mine, owners)  # type: ignore[arg-type]
+    found = {wish.job_id: wish for wish in directives_of(mine, owners)}  # type: ignore[arg-type]
+    assert set(found) == {"7", "8", "9"}  # of job 10 nothing could be read
+    first, second = found["7"], found["8"]
+    assert found["9"] == JobDirectives(job_id="9", restarts=0, variables=(), uid=1000), "read, and it says nothing"
     assert first == JobDirectives(job_id="7", restarts=2, variables=(("SLURM_WATCHDOG_KILL_SWITCH", "/k"),), uid=1000)
     assert (second.job_id, len(second.variables[0][1])) == ("8", MAX_WISH)
 
@@ -73,6 +76,9 @@ def test_they_count_for_the_run_that_said_so_and_are_forgotten_with_the_job() ->
     state.apply_report(REPORT, 1.0)
     assert state.variables_of(job) == {"SLURM_WATCHDOG": "off"}
     assert state.variables_of(slurm_job(restarts=1)) == {}, "the next run may have another environment"
+    nothing = replace(REPORT, node="n2", agent_id="b", wishes=(replace(OFF, variables=()),))
+    state.apply_report(nothing, 2.0)
+    assert state.variables_of(job) == {"SLURM_WATCHDOG": "off"}, "ranks that say nothing take back no wish"
     assert state.variables_of(slurm_job(job_id="8")) == {}
     state.apply_slurm(SlurmView(jobs=(), nodes=(node,)), 2.0)
     assert state.variables_of(job) == {}

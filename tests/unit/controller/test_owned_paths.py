@@ -8,7 +8,7 @@ from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.controller.owned_paths import READ_WITHIN_S, OwnedPaths, is_named_after
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Role
-from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmView
 from tests.builders.views import process, slurm_job
 
@@ -16,23 +16,25 @@ BEGAN = 1000.0
 
 
 @pytest.mark.parametrize(
-    ("comment", "role", "age_s", "unknown"),
+    ("comment", "role", "is_read", "age_s", "unknown"),
     [
-        ("", None, 2.0, True),
-        ("", Role.HELPER, 2.0, True),
-        ("", Role.RANK, 2.0, False),
-        ("", None, READ_WITHIN_S, False),
-        ("watchdog: kill_switch=/run/slurm-watchdog/jobs/{job_id}.0/kill", None, 2.0, False),
+        ("", None, False, 2.0, True),
+        ("", Role.HELPER, False, 2.0, True),
+        ("", Role.RANK, False, 2.0, True),
+        ("", Role.RANK, True, 2.0, False),
+        ("", None, False, READ_WITHIN_S, False),
+        ("watchdog: kill_switch=/run/slurm-watchdog/jobs/{job_id}.0/kill", None, False, 2.0, False),
     ],
 )
 def test_no_kill_switch_is_written_before_the_ranks_that_may_name_it_were_read(
-    comment: str, role: Role | None, age_s: float, unknown: bool
+    comment: str, role: Role | None, is_read: bool, age_s: float, unknown: bool
 ) -> None:
     job = slurm_job(comment=comment)
     state = ClusterState(silent_after_s=600, report_lifetime_s=60)
     state.apply_slurm(SlurmView(jobs=(job,), nodes=()), BEGAN)
     seen = () if role is None else (process(0, role=role),)
-    report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=seen)
+    read = (JobDirectives(job_id=job.job_id, restarts=job.restarts, variables=(), uid=job.uid),) if is_read else ()
+    report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=seen, wishes=read)
     assert state.apply_report(report, BEGAN + 1) == "accepted"
     why = OwnedPaths(Jobs(), state).why_switch_unknown(job, BEGAN + age_s)
     assert bool(why) is unknown and ("ask again" in why) is unknown

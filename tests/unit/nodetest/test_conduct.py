@@ -1,4 +1,4 @@
-"""A test of nodes as a whole over scripted jobs: what a second look asks of whom, and what remains of the first one."""
+"""A test of nodes as a whole over scripted jobs: which nodes a second look measures, and what remains of the first one."""
 
 from __future__ import annotations
 

@@ -62,7 +62,8 @@ class OwnedPaths:
         run = self._cluster.runs.get(job.job_id)
         if run is None or self.directives_of(job).kill_switch or now - run.began_at >= READ_WITHIN_S:
             return ""
-        if any(process.role is Role.RANK for process, _, _ in run.processes.values()):
+        is_met = any(process.role is Role.RANK for process, _, _ in run.processes.values())
+        if is_met and self._cluster.is_read(job):
             return ""
         return (
             f"no rank of the job has been read yet, whose command line may name its kill switch: ask again in "

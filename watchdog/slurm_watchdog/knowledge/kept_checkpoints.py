@@ -1,4 +1,4 @@
-"""Where a checkpoint is kept that a trainer would delete, and how each trainer is told to resume from it. Pure.
+"""Where a checkpoint is kept that a trainer would delete, and the option of each trainer that resumes from it. Pure.
 
 It is kept beside the trainer's directory, not in it, under its own name. Sources, read for what a trainer finds by
 itself, and deletes:

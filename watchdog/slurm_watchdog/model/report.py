@@ -74,7 +74,7 @@ class JobDirectives(Struct, frozen=True, kw_only=True):
     job_id: str
     restarts: int
     variables: tuple[tuple[str, str], ...]
-    """SLURM_WATCHDOG and those that begin with it, bounded."""
+    """SLURM_WATCHDOG and those that begin with it, bounded; none: a rank was read, and says nothing."""
     uid: int = -1
     """The user whose process has them; -1: an earlier release does not say."""
 

@@ -117,7 +117,8 @@ def _check_candidate(name: str, source: int) -> None:
 
 
 def _check_shelf(shelf: int, source: int) -> None:
-    """Makes it readable for whom the trainer's directory is. Raises OSError if another checkpoint is kept there."""
+    """Makes it readable for the users that may read the trainer's directory. Raises OSError if another checkpoint is
+    kept there."""
     if os.fstat(shelf).st_uid != os.geteuid():
         raise StrangeFileError(None, "the directory for what is kept is somebody else's")
     others = [each for each in os.listdir(shelf) if each != UNFINISHED]

@@ -169,7 +169,7 @@ class ClusterState:
         report, missing = within_bounds(report, self.left_out, lambda: processes.known_on(report.node), self._nodes_of)
         processes.apply(report, made_at)
         processes.note_unlisted(report, missing)
-        self._wishes |= {wish.job_id: wish for wish in report.wishes}
+        self._note_wishes(report.wishes)
         for supervisor in self.supervisors.apply(report, made_at, self._job_of):
             if (run := self._run(supervisor.job_id)) is not None:
                 follow_start(run, supervisor.status, made_at, report.interval_s)
@@ -239,10 +239,23 @@ class ClusterState:
         job = self.jobs.get(job_id)
         return None if job is None else job.uid
 
+    def _note_wishes(self, wishes: Iterable[JobDirectives]) -> None:
+        """Ranks of one node that ask for nothing take back no wish that was read on another one."""
+        for wish in wishes:
+            before = self._wishes.get(wish.job_id)
+            if wish.variables or before is None or before.restarts != wish.restarts:
+                self._wishes[wish.job_id] = wish
+
     def variables_of(self, job: SlurmJob) -> dict[str, str]:
         """What the environment of this run of the job asks of the watchdog; empty if nothing, or not known."""
         wish = self._wishes.get(job.process_id)
-        return dict(wish.variables) if wish is not None and wish.restarts == job.restarts else {}
+        return dict(wish.variables) if wish is not None and self.is_read(job) else {}
+
+    def is_read(self, job: SlurmJob) -> bool:
+        """Whether an agent that knows whose job it is has read the environment and the command line of a process of
+        this run: it hears of the owner after it has met the ranks."""
+        wish = self._wishes.get(job.process_id)
+        return wish is not None and wish.restarts == job.restarts
 
     def jobs_on(self, node: str, now: float) -> list[tuple[SlurmJob, dict[str, int]]]:
         """The jobs that run on a node, or ended there lately, with the offsets at which their logs begin."""

@@ -71,7 +71,7 @@ def _requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits
 
 
 def _closed(run: ActionRun, stage: Stage, world: Observed) -> Way | None:
-    """Where the job must not go through the queue again: somebody holds it, or another job goes on in its place."""
+    """Where the job must not go through the queue again: somebody holds it, or another job continues in its place."""
     if world.job is not None and world.job.kept_from_queue:
         return None, world.job.kept_from_queue
     if stage is Stage.FINISHED and world.freed:

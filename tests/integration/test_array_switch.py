@@ -50,7 +50,7 @@ def test_the_next_element_of_an_array_never_sees_the_kill_switch_of_the_one_befo
         """Refused while no agent has read the ranks, which alone say where the kill switch has to lie."""
         done = watchdog.command("save-all", "--user", USER, "--no-wait", "--json")
         (row,) = json.loads(done.stdout)["jobs"]
-        assert row["job_id"] == second and (row["state"] == "under way" or "no rank" in row["detail"]), row
+        assert row["job_id"] == second and (row["state"] == "under way" or "no rank" in row["why"]), row
         return bool(row["state"] == "under way")
 
     watchdog.wait_for(asked, 40, "save-all to be accepted")

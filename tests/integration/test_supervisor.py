@@ -230,8 +230,8 @@ def test_a_training_outlives_its_killed_supervisor_and_the_script_gets_its_exit_
 ) -> None:
     ends = "until [ -e $0/go ]; do sleep 0.2; done; exit 9"
     job = start(f"sw --spares 1 -- srun bash -c '{SAYS}; {ends}' {four.shared}", "-N2", "--ntasks-per-node=1")
-    first = job.runs()
-    four.node_run(job.batch_host, ["kill", "-9", str(first.pid)])
+    job.runs()
+    four.node_run(job.batch_host, ["pkill", "-9", "slurm-watchdog"])
     time.sleep(2)
     assert four.job(job.job_id)["JobState"] == "RUNNING"
     assert "its supervisor has died (exit code 137); the command continues" in job.text

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 CHILD = """
@@ -64,3 +66,20 @@ def test_a_signal_reaches_the_supervisor_and_afterwards_the_command() -> None:
         assert "its supervisor has died (exit code 137)" in parent.stderr.readline()
         parent.send_signal(signal.SIGTERM)
         assert parent.wait(timeout=20) == 8
+
+
+def test_a_kill_of_all_that_have_the_name_of_the_supervisor_leaves_the_parent() -> None:
+    """As `pkill -9 slurm-watchdog` does; here with a name that nothing else on the machine has."""
+    name = f"swd-t{os.getpid()}"
+    text = CHILD.format(begin=f"{BEGIN}; os.write(1, b'put\\n')", end="time.sleep(20)")
+    text = f"from slurm_watchdog.base.process_setup import set_name\nset_name({name!r})\n{text}"
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as parent:
+        assert parent.stdout is not None and parent.stderr is not None
+        assert {parent.stdout.readline() for _ in range(2)} == {"begun\n", "put\n"}
+        for each in psutil.process_iter(["name"]):
+            if each.info["name"] == name:
+                each.kill()
+        assert "its supervisor has died (exit code 137)" in parent.stderr.readline()
+        assert parent.wait(timeout=20) == 9

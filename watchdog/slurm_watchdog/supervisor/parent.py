@@ -12,6 +12,10 @@ from contextlib import suppress
 from struct import Struct
 from typing import Final
 
+from slurm_watchdog.base.process_setup import set_name
+
+NAME: Final = "swd run-parent"
+"""Of its own, so that `pkill -9 slurm-watchdog` leaves it to wait for the command."""
 ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGUSR2)
 SIGNALS: Final = (*ENDING_SIGNALS, *OTHER_SIGNALS)
@@ -51,6 +55,7 @@ def in_child(supervise: Callable[[SharedPid], int]) -> int:
     if child == 0:
         become_subreaper()  # prctl(2): not inherited
         return supervise(command)
+    set_name(NAME)
     return _wait(child, command)
 
 

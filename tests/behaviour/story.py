@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
@@ -194,6 +195,13 @@ class Story:
         when()
         self.passes(seconds=2 * TICK_S)
         return incident
+
+    def resolves(self, incident: Incident) -> None:
+        """What it is about is over, by the detector that found it."""
+        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall())
+        judge = self.controller.judge
+        judge._open.renew(each for each in judge.incidents if each.id != incident.id)
+        self.journal.save_incident(over)
 
     def judges(self) -> list[Incident]:
         """What the detectors say now becomes incidents: those that are open then."""

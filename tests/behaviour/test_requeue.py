@@ -172,6 +172,28 @@ def test_given_a_filesystem_that_is_away_then_nothing_is_restarted_onto_it(story
     assert not story.done
 
 
+def test_given_a_full_filesystem_on_which_the_job_has_failed_then_it_is_restarted_once_there_is_room(
+    story: Story,
+) -> None:
+    job = story.job(hangs=True)
+    full = story.finds(IncidentKind.DISK_FULL, job, mounts=("/shared",))
+    dead = story.finds(IncidentKind.LINGERING_JOB, job)
+    assert story.decided(dead) == ("suppressed", "disk_full")
+    story.passes(minutes=10)
+    assert not story.done
+    story.resolves(full)
+    story.passes(minutes=5)
+    assert job.restarts == 1
+
+
+def test_given_a_full_filesystem_then_a_person_may_restart_the_job_all_the_same(story: Story) -> None:
+    job = story.job(hangs=True)
+    story.finds(IncidentKind.DISK_FULL, job, mounts=("/shared",))
+    story.operator_restarts(job, now=True)
+    story.passes(minutes=5)
+    assert job.restarts == 1
+
+
 def test_given_an_outage_then_it_is_told_and_no_job_is_touched(story: Story) -> None:
     job = story.job(hangs=True)
     outage = story.finds(IncidentKind.FILESYSTEM_OUTAGE, job, mounts=("/shared",))

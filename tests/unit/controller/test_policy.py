@@ -93,6 +93,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "evidence": [{"incident": replace(INCIDENT, actionable=False)}],
     "storage": [{"mounts_stalled": ("/shared",)}],
+    "disk_full": [{"full": ("/scratch",)}],
     "busy": [{"busy": True}],
     "job_hangs": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_NODE), "hang": "i9"}],
     "switch_unknown": [

@@ -82,6 +82,16 @@ def test_a_run_that_ended_of_it_is_told_of() -> None:
     assert finding.subject == "full:/shared"
 
 
+def test_what_the_log_said_stands_as_long_as_a_probe_finds_it_full() -> None:
+    full, said = mount(error="ENOSPC: No space left on device"), errors((3000.0, f"[rank3]: {ENOSPC}"))
+    dead = job(errors=said, progress=progress(3010.0))
+    (finding,) = bad(cluster(dead, nodes=(node("n2", full),)))
+    assert (finding.job_ids, finding.mounts) == (("7",), ("/shared",))
+    trains = job(errors=said, progress=progress(5.0))
+    (finding,) = bad(cluster(trains, nodes=(node("n2", full),)))
+    assert (finding.job_ids, finding.mounts) == (("7",), ())
+
+
 HEALTHY: dict[str, ClusterView] = {
     "nobody says anything": cluster(job(), nodes=(node("n1", mount()),)),
     "a probe could write since": cluster(job(**STANDS), nodes=(node("n2", mount(wrote=True)),)),

@@ -55,6 +55,8 @@ class TickContext:
     """Nodes that fail again and again, with why."""
     outages: tuple[Incident, ...]
     """Of filesystems."""
+    full: tuple[Incident, ...]
+    """About filesystems without space left."""
     faults: dict[str, list[Incident]]
     """Node -> incidents of a GPU there that may exclude it."""
 
@@ -124,6 +126,7 @@ class DecisionInputs:
             },
             suspects=suspect_nodes(self._judgement.incidents),
             outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
+            full=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.DISK_FULL),
             faults=_by_node(each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT),
         )
 
@@ -155,7 +158,8 @@ class DecisionInputs:
             users_in_trouble=crowd.users,
             nodes_known=context.nodes_known,
             nodes_silent=context.nodes_silent,
-            mounts_stalled=_stalled(incident, context.outages),
+            mounts_stalled=_mounts_of(incident, context.outages),
+            full=_mounts_of(incident, context.full),
             step=None if progress is None else progress.known_step,
             step_s=None if progress is None else progress.step_s,
             loop_turns=self._turns(incident.kind, view),
@@ -224,7 +228,7 @@ def _by_node(incidents: Iterable[Incident]) -> dict[str, list[Incident]]:
     return found
 
 
-def _stalled(incident: Incident, outages: Iterable[Incident]) -> tuple[str, ...]:
-    """Filesystems with an open outage that concerns one of the incident's jobs."""
+def _mounts_of(incident: Incident, others: Iterable[Incident]) -> tuple[str, ...]:
+    """Filesystems of other open incidents that concern one of this incident's jobs."""
     jobs = set(incident.job_ids)
-    return tuple(mount for other in outages if not jobs.isdisjoint(other.job_ids) for mount in other.mounts)
+    return tuple(mount for other in others if not jobs.isdisjoint(other.job_ids) for mount in other.mounts)

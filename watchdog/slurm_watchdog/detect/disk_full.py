@@ -67,6 +67,8 @@ class _FullDisk:
     since: float = 0.0
     writable: bool = False
     """A newer probe could write there."""
+    full: bool = False
+    """By a probe: what a log has said stays true for as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +126,7 @@ def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
         if not full:
             place.writable = True
             continue
+        place.full = True
         place.evidence.append(f"a probe of {probe.mount} on {node.name}: {probe.error}")
         place.culprits.append(Culprit(node=node.name, mount=probe.mount, reason=f"a probe: {probe.error}"))
         place.since = max(place.since, view.now - seen.at)
@@ -174,7 +177,8 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
             place = places.setdefault(f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where=""))
         else:
             place = _place(places, *found)
-        if age_s > recent_s or saved_age_s < age_s or (found is not None and _newer_write(view, found, error.at)):
+        is_old = age_s > recent_s and not place.full
+        if is_old or saved_age_s < age_s or (found is not None and _newer_write(view, found, error.at)):
             continue
         if job_id not in place.jobs:
             place.jobs.append(job_id)
@@ -246,7 +250,8 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
     what = "The quota is used up on" if quota else "No space is left on"
     seen = f", seen on {', '.join(nodes[:8])}" if nodes and not place.where else ""
     severity = Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING
-    return replace(finding, severity=severity).bad(
+    mounts = (f"{place.name}{place.where}",) if place.stands else ()
+    return replace(finding, severity=severity, mounts=mounts).bad(
         f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is written there is kept.",
         culprits=tuple(_unique(place.culprits))[:16],
         facts=tuple(place.evidence[:8]),

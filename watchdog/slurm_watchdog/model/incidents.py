@@ -159,7 +159,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     exclude_nodes: tuple[str, ...] = ()
     """Nodes that the evidence blames as a place: a restart should avoid them."""
     mounts: tuple[str, ...] = ()
-    """Filesystems that have to answer before a restart makes sense."""
+    """Filesystems that have to answer, or to have room, before a restart makes sense."""
     processes: tuple[GpuProcess, ...] = ()
     """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
 

@@ -113,6 +113,12 @@ def _storage(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return None
 
 
+def _disk_full(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
+    if not s.full or spec_of(incident.kind).planned:
+        return None
+    return f"no space is left on {', '.join(s.full)}, where the job could not write: its restart would fail there, too"
+
+
 def _busy(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     return "another action on this job has not ended yet" if s.busy else None
 
@@ -290,6 +296,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("not_possible", _not_possible),
     ("evidence", _evidence),
     ("storage", _storage),
+    ("disk_full", _disk_full),
     ("busy", _busy),
     ("job_hangs", _job_hangs),
     ("switch_unknown", _switch_unknown),

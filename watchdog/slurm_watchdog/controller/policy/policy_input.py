@@ -62,6 +62,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     nodes_silent: int
     mounts_stalled: tuple[str, ...]
     """Filesystems with an open outage that this job is known to use."""
+    full: tuple[str, ...] = ()
+    """Filesystems without space left, or what is known of them, on which this job has failed to write."""
     step: int | None = None
     step_s: float | None = None
     loop_turns: bool | None = None

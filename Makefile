@@ -198,7 +198,7 @@ MINUTES ?= 30
 
 .PHONY: fuzz
 fuzz: $(STAMP)  ## N bodies that no agent would send, through the controller's door and all behind it (15 min a million; SEED=n)
-	$(BIN)/python -m tests.fuzz.dumps 800000 $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.fuzz.dumps 900000 $(if $(SEED),--seed $(SEED))
 	$(BIN)/python -m tests.fuzz $(N) $(if $(SEED),--seed $(SEED))
 N ?= 1000000
 SEED ?=

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS, error files of ranks,
+"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS and of PyTorch's debug server, error files of ranks,
 small files and lines of the kernel, links as sysfs has them, lines of sacct and of node tests, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ from slurm_watchdog.analysis.collective_order import order_of, words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.nodetest.results import MARK, Line, measured, parse_line
+from slurm_watchdog.parse.debug_server import parse_debug_server
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.file import read_messages
@@ -46,7 +47,7 @@ from slurm_watchdog.parse.nccl_ras import parse_ras
 from slurm_watchdog.slurm.accounting import FIELDS, OPTIONAL, parse_accounting, without
 from tests.builders.links import INTERFACE, ROCE
 
-NUMBER = 800_000
+NUMBER = 900_000
 """100,000 for each reader."""
 LONGEST_S = 5.0
 """As a worker's CPU time for one request."""
@@ -57,7 +58,7 @@ PROCESSES = JobProcesses({rank: (f"n{rank // 4}", 100 + rank) for rank in range(
 OPCODES = bytes(
     getattr(pickle, name)[0] for name in pickle.__all__ if name.isupper() and type(getattr(pickle, name)) is bytes
 )
-HARMFUL = (b"cos\nsystem\n(S'touch FUZZED'\ntR", b"c__builtin__\neval\n(V1/0\ntR", b"\x82\x01", b"P1\n", b"2" * 5000, b"r\xff\xff\xff\xff", b"b", b"\x92")  # fmt: skip
+HARMFUL = (b"cos\nsystem\n(S'touch FUZZED'\ntR", b"c__builtin__\neval\n(V1/0\ntR", b"\x82\x01", b"P1\n", b"2" * 5000, b"r\xff\xff\xff\xff", b"b", b"\x92", b"X\x03\0\0\0\xed\xa0\x80", rb"\ud800")  # fmt: skip
 
 
 def main() -> int:
@@ -99,17 +100,24 @@ def fuzz(number: int, seed: int, readers: Sequence[Row]) -> int:
 
 
 def _read_dump(body: bytes) -> None:
-    words_of(order_of([parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]))
+    records = [parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]
+    msgspec.json.encode(records)
+    words_of(order_of(records))
+
+
+def _read_page(body: bytes) -> None:
+    msgspec.json.encode(parse_debug_server(body, 1e9))
 
 
 def _read_answer(body: bytes) -> None:
     answer = parse_ras(body)
+    msgspec.json.encode(answer)
     words_of(order_of(ras_records(answer, PROCESSES))), unreachable(answer, PROCESSES)
 
 
 def _read_own_words(body: bytes) -> None:
-    parse_fatal_error(body)
-    parse_error_file(body)
+    msgspec.json.encode(parse_fatal_error(body))
+    msgspec.json.encode(parse_error_file(body))
 
 
 def _read_usage(body: bytes) -> None:
@@ -186,6 +194,7 @@ Row = tuple[Callable[[bytes], None], list[bytes]]
 READERS: tuple[Row, ...] = (
     (_read_answer, _of("ras/2*")),
     (_read_dump, _of("flight_recorder/*/trace_*")),
+    (_read_page, _of("debug_server/*.html")),
     (_read_own_words, _of("own_words/*")),
     (
         _read_usage,

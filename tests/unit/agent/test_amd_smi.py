@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
 from collections.abc import Iterator
+from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
@@ -115,3 +117,22 @@ def test_where_no_vendor_is_here_the_first_one_says_why(tmp_path: Path, monkeypa
     assert (reading.gpus, reading.error) == (None, "")
     assert reading.missing.startswith("NVML_ERROR_LIBRARY_NOT_FOUND")
     assert [reader.__module__.rpartition(".")[2] for reader in VENDORS] == ["nvml", "amd_smi"]
+
+
+def test_a_release_that_lacks_some_names_leaves_only_their_values_out(
+    worker: WorkerState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As of ROCm 5 and of releases to come: functions, kinds of clocks and sensors, lists of handles."""
+    library = importlib.import_module("amdsmi")
+    monkeypatch.delattr(library, "AmdSmiTemperatureType")
+    monkeypatch.delattr(library, "amdsmi_get_gpu_total_ecc_count")
+    monkeypatch.setattr(library, "AmdSmiClkType", IntEnum("AmdSmiClkType", {"GFX": 0}))
+    cards(tmp_path, MI300 | {"gpu_process_list": ["handle"], "gpu_device_bdf": "N/A"})
+    (row,) = read(worker, ALL_OF_ONE).gpus or ()
+    gpu = make_gpu(row, row.processes or None, row.health or None)
+    assert (gpu.uuid, gpu.pci_bus_id, gpu.power_w, gpu.sm_clock_hz) == (MI300["gpu_device_uuid"], None, 612.0, 2.1e9)
+    assert (gpu.temperature_c, gpu.memory_clock_hz, gpu.ecc_uncorrected, gpu.pcie_link_width) == (None, None, None, 8)
+    assert row.processes is None, "who computes there is not known, and that is not nobody"
+    cards(tmp_path, MI300 | {"gpu_device_uuid": "N/A"})
+    (row,) = read(worker).gpus or ()
+    assert row.unreadable

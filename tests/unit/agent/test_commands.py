@@ -22,6 +22,7 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
 from slurm_watchdog.model.protocol import (
+    CollectEvidence,
     Command,
     CommandResult,
     EndProcess,
@@ -31,7 +32,9 @@ from slurm_watchdog.model.protocol import (
     RemoveKillSwitch,
     WriteKillSwitch,
 )
+from slurm_watchdog.model.report import ProcessSection
 from tests.builders.requests import functions
+from tests.builders.views import process
 
 RUN = f"{KILL_SWITCH_BASE}/7.2"
 CONTENT = '{"by": "slurm-watchdog"}\n'
@@ -202,3 +205,19 @@ def test_an_answer_that_comes_after_the_results_were_taken_is_among_the_next_one
     answer = CommandResult(command_id="p", ok=True)
     mounts.then(answer)
     assert here.take_results() == (answer,)
+
+
+def test_evidence_that_fails_is_answered_and_holds_up_no_other_command(here: Commands) -> None:
+    """Whatever it failed on may belong to one user: those of the others go on, and the agent's loop, too."""
+
+    def fails(pid: int, start_ticks: int) -> None:
+        raise UnicodeEncodeError("utf-8", "\udce9", 0, 1, "odd")
+
+    here.details_of = fails
+    here.sections.put(ProcessSection(processes=(process(),)))
+    asked = CollectEvidence(id="c", job_id="7", restarts=2, expires_s=40.0)
+    failed, refused = refusals(here, asked, write(1, uid=0))
+    assert (failed.command_id, "UnicodeEncodeError" in (failed.error or "")) == ("c", True)
+    assert refused.command_id == "w1"
+    here.advance(clock.monotonic())
+    assert here.under_way == []

@@ -38,6 +38,7 @@ from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.mounts import read_mounts
 from slurm_watchdog.base.redact import MASK, mask_line
 from slurm_watchdog.model.evidence import (
+    FoundFile,
     Frame,
     NodeEvidence,
     ProcessStack,
@@ -375,6 +376,12 @@ def test_too_much_is_cut_step_by_step_and_said() -> None:
     assert cut.ranks[0].dumps[0].threads[0] == main
     assert "only the first threads" in cut.problems[-1]
     assert bounded(whole) is whole
+
+
+def test_a_file_name_that_is_no_utf8_keeps_no_evidence_from_being_sent() -> None:
+    core = FoundFile(kind="core", path=os.fsdecode(b"/data/caf\xe9/core.7"), size_bytes=9, age_s=1.0, content=b"\xff\0")
+    (file,) = bounded(NodeEvidence(node="n1", job_id="4", files=(core,))).files
+    assert (file.path, file.content) == ("/data/caf?/core.7", b"\xff\0")
 
 
 # ---------------------------------------------------------------------------------------- real processes

@@ -76,6 +76,9 @@ def test_bytes_a_second_are_those_between_two_looks_and_a_counter_that_fell_says
     assert with_rates(LinkCounters(link, 40.0, 4000, 4000, 400), before) == replace(
         link, sent_bytes_s=100.0, received_bytes_s=None, waits_s=10.0
     )
+    for end in (2**32 - 1, 4 * (2**32 - 1)):
+        stopped = LinkCounters(link, 10.0, end, end, 2**32 - 1)
+        assert with_rates(replace(stopped, at=40.0), stopped) == link, "a counter that is full tells of no silence"
     assert with_rates(before, None) == link
     assert with_rates(before, before) == link
 

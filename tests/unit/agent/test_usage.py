@@ -54,6 +54,7 @@ def test_groups_of_version_2_have_use_limit_and_kills_without_the_cache_of_files
         limit=5368709120,
         peak=5000000000,
         refused=1,
+        by_limit=True,
         job_id="7",
     )
     assert found[Resource.MEMORY, "0"].limit is None and found[Resource.MEMORY, "0"].refused == 1
@@ -78,6 +79,7 @@ def test_real_groups_of_version_2_after_a_kill_blame_the_step_and_its_job_and_no
         None: (1, 600 << 20), "0": (1, 300 << 20), "batch": (0, 600 << 20),
     }  # fmt: skip
     assert rows["0"].peak == 300 << 20
+    assert (rows["0"].by_limit, rows["batch"].by_limit) == (True, False)
 
 
 def test_groups_of_version_1_count_the_kills_of_all_tasks(tmp_path: Path) -> None:
@@ -91,6 +93,29 @@ def test_groups_of_version_1_count_the_kills_of_all_tasks(tmp_path: Path) -> Non
     job_row, step = groups.usages_of(cgroups, read, root)
     assert (job_row.step_id, job_row.limit, job_row.refused) == (None, None, 0)
     assert (step.step_id, step.used, step.limit, step.peak, step.refused) == ("0", 60000000, 62914560, 62914560, 2)
+    assert (job_row.by_limit, step.by_limit) == (None, True), "its peak is its limit; a job without one tells nothing"
+
+
+@pytest.mark.parametrize(
+    ("events", "kills", "by_limit"),
+    [
+        (("low 0\noom 2\noom_kill 2\noom_group_kill 1\n", "oom 0\noom_kill 1\n", "oom_kill 1\n"), 2, True),
+        (("oom 0\noom_kill 1\n", "oom 0\noom_kill 1\n", "oom 0\noom_kill 0\n"), 1, False),
+        (("oom 1\noom_kill 0\n", "oom 0\noom_kill 1\n", "oom 0\noom_kill 2\n"), 3, True),
+        (("", "", ""), None, None),
+    ],
+    ids=["all that is below", "the node had none left", "memory_localevents", "a kernel that does not count"],
+)
+def test_kills_of_a_step_are_counted_once_and_whether_its_limit_was_the_reason(
+    events: tuple[str, str, str], kills: int | None, by_limit: bool | None, tmp_path: Path
+) -> None:
+    """The step's own group, and those of two tasks; Linux counts in all above, unless it is told not to."""
+    step = f"{SCOPE}/step_0"
+    levels = {at: V2_TASK | {"memory.events": text}
+              for at, text in zip((step, f"{step}/user/task_0", f"{step}/user/task_1"), events, strict=True)}  # fmt: skip
+    root = tree(tmp_path, {"": {"cgroup.controllers": "memory"}, **levels})
+    (row,) = groups.usages_of([f"0::{step}/user/task_{n}\n" for n in (0, 1)], read, root)
+    assert (row.step_id, row.refused, row.by_limit) == ("0", kills, by_limit)
 
 
 @pytest.mark.parametrize(

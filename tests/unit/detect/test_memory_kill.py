@@ -82,11 +82,37 @@ def test_kill_with_a_known_limit_says_how_much_of_it() -> None:
     nodes = tuple(replace(node, usages=(SeenUsage(at=NOW, usage=row),)) for node in WRONG.nodes)
     finding = found(replace(WRONG, nodes=nodes))
     assert "was killed by the kernel for memory: 16.0 GiB of 17.0 GiB, 12 s ago." in finding.summary
+    small = SeenUsage(at=NOW, usage=replace(row, limit=1 << 30, step_id="1"))
+    nodes = tuple(replace(node, usages=(*node.usages, small)) for node in nodes)
+    assert found(replace(WRONG, nodes=nodes)).summary == finding.summary, "the limit of another step is none of it"
+
+
+def test_a_step_that_is_killed_as_one_begins_with_the_process_that_was_chosen_and_has_each_rank_once() -> None:
+    """As Linux writes it with memory.oom.group: the chosen one has a line among all others, too."""
+    others = (103, 102, 103)
+    lines = [GROUP.format(pid=103, job="7"), *(KILLED.format(pid=pid) for pid in others)]
+    events = tuple(said(line, 12.0 - number / 1000) for number, line in enumerate(lines))
+    finding = found(view(events, processes=(seen(0), seen(1), seen(2, gone_s=10.0), seen(3, gone_s=10.0))))
+    assert [each.rank for each in finding.culprits] == [3, 2]
+    assert finding.summary.startswith("Rank 3 (pid 103 on n2) and 1 more of job 7 was killed by the kernel for memory")
+
+
+def test_kernels_that_call_the_limit_of_a_job_no_constraint_mean_it_all_the_same() -> None:
+    line = GROUP.format(pid=103, job="7").replace("CONSTRAINT_MEMCG", "CONSTRAINT_NONE")
+    assert "its job had none left" in found(view((said(line), said(KILLED.format(pid=103))))).summary
+
+
+def test_limit_of_a_group_above_the_job_is_not_the_jobs() -> None:
+    """As where a site bounds what all jobs of a node may have (MemoryMax of their slice)."""
+    above = GROUP.replace("oom_memcg=/slurm/uid_1000/job_{job}", "oom_memcg=/slurm")
+    seen_ = view((said(above.format(pid=103, job="7")), said(KILLED.format(pid=103))))
+    assert "it held 16.0 GiB, and n2 had none left" in found(seen_).summary
 
 
 def test_counter_that_rose_names_the_one_rank_that_ended_then_where_the_kernels_log_is_not_read() -> None:
-    row = Usage(resource=Resource.MEMORY, used=1, limit=17 << 30, refused=1, job_id="7", step_id="0")
-    rose = (SeenUsage(at=NOW - 5, usage=row, refused_at=NOW - 5),)
+    row = Usage(resource=Resource.MEMORY, used=1, limit=17 << 30, refused=1, by_limit=True, job_id="7", step_id="0")
+    other = replace(row, limit=1 << 30, refused=0, step_id="1")
+    rose = (SeenUsage(at=NOW - 5, usage=row, refused_at=NOW - 5), SeenUsage(at=NOW - 5, usage=other))
     blind = view(())
     blind = replace(blind, nodes=tuple(replace(n, usages=rose if n.name == "n2" else ()) for n in blind.nodes))
     finding = found(blind)
@@ -94,6 +120,16 @@ def test_counter_that_rose_names_the_one_rank_that_ended_then_where_the_kernels_
     assert "its job had used up the 17.0 GiB that it may have there" in finding.summary
     both = replace(blind.jobs[0], processes=(seen(0), seen(1), seen(2, gone_s=12.0), seen(3, gone_s=10.0)))
     assert found(replace(blind, jobs=(both,))).truth is Truth.UNKNOWN
+
+
+@pytest.mark.parametrize(("by_limit", "who"), [(None, "its job or its node"), (False, "n2")])
+def test_counter_alone_says_that_the_limit_was_reached_only_where_it_knows(by_limit: bool | None, who: str) -> None:
+    """The kernel counts in a job's group also those that it killed because the node had no memory left."""
+    row = Usage(resource=Resource.MEMORY, used=1, limit=17 << 30, refused=1, by_limit=by_limit, job_id="7")
+    rose = (SeenUsage(at=NOW - 5, usage=row, refused_at=NOW - 5),)
+    blind = view(())
+    blind = replace(blind, nodes=tuple(replace(n, usages=rose if n.name == "n2" else ()) for n in blind.nodes))
+    assert f"was killed by the kernel for memory: {who} had none left" in found(blind).summary
 
 
 def test_node_without_memory_is_said_to_be_the_place() -> None:

@@ -20,6 +20,11 @@ def test_a_crash_is_said_with_the_place_in_which_the_thread_stood() -> None:
     data = (CAPTURES / "segfault_stderr.log").read_bytes()
     assert parse_fatal_error(data) == "Fatal Python error: Segmentation fault (__init__.py:519 in string_at)"
     assert parse_fatal_error(b"iteration 5\n" + data[:39]) == "Fatal Python error: Segmentation fault"
+    bare = (
+        b"Fatal Python error: Aborted\n\nCurrent thread 0x1 [python] (most recent call first):\n  <no Python frame>\n"
+    )
+    others = b'\nThread 0x2 (most recent call first):\n  File "/opt/other.py", line 3 in idle\n'
+    assert parse_fatal_error(bare + others) == "Fatal Python error: Aborted", "another thread is not the place"
     assert parse_fatal_error(b"step 5 of 9\nenabled faulthandler for fatal Python errors\n") is None
 
 

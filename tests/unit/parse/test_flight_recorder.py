@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -159,3 +160,13 @@ def test_of_a_group_that_was_made_again_the_newest_counts() -> None:
 def test_a_dump_of_what_is_active_alone_is_refused() -> None:
     with pytest.raises(ValueError, match="entries are left out"):
         read(entry(4, record_id=4), entry(9, record_id=9))
+
+
+def test_names_that_no_report_can_hold_are_plain_text_and_those_of_two_groups_stay_two() -> None:
+    """A pickle may hold half a character, which no JSON has; a training gives its groups names of any kind."""
+    names = ("tp\ud800", "tp\udfff", "x" * 4000 + "1", "x" * 4000 + "2")
+    calls = [entry(1, "all_reduce\ud800", process_group=(name, name), input_dtypes=["\x1b\ud800"]) for name in names]
+    record = read(*calls)
+    msgspec.json.encode(record)
+    assert len({each.key for each in record.communicators}) == len(names)
+    assert max(len(each.key) for each in record.communicators) < 100

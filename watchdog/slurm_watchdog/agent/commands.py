@@ -141,11 +141,7 @@ class Commands:
         """Starts what can be started, and answers what is refused or too late."""
         waiting, self._waiting = self._waiting, []
         for collection in list(self._collections):
-            evidence = collection.advance(now)
-            if evidence is not None:
-                self._collections.remove(collection)
-                self._answer(collection.command.id, evidence=evidence)
-                give_back_memory()
+            self._advance(collection, now)
         for command, since in waiting:
             try:
                 if now - since > command.expires_s:
@@ -154,6 +150,19 @@ class Commands:
                     self._waiting.append((command, since))
             except Refused as reason:
                 self._refuse(command, str(reason))
+
+    def _advance(self, collection: Collection, now: float) -> None:
+        """One that fails ends alone: what it failed on may be in what a user has, and would be met again."""
+        evidence, error = None, None
+        try:
+            evidence = collection.advance(now)
+        except Exception as failure:  # the boundary: commands for other jobs go on
+            log.exception("evidence of job %s failed", collection.command.job_id)
+            error = f"it failed: {type(failure).__name__}: {failure}"
+        if evidence is not None or error is not None:
+            self._collections.remove(collection)
+            self._answer(collection.command.id, error, evidence=evidence)
+            give_back_memory()
 
     def due_at(self) -> float:
         """When `advance` is to be called though nothing wakes the loop."""
@@ -246,7 +255,7 @@ class Commands:
         uid = self._uid(self._owner(command.job_id))
         collection = Collection(command, sources, uid, now, mine, frozenset(silent))
         self._collections.append(collection)
-        collection.advance(now)
+        self._advance(collection, now)
         return True
 
     def _start_probe(self, command: ProbeMount, now: float) -> bool:

@@ -115,7 +115,7 @@ class Service:
         self.agent.probes.check()
         self.agent.probes.poll(now)
         self._take_replies(now)
-        self.agent.commands.advance(now)
+        loop.isolate("commands", lambda: self.agent.commands.advance(now), None, loop.Isolated())
         self._news |= self.exits.any_ended(now) or self.agent.commands.has_results
         if self._news and now - self._ticked_at >= OUT_OF_TURN_S:
             self.tick(now)

@@ -7,7 +7,7 @@ kill has no counter any more by the next look. Who it was is known by the number
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
@@ -17,12 +17,12 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import size
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.model.node_view import NodeView
+from slurm_watchdog.model.node_view import NodeView, SeenUsage
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import ENDED_FROM_OUTSIDE
-from slurm_watchdog.model.usage import Resource
+from slurm_watchdog.model.usage import Resource, Usage
 
 OOM_KILL = "oom_kill"
 SLACK_S = 30.0
@@ -35,12 +35,14 @@ ALL_OF_IT = 0.9
 RISE_S = 60.0
 """A counter is read every 30 s, and in the report after that; a line about the same kill is as near."""
 SAME_S = 2.0
-"""Two lines about one process within this time are one kill: the kernel writes both at once."""
+"""Lines about one process within this time are one kill: the kernel writes two at once, and one more where it kills a
+whole group (memory.oom.group; Slurm's OOMKillStep)."""
 ENDS_WITHIN_S = 300.0
 """A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
 of a data loader comes at once."""
 _GROUP = re.compile(
-    r"(?:/[^/]+)*?/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(?P<job>\d+)(?:/|$)"
+    r"(?:/[^/]+)*?/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)"
+    r"/job_(?P<job>\d+)(?:/step_(?P<step>[0-9a-z]+))?(?:/|$)"
 )
 """Slurm's own places, as in slurm_watchdog.agent.proc.process_facts; version 1 and 2."""
 _WHOSE = (
@@ -50,6 +52,8 @@ _WHOSE = (
     ("Out of memory", False),
 )
 """How a line begins -> whether a control group had no memory left; else the node had none (mm/oom_kill.c)."""
+_FULL = re.compile(r"\boom_memcg=(/[^,]*),")
+"""The control group that had no memory left; Linux 4.19 to 5.1 call that CONSTRAINT_NONE, too."""
 _HELD = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 
 
@@ -64,6 +68,8 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     comm: str = ""
     process_job: str | None = None
     """The job that its control group names; None: the kernel did not say."""
+    step_id: str | None = None
+    """The step whose limit was reached; None: the job's own, or the kernel did not say."""
     limited: bool | None = None
     """True: its job, or a step of it, had no memory left; False: the node had none; None: the kernel did not say."""
     held_bytes: int | None = None
@@ -112,50 +118,69 @@ def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
         line, group = event.line, _GROUP.match(event.mount or "")
         held = sum(int(size) for size in _HELD.findall(line)[-3:]) * 1024
         limited = next((is_limit for begin, is_limit in _WHOSE if line.startswith(begin)), None)
+        full = _FULL.search(line)
+        full_in = None if full is None else _GROUP.match(full[1])
+        if full is not None and group is not None:  # else it is a group above that of the job, which all jobs share
+            limited = full_in is not None and full_in["job"] == group["job"]
         kill = MemoryKill(
             node=node.name, pid=event.pid, at=seen.at, comm=event.process or "", limited=limited, lines=(line,),
-            process_job=None if group is None else group["job"], held_bytes=held or None,
+            process_job=None if group is None else group["job"], step_id=None if full_in is None else full_in["step"],
+            held_bytes=held or None,
         )  # fmt: skip
         same = next((n for n, old in enumerate(found) if _is_same(old, kill)), None)
         if same is None:
             found.append(kill)
         else:
             found[same] = _joined(found[same], kill)
-    found = [replace(each, limit_bytes=_limit(node, each.process_job)) for each in found]
+    found = [replace(each, limit_bytes=_limit(node, each.process_job, each.step_id)) for each in found]
     for counted in _counted(node):
         if not any(each.process_job == counted.process_job and abs(each.at - counted.at) <= RISE_S for each in found):
             found.append(counted)
     return tuple(found)
 
 
-def _limit(node: NodeView, process_job: str | None) -> int | None:
-    rows = [seen.usage for seen in node.usages if seen.usage.resource is Resource.MEMORY and process_job is not None]
-    return min((row.limit for row in rows if row.job_id == process_job and row.limit is not None), default=None)
+def _limit(node: NodeView, process_job: str | None, *steps: str | None) -> int | None:
+    """The least of what the job and these steps of it may have."""
+    rows = _memory_of(node, process_job) if process_job is not None else []
+    return min((row.limit for row in rows if row.step_id in (None, *steps) and row.limit is not None), default=None)
+
+
+def _memory_of(node: NodeView, process_job: str) -> list[Usage]:
+    rows = (seen.usage for seen in node.usages)
+    return [row for row in rows if row.resource is Resource.MEMORY and row.job_id == process_job]
 
 
 def _counted(node: NodeView) -> Iterator[MemoryKill]:
     """Jobs of which a counter of kills rose: of the step, where it tells of one, else of the job's own group."""
-    rose = {}
+    rose: dict[str, list[SeenUsage]] = {}
     for seen in node.usages:
         if seen.usage.resource is Resource.MEMORY and seen.usage.job_id is not None and seen.refused_at is not None:
-            rose[seen.usage.job_id] = seen.refused_at
-    for job_id, at in rose.items():
+            rose.setdefault(seen.usage.job_id, []).append(seen)
+    for job_id, counters in rose.items():
         line = f"the count of its processes that were killed for memory rose on {node.name}"
         yield MemoryKill(
-            node=node.name, pid=None, at=at, process_job=job_id, limited=True, lines=(line,),
-            limit_bytes=_limit(node, job_id),
+            node=node.name, pid=None, at=max(each.refused_at or 0.0 for each in counters), process_job=job_id,
+            limited=_is_limited(_memory_of(node, job_id)), lines=(line,),
+            limit_bytes=_limit(node, job_id, *(each.usage.step_id for each in counters)),
         )  # fmt: skip
 
 
+def _is_limited(rows: Iterable[Usage]) -> bool | None:
+    """Whether the job or a step of it had used up its limit; False where all of its groups say that it never had."""
+    known = {row.by_limit for row in rows}
+    return True if True in known else False if known == {False} else None
+
+
 def _is_same(one: MemoryKill, other: MemoryKill) -> bool:
-    return (one.pid, one.comm) == (other.pid, other.comm) and other.at - one.at <= SAME_S and len(one.lines) == 1
+    return (one.pid, one.comm) == (other.pid, other.comm) and other.at - one.at <= SAME_S
 
 
 def _joined(one: MemoryKill, other: MemoryKill) -> MemoryKill:
     return replace(
         one,
-        lines=(*one.lines, *other.lines),
+        lines=tuple(dict.fromkeys((*one.lines, *other.lines))),
         process_job=one.process_job or other.process_job,
+        step_id=one.step_id or other.step_id,
         limited=other.limited if one.limited is None else one.limited,
         held_bytes=one.held_bytes or other.held_bytes,
     )

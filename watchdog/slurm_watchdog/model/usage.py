@@ -31,6 +31,9 @@ class Usage(Struct, frozen=True, kw_only=True):
     refused: int | None = None
     """How often somebody went without so far: of memory, processes that the kernel killed in the group; of pids,
     processes and threads that were refused."""
+    by_limit: bool | None = None
+    """Of memory: whether the limit of this group, or of one in it, ever left it with nothing. The kernel counts kills
+    in a group also where its node, or a group above it, had none left. None: not known."""
     job_id: str | None = None
     step_id: str | None = None
     """None: the job's own group."""

@@ -62,7 +62,10 @@ def parse_fatal_error(data: bytes) -> str | None:
     if last is None:
         return None
     current = _CURRENT.search(text, last.end())
-    return _words(last[0], None if current is None else next(iter(_FRAME.findall(text, current.end())), None))
+    if current is None:
+        return _words(last[0], None)
+    its = text[current.end() :].partition("\n\n")[0]  # other threads follow, and it may have no frame of Python
+    return _words(last[0], next(iter(_FRAME.findall(its)), None))
 
 
 def _words(text: str, frame: tuple[str, str, str] | None) -> str:

@@ -18,6 +18,7 @@ from typing import Annotated, Any, Final, NoReturn
 import msgspec
 from msgspec import Meta
 
+from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
 
 MAX_BYTES: Final = 8 << 20
@@ -167,8 +168,8 @@ def _record(dump: _Dump, rank: int, made_at: float | None) -> CollectiveRecord:
             calls[each.collective_seq_id] = _call(each, since=before.since if before is not None else each.since)
         found.append(
             Communicator(
-                key=f"{name}@{zlib.crc32(repr(members).encode()):08x}" if members else name,
-                label=(f"group {name}" if desc in ("", "undefined") else desc)[:MAX_NAME],
+                key=_key(name, members),
+                label=one_line(f"group {name}" if desc in ("", "undefined") else desc, MAX_NAME),
                 entered=_entered(entries, statuses),
                 waits=tuple(calls.values())[:MAX_WAITS],
                 members=kept,
@@ -308,9 +309,16 @@ def _members(name: str, desc: str, groups: Mapping[str, _Group]) -> tuple[int, .
     return found if len(found) <= MAX_MEMBERS else ()
 
 
+def _key(name: str, members: tuple[int, ...]) -> str:
+    """The same on all ranks of the communicator, and plain text."""
+    plain = one_line(name, MAX_NAME)
+    return f"{plain}@{zlib.crc32(repr((name, members)).encode()):08x}" if members or plain != name else name
+
+
 def _call(entry: _Entry, since: float | None) -> Call:
-    if entry.name not in SAME_ELEMENTS:
-        return Call(seq=entry.collective_seq_id, name=entry.name, since=since)
+    name = one_line(entry.name, MAX_NAME)
+    if name not in SAME_ELEMENTS:
+        return Call(seq=entry.collective_seq_id, name=name, since=since)
     elements = min(sum(math.prod(sizes[:8]) for sizes in entry.input_sizes[:MAX_SIZES]), 2**53)
-    types = tuple(entry.input_dtypes[:4])
-    return Call(seq=entry.collective_seq_id, name=entry.name, elements=elements, types=types, since=since)
+    types = tuple(one_line(each, MAX_NAME) for each in entry.input_dtypes[:4])
+    return Call(seq=entry.collective_seq_id, name=name, elements=elements, types=types, since=since)

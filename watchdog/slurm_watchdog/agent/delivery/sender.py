@@ -17,8 +17,6 @@ import threading
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import msgspec
-
 from slurm_watchdog.agent.delivery.channel import Channel, Proven
 from slurm_watchdog.agent.delivery.replies import parse_reply
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
@@ -28,6 +26,7 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError, encode_report
 from slurm_watchdog.wire.delta import changes_between, delta_base
 from slurm_watchdog.wire.http_client import Response
+from slurm_watchdog.wire.printable import printable
 
 log = logging.getLogger(__name__)
 
@@ -59,17 +58,7 @@ def encode(report: Report) -> bytes:
     try:
         return encode_report(report)
     except UnicodeEncodeError:
-        return encode_report(msgspec.convert(_printable(msgspec.to_builtins(report)), Report))
-
-
-def _printable(value: object) -> object:
-    if isinstance(value, str):
-        return value.encode(errors="replace").decode()
-    if isinstance(value, list | tuple):
-        return [_printable(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _printable(each) for name, each in value.items()}
-    return value
+        return encode_report(printable(report))
 
 
 class Rejected(Exception):

@@ -9,6 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
+from slurm_watchdog.wire.printable import printable
 
 MAX_NODE_BYTES: Final = 3 << 20
 """As JSON. A report may have 8 MiB (see slurm_watchdog.wire.codec), and holds more than this."""
@@ -44,7 +45,7 @@ def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[Stac
 
 def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence:
     """`evidence` in at most `limit` bytes of JSON, as far as leaving things out can do it; what went is said
-    in `problems`."""
+    in `problems`. Names of files that are no UTF-8 have their odd bytes replaced."""
     steps: tuple[tuple[str, Callable[[NodeEvidence], NodeEvidence]], ...] = (
         ("Flight Recorder dumps stay on the node", _without_contents),
         ("and what they say is left out", _without_records),
@@ -55,10 +56,16 @@ def bounded(evidence: NodeEvidence, limit: int = MAX_NODE_BYTES) -> NodeEvidence
             lambda e: replace(e, ranks=tuple(r for r in e.ranks if r.role == "rank")),
         ),
     )
+    try:
+        size = len(msgspec.json.encode(evidence))
+    except UnicodeEncodeError:
+        evidence = printable(evidence)
+        size = len(msgspec.json.encode(evidence))
     for what, step in steps:
-        if len(msgspec.json.encode(evidence)) <= limit:
+        if size <= limit:
             break
         evidence = replace(step(evidence), problems=(*evidence.problems, f"too much for one report: {what}"))
+        size = len(msgspec.json.encode(evidence))
     return evidence
 
 

@@ -11,6 +11,7 @@ import contextlib
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -28,6 +29,9 @@ ROCM_PYTHON: Final = "/opt/rocm/share/amd_smi"
 """Where ROCm's packages put the Python interface; it may also be installed as any other package."""
 MB: Final = 1024**2
 """Unit of amdsmi_get_gpu_vram_usage."""
+NOT_KNOWN: Final = "N/A"
+"""What AMD SMI answers for what a card has not got."""
+_BUS_ID: Final = re.compile(r"[0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}\.[0-7]")
 POWERS: Final = ("socket_power", "current_socket_power", "average_socket_power")
 """Watts; which of them a card has depends on its generation, and on the release."""
 
@@ -109,9 +113,16 @@ class Session:
         except Exception:  # noqa: BLE001 - see read_gpus
             return None
 
+    def _member(self, enumeration: str, name: str) -> Any:
+        """None where this release has none of that name: the function that is given it refuses."""
+        return getattr(getattr(self.smi, enumeration, None), name, None)
+
+    def _clock(self, handle: Any, name: str) -> Any:
+        return self._ask("amdsmi_get_clock_info", handle, self._member("AmdSmiClkType", name))
+
     def _row(self, index: int, handle: Any) -> GpuRow:
         uuid = self._ask("amdsmi_get_gpu_device_uuid", handle)
-        if not uuid:
+        if not isinstance(uuid, str) or uuid in ("", NOT_KNOWN):
             known = self._identities.get(index, GpuRow(index=index))
             return replace(known, error="AMD SMI does not say which GPU this is", unreadable=True)
         if self._identities.get(index, GpuRow(index=index)).uuid != uuid:
@@ -119,20 +130,23 @@ class Session:
             name = _of(asic, "market_name")
             bus_id = self._ask("amdsmi_get_gpu_device_bdf", handle)
             self._identities[index] = GpuRow(
-                index=index, uuid=uuid, bus_id=bus_id, name=name if isinstance(name, str) else ""
-            )
-        smi = self.smi
+                index=index, uuid=uuid, bus_id=bus_id if _BUS_ID.fullmatch(str(bus_id)) else None,
+                name=name if isinstance(name, str) else "",
+            )  # fmt: skip
         power = self._ask("amdsmi_get_power_info", handle)
         watts = next((found for key in POWERS if (found := _number(power, key))), None)
         memory = self._ask("amdsmi_get_gpu_vram_usage", handle)
         used, total = _number(memory, "vram_used"), _number(memory, "vram_total")
         heat = self._ask(
-            "amdsmi_get_temp_metric", handle, smi.AmdSmiTemperatureType.HOTSPOT, smi.AmdSmiTemperatureMetric.CURRENT
+            "amdsmi_get_temp_metric",
+            handle,
+            self._member("AmdSmiTemperatureType", "HOTSPOT"),
+            self._member("AmdSmiTemperatureMetric", "CURRENT"),
         )
         return replace(
             self._identities[index],
             utilization_percent=_number(self._ask("amdsmi_get_gpu_activity", handle), "gfx_activity"),
-            sm_clock_mhz=_number(self._ask("amdsmi_get_clock_info", handle, smi.AmdSmiClkType.GFX), "clk"),
+            sm_clock_mhz=_number(self._clock(handle, "GFX"), "clk"),
             power_mw=None if watts is None else watts * 1000,
             temperature_c=_number({"": heat}, ""),
             memory_bytes=None if used is None or not total else (used * MB, total * MB),
@@ -152,15 +166,16 @@ class Session:
         if not isinstance(listed, list):
             return None
         rows = [(_number(each, "pid"), _number(_of(each, "memory_usage"), "vram_mem")) for each in listed[:MAX_LISTED]]
+        if any(pid is None for pid, _ in rows):  # who it is, it does not say: that is not nobody
+            return None
         return tuple((pid, used) for pid, used in rows if pid)
 
     def _health(self, handle: Any) -> GpuHealthRow:
         ecc = self._ask("amdsmi_get_gpu_total_ecc_count", handle)
         pcie = self._ask("amdsmi_get_pcie_info", handle)
         now, most = _of(pcie, "pcie_metric"), _of(pcie, "pcie_static")
-        clock_info = self._ask("amdsmi_get_clock_info", handle, self.smi.AmdSmiClkType.MEM)
         return GpuHealthRow(
-            memory_clock_mhz=_number(clock_info, "clk"),
+            memory_clock_mhz=_number(self._clock(handle, "MEM"), "clk"),
             ecc_corrected=_number(ecc, "correctable_count"),
             ecc_uncorrected=_number(ecc, "uncorrectable_count"),
             pcie_link_width=_number(now, "pcie_width"),

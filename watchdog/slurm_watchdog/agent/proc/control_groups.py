@@ -19,6 +19,12 @@ CACHE_FROM: Final = 0.8
 """From this share of the limit on it is asked how much of it is cache of files, their names and inodes with it where it
 is counted (version 2), which costs the kernel a sum over all processors; that can be dropped, and a group that is full
 of it is well."""
+OOM: Final = "oom"
+"""In memory.events (version 2): how often the limit of this group, or of one below it, was reached and an allocation
+was about to fail. `oom_kill` there, and in memory.oom_control (version 1), counts processes of the group that any OOM
+killer took, also that of the node (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
+AT_LIMIT: Final = 0.99
+"""Memory is charged by dozens of pages: the peak may stay that much below."""
 MAX_LEVELS: Final = 8
 """Below a job: step, user, task; more may be the job's own."""
 _JOB: Final = re.compile(r"/job_\d+(?=/|$)")
@@ -104,10 +110,19 @@ def read_group(place: str, resource: Resource, unified: bool, read: Read) -> Usa
     if resource is Resource.MEMORY and limit and used >= CACHE_FROM * limit:
         stat = parse_counts(read(f"{place}/memory.stat"))
         used = max(0, used - sum(stat.get(name, 0) for name in _CACHE[unified]))
+    peak, events = parse_number(read(f"{place}/{peak_file}")), parse_counts(read(f"{place}/{events_file}"))
     return Usage(
-        resource=resource, used=used, limit=limit, peak=parse_number(read(f"{place}/{peak_file}")),
-        refused=parse_counts(read(f"{place}/{events_file}")).get(refused),
+        resource=resource, used=used, limit=limit, peak=peak, refused=events.get(refused),
+        by_limit=_by_limit(events.get(OOM), peak, limit) if resource is Resource.MEMORY else None,
     )  # fmt: skip
+
+
+def _by_limit(oom: int | None, peak: int | None, limit: int | None) -> bool | None:
+    """Whether a limit was ever reached with nothing left to give back. Version 1 does not count that; its peak says it,
+    and says nothing where swap has a limit of its own."""
+    if oom is not None:
+        return oom > 0
+    return True if peak and limit and peak >= AT_LIMIT * limit else None
 
 
 def usages_of(cgroups: Iterable[str], read: Read, root: str = ROOT) -> Iterator[Usage]:
@@ -152,7 +167,14 @@ def _base(resource: Resource, unified: bool, read: Read, root: str) -> str:
 
 
 def _nearest(rows: list[Usage], unified: bool) -> Usage:
-    """Version 1 counts kills in the group itself alone, version 2 in all above it, too."""
+    """The row that is nearest to its limit, with the kills of all, the outermost of which is the first. Version 1
+    counts them in the group itself alone, version 2 in all above it, too, unless it was mounted with
+    `memory_localevents`."""
     kills = [row.refused for row in rows if row.refused is not None]
     row = max(rows, key=lambda each: (each.ratio, each.used))
-    return replace(row, refused=None if not kills else max(kills) if unified else sum(kills))
+    whole = unified and kills[:1] == [max(kills, default=0)]
+    known = {each.by_limit for each in rows}
+    return replace(
+        row, refused=None if not kills else kills[0] if whole else sum(kills),
+        by_limit=True if True in known else False if False in known else None,
+    )  # fmt: skip

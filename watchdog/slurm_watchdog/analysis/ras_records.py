@@ -106,7 +106,7 @@ def _places(communicator: RasCommunicator, numbers: Mapping[int, int]) -> dict[i
         ahead = others or totals[each.rank] > least
         waits = (Call(seq=seq, name=_ahead_in(each, fewest)),) if ahead else ()
         found[numbers[each.rank]] = Communicator(
-            key=communicator.key, label=f"communicator {communicator.key[:8]} of {communicator.size}",
+            key=communicator.key, label=f"communicator {communicator.key.partition(' ')[0][:8]} of {communicator.size}",
             entered=totals[each.rank], waits=waits, members=members if waits else (),
         )  # fmt: skip
     return found

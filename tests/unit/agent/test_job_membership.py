@@ -251,6 +251,7 @@ def test_the_external_step_has_no_ranks() -> None:
         ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1/libpod-9c.scope\n", JobStep("4", "0")),
         ("0::/system.slice/slurmstepd.scope/job_4/step_0/user/task_1 (deleted)\n", JobStep("4", "0")),
         ("0::/../../system.slice/slurmstepd.scope/job_4/step_0\n", JobStep("4", "0")),
+        ("0::/system.slice/slurmstepd.scope/job_4/step_2+1/user/task_0\n", JobStep("4", "2")),  # srun A : B
     ],
 )
 def test_a_control_group_names_job_and_step(text: str, place: JobStep | None) -> None:

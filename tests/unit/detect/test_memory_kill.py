@@ -26,6 +26,7 @@ GROUP = (
     "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=/,mems_allowed=0,oom_memcg=/slurm/uid_1000/job_{job},"
     "task_memcg=/slurm/uid_1000/job_{job}/step_0/task_1,task=python3,pid={pid},uid=1000"
 )
+OWN = "/user.slice/user-1000.slice/user@1000.service"
 KILLED = (
     "Memory cgroup out of memory: Killed process {pid} (python3) total-vm:75228kB, anon-rss:16777216kB, "
     "file-rss:1024kB, shmem-rss:1024kB, UID:1000 pgtables:184kB oom_score_adj:0"
@@ -146,6 +147,14 @@ def test_process_that_was_never_seen_is_known_by_its_control_group_and_waited_fo
     ("seen_", "truth"),
     [
         (view(kill(job_id="8")), Truth.OK),
+        (
+            view(
+                tuple(
+                    said(line.replace("/slurm/", OWN + "/slurm/").format(pid=9999, job="7")) for line in (GROUP, KILLED)
+                )
+            ),
+            Truth.OK,
+        ),
         (view((said(NODE.format(pid=9999)),)), Truth.OK),
         (view(kill(), node="n9"), Truth.OK),
         (view(kill(), progress=progress(1.0)), Truth.OK),
@@ -157,7 +166,17 @@ def test_process_that_was_never_seen_is_known_by_its_control_group_and_waited_fo
             Truth.UNKNOWN,
         ),
     ],
-    ids=["another job's", "nobody's", "another node", "steps since", "long ago", "nothing", "silent", "a worker"],
+    ids=[
+        "another job's",
+        "of a group that a user made",
+        "nobody's",
+        "another node",
+        "steps since",
+        "long ago",
+        "nothing",
+        "silent",
+        "a worker",
+    ],
 )
 def test_what_is_of_another_job_or_did_not_matter_accuses_nobody(seen_: ClusterView, truth: Truth) -> None:
     finding = found(seen_)

@@ -15,6 +15,7 @@ from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import size
+from slurm_watchdog.knowledge.slurm_groups import step_of_group
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
@@ -40,11 +41,6 @@ whole group (memory.oom.group; Slurm's OOMKillStep)."""
 ENDS_WITHIN_S = 300.0
 """A worker that is killed takes its run with it within this time: collectives wait 10 min by default, an exception
 of a data loader comes at once."""
-_GROUP = re.compile(
-    r"(?:/[^/]+)*?/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)"
-    r"/job_(?P<job>\d+)(?:/step_(?P<step>[0-9a-z]+))?(?:/|$)"
-)
-"""Slurm's own places, as in slurm_watchdog.agent.proc.process_facts; version 1 and 2."""
 _WHOSE = (
     ("oom-kill:constraint=CONSTRAINT_MEMCG,", True),
     ("Memory cgroup out of memory", True),
@@ -115,16 +111,16 @@ def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
         event = seen.event
         if event.name != OOM_KILL:
             continue
-        line, group = event.line, _GROUP.match(event.mount or "")
+        line, group = event.line, step_of_group(event.mount or "")
         held = sum(int(size) for size in _HELD.findall(line)[-3:]) * 1024
         limited = next((is_limit for begin, is_limit in _WHOSE if line.startswith(begin)), None)
         full = _FULL.search(line)
-        full_in = None if full is None else _GROUP.match(full[1])
+        full_in = None if full is None else step_of_group(full[1])
         if full is not None and group is not None:  # else it is a group above that of the job, which all jobs share
-            limited = full_in is not None and full_in["job"] == group["job"]
+            limited = full_in is not None and full_in[0] == group[0]
         kill = MemoryKill(
             node=node.name, pid=event.pid, at=seen.at, comm=event.process or "", limited=limited, lines=(line,),
-            process_job=None if group is None else group["job"], step_id=None if full_in is None else full_in["step"],
+            process_job=None if group is None else group[0], step_id=None if full_in is None else full_in[1],
             held_bytes=held or None,
         )  # fmt: skip
         same = next((n for n, old in enumerate(found) if _is_same(old, kill)), None)

@@ -6,16 +6,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurm_watchdog.knowledge.slurm_groups import step_of_group
 from slurm_watchdog.model.observations import Role
 
-_CGROUP = re.compile(
-    r"/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)(?:/step_([0-9a-z]+))?(?=[/ ]|$)"
-)
-"""Slurm's own places: `/slurm/uid_U/job_N` (version 1; `slurm_NODE` where a host has several slurmd) and
-`slurmstepd.scope/job_N` in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since
-CgroupSlice). Source: cgroup.conf(5), cgroup_v2.html."""
-_USERS_OWN = re.compile(r"/user(?:\.slice|-\d+\.slice|@\d+\.service)(?:/|$)")
-"""What systemd hands to a user, who may make groups of any name below it."""
 _STEPD = re.compile(r"slurmstepd: \[(\d+)(?:\+\d+)?(?:\.([0-9a-z]+))?")
 
 
@@ -85,22 +78,17 @@ Key = tuple[int, int]
 
 
 def parse_cgroup(text: str) -> JobStep | None:
-    """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs.
-
-    Only a group in Slurm's own place counts, within a container's group, too: a user may make a `job_N` in
-    what was delegated to him. The outermost one counts, for what a job makes is below its own group.
-    """
+    """Job and step in the text of /proc/PID/cgroup, version 1 or 2; None outside of jobs."""
     if "/job_" not in text:
         return None
-    places = [place for line in text.splitlines() if "/job_" in line and (place := _place_of(line.split(":", 2)[-1]))]
+    places = [place for line in text.splitlines() if "/job_" in line and (place := place_of(line.split(":", 2)[-1]))]
     return next((place for place in places if place.step_id), places[0] if places else None)
 
 
-def _place_of(path: str) -> JobStep | None:
-    match = _CGROUP.search(path)
-    if match is None or _USERS_OWN.search(path, 0, match.start() + 1):
-        return None
-    return JobStep(match[1], match[2])
+def place_of(path: str) -> JobStep | None:
+    """The same of a group's path."""
+    found = step_of_group(path)
+    return None if found is None else JobStep(*found)
 
 
 def parse_stepd(cmdline: str) -> JobStep | None:

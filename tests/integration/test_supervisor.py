@@ -367,3 +367,91 @@ def test_a_step_that_its_owner_cancels_is_not_started_again_alone_either_and_spa
     job.ends(60)
     assert len(job.lines("rank")) == 1, job.text
     assert "is not started again: somebody cancelled its step" in job.text
+
+
+def test_of_two_side_by_side_neither_is_ended_by_an_order_and_the_one_that_is_left_is(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    ends = f"until [ -e {four.shared}/$0 ]; do sleep 0.2; done"
+    one = f"sw -- srun -N1 -n1 bash -c '{SAYS} $0; {ends}'"
+    job = start(f"{one} first & {one} second & wait", "-N2", "--ntasks-per-node=1")
+    job.make_directory()
+    status = job.until(lambda status: status.beside and len(job.lines("rank")) == 2, "both of them")
+    assert (status.step_id, status.nodes) == ("", ())
+    for step in ("0", "1", "2", "3"):
+        job.order(SupervisorStatus(protocol=1, state=SupervisorState.RUNNING, step_id=step, starts=1), decision=step)
+    job.until(lambda status: status.answer is OrderAnswer.REFUSED, "an answer")
+    time.sleep(4)
+    assert len(job.lines("rank")) == 2, job.text
+    (four.shared / "first").touch()
+    try:
+        left = job.until(lambda status: not status.beside and status.step_id, "the other one to be alone")
+        job.order(left, decision="d9")
+        assert job.started_again().starts == 2
+    finally:
+        (four.shared / "second").touch()
+        job.ends()
+        (four.shared / "first").unlink()
+        (four.shared / "second").unlink()
+
+
+def test_a_restart_that_runs_on_the_node_to_leave_out_has_failed_and_says_why(start: Callable[..., Job]) -> None:
+    """A login shell, or a module, puts Slurm's own directory first in PATH."""
+    job = start(
+        f"export REAL=$(command -v srun)\nsw --spares 1 -- bash -c '$REAL \"$@\"' x {ranks(WAITS)}",
+        "-N4", "--ntasks-per-node=1",
+    )  # fmt: skip
+    first = job.runs()
+    assert first.nodes == ("n1", "n2", "n3")
+    job.order(first, "n2")
+    failed = job.until(lambda status: status.answer is OrderAnswer.FAILED, "an answer")
+    assert failed.words.startswith("start 2 runs on n2, too, which it was to leave out"), failed
+    assert failed.avoided == () and "n2" in failed.nodes
+    assert failed.words in job.text
+
+
+def test_a_file_with_the_node_of_each_task_is_of_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
+    """Ranks in an order of their own, as of a script that knows the network."""
+    script = (
+        'scontrol show hostnames "$SLURM_JOB_NODELIST" | tac > hosts.$SLURM_JOB_ID\n'
+        f"export SLURM_HOSTFILE=$PWD/hosts.$SLURM_JOB_ID\nsw --spares 1 -- srun -n4 {ranks(WAITS)}"
+    )
+    job = start(script, "-N4", "--ntasks-per-node=1")
+    first = job.runs()
+    time.sleep(0.5)
+    assert [line.split(" in ")[0] for line in sorted(job.lines("rank"))] == [
+        "rank 0 of 3 on n3", "rank 1 of 3 on n2", "rank 2 of 3 on n1",
+    ]  # fmt: skip
+    job.order(first, "n2")
+    job.started_again()
+    time.sleep(0.5)
+    assert [line.split(" in ")[0] for line in sorted(job.lines("rank")) if line.endswith("1")] == [
+        "rank 0 of 3 on n4", "rank 1 of 3 on n3", "rank 2 of 3 on n1",
+    ]  # fmt: skip
+
+
+def test_each_start_reads_the_here_document_of_the_script(start: Callable[..., Job]) -> None:
+    job = start(f"sw -- srun bash <<'END'\n{SAYS}\n{WAITS}\nEND", "-N2", "--ntasks-per-node=1")
+    first = job.runs()
+    time.sleep(0.5)
+    assert len(job.lines("rank")) == 2
+    job.order(first)
+    assert job.started_again().starts == 2
+    time.sleep(0.5)
+    assert len([line for line in job.lines("rank") if line.endswith("start 1")]) == 2
+
+
+def test_a_signal_before_the_end_of_the_time_reaches_the_ranks_through_a_trap_of_the_script(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    """As `#SBATCH --signal=B:USR1@60` sends it, to the script alone. `run` is below a shell here, for it is a function."""
+    saves = 'trap "echo saved by $SLURM_PROCID; exit 0" USR1; while :; do sleep 0.2; done'
+    job = start(
+        f"trap 'kill -USR1 $(pgrep -P $!)' USR1\nsw -- srun bash -c '{SAYS}; {saves}' &\nwait; wait", "-N2", "--ntasks-per-node=1"
+    )
+    job.runs()
+    time.sleep(0.5)
+    four.slurm("scancel", "--signal=USR1", "--batch", job.job_id)
+    job.ends()
+    assert sorted(job.lines("saved")) == ["saved by 0", "saved by 1"], job.text
+    assert len(job.lines("rank")) == 2 and "the script continues: 0" in job.text

@@ -23,6 +23,7 @@ def rules(text: str) -> list[str]:
     [
         HEAD + FIRST + RUN,
         HEAD + "export MASTER_ADDR=localhost\n" + RUN,
+        HEAD + RUN.replace("python", "python t.py --init-method=env:// --dist-url tcp://localhost:29500"),
         HEAD + "slurm-watchdog run --nodes=4 --spares=1 srun torchrun --rdzv-endpoint=$MASTER_ADDR:29500 t.py\n",
         HEAD.replace("--nodes=5", "--nodes=1").replace("--no-kill", "") + RUN.replace("--spares 1", ""),
         HEAD.replace("--no-kill", "") + "export MASTER_ADDR=n1\nsrun python train.py\nslurm-watchdog status\n",
@@ -46,6 +47,7 @@ def test_a_script_that_can_be_restarted_in_place_gets_no_word(text: str) -> None
         (HEAD + "MASTER_ADDR=gpu-17 " + RUN, "run_master_addr"),
         (HEAD + RUN.replace("python", "torchrun --rdzv-endpoint=gpu-17:29500"), "run_master_addr"),
         (HEAD + RUN.replace("python", "torchrun --master_addr 10.0.0.7"), "run_master_addr"),
+        (HEAD + RUN.replace("python", "python t.py --dist-url tcp://gpu-17:29500"), "run_master_addr"),
         (HEAD + RUN.replace("--spares 1", "--spares 5"), "run_spares"),
         (HEAD + RUN.replace("--spares 1", "--nodes=5 --spares=1"), "run_spares"),
         (HEAD + "SLURM_WATCHDOG_SPARES=5 " + RUN.replace("--spares 1 ", ""), "run_spares"),

@@ -274,3 +274,23 @@ def test_a_program_that_cannot_be_started_is_an_error_of_the_start(tmp_path: Pat
             await job.start()
 
     asyncio.run(run())
+
+
+def test_a_function_of_the_script_is_a_command_and_gets_the_signals_that_do_not_ask_for_the_end(tmp_path: Path) -> None:
+    body = '() {  echo "run $1"; sh -c "trap \'echo asked; exit 3\' USR1; while :; do sleep 0.05; done"\n}'
+
+    async def run() -> int | None:
+        job = LocalSlurm(
+            ["train", "now"], job_id="77", node="here", output=tmp_path / "output",
+            environ={**os.environ, "BASH_FUNC_train%%": body}, kill_switch=str(tmp_path / "{job_id}.{restarts}" / "kill"),
+            max_restarts=0,
+        )  # fmt: skip
+        job.not_ours |= {each.pid for each in job.processes()}
+        await job.start()
+        await until(lambda: lines(job) == ["run now"] and len(job.processes()) > 2)
+        job.hand_on(signal.SIGUSR1)
+        await until(job.over.is_set)
+        assert lines(job) == ["run now", "asked"]
+        return job.exit_code
+
+    assert asyncio.run(run()) == 3

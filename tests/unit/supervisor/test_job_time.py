@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slurm_watchdog.supervisor.job_time import JobTime, parse_end, queue_id
+from slurm_watchdog.supervisor.job_time import JobTime, asking, parse_end, queue_id
 
 
 def test_end_of_a_job_is_a_date_or_not_known() -> None:
@@ -42,3 +42,14 @@ def test_squeue_is_asked_for_one_element_of_an_array_and_not_for_all() -> None:
     assert queue_id("7", element) == "7_3"
     assert queue_id("8", element) == "8"
     assert queue_id("7", {"SLURM_JOB_ID": "7"}) == "7"
+
+
+def test_what_shapes_a_persons_own_calls_does_not_shape_ours() -> None:
+    theirs = {
+        "SLURM_TIME_FORMAT": "relative",
+        "SQUEUE_STATES": "PD",
+        "SCANCEL_INTERACTIVE": "1",
+        "SLURM_CONF": "/x",
+        "PATH": "/bin",
+    }
+    assert asking(theirs) == {"SLURM_CONF": "/x", "PATH": "/bin"}

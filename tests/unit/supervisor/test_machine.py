@@ -20,6 +20,7 @@ from slurm_watchdog.supervisor.state import (
     Asked,
     Begin,
     Begun,
+    Beside,
     Ended,
     Event,
     Forward,
@@ -185,6 +186,7 @@ def test_an_order_for_a_loop_that_does_not_turn_leaves_a_second_before_it_kills(
 
 def test_an_order_that_is_read_too_late_is_refused_for_its_action_has_ended() -> None:
     day = Day().runs()
+    day.on(Tick(), 100)
     assert day.order(age_s=60.1) == []
     assert (day.run.answer, day.run.words) == ("refused", "the order is older than 60 s")
     assert day.order(age_s=59.9, decision="d2") != []
@@ -426,3 +428,67 @@ def test_a_command_that_cannot_be_started_again_fails_its_order() -> None:
     day.ends(143)
     day.on(NotBegun("no such file"))
     assert (day.run.phase, day.run.exit_code, day.run.answer) == (Phase.OVER, 127, OrderAnswer.FAILED)
+
+
+def test_an_order_to_a_run_before_this_one_in_the_same_script_is_nobodys() -> None:
+    day = Day(count=1, nodes=("n1",)).runs(BATCH_STEP)
+    assert day.on(Tick(), 5) == []
+    assert day.order(BATCH_STEP, age_s=6) == []
+    assert (day.run.answer, day.run.answered) == ("", ""), (
+        "it is not answered either: its action is about another command"
+    )
+    assert day.order(BATCH_STEP, age_s=4) == [], "the same decision"
+    assert day.order(BATCH_STEP, decision="d2", age_s=4) != []
+
+
+def test_of_two_runs_side_by_side_neither_takes_an_order_nor_says_where_its_command_is() -> None:
+    day = Day().runs()
+    day.on(Beside(77))
+    status = status_of(day.run, 9)
+    assert (status.beside, status.step_id, status.nodes, status.spares, status.begun_ticks) == (77, "", (), (), 0)
+    assert day.order() == []
+    assert (day.run.answer, day.run.words) == (
+        "refused", "another `slurm-watchdog run` of this job is under way (process 77)",
+    )  # fmt: skip
+    day.on(Beside(78))
+    assert len([line for line in day.said if "side by side" in line or "under way (process 77): until" in line]) == 1
+    day.ends(7)
+    assert day.run.phase is Phase.PAUSING, "a command that fails is started again"
+    day.on(Beside(0))
+    assert status_of(day.run, 9).nodes == ("n1", "n2", "n3")
+
+
+def test_a_new_step_on_the_node_that_it_was_to_leave_fails_the_order_and_the_status_names_that_node() -> None:
+    day = Day().runs()
+    day.order(avoid=("n2",))
+    day.on(Looked({}))
+    day.ends(143)
+    day.on(StepsSeen(("1",), ("n1", "n2", "n3")))
+    status = status_of(day.run, 9)
+    assert (status.answer, status.nodes, status.avoided) == ("failed", ("n1", "n2", "n3", "n4"), ())
+    assert day.said[-1].startswith("start 2 runs on n2, too, which it was to leave out: an srun of it was not called")
+    assert day.run.phase is Phase.RUNNING
+    day.on(StepsSeen(("1",), ("n1", "n2", "n3")))
+    assert len([line for line in day.said if "too, which" in line]) == 1
+
+
+def test_a_step_on_a_spare_is_said_and_a_restart_for_another_node_counts() -> None:
+    day = Day()
+    day.on(Looked({}))
+    day.on(StepsSeen(("0",), NODES))
+    assert status_of(day.run, 9).spares == ()
+    assert "start 1 runs on n4, too" in day.said[-1]
+    day.order(avoid=("n2",))
+    day.on(Looked({}))
+    day.ends(143)
+    day.on(StepsSeen(("1",), ("n1", "n3", "n4")))
+    assert status_of(day.run, 9).answer is OrderAnswer.STARTED
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(1, "exit code 1;"), (128, "exit code 128;"), (139, "(signal 11)"), (255, "exit code 255;")]
+)
+def test_only_an_exit_code_of_a_signal_is_called_one(code: int, words: str) -> None:
+    day = Day().runs()
+    day.ends(code)
+    assert words in day.said[-1]

@@ -18,7 +18,7 @@ from slurm_watchdog.model.supervisor import (
     order_fields,
     parse_status,
 )
-from slurm_watchdog.supervisor.mailbox import misses_agent, read_orders, write_status
+from slurm_watchdog.supervisor.mailbox import misses_agent, other_writer, read_orders, write_status
 from slurm_watchdog.supervisor.state import Ordered
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
@@ -60,3 +60,37 @@ def test_status_of_a_job_that_is_too_large_names_no_nodes(tmp_path: Path) -> Non
     many = tuple(f"a-node-with-a-long-name-{number}" for number in range(4000))
     write_status(str(tmp_path), replace(STATUS, nodes=many))
     assert parse_status((tmp_path / STATUS_FILE).read_bytes()) == replace(STATUS, nodes=())
+
+
+def test_what_is_no_order_is_left_out_whatever_it_is(tmp_path: Path) -> None:
+    good = RestartOrder(decision="a", step_id="3", start=2)
+    put(tmp_path, good)
+    fields = {"by": "slurm-watchdog", "decision": "b", **order_fields(good)}
+    hostile = {
+        "deep": b"[" * 4096, "large": compose_line(fields).encode() + b" " * 10_000_000, "bytes": bytes(range(256)) * 8,
+        "null": b"\0" * 4096, "list": b"[]", "empty": b"", "fields": b'{"by": 1, "decision": {}, "step": [], "start": -1}',
+        "start": compose_line({**fields, "start": "9" * 200}).encode(),
+        "avoid": compose_line({**fields, "avoid": "n1,$(reboot)"}).encode(),
+        "step": compose_line({**fields, "step": "4294967290.0"}).encode(),
+    }  # fmt: skip
+    for name, data in hostile.items():
+        (tmp_path / f"{ORDER_PREFIX}{name}").write_bytes(data)
+    (tmp_path / f"{ORDER_PREFIX}directory").mkdir()
+    (tmp_path / f"{ORDER_PREFIX}loop").symlink_to(f"{ORDER_PREFIX}loop")
+    (tmp_path / f"{ORDER_PREFIX}\udcff").write_bytes(b"x")
+    found = {each.order.decision for each in read_orders(str(tmp_path))}
+    assert found <= {"a", "b"} and "a" in found, "`b` has spaces behind it that are not read, and is one"
+
+
+def test_another_supervisor_is_the_one_that_has_written_last_and_lives(tmp_path: Path) -> None:
+    def other(status: SupervisorStatus, *living: int) -> int:
+        write_status(str(tmp_path), status)
+        return other_writer(str(tmp_path), 10, lambda pid: pid in living)
+
+    assert other_writer(str(tmp_path), 10, lambda pid: True) == 0
+    assert other(replace(STATUS, pid=10), 10) == 0
+    assert other(replace(STATUS, pid=11), 11) == 11
+    assert other(replace(STATUS, pid=11), 12) == 0
+    assert other(replace(STATUS, pid=11, state=SupervisorState.OVER), 11) == 0
+    (tmp_path / STATUS_FILE).write_bytes(b"[" * 100_000)
+    assert other_writer(str(tmp_path), 10, lambda pid: True) == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from slurm_watchdog.supervisor.allocation import Allocation, is_in_job, read_allocation, repeated
@@ -255,3 +257,39 @@ def test_nodes_are_resolved_only_where_the_script_writes_an_address(
     command: list[str], environ: dict[str, str], expected: bool
 ) -> None:
     assert mentions_address(command, environ) is expected
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (
+            "srun --export=ALL,MASTER_ADDR=n1,WORLD_SIZE=40,X=n1 t",
+            "srun --export=ALL,MASTER_ADDR=n2,WORLD_SIZE=32,X=n1 t",
+        ),
+        ("srun --export ALL,MASTER_ADDR=n1-ib0 t", "srun --export ALL,MASTER_ADDR=n2-ib0 t"),
+        ("srun apptainer exec --env=MASTER_ADDR=n1 t", "srun apptainer exec --env=MASTER_ADDR=n2 t"),
+        ("mpiexec -genv MASTER_ADDR n1 -n 40 t", "mpiexec -genv MASTER_ADDR n2 -n 40 t"),
+        ("mpirun -x MASTER_ADDR=n1 t", "mpirun -x MASTER_ADDR=n2 t"),
+        ("srun t --dist-url tcp://n1:29500", "srun t --dist-url tcp://n2:29500"),
+        ("srun t --init_method=tcp://n1-ib0:29500/x", "srun t --init_method=tcp://n2-ib0:29500/x"),
+        ("srun t --init_method=env:// --dist-url file:///n1/x", "srun t --init_method=env:// --dist-url file:///n1/x"),
+        ("srun t --coordinator_address n1:1234", "srun t --coordinator_address n2:1234"),
+        ("srun t --env CartPole-v1 n1", "srun t --env CartPole-v1 n1"),
+        (
+            "srun bash -c 'srun --export=ALL,MASTER_ADDR=n1,A=1 t'",
+            "srun bash -c 'srun --export=ALL,MASTER_ADDR=n2,A=1 t'",
+        ),
+    ],
+)
+def test_rank_0s_host_is_found_in_urls_and_in_variables_that_options_hold(given: str, expected: str) -> None:
+    placement = choose(FIVE, 4, avoided={"n1"})
+    assert arguments(shlex.split(given), FIVE, placement) == tuple(shlex.split(expected))
+
+
+def test_an_ip_address_in_a_url_follows_it() -> None:
+    placement = choose(FIVE, 4, avoided={"n1"})
+    words = ["--dist-url=tcp://10.0.0.1:29500", "--init_method", "tcp://[fd00::1]:29500"]
+    assert arguments(words, FIVE, placement, KNOWN) == (
+        "--dist-url=tcp://10.0.0.2:29500", "--init_method", "tcp://[fd00::2]:29500",
+    )  # fmt: skip
+    assert environment(FIVE, placement, {"DIST_URL": "tcp://n1:29500"}) == {"DIST_URL": "tcp://n2:29500"}

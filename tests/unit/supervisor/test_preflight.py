@@ -88,3 +88,14 @@ def test_a_line_of_the_look_is_read_and_others_are_not() -> None:
     assert parse_look(f" 0: {line}") == NodeLook(node="n1", wall=5.0, command=(1, "x"))
     for other in ("hello", LOOK_MARK, LOOK_MARK + "{", LOOK_MARK + "[]", LOOK_MARK + json.dumps({"node": "n1"})):
         assert parse_look(other) is None
+
+
+def test_where_the_clock_of_the_batch_host_is_off_no_other_node_is_blamed() -> None:
+    def off(*ahead_s: float) -> dict[str, str]:
+        looks = [(look(node, wall=NOW + each), NOW) for node, each in zip(NODES, ahead_s, strict=False)]
+        return suspects(NODES[: len(ahead_s)], looks)
+
+    assert off(0, 30, 30, 30) == {"n1": "its clock is -30 s off"}
+    assert off(0, 30, 0, 30) == {}
+    assert off(30, 30.5, 29.5) == {}
+    assert off(0, 30) == {"n2": "its clock is +30 s off"}

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.model.supervisor import PROTOCOL, STATUS_FILE, SupervisorState, SupervisorStatus, parse_status
 from slurm_watchdog.supervisor import service
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.launcher import Launcher
-from slurm_watchdog.supervisor.mailbox import NO_AGENT_S
+from slurm_watchdog.supervisor.mailbox import NO_AGENT_S, write_status
 from slurm_watchdog.supervisor.parent import SharedPid
 from slurm_watchdog.supervisor.state import Settings
 
@@ -41,3 +45,33 @@ def test_that_no_agent_is_there_is_said_once_after_a_minute(
     assert said_in(missing, NO_AGENT_S + 1, capfd, monkeypatch) == line
     assert said_in(missing, NO_AGENT_S - 30, capfd, monkeypatch) == ""
     assert said_in(tmp_path, NO_AGENT_S + 1, capfd, monkeypatch) == ""
+
+
+def test_two_supervisors_of_one_job_see_each_other_and_the_one_that_is_left_takes_orders_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process with a supervisor's name stands for the other one."""
+    monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(tmp_path))
+    allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
+    launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
+    mine = service._Service(Settings(allocation=allocation, count=1, max_restarts=0), launcher, {}, SharedPid())
+
+    def beside() -> int:
+        mine._poll()
+        while not mine._events.empty():
+            asyncio.run(mine._handle(mine._events.get_nowait()))
+        mine._write()
+        return parse_status((tmp_path / STATUS_FILE).read_bytes()).beside
+
+    program = "from slurm_watchdog.base.process_setup import set_name as s; s('slurm-watchdog'); print(1, flush=True); input()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdin is not None and other.stdout is not None and other.stdout.readline()
+        status = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, pid=other.pid, step_id="0")
+        write_status(str(tmp_path), status)
+        assert beside() == other.pid
+        assert beside() == other.pid, "known until it ends, though the file is ours now"
+        other.stdin.close()
+        other.wait(10)
+    assert beside() == 0
+    mine._voice.close()
+    launcher.close()

@@ -83,7 +83,10 @@ def test_srun_with_a_list_of_nodes_has_those_of_the_start_in_it(line: str, expec
     [
         ("-N4 x", "this start has 3"),
         ("-w n2 x", "none of these"),
-        ("-w ./hosts x", "names a file"),
+        ("-w ./hosts x", "its file of nodes cannot be read"),
+        ("-F hosts x", "its file of nodes cannot be read"),
+        ("-m arbitrary -w n1,n1,n2 x", "arbitrary"),
+        ("--distrib=arbitrary:block -n6 x", "arbitrary"),
         ("-x /etc/hosts x", "names a file"),
         ("-r1 -N1 x", "--relative"),
         ("-N1 a : -N1 b", "several parts"),
@@ -125,6 +128,8 @@ def test_srun_on_all_nodes_of_a_job_gets_no_kill_and_nothing_else() -> None:
         ("--export ALL,A=b -vv x", "x"),
         ("-k -K0 x", "x"),
         ("-J name -t 5 x", "x"),
+        ("--kill-on-bad --unbuf python -N 5 t.py", "python -N 5 t.py"),
+        ("--wait 60 --container /b x -n 3", "x -n 3"),
     ],
 )
 def test_options_of_srun_end_where_its_command_begins(line: str, command: str) -> None:
@@ -144,3 +149,10 @@ def test_gpus_of_a_smaller_step_and_of_a_job_without_a_number_stay() -> None:
 
 def test_plan_is_read_back() -> None:
     assert from_text(to_text(ON_A_SPARE)) == ON_A_SPARE
+
+
+def test_variables_that_place_tasks_count_as_the_options_do() -> None:
+    assert "arbitrary" in rewrite(["-n6", "x"], ON_A_SPARE, environ={"SLURM_DISTRIBUTION": "arbitrary"}).unmet
+    assert "file of nodes" in rewrite(["-n6", "x"], ON_A_SPARE, environ={"SLURM_HOSTFILE": "hosts"}).unmet
+    everywhere = ON_A_SPARE._replace(nodes=("n1", "n2"), left_out=())
+    assert rewrite(["x"], everywhere, environ={"SLURM_HOSTFILE": "hosts"}).arguments == ("--no-kill", "x")

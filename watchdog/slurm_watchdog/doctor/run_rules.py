@@ -12,11 +12,12 @@ from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.job_facts import JobFacts
 from slurm_watchdog.doctor.script import Script
 from slurm_watchdog.doctor.shell import Command
+from slurm_watchdog.knowledge.launch_options import ADDRESSES
 from slurm_watchdog.model.comment_words import run_limits
 
 FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
 """Options of `run` without a value."""
-ADDRESS = re.compile(r"--(?:master[_-]addr|rdzv[_-]endpoint|main[_-]process[_-]ip)(?:=(.*))?", re.DOTALL)
+ADDRESS = re.compile(rf"--(?:{'|'.join(sorted(each.replace('_', '[_-]') for each in ADDRESSES))})(?:=(.*))?", re.DOTALL)
 SHELL_LINE = re.compile(
     r"""^[^#\n]{0,500}\bslurm-watchdog\s+run\b(?:\\\n|[^\n]){0,2000}?"""
     r'''\b(?:ba|da|z|k)?sh\s+(?:-\S+\s+){0,9}?-[a-zA-Z]*c\s+"((?:[^"\\]|\\.)*)"''',
@@ -26,7 +27,7 @@ SHELL_LINE = re.compile(
 FILLED_IN = re.compile(r"(?<!\\)\$\{?(SLURM_(?:N\w+|PROCID|LOCALID|JOB_NODELIST|JOB_NUM_NODES)|MASTER_ADDR)\b")
 """Variables that are different on other nodes, or in each task. sbatch(1), srun(1): OUTPUT ENVIRONMENT VARIABLES."""
 HOSTNAME_IP = re.compile(r"^[^#\n]*\bhostname\s+(?:-[a-zA-Z]*[iI]|--(?:all-)?ip-address(?:es)?)\b.*$", re.MULTILINE)
-HERE = re.compile(r"localhost|127\.[\d.]+|::1|0\.0\.0\.0")
+HERE = re.compile(r"env://|file:|(?:[a-z]+://)?(?:localhost|127\.[\d.]+|::1|0\.0\.0\.0)")
 
 
 def _options(command: Command) -> dict[str, str] | None:

@@ -28,6 +28,8 @@ OF_PYXIS: Final = frozenset(
     no-container-entrypoint container-entrypoint-log container-writable container-readonly
     """.split()  # noqa: SIM905  a table of words
 )
+BEGIN_A_FLAG: Final = frozenset({"container", "wait"})
+"""Options with an argument that the name of one without begins with: they are not that name cut short."""
 LETTERS: Final = {
     "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
     "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold",
@@ -38,8 +40,10 @@ LETTERS: Final = {
     "w": "nodelist", "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
 """Of srun, and their long names."""
-PLACING: Final = frozenset({"nodes", "ntasks", "exclude", "nodelist", "no-kill", "overlap", "exclusive"})
-"""What is looked at, also where its name is cut short as getopt_long(3) allows."""
+PLACING: Final = frozenset(
+    "nodes ntasks exclude nodelist no-kill overlap exclusive distribution nodefile relative gpus jobid het-group".split()  # noqa: SIM905
+)
+"""What is looked at. Any name may be cut short, as getopt_long(3) allows."""
 NO_LAUNCH: Final = frozenset({"help", "usage", "version", "test-only"})
-OTHER_PLACING: Final = frozenset({"relative", "nodefile", "het-group", "pack-group", "no-allocate"})
+OTHER_PLACING: Final = frozenset({"relative", "het-group", "pack-group", "no-allocate"})
 """Options that place a step in another way: what stands beside them is left as it is."""

@@ -68,7 +68,7 @@ class OrderAnswer(StrEnum):
     REFUSED = "refused"
     """Nothing was done: `words` says why."""
     FAILED = "failed"
-    """The command was ended, and could not be started again: `words` says why."""
+    """The command was ended, and could not be started again, or not without the nodes to avoid: `words` says why."""
 
 
 class SupervisorStatus(Struct, frozen=True, kw_only=True):
@@ -94,6 +94,9 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     """Nodes of the allocation that no start uses any more."""
     takes_once: bool = False
     """It knows `RestartOrder.once`."""
+    beside: int = 0
+    """Process of another supervisor of this job, which writes the same file; 0: there is none. While there is one
+    neither takes an order, nor says where its command runs."""
     order: str = ""
     """Decision of the last order that was seen."""
     answer: OrderAnswer = OrderAnswer.NONE

@@ -28,7 +28,9 @@ from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.supervisor.endings import stopped_by
+from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
 from slurm_watchdog.supervisor.job_time import JobTime
+from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, is_function, receivers
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class LocalSlurm:
         self._environ, self._kill_switch = dict(environ), kill_switch
         self._max_restarts = max_restarts
         self.kill_wait_s, self.settle_s = KILL_WAIT_S, RESTART_DELAY_S
-        self._placed = placed
+        self._placed, self._input = placed, GivenInput()
         self.job_time: JobTime | None = None
         """Of the job of Slurm's that this is in; None: in none."""
         self._output_at = 0
@@ -112,13 +114,16 @@ class LocalSlurm:
             **({"SLURM_WATCHDOG_HEARTBEAT": heartbeat} if heartbeat else {}),
         }
         if self._placed is None:
-            command, environ = self.command, self._environ | ONE_RANK
+            shell = FUNCTION_SHELL if is_function(self.command[0], self._environ) else ()
+            command, environ = (*shell, *self.command), self._environ | ONE_RANK
         else:
             command, environ = await self._placed.prepare(self.restarts)
-        with self.output.open("ab") as lines:
+        if self._input.is_lost(self.restarts):
+            log.warning(NO_INPUT)
+        with self.output.open("ab") as lines, self._input.of_start(self.restarts) as given:
             self._output_at = os.fstat(lines.fileno()).st_size
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=lines, stderr=lines, env=environ | own,
+                *command, stdin=given, stdout=lines, stderr=lines, env=environ | own,
                 start_new_session=True,
             )  # fmt: skip
         if self._placed is not None:
@@ -270,6 +275,12 @@ class LocalSlurm:
                 process.send_signal(number)
             except psutil.Error:
                 continue
+
+    def hand_on(self, number: int) -> None:
+        """Hands a signal to the command that does not ask for its end, as SIGUSR1."""
+        main = self._process.pid if self._process is not None else None
+        function = is_function(self.command[0], self._environ)
+        self._signal(receivers(self.processes(), main, number, function=function), number)
 
     async def stop(self) -> None:
         """Ends the command for good."""

@@ -41,6 +41,7 @@ from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.job_time import JobTime, read_end
 from slurm_watchdog.supervisor.launcher import Launcher
+from slurm_watchdog.supervisor.parent import OTHER_SIGNALS
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
@@ -222,6 +223,8 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, asked.set)
+    for number in OTHER_SIGNALS:
+        loop.add_signal_handler(number, job.hand_on, number)
     agent = asyncio.create_task(_keep_agent(config, job))
     watching = asyncio.create_task(live(controller, notifier, stop))
     tail = None if wanted.quiet else asyncio.create_task(_tail(job.output))

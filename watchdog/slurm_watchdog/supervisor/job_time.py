@@ -28,16 +28,25 @@ def queue_id(job_id: str, environ: Mapping[str, str]) -> str:
     return f"{array}_{element}" if array and element and environ.get("SLURM_JOB_ID") == job_id else job_id
 
 
+def asking(environ: Mapping[str, str]) -> dict[str, str]:
+    """For commands that ask Slurm, or signal: without the variables by which a person's own calls of them are shaped
+    (squeue(1), scancel(1): ENVIRONMENT VARIABLES)."""
+    return {
+        name: value for name, value in environ.items()
+        if not name.startswith(("SCANCEL_", "SQUEUE_", "SCONTROL_")) and name != "SLURM_TIME_FORMAT"
+    }  # fmt: skip
+
+
 async def read_end(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> float | None:
     """As Slurm says it now, within ANSWER_S; None: never, or not known. `helpers`: see `bounded`."""
     argv = ("squeue", "--noheader", f"--jobs={queue_id(job_id, environ)}", "--format=%e")
-    return parse_end((await answer_of(argv, ANSWER_S, environ, helpers)).output)
+    return parse_end((await answer_of(argv, ANSWER_S, asking(environ), helpers)).output)
 
 
 async def read_comment(job_id: str, environ: Mapping[str, str]) -> str:
     """The job's --comment, within ANSWER_S; empty: it has none, or Slurm does not say."""
     argv = ("squeue", "--noheader", f"--jobs={queue_id(job_id, environ)}", "--format=%k")
-    answer = await answer_of(argv, ANSWER_S, environ)
+    answer = await answer_of(argv, ANSWER_S, asking(environ))
     return answer.output.strip() if answer.code == 0 else ""
 
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -24,12 +25,13 @@ from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.addresses import read_addresses
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.bounded import answer_of
-from slurm_watchdog.supervisor.job_time import ANSWER_S, queue_id, read_end
+from slurm_watchdog.supervisor.given_input import GivenInput
+from slurm_watchdog.supervisor.job_time import ANSWER_S, asking, queue_id, read_end
 from slurm_watchdog.supervisor.placement import Placement, arguments, environment, gpu_count, task_count
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, shim_text
-from slurm_watchdog.supervisor.steps import Step, own_steps, parse_steps
+from slurm_watchdog.supervisor.steps import Step, nodes_of, own_steps, parse_steps
 
 NO_OPTIONS: Final = (
     "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",
@@ -65,8 +67,11 @@ class Launcher:
         self._question = json.dumps({"directories": list(dict.fromkeys(places)), "command": check})
         self.steps: tuple[str, ...] = ()
         """Of the present start, oldest first."""
+        self.step_nodes: frozenset[str] = frozenset()
+        """Of those steps, as far as Slurm says."""
         self._resolved: set[int] = set()
         self._main: int | None = None
+        self.input = GivenInput()
 
     def close(self) -> None:
         """Takes our srun away."""
@@ -104,17 +109,18 @@ class Launcher:
         return self._environ | changed | {"PATH": path}
 
     async def start(self, placement: Placement, starts: int) -> asyncio.subprocess.Process:
-        """Starts the command with our own output. Raises OSError."""
+        """Starts the command with our own output, and the input that we were given. Raises OSError."""
         environ = await self.environment(placement, starts)
-        process = await asyncio.create_subprocess_exec(
-            *self.command_line(placement), stdin=asyncio.subprocess.DEVNULL, env=environ, start_new_session=True
-        )
+        with self.input.of_start(starts) as given:
+            process = await asyncio.create_subprocess_exec(
+                *self.command_line(placement), stdin=given, env=environ, start_new_session=True
+            )
         self.begun(process.pid)
         return process
 
     def begun(self, pid: int) -> None:
         """The command runs as this process: its steps are new ones."""
-        self._main, self.steps, self._resolved = pid, (), set()
+        self._main, self.steps, self.step_nodes, self._resolved = pid, (), frozenset(), set()
 
     def begun_ticks(self) -> int:
         """When that process began, in clock ticks since boot; 0: not known."""
@@ -149,11 +155,12 @@ class Launcher:
         if mine := own_steps(listed, socket.gethostname(), pids):
             self._resolved |= {step.pid for step in mine}
             self.steps = tuple(sorted({*self.steps, *(step.number for step in mine)}, key=int))
+            self.step_nodes = self.step_nodes.union(*(nodes_of(step) for step in mine))
         return self.steps
 
     async def _list_steps(self) -> tuple[Step, ...] | None:
         argv = ("scontrol", "--oneliner", "show", "step", self._allocation.job_id)
-        answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
+        answer = await answer_of(argv, ANSWER_S, asking(self._environ), self.helpers)
         # With no step at all scontrol ends with 1, or says so, by release.
         return None if answer.code is None else tuple(parse_steps(answer.output))
 
@@ -161,7 +168,8 @@ class Launcher:
         """Sends a signal to all tasks of these steps; one that is over is none of our business."""
         if steps:
             targets = [f"{self._allocation.job_id}.{step}" for step in steps]
-            await answer_of(("scancel", f"--signal={name}", *targets), ANSWER_S, self._environ, self.helpers)
+            argv = ("scancel", f"--signal={name}", *targets)
+            await answer_of(argv, ANSWER_S, asking(self._environ), self.helpers)
 
     # ------------------------------------------------------------------------------------ processes
 
@@ -187,15 +195,12 @@ class Launcher:
                 process.send_signal(signal.SIGCONT)
 
     def forward(self, number: int, *, ends: bool) -> None:
-        """Hands a signal on: one that ends to all processes, another to the sruns, which hand it to their tasks;
-        to the command itself where there is no srun."""
+        """Hands a signal on: one that ends to all processes, another as `receivers` says."""
         everyone = self.processes()
-        with contextlib.suppress(psutil.Error):
-            sruns = [each for each in everyone if each.name() == NAME]
-            main = [each for each in everyone if each.pid == self._main]
-            for process in everyone if ends else sruns or main:
-                with contextlib.suppress(psutil.Error):
-                    process.send_signal(number)
+        function = is_function(self._command[0], self._environ)
+        for process in everyone if ends else receivers(everyone, self._main, number, function=function):
+            with contextlib.suppress(psutil.Error):
+                process.send_signal(number)
 
     def reap(self) -> None:
         """Takes the end of an orphan that fell to us."""
@@ -221,7 +226,7 @@ class Launcher:
     async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""
         argv = ("squeue", "--noheader", f"--jobs={queue_id(self._allocation.job_id, self._environ)}", "--format=%N")
-        answer = await answer_of(argv, ANSWER_S, self._environ, self.helpers)
+        answer = await answer_of(argv, ANSWER_S, asking(self._environ), self.helpers)
         try:
             present = frozenset(expand_nodes(answer.output.strip())) if answer.code == 0 else frozenset()
         except ParseError:
@@ -280,6 +285,32 @@ def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
         or name in NO_OPTIONS
         or (name.startswith(NO_OPTION_BEGINS) and name not in OPTIONS_OF_JOB)
     }
+
+
+def receivers(
+    everyone: Sequence[psutil.Process], main: int | None, number: int, *, function: bool
+) -> list[psutil.Process]:
+    """Who gets a signal that does not ask for the end: process `main` of the command where it has a handler for it
+    (mpirun, a script with a trap), else the sruns, which hand it to their tasks. Where there is none of these, it is
+    the command, or what a function has started."""
+    own = [each for each in everyone if each.pid == main]
+    if own and not function and catches(own[0].pid, number):
+        return own
+    sruns, below = [], []
+    for each in everyone:
+        with contextlib.suppress(psutil.Error):
+            sruns += [each] if each.name() == NAME else []
+            below += [each] if each.ppid() == main else []
+    return sruns or (below if function else own)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal (proc(5), SigCgt)."""
+    try:
+        caught = re.search(r"^SigCgt:\s*([0-9a-f]+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    except OSError:
+        return False
+    return caught is not None and bool(int(caught[1], 16) >> (number - 1) & 1)
 
 
 def is_function(word: str, environ: Mapping[str, str]) -> bool:

@@ -22,6 +22,7 @@ from slurm_watchdog.supervisor.state import (
     Asked,
     Begin,
     Begun,
+    Beside,
     Ended,
     Ends,
     Event,
@@ -58,6 +59,7 @@ LOOK_MORE_S: Final = 3.0
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 """128 + SIGINT, 128 + SIGTERM: as a shell has them."""
+SIGRTMAX: Final = 64  # signal(7): 255 is no signal, but sys.exit(-1)
 
 
 Next = tuple[Run, tuple[Action, ...]]
@@ -66,7 +68,7 @@ Next = tuple[Run, tuple[Action, ...]]
 def first(settings: Settings, now: float) -> Next:
     """The state before the first start. Raises NoSpare where the job has too few nodes."""
     choose(settings.allocation, settings.count)
-    run = Run(settings=settings, phase=Phase.LOOKING, since=now, words="looks at the nodes")
+    run = Run(settings=settings, phase=Phase.LOOKING, since=now, began=now, words="looks at the nodes")
     return run, (Look(settings.allocation.nodes),)
 
 
@@ -84,8 +86,8 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
             return _over(run, now, 127, f"the command cannot be started: {why}")
         case Begun(ticks):
             return replace(run, begun_ticks=ticks), ()
-        case StepsSeen(steps):
-            return _steps(run, steps)
+        case StepsSeen():
+            return _steps(run, event)
         case Ordered(order, written_at):
             return _order(run, order, wall - written_at, now, wall)
         case Ended() if event.start == run.starts:
@@ -94,6 +96,8 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
             return _switch(run, present, now)
         case Asked():
             return _asked(run, event, now)
+        case Beside(pid):
+            return _beside(run, pid)
     return run, ()
 
 
@@ -197,22 +201,44 @@ def _start(run: Run, now: float, wall: float) -> Next:
     begin = Begin(placement, in_batch=run.in_batch)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
-        begun_ticks=0, switch_gone_at=None, looked=False, once=(),
+        elsewhere=(), begun_ticks=0, switch_gone_at=None, looked=False, once=(),
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
 
 
-def _steps(run: Run, steps: tuple[str, ...]) -> Next:
-    if run.phase is not Phase.RUNNING or steps == run.steps or not steps:
+def _steps(run: Run, seen: StepsSeen) -> Next:
+    steps, ours = seen.steps, run.placement.nodes
+    elsewhere = tuple(node for node in run.settings.allocation.nodes if node in seen.nodes and node not in ours)
+    if run.phase is not Phase.RUNNING or not steps or (steps == run.steps and elsewhere == run.elsewhere):
         return run, ()
-    if steps == (BATCH_STEP,) and (run.steps or run.placement.nodes != (run.settings.allocation.batch_host,)):
+    if steps == (BATCH_STEP,) and (run.steps or ours != (run.settings.allocation.batch_host,)):
         return run, ()  # on several nodes it starts its ranks in a way that is not known here
-    run = replace(run, steps=steps)
+    said = () if elsewhere == run.elsewhere else (Say(_elsewhere_words(run, elsewhere)),)
+    run = replace(run, steps=steps, elsewhere=elsewhere)
     if run.order is None:
-        return run, ()
+        return run, said
+    if any(node in run.avoided or node in run.order.once for node in elsewhere):
+        return replace(run, order=None, answer=OrderAnswer.FAILED, words=_elsewhere_words(run, elsewhere)), said
     words = f"the command runs again as {step_words(steps[-1])}"
-    return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (Say(words),)
+    return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (*said, Say(words))
+
+
+def _elsewhere_words(run: Run, elsewhere: tuple[str, ...]) -> str:
+    return (
+        f"start {run.starts} runs on {','.join(elsewhere)}, too, which it was to leave out: an srun of it was not "
+        "called by its name alone (a path, a PATH of its own), or has options that cannot be adapted"
+    )
+
+
+def _beside(run: Run, pid: int) -> Next:
+    run, before = replace(run, beside=pid), run.beside
+    if not pid or before:
+        return run, ()
+    return run, (
+        Say(f"another `slurm-watchdog run` of this job is under way (process {pid}): until one of them has ended, a "
+            "command that fails is started again, and no hang is answered in this allocation"),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------ orders
@@ -221,7 +247,10 @@ def _steps(run: Run, steps: tuple[str, ...]) -> Next:
 def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float) -> Next:
     if order.decision in run.seen:
         return run, ()
-    run = replace(run, seen=run.seen | {order.decision}, answered=order.decision)
+    run = replace(run, seen=run.seen | {order.decision})
+    if age_s > now - run.began:
+        return run, ()  # to a `run` before this one in the same script
+    run = replace(run, answered=order.decision)
     if refusal := _refusal(run, order, age_s, wall):
         return replace(run, answer=OrderAnswer.REFUSED, words=refusal), (Say(f"an order was refused: {refusal}"),)
     avoid = tuple(node for node in run.settings.allocation.nodes if node in order.avoid)
@@ -251,6 +280,8 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"the order is older than {ORDER_LIFETIME_S:.0f} s"
     if run.asked_at is not None:
         return "the job was asked to end"
+    if run.beside:
+        return f"another `slurm-watchdog run` of this job is under way (process {run.beside})"
     if run.phase is Phase.ENDING:
         return "the command is being ended for another order"
     if order.step_id != present:
@@ -313,7 +344,7 @@ def _not_again(run: Run, event: Ended, wall: float) -> str | None:
 
 
 def _code(code: int) -> str:
-    return f"exit code {code}" if code < 128 else f"exit code {code} (signal {code - 128})"
+    return f"exit code {code} (signal {code - 128})" if 128 < code <= 128 + SIGRTMAX else f"exit code {code}"
 
 
 def _after_end(run: Run, now: float, wall: float) -> Next:

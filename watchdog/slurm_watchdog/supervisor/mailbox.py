@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,8 +20,10 @@ from slurm_watchdog.model.supervisor import (
     MAX_STATUS_BYTES,
     ORDER_PREFIX,
     STATUS_FILE,
+    SupervisorState,
     SupervisorStatus,
     order_in,
+    parse_status,
 )
 from slurm_watchdog.supervisor.state import Ordered
 
@@ -36,6 +39,16 @@ def misses_agent(directory: str, age_s: float) -> bool | None:
     return False if os.path.isdir(directory) else True if age_s >= NO_AGENT_S else None
 
 
+def other_writer(directory: str, own_pid: int, lives: Callable[[int], bool]) -> int:
+    """The process of another supervisor that has written the status last, and lives; 0: there is none."""
+    try:
+        status = parse_status(_read_own(os.path.join(directory, STATUS_FILE), MAX_STATUS_BYTES + 1)[0])
+    except (OSError, ValueError):
+        return 0
+    over = status.state is SupervisorState.OVER or status.pid in (0, own_pid)
+    return status.pid if not over and lives(status.pid) else 0
+
+
 def read_orders(directory: str) -> list[Ordered]:
     """The orders that lie there, oldest first; what is none, or is still being written, is left out."""
     found: list[Ordered] = []
@@ -48,13 +61,19 @@ def read_orders(directory: str) -> list[Ordered]:
 
 
 def _read(path: str) -> Ordered:
+    data, written_at = _read_own(path, MAX_ORDER_BYTES)
+    fields = parse_line(data.decode(errors="replace"))
+    return Ordered(order_in(fields or {}), written_at)
+
+
+def _read_own(path: str, most: int) -> tuple[bytes, float]:
+    """(what a file of ours or of root's holds, when it was written). Raises OSError, ValueError."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.getuid(), 0):
             raise ValueError("somebody else's, or no file")
-        fields = parse_line(os.read(fd, MAX_ORDER_BYTES).decode(errors="replace"))
-        return Ordered(order_in(fields or {}), facts.st_mtime)
+        return os.read(fd, most), facts.st_mtime
     finally:
         os.close(fd)
 

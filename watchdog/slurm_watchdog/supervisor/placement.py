@@ -3,20 +3,29 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import PurePath
 from typing import Final, NamedTuple
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI, NODES, PROCESSES, SHELLS, name_of
+from slurm_watchdog.knowledge.launch_options import (
+    ADDRESSES,
+    MPI,
+    NODES,
+    PROCESSES,
+    SHELLS,
+    VARIABLE,
+    VARIABLES,
+    name_of,
+)
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, repeated, scaled_gpus
 
 _NAMES: Final = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
 _IN_SHELL: Final = re.compile(
     rf"(?<![\w.+$-])((?:--?(?:[\w-]+\.)*(?:{_NAMES})(?:=|\s+)|\+{{0,2}}(?:[\w-]+\.)*(?:{_NAMES})=)[\"']?)"
-    r"([^\s\"';&|()<>]+)",
+    r"([^\s\"';&|()<>,]+)",
     re.IGNORECASE,
 )
 """An option in a line for a shell: (its name and what joins it to its value, the value)."""
@@ -123,18 +132,21 @@ def _chosen(allocation: Allocation, numbers: tuple[int, ...], placement: Placeme
 
 
 def _address(text: str, allocation: Allocation, placement: Placement, addresses: Addresses) -> str:
-    """`host` or `host:port` of rank 0, with its new host where it named a node of the allocation."""
-    host, port = _split(text)
+    """`host`, `host:port` or a URL of rank 0, with its new host where it named a node of the allocation."""
+    scheme, separator, rest = text.rpartition("://")
+    place, slash, path = rest.partition("/")
+    host, port = _split(place)
     ip = _ip(host)
     node, suffix = (addresses.node_of.get(ip), "") if ip else _node_of(host, allocation)
     first = placement.nodes[0]
     if node is None or node == first or (node != allocation.nodes[0] and node in placement.nodes):
         return text
     if not ip:
-        return f"{first}{suffix}{port}"
+        return f"{scheme}{separator}{first}{suffix}{port}{slash}{path}"
     known = (each for each in addresses.of_node.get(first, ()) if (":" in each) == (":" in ip))
     found = next(known, first)
-    return f"[{found}]{port}" if ":" in found and text.startswith("[") else f"{found}{port}"
+    found = f"[{found}]" if ":" in found and place.startswith("[") else found
+    return f"{scheme}{separator}{found}{port}{slash}{path}"
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -187,16 +199,24 @@ def arguments(
     for index, word in enumerate(command):
         name, equals, given = word.partition("=")
         option = command[index - 1] if index else ""
-        if _is_shell_line(command, index):
-            word = _IN_SHELL.sub(lambda part: part[1] + value(part[1].rstrip("\"'= \t\n"), part[2]), word)
+        if _is_shell_line(command, index) or _holds_variables(name if equals else "", option):
+            word = _in_shell(word, value)
         elif equals and re.fullmatch(r"[\w.+-]+", name):
             word = f"{name}={value(name, given)}"
         elif option == "-n" and index > 1 and PurePath(command[index - 2]).name in MPI:
             word = value("np", word)
-        elif option.startswith("-"):
+        elif option.startswith("-") or (index > 1 and command[index - 2] in VARIABLE):
             word = value(option, word)
         found.append(word)
     return tuple(found)
+
+
+def _holds_variables(*options: str) -> bool:
+    return any(option.startswith("-") and name_of(option) in VARIABLES for option in options)
+
+
+def _in_shell(line: str, value: Callable[[str, str], str]) -> str:
+    return _IN_SHELL.sub(lambda part: part[1] + value(part[1].rstrip("\"'= \t\n"), part[2]), line)
 
 
 def _is_shell_line(command: Sequence[str], index: int) -> bool:

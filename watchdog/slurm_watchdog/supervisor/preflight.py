@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from statistics import median
 from typing import Annotated, Final
 
 import msgspec
@@ -19,7 +20,7 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.supervisor.plan import LOOK_MARK
 
 SKEW_S: Final = 5.0
-"""Between a node's clock and this host's: far more than NTP leaves, and than a line takes."""
+"""Between a node's clock and most others: far more than NTP leaves, and than a line takes."""
 ANSWERED: Final = 0.9
 """Of the nodes, and more: who is silent then is so by itself. At fewer all are slow. A judgement."""
 LOOK_S: Final = 5.0
@@ -77,6 +78,7 @@ def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]], *, s
     """
     answered = {look.node: (look, at) for look, at in looks if look.node in asked}
     most = _most_gpus([look for look, _ in answered.values()])
+    usual_s = _usual_skew_s([look.wall - at for look, at in answered.values()])
     found: dict[str, str] = {}
     for node in asked:
         if node not in answered:
@@ -86,7 +88,8 @@ def suspects(asked: Sequence[str], looks: Sequence[tuple[NodeLook, float]], *, s
             continue
         look, at = answered[node]
         others = [other for name, (other, _) in answered.items() if name != node]
-        if problems := [*_gpus(look, most), *_xids(look), *_places(look, others), *_clock(look, at), *_command(look)]:
+        problems = [*_gpus(look, most), *_xids(look), *_places(look, others), *_clock(look, at, usual_s)]
+        if problems := [*problems, *_command(look)]:
             found[node] = one_line("; ".join(problems), 400)
     return found
 
@@ -129,8 +132,19 @@ def _places(look: NodeLook, others: Sequence[NodeLook]) -> list[str]:
     return found
 
 
-def _clock(look: NodeLook, at: float) -> list[str]:
-    ahead_s = look.wall - at
+def _usual_skew_s(ahead_s: Sequence[float]) -> float | None:
+    """How far most clocks are ahead of this host's: if that one is off, all others are, seen from here. None: they do
+    not agree. Of two nodes, this host's is right."""
+    if len(ahead_s) < 3:
+        return 0.0
+    usual_s = median(ahead_s)
+    return usual_s if 2 * sum(abs(each - usual_s) <= SKEW_S for each in ahead_s) > len(ahead_s) else None
+
+
+def _clock(look: NodeLook, at: float, usual_s: float | None) -> list[str]:
+    if usual_s is None:
+        return []
+    ahead_s = look.wall - at - usual_s
     return [f"its clock is {ahead_s:+.0f} s off"] if abs(ahead_s) > SKEW_S else []
 
 

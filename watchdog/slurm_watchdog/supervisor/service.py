@@ -9,6 +9,7 @@ import os
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -21,9 +22,10 @@ from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.endings import MARK, stopped_by
+from slurm_watchdog.supervisor.given_input import NO_INPUT
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
-from slurm_watchdog.supervisor.mailbox import misses_agent, read_orders, write_status
+from slurm_watchdog.supervisor.mailbox import misses_agent, other_writer, read_orders, write_status
 from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, say, unblock
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import (
@@ -31,6 +33,7 @@ from slurm_watchdog.supervisor.state import (
     Asked,
     Begin,
     Begun,
+    Beside,
     Ended,
     Event,
     Forward,
@@ -92,6 +95,14 @@ def is_watched(base: str = KILL_SWITCH_BASE) -> bool:
     return os.path.isdir(base)
 
 
+def is_supervisor(pid: int) -> bool:
+    """Whether this process is one of this user."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == NAME and os.stat(f"/proc/{pid}").st_uid == os.getuid()
+    except OSError:
+        return False
+
+
 def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]) -> int:
     """Runs the command until it has ended for good; returns its exit code. Raises ValueError, OSError, NoSpare."""
     set_name(NAME)
@@ -146,6 +157,7 @@ class _Service:
         for number in SIGNALS:
             loop.add_signal_handler(number, self._signalled, number)
         unblock()
+        self._look_beside()
         await self._do(self._actions)
         self._write()
         while self._run.phase is not Phase.OVER:
@@ -181,6 +193,7 @@ class _Service:
 
     def _poll(self) -> None:
         self._look_for_agent()
+        self._look_beside()
         for found in read_orders(self._directory):
             if found.order.decision not in self._run.seen:
                 self._events.put_nowait(found)
@@ -197,6 +210,13 @@ class _Service:
             self._say(NO_AGENT)
         if missing is not None:
             self._began_at = None
+
+    def _look_beside(self) -> None:
+        """Another `run` of this job, which writes the same file: found by what it has written there last."""
+        known = self._run.beside
+        pid = known if known and is_supervisor(known) else other_writer(self._directory, os.getpid(), is_supervisor)
+        if pid != known:
+            self._events.put_nowait(Beside(pid))
 
     def _ask_for_steps(self) -> None:
         """If one is not known yet: no step at all, or that of a new call of srun."""
@@ -218,7 +238,7 @@ class _Service:
         finally:
             self._asking = False
         if steps:
-            await self._events.put(StepsSeen(steps))
+            await self._events.put(StepsSeen(steps, tuple(self._launcher.step_nodes)))
             return
         late = since == self._run.since and clock.monotonic() - since >= BATCH_AFTER_S
         if steps is not None and late and not self._launcher.waiting_calls():
@@ -226,6 +246,8 @@ class _Service:
 
     def _write(self) -> None:
         status, now = status_of(self._run, os.getpid()), clock.monotonic()
+        if self._run.beside and self._run.phase is Phase.OVER:
+            return  # the file is the other one's now
         if status != self._written or now - self._written_at >= WRITE_EVERY_S:
             write_status(self._directory, status)
             self._written, self._written_at = status, now
@@ -266,6 +288,8 @@ class _Service:
         self._say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}")
         if self._run.order is not None:
             await self._remove_switch()
+        if self._launcher.input.is_lost(start - 1):
+            self._say(NO_INPUT)
         try:
             process = await self._launcher.start(placement, start - 1)
         except OSError as error:

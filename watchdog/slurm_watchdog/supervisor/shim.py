@@ -9,8 +9,9 @@ import shlex
 import sys
 from pathlib import Path
 
+from slurm_watchdog.supervisor.host_file import file_named, hosts_in, moved
 from slurm_watchdog.supervisor.plan import Plan, from_text
-from slurm_watchdog.supervisor.srun_options import rewrite
+from slurm_watchdog.supervisor.srun_options import Hosts, parse, rewrite
 
 PLAN, CALLS, LOCK, NAME = "plan", "calls", "lock", "srun"
 """In the shim's directory: the plan of the present start; a file for each call, called as its process; what calls
@@ -44,13 +45,31 @@ def main(directory: str, arguments: list[str]) -> None:
 
 def _rewritten(arguments: list[str], plan: Plan, calls: Path) -> list[str]:
     """Leaves a file for this call, with its nodes in it."""
+    given = {each.name: each.value for each in parse(arguments)[0]}
+    hosts = _hosts(given, plan, calls.parent)
     with (calls.parent / LOCK).open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two calls side by side take different nodes
-        rewritten = rewrite(arguments, plan, _busy(calls))
+        rewritten = rewrite(arguments, plan, _busy(calls), os.environ, hosts)
         (calls / str(os.getpid())).write_text(",".join(rewritten.nodes))
+    if hosts is not None and not rewritten.unmet and not given.keys() & {"nodefile", "nodelist"}:
+        os.environ["SLURM_HOSTFILE"] = hosts.path
     if rewritten.unmet:
         sys.stderr.write(f"slurm-watchdog: srun is called as it is written, for {rewritten.unmet}\n")
     return list(rewritten.arguments)
+
+
+def _hosts(given: dict[str, str | None], plan: Plan, directory: Path) -> Hosts | None:
+    """The file of nodes of this call, for the nodes of the start; None where it has none, or it cannot be read."""
+    name = file_named(given, os.environ) if plan.left_out else ""
+    try:
+        before = hosts_in(Path(name).read_text()) if name else None
+    except (OSError, ValueError):
+        return None
+    if before is None:
+        return None
+    after, path = moved(before, plan), directory / f"hosts.{os.getpid()}"
+    path.write_text("".join(f"{host}\n" for host in after))
+    return Hosts(str(path), len(before), tuple(after))
 
 
 def _busy(calls: Path) -> set[str]:

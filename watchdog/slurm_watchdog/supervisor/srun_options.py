@@ -5,10 +5,11 @@ Standard library only, but for a node list: see `plan`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import NamedTuple
 
 from slurm_watchdog.knowledge.srun_options import (
+    BEGIN_A_FLAG,
     FLAGS,
     LETTERS,
     NO_LAUNCH,
@@ -17,9 +18,11 @@ from slurm_watchdog.knowledge.srun_options import (
     OTHER_PLACING,
     PLACING,
 )
+from slurm_watchdog.supervisor.host_file import file_named
 from slurm_watchdog.supervisor.plan import Plan
 
 _ALONE = FLAGS | OPTIONAL | OF_PYXIS
+_KNOWN = _ALONE | PLACING
 
 
 class Option(NamedTuple):
@@ -38,6 +41,16 @@ class Rewritten(NamedTuple):
     """Why they are as they were, where a wish cannot be met here."""
     nodes: tuple[str, ...] = ()
     """Where the step goes; empty: not known."""
+
+
+class Hosts(NamedTuple):
+    """A file with the node of each task, on the nodes of this start."""
+
+    path: str
+    before: int
+    """Tasks in the file that srun was called with."""
+    nodes: tuple[str, ...]
+    """Of each task."""
 
 
 class _Unmet(Exception):
@@ -62,8 +75,9 @@ def parse(arguments: Sequence[str]) -> tuple[list[Option], tuple[str, ...]]:
 
 def _long(word: str, following: str | None) -> tuple[list[Option], int]:
     name, equals, value = word[2:].partition("=")
-    meant = [each for each in PLACING if len(name) > 3 and each.startswith(name)]
-    name = meant[0] if len(meant) == 1 else name
+    if name not in BEGIN_A_FLAG:
+        meant = [each for each in _KNOWN if len(name) > 3 and each.startswith(name)]
+        name = name if name in meant or len(meant) != 1 else meant[0]
     if equals:
         return [Option(name, value, (word,))], 0
     if name in _ALONE or following is None:
@@ -84,18 +98,27 @@ def _letters(word: str, following: str | None) -> tuple[list[Option], int]:
     return found, 0
 
 
-def rewrite(arguments: Sequence[str], plan: Plan, busy: Collection[str] = ()) -> Rewritten:
+def rewrite(
+    arguments: Sequence[str], plan: Plan, busy: Collection[str] = (), environ: Mapping[str, str] = {},
+    hosts: Hosts | None = None,
+) -> Rewritten:  # fmt: skip
     """The arguments by which srun starts the same on the nodes of `plan`; unchanged where that cannot be.
 
     `busy`: nodes of the command's steps that run. Of several small steps side by side each gets nodes of its own, as
     Slurm would give them; beside --exclude it takes the first nodes for all, and they wait for each other (22.05).
+    `environ`: of the call. `hosts`: what its file of nodes has become.
     """
     options, command = parse(arguments)
     given = {option.name: option.value for option in options}
     if not command or given.keys() & NO_LAUNCH or given.get("jobid", plan.job_id) != plan.job_id:
         return Rewritten(tuple(arguments))
     try:
-        placed = {} if _elsewhere(given, command, plan) else _place(given, plan, busy)
+        if _elsewhere(given, command, plan):
+            placed: dict[str, str | None] = {}
+        elif file_named(given, environ):
+            placed = _by_file(given, plan, hosts)
+        else:
+            placed = _place(given, plan, busy, environ)
     except _Unmet as wish:
         return Rewritten(tuple(arguments), str(wish))
     kept = [word for option in options if option.name not in placed for word in option.words]
@@ -107,6 +130,7 @@ def rewrite(arguments: Sequence[str], plan: Plan, busy: Collection[str] = ()) ->
     separator = ("--",) if "--" in arguments[: len(arguments) - len(command)] else ()
     listed = placed.get("nodelist")
     nodes = plan.nodes if "nodes" in placed else tuple(listed.split(",")) if listed else ()
+    nodes = nodes if hosts is None else hosts.nodes
     return Rewritten((*added, *kept, *separator, *command), "", nodes)
 
 
@@ -121,8 +145,12 @@ def _elsewhere(given: dict[str, str | None], command: tuple[str, ...], plan: Pla
     return False
 
 
-def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> dict[str, str | None]:
+def _place(
+    given: dict[str, str | None], plan: Plan, busy: Collection[str], environ: Mapping[str, str]
+) -> dict[str, str | None]:
     """Option to its new value; the old ones of that name go. None: it only goes."""
+    if (given.get("distribution") or environ.get("SLURM_DISTRIBUTION", "")).startswith("arbitrary"):
+        raise _Unmet("--distribution=arbitrary places each task by a list")
     have, total = len(plan.nodes), len(plan.nodes) + len(plan.left_out)
     placed: dict[str, str | None] = {"exclude": _excluded(given.get("exclude"), plan)}
     listed = _listed(given.get("nodelist"), plan)
@@ -157,6 +185,19 @@ def _place(given: dict[str, str | None], plan: Plan, busy: Collection[str]) -> d
     return placed
 
 
+def _by_file(given: dict[str, str | None], plan: Plan, hosts: Hosts | None) -> dict[str, str | None]:
+    """As _place, where the file says it."""
+    if hosts is None or not hosts.nodes:
+        raise _Unmet("its file of nodes cannot be read, has more in it than a name a line, or none of this start")
+    name = next((name for name in ("nodefile", "nodelist") if given.get(name)), None)
+    placed: dict[str, str | None] = {} if name is None else {name: hosts.path}
+    if _number(given.get("nodes")) == len(plan.nodes) + len(plan.left_out):
+        placed["nodes"] = str(len(plan.nodes))
+    if _number(given.get("ntasks")) == hosts.before:
+        placed["ntasks"] = str(len(hosts.nodes))
+    return placed
+
+
 def _gpus(given: str | None, plan: Plan) -> str | None:
     """`40`, `a100:40` or `a100:8,h100:32`, where it is the whole job's, for the nodes of this start; None: it stays."""
     parts = [part.rpartition(":") for part in (given or "").split(",")]
@@ -179,8 +220,6 @@ def _listed(given: str | None, plan: Plan) -> str | None:
     """What is left of a list of nodes; None where all of it is."""
     if not given:
         return None
-    if "/" in given:
-        raise _Unmet("--nodelist names a file")
     from slurm_watchdog.slurm.node_names import expand_nodes
 
     try:

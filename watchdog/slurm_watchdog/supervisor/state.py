@@ -55,6 +55,8 @@ class Run(Struct, frozen=True, kw_only=True):
     phase: Phase
     since: float
     """When the phase began, on the monotonic clock."""
+    began: float
+    """When all of this began, on the same."""
     starts: int = 0
     begun_ticks: int = 0
     """See SupervisorStatus."""
@@ -68,6 +70,10 @@ class Run(Struct, frozen=True, kw_only=True):
     """The look before the next start is over."""
     steps: tuple[str, ...] = ()
     """Numbers of the present start's steps, oldest first, or BATCH_STEP alone; after its end those that it had."""
+    elsewhere: tuple[str, ...] = ()
+    """Nodes that the present start leaves out, and on which a step of it runs all the same."""
+    beside: int = 0
+    """See SupervisorStatus."""
     ends: Ends = Ends.NOT
     exit_code: int = 0
     asked_at: float | None = None
@@ -122,6 +128,8 @@ class StepsSeen(Struct, frozen=True):
     """Steps that the present start has begun, all of them, oldest first; BATCH_STEP alone: Slurm lists none."""
 
     steps: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
+    """Where they run, as far as Slurm says."""
 
 
 class Ordered(Struct, frozen=True):
@@ -158,7 +166,14 @@ class Asked(Struct, frozen=True):
     """It asks for the end, as SIGTERM does."""
 
 
-Event: TypeAlias = Tick | Looked | NotBegun | Begun | StepsSeen | Ordered | Ended | Switch | Asked
+class Beside(Struct, frozen=True):
+    """Another supervisor of this job lives, or none any more."""
+
+    pid: int
+    """0: none."""
+
+
+Event: TypeAlias = Tick | Looked | NotBegun | Begun | StepsSeen | Ordered | Ended | Switch | Asked | Beside
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -215,11 +230,18 @@ _STATES = {
 def status_of(run: Run, pid: int) -> SupervisorStatus:
     """What the status file says."""
     running = SupervisorState.RUNNING if run.steps else SupervisorState.STARTING
+    nodes = run.settings.allocation.nodes
+    if run.beside:  # two write this file: what one says of its command is not what the other says
+        return SupervisorStatus(
+            protocol=PROTOCOL, state=SupervisorState.STARTING, pid=pid, restarts_left=max(0, run.restarts_left),
+            beside=run.beside, order=run.answered, answer=run.answer, words=run.words[:1000],
+        )  # fmt: skip
     return SupervisorStatus(
         protocol=PROTOCOL, state=_STATES.get(run.phase, running), pid=pid,
         step_id=run.steps[-1] if run.steps else "", starts=run.starts, begun_ticks=run.begun_ticks,
         restarts_left=max(0, run.restarts_left),
-        nodes=run.placement.nodes, spares=tuple(n for n in run.placement.spares if n not in run.suspects),
-        avoided=tuple(n for n in run.settings.allocation.nodes if n in run.avoided),
+        nodes=tuple(n for n in nodes if n in run.placement.nodes or n in run.elsewhere),
+        spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),
+        avoided=tuple(n for n in nodes if n in run.avoided and n not in run.elsewhere),
         takes_once=True, order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

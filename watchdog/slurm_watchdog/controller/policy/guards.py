@@ -75,6 +75,8 @@ def why_not_in_place(supervisor: SupervisorStatus | None) -> str | None:
     """Why the step cannot be started again in its allocation, as far as the supervisor says itself."""
     if supervisor is None:
         return NO_SUPERVISOR
+    if supervisor.beside:
+        return "several `slurm-watchdog run` are under way in this job side by side: none is started again in place"
     if supervisor.restarts_left <= 0:
         return f"the supervisor has started the command {supervisor.starts} times and may not again (--max-restarts)"
     if supervisor.state is SupervisorState.OVER:

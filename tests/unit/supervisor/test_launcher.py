@@ -1,0 +1,54 @@
+"""Who of a command's processes gets a signal that does not ask for its end."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from slurm_watchdog.supervisor.launcher import catches, receivers
+
+
+@contextmanager
+def command(tmp_path: Path, script: str) -> Iterator[list[psutil.Process]]:
+    """A shell and what it starts; `srun` is a sleep of that name."""
+    srun = tmp_path / "srun"
+    srun.symlink_to("/bin/sleep")
+    with subprocess.Popen(["bash", "-c", f"{script} echo ready; wait", str(srun)], stdout=subprocess.PIPE) as shell:
+        assert shell.stdout is not None and shell.stdout.readline()
+        own = psutil.Process(shell.pid)
+        everyone = [own, *own.children(recursive=True)]
+        end = time.monotonic() + 10
+        while any(each.name() == "bash" for each in everyone[1:]):  # not executed yet
+            assert time.monotonic() < end
+            time.sleep(0.01)
+        yield everyone
+        for each in everyone:
+            each.kill()
+
+
+@pytest.mark.parametrize(
+    ("script", "function", "expected"),
+    [
+        pytest.param("$0 60 &", False, "srun", id="srun hands it to its tasks"),
+        pytest.param("trap : USR1; $0 60 & $0 61 &", False, "bash", id="a script with a trap, or mpirun"),
+        pytest.param("trap : USR1; $0 60 & $0 61 &", True, "srun srun", id="a function: the trap is ours"),
+        pytest.param("trap : USR1; sleep 60 &", True, "sleep", id="a function without srun"),
+        pytest.param("sleep 60 &", False, "bash", id="a launcher without srun"),
+        pytest.param("trap : USR2; $0 60 &", False, "srun", id="a trap for another one"),
+    ],
+)
+def test_a_signal_goes_to_whom_it_would_have_gone(tmp_path: Path, script: str, function: bool, expected: str) -> None:
+    with command(tmp_path, script) as everyone:
+        found = receivers(everyone, everyone[0].pid, signal.SIGUSR1, function=function)
+        assert " ".join(each.name() for each in found) == expected
+
+
+def test_a_process_that_is_gone_catches_nothing() -> None:
+    assert not catches(2**22 + 1, signal.SIGUSR1)

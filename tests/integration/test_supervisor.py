@@ -447,7 +447,9 @@ def test_a_signal_before_the_end_of_the_time_reaches_the_ranks_through_a_trap_of
     """As `#SBATCH --signal=B:USR1@60` sends it, to the script alone. `run` is below a shell here, for it is a function."""
     saves = 'trap "echo saved by $SLURM_PROCID; exit 0" USR1; while :; do sleep 0.2; done'
     job = start(
-        f"trap 'kill -USR1 $(pgrep -P $!)' USR1\nsw -- srun bash -c '{SAYS}; {saves}' &\nwait; wait", "-N2", "--ntasks-per-node=1"
+        f"trap 'kill -USR1 $(pgrep -P $!)' USR1\nsw -- srun bash -c '{SAYS}; {saves}' &\nwait; wait",
+        "-N2",
+        "--ntasks-per-node=1",
     )
     job.runs()
     time.sleep(0.5)

@@ -93,6 +93,7 @@ def added(is_operator: bool = True, **changes: Any) -> NodeEvent:
 def test_a_failed_test_is_an_event_and_a_user_s_own_is_held_against_nobody() -> None:
     assert added().kind is NodeEventKind.TEST_FAILED
     assert added(is_operator=False).kind is NodeEventKind.USER_TEST_FAILED
+    assert added(is_operator=False, kind="test_passed").kind is NodeEventKind.USER_TEST_PASSED
     assert suspicions(by_node([added(is_operator=False)]), NOW) == []
     assert added().what == "memory 40 of 200 GB/s (by ann)"
 

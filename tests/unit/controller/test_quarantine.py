@@ -9,10 +9,12 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.api.node_views import event_of
 from slurm_watchdog.controller.policy.quarantine import objection_to_draining, objection_to_witnesses
 from slurm_watchdog.model.node_events import NodeEventKind
 from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, QuarantineState
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
+from tests.behaviour.cluster import EPOCH
 from tests.builders.node_past import event
 from tests.builders.quarantined import OURS, Cluster
 
@@ -38,6 +40,18 @@ def test_a_suspect_node_is_drained_with_our_reason_and_returned_when_its_test_pa
     assert cluster.done == ["drain n1", "undrain n1"]
     said = [each.what for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.MENDED]
     assert said == ["returned after a test: test_passed t2"]
+
+
+def test_a_node_is_not_given_back_for_a_test_that_a_user_says_has_passed(cluster: Cluster) -> None:
+    """Anybody who could use the socket had every node in quarantine back, and its past settled."""
+    cluster.sweep()
+    for is_operator in (False, True):
+        cluster.now += 1.0
+        said = {"kind": "test_passed", "id": f"t{is_operator}", "what": "all is well"}
+        found = event_of("n1", said, EPOCH + cluster.now, "ann", is_operator=is_operator)
+        cluster.journal.node_events.save(found)
+        cluster.sweep(())
+        assert cluster.done == (["drain n1", "undrain n1"] if is_operator else ["drain n1"])
 
 
 def test_one_part_of_a_test_that_failed_keeps_the_node_whatever_else_passed(cluster: Cluster) -> None:

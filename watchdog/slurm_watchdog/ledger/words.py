@@ -20,6 +20,7 @@ KIND_WORDS: Final = {
     NodeEventKind.TEST_PASSED: "a test of it passed",
     NodeEventKind.TESTED: "a test of it was not enough to judge it",
     NodeEventKind.USER_TEST_FAILED: "a user's own test of it failed",
+    NodeEventKind.USER_TEST_PASSED: "a user's own test of it passed",
     NodeEventKind.DRAINED: "it was drained",
     NodeEventKind.LINK_DOWN: "a network link of it was down",
     NodeEventKind.RESTART_HELPED: "a job ran well again without it",

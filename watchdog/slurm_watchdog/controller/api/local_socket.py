@@ -247,12 +247,12 @@ class LocalApi:
         node, body, now = node_of(request), await read_body(request), clock.wall()
         if node not in self._controller.state.node_addresses:
             raise RequestRefused(404, f"Slurm knows no node {node}")
-        if not node_views.has_room(self._controller.ledger, now):
-            raise RequestRefused(429, "so many events were added today that no more is taken")
         name, is_operator = self.who.name(request), self.who.is_operator(request)
         if body.get("kind") == NodeEventKind.MENDED and not is_operator:
             self.who.require(request, "mend")
             is_operator = True
+        if not node_views.has_room(self._controller.ledger, now, is_operator=is_operator):
+            raise RequestRefused(429, "so many events were added today that no more is taken")
         try:
             event = node_views.event_of(node, body, now, name, is_operator=is_operator)
         except node_views.Unfit as error:

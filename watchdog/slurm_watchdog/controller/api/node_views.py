@@ -22,6 +22,11 @@ MAX_ADDED_A_DAY: Final = 2000
 """Events that people and their tests may add in a day: a test of 1,000 nodes twice."""
 _WORD: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,127}")
 ADDED: Final = frozenset({NodeEventKind.TEST_FAILED, NodeEventKind.TEST_PASSED, NodeEventKind.MENDED})
+USERS_OWN: Final = {
+    NodeEventKind.TEST_FAILED: NodeEventKind.USER_TEST_FAILED,
+    NodeEventKind.TEST_PASSED: NodeEventKind.USER_TEST_PASSED,
+}
+"""What becomes of the result of a test that no operator has run."""
 
 
 def suspicion_json(found: Suspicion, now: float, *, sees: bool) -> dict[str, Any]:
@@ -93,8 +98,8 @@ class Unfit(ValueError):
 
 
 def event_of(node: str, body: dict[str, Any], now: float, by: str, *, is_operator: bool) -> NodeEvent:
-    """The event that a person or a test adds to a node. A user's own test is kept to be read, and held against
-    nobody: anybody could say so of anything. Raises Unfit."""
+    """The event that a person or a test adds to a node. A user's own test is kept to be read, and counts for
+    nothing: anybody could say so of anything. Raises Unfit."""
     kind = body.get("kind")
     if kind not in ADDED:
         raise Unfit(f"kind has to be one of {', '.join(sorted(ADDED))}")
@@ -107,22 +112,22 @@ def event_of(node: str, body: dict[str, Any], now: float, by: str, *, is_operato
         raise Unfit("place has to be the part of the node that it is about: a GPU's UUID, mount:/path, or a word")
     if not isinstance(what, str) or not what.strip():
         raise Unfit("what has to be a sentence")
-    own = kind == NodeEventKind.TEST_FAILED and not is_operator
+    kept = NodeEventKind(kind)
     return NodeEvent(
         key=f"{kind}:{by}:{name}:{node}:{place}",
         node=node,
-        kind=NodeEventKind.USER_TEST_FAILED if own else NodeEventKind(kind),
+        kind=kept if is_operator else USERS_OWN[kept],
         at=now,
         what=f"{one_line(what, MAX_WHAT - 60)} (by {by[:40]})",
         place=place,
     )
 
 
-def has_room(past: NodePast, now: float) -> bool:
-    """Whether one more may be added today."""
-    return _added(past.events(), now) < MAX_ADDED_A_DAY
+def has_room(past: NodePast, now: float, *, is_operator: bool) -> bool:
+    """Whether one more may be added today; users leave half of it to operators."""
+    return _added(past.events(), now) < (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2)
 
 
 def _added(events: Iterable[NodeEvent], now: float) -> int:
-    kinds = ADDED | {NodeEventKind.USER_TEST_FAILED}
+    kinds = {*ADDED, *USERS_OWN.values()}
     return sum(each.kind in kinds and now - each.at < DAY_S for each in events)

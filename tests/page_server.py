@@ -116,7 +116,7 @@ class Remembered:
         self._said = said
         self._incidents = {incident.id: incident for incident in incidents}
 
-    def incidents(self, job_id: str | None = None, limit: int = 200) -> list[Incident]:
+    def incidents(self, job_id: str | None = None, limit: int = 200, **_: object) -> list[Incident]:
         return list(self._incidents.values())
 
     def incident(self, incident_id: str) -> Incident | None:

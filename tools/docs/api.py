@@ -114,8 +114,10 @@ ROUTES: tuple[Route, ...] = (
 REFUSALS = {
     "400": "The request is wrong; the sentence says how.",
     "403": "The caller may not (`security.may`), or nobody knows who it is.",
-    "404": "There is no such incident, job or node, or it is not the caller's.",
+    "404": "There is no such incident, job or node, it is not the caller's, or there is no such request in this release.",
+    "405": "The path has no such method.",
     "409": "It cannot be done now; `code` is `hangs` where `now` is needed.",
+    "413": "The request, or on `controller.user_listen` its answer, is too large.",
     "429": "Too much is asked at once, or is kept already.",
     "503": "The journal or Slurm does not answer.",
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from slurm_watchdog.notify.dispatcher import IncidentSources
 from slurm_watchdog.notify.notification import Notice, Topic, from_row
 from slurm_watchdog.notify.webhook import WebhookChannel, event_json
 from slurm_watchdog.notify.wording import message_of
+from tests.builders.asking import asked
 from tests.builders.notices import FAILED, INCIDENT, OVER, Ticking, incident, replace
 from tests.builders.open_doors import OPERATOR, OWNER, STRANGE, Controller
 from tests.builders.open_doors import incident as open_incident
@@ -90,6 +90,19 @@ def test_a_silence_outlasts_a_crash_and_what_still_fires_at_its_end_is_announced
     assert [text for _, text in given.journal.timeline("i1")][-1] == "silence s1 is over: its time is over"
 
 
+@pytest.mark.parametrize(
+    ("now", "over"), [(-2601.0, True), (-2600.0, False), (999.0, False), (4599.0, False), (4600.0, True)]
+)
+def test_a_silence_of_a_clock_that_was_ahead_is_over_when_it_is_set_right(now: float, over: bool) -> None:
+    """One hour from 1000 on: a clock that is set back by a little leaves it, one that was a year ahead hides no year."""
+    given = Given([INCIDENT])
+    silences = given.silences()
+    silences.add(HOUR)
+    given.now = now
+    silences.expire()
+    assert (silences.listed() == (), given.news.said[1:] == [("i1", "opened")]) == (over, over)
+
+
 def test_a_journal_that_fails_at_the_end_leaves_the_silence_until_the_next_tick(tmp_path: Path) -> None:
     given = Given([INCIDENT], journal=Journal(f"sqlite:///{tmp_path}/journal.sqlite"))
     silences = given.silences()
@@ -153,20 +166,6 @@ def test_prometheus_sees_a_silenced_incident_apart_from_those_that_fire() -> Non
     text = metrics.text().decode()
     for state in ("firing", "silenced", "pending"):
         assert f'slurm_watchdog_incidents{{kind="collective_hang",state="{state}"}} 1.0' in text
-
-
-def asked(controller: Any, person: Person, *requests: tuple[str, str, Any]) -> list[tuple[int, Any]]:
-    """What this person is answered, one request after the other: (status, document)."""
-
-    async def ask() -> list[tuple[int, Any]]:
-        async with TestClient(TestServer(make_app(controller, lambda _: person))) as client:
-            answers = []
-            for method, path, body in requests:
-                answer = await client.request(method, path, data=None if body is None else json.dumps(body))
-                answers.append((answer.status, await answer.json()))
-            return answers
-
-    return asyncio.run(ask())
 
 
 NODE = {"nodes": ["n1"], "for_s": 60.0, "reason": "a cable"}

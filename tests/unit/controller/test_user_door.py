@@ -35,6 +35,7 @@ from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import SealedAnswer, request_digest
+from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.wire.http_server import Server
 from tests.builders.open_doors import MARK, Controller, incident
 
@@ -148,6 +149,26 @@ def test_a_user_is_shown_his_own_jobs_and_incidents_and_nothing_of_others(contro
     for other in ("b0b", "both", "nothing"):
         assert ask(controller, "GET", f"/v1/incidents/{other}")[0] == 404
         assert ask(controller, "GET", f"/v1/incidents/{other}/evidence/1")[0] in (403, 404)
+
+
+def test_incidents_of_others_are_as_if_they_were_not_there_and_leave_room_for_ones_own(controller: Any) -> None:
+    """Neither a beginning of their ids nor their number is said, and no crowd of them hides an older one of the user."""
+    own = incident(id="b0a", owners=(ANN,), opened_at=1.0, summary='of bob: "owners":[4321]')
+    controller.journal.save_incident(own)
+    for number in range(250):
+        controller.journal.save_incident(incident(id=f"b1{number:03}", owners=(BOB,), job_ids=("8",)))
+    refusals = {
+        given: ask(controller, "GET", f"/v1/incidents/{given}") for given in ("b1", "b1007", "bot", "both", "x")
+    }
+    assert {given: (404, told["error"].replace(given, "")) for given, (_, told) in refusals.items()} == {
+        given: (404, refusals["x"][1]["error"].replace("x", "")) for given in refusals
+    }
+    assert ask(controller, "GET", "/v1/incidents/b0")[1]["incident"]["id"] == "b0a", "b0b is of another user"
+    _, listed = ask(controller, "GET", "/v1/incidents")
+    assert [each["id"] for each in listed] == ["abc123", "b0a"]
+    assert ask(controller, "GET", "/v1/status")[1]["incidents"]["resolved"] == 0
+    controller.journal.save_incident(replace(own, state=IncidentState.RESOLVED))
+    assert ask(controller, "GET", "/v1/status")[1]["incidents"]["resolved"] == 1
 
 
 def test_a_user_restarts_and_diagnoses_his_own_job_and_no_other(controller: Any) -> None:

@@ -99,7 +99,7 @@ class Silences:
         now, there = self._wall(), {each.id for each in self._incidents()} if some else set()
         for each in self.listed():
             why = ""
-            if each.until is not None and now >= each.until:
+            if each.is_over(now):
                 why = "its time is over"
             elif each.incident_id and each.incident_id not in there:
                 why = "its incident is over"

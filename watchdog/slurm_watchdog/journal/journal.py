@@ -55,6 +55,8 @@ V = TypeVar("V", bound=Struct)
 
 IDS_AT_ONCE = 500
 """In one query: databases limit how many values a statement takes."""
+OWNERS_AMONG = 2000
+"""Incidents, the newest, among which those of one owner are looked for: each document is searched for them."""
 SAVED: sa.BindParameter[str] = sa.bindparam("saved")
 DROP_INCIDENT = sa.delete(INCIDENTS).where(INCIDENTS.c.id == SAVED)
 DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == SAVED)
@@ -145,9 +147,19 @@ class Journal:
         query = sa.select(INCIDENTS.c.document).where(INCIDENTS.c.state != IncidentState.RESOLVED.value)
         return self._documents(query.order_by(INCIDENTS.c.opened_at, INCIDENTS.c.id), Incident)
 
-    def incidents(self, job_id: str | None = None, limit: int = 200) -> list[Incident]:
-        """Incidents (of one job), newest first, at most `limit`."""
+    def incidents(
+        self, job_id: str | None = None, limit: int = 200, *, owner: int | None = None, beginning: str = ""
+    ) -> list[Incident]:
+        """Incidents (of one job; of jobs of this `owner` alone, among the newest OWNERS_AMONG of all; with ids that
+        begin so), newest first, at most `limit`."""
         query = sa.select(INCIDENTS.c.document)
+        if beginning:
+            query = query.where(INCIDENTS.c.id.startswith(beginning, autoescape=True))
+        if owner is not None:  # as a document has it; a text in one has its quotes escaped
+            newest = sa.select(INCIDENTS.c.opened_at).order_by(INCIDENTS.c.opened_at.desc()).offset(OWNERS_AMONG - 1)
+            since = sa.func.coalesce(newest.limit(1).scalar_subquery(), 0.0)
+            his = INCIDENTS.c.document.contains(f'"owners":[{owner}]', autoescape=True)
+            query = query.where(INCIDENTS.c.opened_at >= since, his)
         if job_id is not None:
             of_job = sa.select(INCIDENT_JOBS.c.incident_id).where(INCIDENT_JOBS.c.job_id == job_id)
             query = query.where(INCIDENTS.c.id.in_(of_job))

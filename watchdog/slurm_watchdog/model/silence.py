@@ -38,6 +38,11 @@ class Silence(Struct, frozen=True, kw_only=True):
         named = (("kind", self.kinds), ("job", self.jobs), ("node", self.nodes))
         return ", ".join(f"{name} {','.join(values)}" for name, values in named if values)
 
+    def is_over(self, now: float) -> bool:
+        """Whether its time is over, also where the clock was set back so far that it would be for longer than it was
+        made for: it was made by a clock that was ahead."""
+        return self.until is not None and not 2 * self.at - self.until <= now < self.until
+
     def covers(self, incident: Incident) -> bool:
         """Whether all that the incident is about is within the selectors: of two jobs the silence of one hides
         nothing. An array's id stands for its elements."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
+from slurm_watchdog import __version__
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees
@@ -180,7 +181,12 @@ class Who:
 async def read_body(request: web.Request) -> dict[str, Any]:
     """The JSON object of a request. Raises RequestRefused."""
     raw = await request.read()
-    body = json.loads(raw, parse_constant=_refuse) if raw else {}
+    try:
+        body = json.loads(raw, parse_constant=_refuse) if raw else {}
+        if b"\\ud" in raw.lower():  # half a character, which no database takes, is "?"
+            body = json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
+    except (ValueError, RecursionError):  # also of a number of thousands of digits
+        raise RequestRefused(400, "the request's body is no JSON") from None
     if not isinstance(body, dict):
         raise RequestRefused(400, "the request's body has to be a JSON object")
     return body
@@ -221,5 +227,13 @@ async def errors_as_sentences(request: web.Request, handler: Handler) -> web.Str
         return web.json_response({"error": str(error)}, status=409)
     except SlurmUnavailable as error:
         return web.json_response({"error": f"Slurm: {error}"}, status=503)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return web.json_response({"error": "the request's body is no JSON"}, status=400)
+    except web.HTTPException as error:
+        return web.json_response({"error": _http_sentence(request, error)}, status=error.status)
+
+
+def _http_sentence(request: web.Request, error: web.HTTPException) -> str:
+    """What the HTTP library refuses by itself."""
+    if error.status in (404, 405):
+        asked = f"{request.method} {request.path[:80]}"
+        return f"{asked} is no request that is answered here (release {__version__})"
+    return "the request is too large" if error.status == 413 else error.reason

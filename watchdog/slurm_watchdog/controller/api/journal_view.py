@@ -13,6 +13,7 @@ from slurm_watchdog.controller.api.json_views import (
     public_incident_json,
     taken,
 )
+from slurm_watchdog.controller.api.own_view import is_own
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun
@@ -34,29 +35,35 @@ class NotFound(Exception):
         super().__init__(sentence)
 
 
-def find(journal: Journal, given: str, now_open: Collection[Incident] = ()) -> Incident:
-    """The incident with this id, or the only one whose id begins so. Raises NotFound and JournalError."""
+def find(journal: Journal, given: str, now_open: Collection[Incident] = (), owner: int | None = None) -> Incident:
+    """The incident with this id, or the only one whose id begins so; with an `owner` of those about jobs of that user
+    alone: the others are as if they were not there. Raises NotFound and JournalError."""
     exact = journal.incident(given)
-    if exact is not None:
+    if exact is not None and _is_meant(exact, owner):
         return exact
-    known = {each.id: each for each in (*now_open, *journal.incidents())}
-    found = [each for each in known if each.startswith(given)]
-    if len(found) > 1:
-        raise NotFound(400, f"{len(found)} incidents begin with {given[:40]!r}; give more of the id")
-    if not found:
+    there = (*now_open, *journal.incidents(owner=owner, beginning=given))
+    known = {each.id: each for each in there if each.id.startswith(given) and _is_meant(each, owner)}
+    if len(known) > 1:
+        raise NotFound(400, f"{len(known)} incidents begin with {given[:40]!r}; give more of the id")
+    if not known:
         raise NotFound(404, f"there is no incident {given[:40]!r}; `slurm-watchdog incidents` lists them")
-    return known[found[0]]
+    return next(iter(known.values()))
+
+
+def _is_meant(incident: Incident, owner: int | None) -> bool:
+    return owner is None or is_own(incident, owner)
 
 
 def listed(
-    journal: Journal, job_id: str | None, sees: Sees, now_open: Collection[Incident] = ()
+    journal: Journal, job_id: str | None, sees: Sees, now_open: Collection[Incident] = (), owner: int | None = None
 ) -> list[dict[str, Any]]:
-    """Every incident, or those of one job; those of `now_open` as they are there."""
-    stored = journal.incidents(job_id=job_id)
+    """Every incident, or those of one job, or about jobs of one `owner` alone; of `now_open` as they are there."""
+    stored = journal.incidents(job_id=job_id, owner=owner)
     known = {incident.id for incident in stored}
     current = {each.id: each for each in now_open}
     pending = [i for i in now_open if i.id not in known and (job_id is None or job_id in i.job_ids)]
-    return [shown(journal, current.get(i.id, i), sees) for i in (*pending, *stored)]
+    found = [current.get(i.id, i) for i in (*pending, *stored)]
+    return [shown(journal, each, sees) for each in found if _is_meant(each, owner)]
 
 
 def shown(journal: Journal, incident: Incident, sees: Sees) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from slurm_watchdog.controller.api.asking import (
 from slurm_watchdog.controller.api.comparison_api import ComparisonApi
 from slurm_watchdog.controller.api.drain_api import DrainApi
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
-from slurm_watchdog.controller.api.own_view import is_own, own_status
+from slurm_watchdog.controller.api.own_view import own_status
 from slurm_watchdog.controller.api.report_api import ReportApi
 from slurm_watchdog.controller.api.restart_api import RestartApi, node_of
 from slurm_watchdog.controller.api.save_api import SaveApi
@@ -114,8 +114,7 @@ class LocalApi:
     async def status(self, request: web.Request) -> web.Response:
         c, now = self._controller, clock.monotonic()
         only = self.who.only(request)
-        over = [i for i in c.journal.incidents() if i.state is IncidentState.RESOLVED]
-        resolved = sum(only is None or is_own(each, only) for each in over)
+        resolved = sum(each.state is IncidentState.RESOLVED for each in c.journal.incidents(owner=only))
         known = (c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
         if only is None:
             answer = status_json(*known, self.who.sees(request), c.health())
@@ -154,10 +153,8 @@ class LocalApi:
     async def incidents(self, request: web.Request) -> web.Response:
         open_now = self._controller.judge.incidents
         sees = self.who.sees(request)
-        found = journal_view.listed(self._controller.journal, request.query.get("job"), sees, open_now)
-        if (only := self.who.only(request)) is not None:
-            found = [each for each in found if each.get("owner_uids") == [only]]
-        return web.json_response(found)
+        job_id, only = request.query.get("job"), self.who.only(request)
+        return web.json_response(journal_view.listed(self._controller.journal, job_id, sees, open_now, only))
 
     async def explain(self, request: web.Request) -> web.Response:
         incident = self._find(request, request.match_info["id"])
@@ -221,12 +218,11 @@ class LocalApi:
         }
 
     def _find(self, request: web.Request, given: str) -> Incident:
-        """The incident with this id, or the only one whose id begins so. Raises Refused."""
+        """The incident with this id, or the only one whose id begins so, of those that may be shown. Raises
+        RequestRefused."""
+        journal, only = self._controller.journal, self.who.only(request)
         try:
-            found = journal_view.find(self._controller.journal, given, self._controller.judge.incidents)
-            if (only := self.who.only(request)) is not None and not is_own(found, only):
-                raise journal_view.NotFound(404, f"no incident {given[:40]!r} is about jobs of yours alone")
-            return found
+            return journal_view.find(journal, given, self._controller.judge.incidents, only)
         except journal_view.NotFound as error:
             raise RequestRefused(error.status, str(error)) from error
 

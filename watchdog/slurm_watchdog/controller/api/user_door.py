@@ -149,10 +149,7 @@ def make_user_app(controller: CommandSources, door: UserDoor) -> web.Application
         if isinstance(person, web.Response):
             return person
         request[PERSON], request[ONLY_OWN] = person, person.uid or 0
-        try:
-            answer = await errors_as_sentences(request, handler)
-        except web.HTTPException as error:
-            answer = web.json_response({"error": error.reason}, status=error.status)
+        answer = await errors_as_sentences(request, handler)
         if answer.status == 403:  # whose it is instead is nothing for this user
             answer = web.json_response({"error": "that is about no job of yours, or not for you to do"}, status=403)
         return await door.seal(request, body, person.uid or 0, answer)

@@ -131,10 +131,7 @@ async def _answer(request: web.Request, handler: Handler, login: Login) -> web.S
     if login.may_act and request.method not in ("GET", "HEAD") and (problem := why_foreign(request)) is not None:
         raise RequestRefused(403, problem)
     request[PERSON] = await login.person(request)
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        return web.json_response({"error": error.reason}, status=error.status)
+    return await handler(request)
 
 
 def _knows(authorization: str, token: str) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -104,8 +106,29 @@ def test_a_run_that_failed_before_its_first_step_is_lost_as_a_whole() -> None:
 
 def test_of_a_run_that_began_before_only_the_part_inside_counts() -> None:
     (job,) = report(CHRONICLE[:1], [hang(2.5, 10.0)], T + 5 * H, T + 100 * H).jobs
-    assert (job.allocated_h, job.failures) == (50.0, 1)
+    assert (job.allocated_h, job.failures, hours(job)) == (50.0, 1, {"collective_hang": 50.0})
     assert report(CHRONICLE, [], T + 14 * H, T + 100 * H).jobs == ()
+
+
+def test_of_a_run_of_four_weeks_the_hang_is_counted_in_the_week_in_which_it_was() -> None:
+    """It was spread over all of them: a week of training lost a fourth of what another had lost."""
+    week = 168.0
+    long = run(
+        0, 0.0, 4 * week, first_step=0, last_step=230_000, last_rise_at=T + (4 * week - 20) * H, state="NODE_FAIL"
+    )
+    hangs = [hang(4 * week - 20, 4 * week, acted=False), hang(week, week + 5)]
+    weeks = [report([long], hangs, T + n * week * H, T + (n + 1) * week * H) for n in range(4)]
+    lost = [hours(each.jobs[0]).get("collective_hang", 0.0) for each in weeks]
+    assert lost == [0.0, 50.0, 0.0, 200.0]
+    assert [hours(each.jobs[0]).get("first start", 0.0) for each in weeks] == [2.5, 0.0, 0.0, 0.0]
+    assert [each.failures for each in weeks] == [0, 0, 0, 1]
+
+
+def test_what_two_incidents_at_once_took_is_lost_once() -> None:
+    whole = run(0, 0.0, 10.0, first_step=0, last_step=2340, last_rise_at=T + 10.0 * H)
+    at_once = [hang(5.0, 6.0), hang(5.5, 6.5, kind="filesystem_stall")]
+    (job,) = report([whole], at_once, T, T + 100 * H).jobs
+    assert hours(job) == {"collective_hang": 10.0, "filesystem_stall": 5.0, "first start": 2.5, "other": 17.5}
 
 
 def test_what_was_before_a_controller_watched_a_run_is_not_measured() -> None:
@@ -148,27 +171,51 @@ def test_a_failure_long_after_a_person_had_the_job_save_is_one_and_so_is_a_hang_
 
 seconds = st.floats(0.0, 50 * H)
 steps = st.integers(0, 5000)
+ROWS = st.lists(st.tuples(seconds, seconds, seconds, seconds, steps, steps, st.booleans()), max_size=5)
+INCIDENTS = st.lists(st.tuples(seconds, seconds, st.integers(0, 4)), max_size=5)
 
 
-@given(st.lists(st.tuples(seconds, seconds, seconds, seconds, steps, steps, st.booleans()), max_size=5),
-       st.lists(st.tuples(seconds, seconds, st.integers(0, 4)), max_size=5))  # fmt: skip
-def test_whatever_is_known_of_runs_each_second_is_counted_once(rows: list[Any], incidents: list[Any]) -> None:
+def known(rows: list[Any], incidents: list[Any]) -> tuple[list[RunRecord], list[Spell]]:
+    """Runs and incidents of any dates, also such that a clock that was set back has made."""
     runs = [
         run(
             number, 0.0, 0.0, began_at=T + began, ended_at=T + began + took if over else None, seen_at=T + began + took,
             first_rise_at=T + rose, last_rise_at=T + later, first_step=first, last_step=last,
+            step_s=10.0 if first % 2 else None,
         )
         for number, (began, took, rose, later, first, last, over) in enumerate(rows)
     ]  # fmt: skip
     spells = [
-        hang(began / H, (began + took) / H, restarts, fired_at=T + began + took / 2)
+        hang(began / H, (began + took) / H, restarts, fired_at=T + began + took / 2, recomputed_s=took % 1800)
         for began, took, restarts in incidents
     ]
-    for job in report(runs, spells, T, T + 200 * H).jobs:
+    return runs, spells
+
+
+@given(ROWS, INCIDENTS)
+def test_whatever_is_known_of_runs_each_second_is_counted_once(rows: list[Any], incidents: list[Any]) -> None:
+    for job in report(*known(rows, incidents), T, T + 200 * H).jobs:
         lost, before = dict(job.lost_h), dict(job.to_be_noticed_h)
         assert all(0 < each <= lost[kind] + 1e-9 for kind, each in before.items())
         assert job.effective_h >= 0 and all(each > 0 for _, each in job.lost_h)
         assert job.effective_h + sum(each for _, each in job.lost_h) == pytest.approx(job.allocated_h, abs=1e-6)
+
+
+@given(ROWS, INCIDENTS, st.lists(seconds, max_size=4))
+def test_the_reports_of_the_days_are_together_that_of_the_whole_time(
+    rows: list[Any], incidents: list[Any], cuts: list[float]
+) -> None:
+    runs, spells = known(rows, incidents)
+    dates = [T, *(T + each for each in sorted(cuts)), T + 200 * H]
+    whole, *days = (report(runs, spells, since, until) for since, until in ((T, T + 200 * H), *pairwise(dates)))
+    for name in ("allocated_h", "measured_h", "effective_h"):
+        assert sum(getattr(each, name) for each in days) == pytest.approx(getattr(whole, name), abs=1e-6)
+    for name in ("lost_h", "to_be_noticed_h"):
+        sums: Counter[str] = Counter()
+        for each in days:
+            sums.update(dict(getattr(each, name)))
+        found = dict(getattr(whole, name))
+        assert all(sums[cause] == pytest.approx(found.get(cause, 0.0), abs=1e-6) for cause in {*sums, *found})
 
 
 def test_a_controller_that_was_started_in_between_keeps_what_the_one_before_knew() -> None:

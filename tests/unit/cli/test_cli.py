@@ -9,6 +9,7 @@ import socketserver
 import threading
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ from slurm_watchdog.cli.api_types import ActionRun, Operation, SelectedJob
 from slurm_watchdog.cli.batch import Row
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.main import main
+from slurm_watchdog.cli.save_all import parse_date
 from tests.builders.cli import (
     HOSTILE,
     FakeController,
@@ -35,6 +37,7 @@ from tests.builders.cli import (
     run,
     status,
 )
+from tests.builders.time_zone import time_zone
 
 COMMANDS = sorted(main.commands)
 
@@ -584,6 +587,16 @@ def test_selectors_that_match_no_job_are_no_success(controller: FakeController, 
 )  # fmt: skip
 def test_jobs_have_to_be_named_in_one_way(controller: FakeController, arguments: tuple[str, ...]) -> None:
     assert (run(*arguments, socket=controller.path).exit_code, controller.requests) == (2, [])
+
+
+def test_a_time_of_the_day_is_the_next_one_also_over_a_night_in_which_clocks_are_changed() -> None:
+    """At 22:00 before such a night "06:00" was 07:00, or 05:00: an hour into the maintenance."""
+    with time_zone():
+        for evening in ("2026-03-28T22:00", "2026-10-24T22:00", "2026-11-28T22:00"):
+            now = datetime.fromisoformat(evening).astimezone().timestamp()
+            morning = f"{evening[:8]}{int(evening[8:10]) + 1}T06:00"
+            assert parse_date("06:00", now) == parse_date(morning, now) == datetime.fromisoformat(morning).timestamp()
+            assert parse_date("23:30", now) == now + 5400 and parse_date("2h", now) == now + 7200
 
 
 def test_restart_with_selectors_moves_all_of_them(controller: FakeController) -> None:

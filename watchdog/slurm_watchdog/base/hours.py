@@ -55,3 +55,10 @@ def newest_start(text: str, at: float) -> float:
     midnight = local.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
     starts = (midnight - timedelta(days=back) + timedelta(minutes=begin) for back in range(8))
     return next(date for each in starts if each.weekday() in days and (date := each.astimezone().timestamp()) <= at)
+
+
+def days_before(at: float, days: int) -> float:
+    """The date at which the clock of this machine's time zone showed the same time so many days before `at`: a day on
+    which clocks are changed has 23 or 25 hours."""
+    local = datetime.fromtimestamp(at, tz=UTC).astimezone().replace(tzinfo=None)
+    return (local - timedelta(days=days)).astimezone().timestamp()

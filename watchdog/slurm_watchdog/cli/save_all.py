@@ -17,22 +17,26 @@ from slurm_watchdog.cli.terminal import count, sentence
 
 
 def date_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """The date that `14:00` (the next one) or `2026-11-24T06:00` names, in this machine's time zone; or `2h` from now.
-    Raises click.BadParameter."""
-    from slurm_watchdog.config.types import parse_duration
-
-    if value is None:
-        return None
-    now = datetime.fromtimestamp(clock.wall()).astimezone()
+    """A callback of an option: see `parse_date`. Raises click.BadParameter."""
     try:
-        if re.fullmatch(r"\d\d:\d\d", value):
-            at = datetime.combine(now.date(), datetime.strptime(value, "%H:%M").time()).astimezone()  # noqa: DTZ007 - its zone is the machine's
-            return (at if at > now else at + timedelta(days=1)).timestamp()
-        if value[:4].isdigit() and "-" in value:
-            return datetime.fromisoformat(value).astimezone().timestamp()
-        return now.timestamp() + parse_duration(value)
+        return None if value is None else parse_date(value, clock.wall())
     except ValueError:
         raise click.BadParameter(f"{value!r} is no time; 14:00, 2026-11-24T06:00 and 2h are") from None
+
+
+def parse_date(value: str, at: float) -> float:
+    """The date that `14:00` (the next one after `at`, a date) or `2026-11-24T06:00` names, in this machine's time zone;
+    or `2h` from then. Raises ValueError."""
+    from slurm_watchdog.config.types import parse_duration
+
+    now = datetime.fromtimestamp(at).astimezone()
+    if re.fullmatch(r"\d\d:\d\d", value):
+        time = datetime.strptime(value, "%H:%M").time()  # noqa: DTZ007 - its zone is the machine's
+        days = (now.date(), now.date() + timedelta(days=1))  # of 23 or 25 hours where clocks are changed
+        return next(found for day in days if (found := datetime.combine(day, time).astimezone()) > now).timestamp()
+    if value[:4].isdigit() and "-" in value:
+        return datetime.fromisoformat(value).astimezone().timestamp()
+    return at + parse_duration(value)
 
 
 @click.command(short_help="Has many jobs save, before a maintenance.")

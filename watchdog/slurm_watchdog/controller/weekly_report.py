@@ -8,12 +8,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.hours import newest_start
+from slurm_watchdog.base.hours import days_before, newest_start
 from slurm_watchdog.controller.api.report_view import read
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.weekly_message import weekly_row, weekly_words
 
-WEEK_S = 7 * 86400.0
+WEEK = 7
 LATE_S = 86400.0
 """A controller that was away at the time makes up for it so long afterwards; the outbox remembers for longer."""
 
@@ -32,7 +32,7 @@ class WeeklyReport:
             name = f"weekly {datetime.fromtimestamp(at, tz=UTC).astimezone():%Y-%m-%d}"
             if now - at > LATE_S or self._notifier.has(channel, name):
                 continue
-            found, _ = await asyncio.to_thread(read, self._url, at - WEEK_S, at, wanted.about)
+            found, _ = await asyncio.to_thread(read, self._url, days_before(at, WEEK), at, wanted.about)
             row = weekly_row(weekly_words(found, wanted.about), self._cluster)
             self._notifier.put_up(channel, name, row)
             sent = True

@@ -253,3 +253,12 @@ def test_given_what_is_shipped_then_a_suspect_node_is_reported_and_nothing_else(
     story.passes(minutes=3)
     assert [each.kind for each in story.controller.judge.incidents] == [IncidentKind.SUSPECT_NODE]
     assert "drain n1" not in story.done
+
+
+def test_given_a_time_at_which_nothing_is_done_by_itself_then_no_node_is_taken_out_of_service(tell: Tell) -> None:
+    story = tell(QUARANTINE.replace("cooldown: 0s", "cooldown: 0s, no_action: ['00:00-24:00']"))
+    fails_again(story)
+    story.judges()
+    story.passes(minutes=5)
+    assert [each.kind for each in story.controller.judge.incidents] == [IncidentKind.SUSPECT_NODE]
+    assert story.cluster.nodes["n1"].reason == "" and "drain n1" not in story.done

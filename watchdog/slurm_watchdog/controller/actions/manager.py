@@ -7,6 +7,7 @@ import asyncio
 import logging
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import expiry, own_records, quarantine
@@ -259,12 +260,14 @@ class Actions:
     async def _expire(self) -> None:
         busy = {job_id for job_id, _ in self._on_jobs()}
         try:
-            await expiry.sweep(self._journal, self._slurm, self._state.jobs, busy, self._config.policy)
-            drains = self._config.policy.quarantine and self._config.mode_of(IncidentKind.SUSPECT_NODE) == "act"
+            policy = self._config.policy
+            await expiry.sweep(self._journal, self._slurm, self._state.jobs, busy, policy)
+            quiet = any(is_within(each, clock.wall()) for each in policy.no_action)
+            drains = policy.quarantine and not quiet and self._config.mode_of(IncidentKind.SUSPECT_NODE) == "act"
             suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
             await quarantine.sweep(self._quarantine, suspects, self._state.slurm_nodes, drains=drains)
-            searches = self._config.policy.slow_search_test and self._config.mode_of(IncidentKind.SLOW_JOB) == "act"
-            permitted = Permitted(quarantine=drains and self._config.policy.quarantine_test, searches=searches)
+            searches = policy.slow_search_test and not quiet and self._config.mode_of(IncidentKind.SLOW_JOB) == "act"
+            permitted = Permitted(quarantine=drains and policy.quarantine_test, searches=searches)
             await self._tests.turn(self._state.slurm_nodes, self._state.jobs, permitted)
         except JournalError as error:
             self._writer.failed(error)

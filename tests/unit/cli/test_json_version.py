@@ -155,6 +155,39 @@ def test_a_failure_is_an_object_with_a_version(tmp_path: Path) -> None:
     assert (result.exit_code, document["schema_version"], set(document)) == (3, 1, {"schema_version", "error", "next"})
 
 
+@pytest.mark.parametrize("command", sorted(set(OPTIONS) - NO_JSON))
+@pytest.mark.parametrize("option", ["--json", "--json-object"])
+def test_wrong_usage_is_an_object_with_a_version(command: str, option: str) -> None:
+    result = run(*command.split(), "--no-such-option", option)
+    document = json.loads(result.stdout)
+    assert (result.exit_code, list(document)) == (2, ["schema_version", "error", "next"])
+    assert "--no-such-option" in document["error"] and document["next"].endswith(f"{command} --help")
+    assert "--no-such-option" in result.stderr, "people read it, too"
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        (("stauts", "--json"), "stauts"),
+        (("explain", "--json"), "ID"),
+        (("explain", " ", "--json"), "id is empty"),
+        (("report", "--week", "--from", "2026-01-01", "--json"), "exclude each other"),
+        (("report", "--json", "--from", "yesterday"), "'yesterday' is no date"),
+        (("status", "--json", "--config", "/nowhere/config.yaml"), "/nowhere/config.yaml"),
+        (("scan-log", "--at", "noon", "/dev/null", "--json"), "noon"),
+        (("run", "--no-such-option", "--json", "true"), None),
+        (("explain", "--", "--json", "7f3a"), None),
+        (("stauts",), None),
+    ],
+)
+def test_wrong_usage_of_any_kind_is_a_document_where_json_was_asked_for(
+    words: tuple[str, ...], error: str | None
+) -> None:
+    result = run(*words)
+    assert (result.exit_code, bool(result.stderr)) == (2, True)
+    assert result.stdout == "" if error is None else error in json.loads(result.stdout)["error"]
+
+
 def test_a_report_of_the_agent_has_a_version(capsys: pytest.CaptureFixture[str]) -> None:
     for pretty in (True, False):
         service._print_json(Report(node="n1", boot_id="b", agent_id="a", sequence=1), pretty=pretty)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from slurm_watchdog.cli import doctor
 from slurm_watchdog.cli.api_types import Status
 from slurm_watchdog.cli.main import main
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.doctor import endpoints
 from slurm_watchdog.doctor import facts as read
@@ -206,6 +207,26 @@ def test_findings_of_status_become_findings_of_the_doctor_grouped_by_their_reaso
         "2 jobs cannot be judged: no agent.",
     ]
     assert [each.evidence for each in found] == ["404", "job 7-8"]
+
+
+PARTITIONED = """
+policy: {overrides: [{match: {partition: [debugg, 'test-*']}, mode: observe}, {match: {user: ann}, mode: observe}]}
+thresholds: [{match: {partition: 'gpu*'}, stall_after_floor: 1min}]
+notify:
+  slack: {webhook_url_file: /x, mentions: {'partition:gpu': here, 'partition:cpu': here, default: here}}
+  receivers: [{name: vision, type: teams, url_file: /x, route: {partition: visoin}}]
+"""
+
+
+def test_what_the_configuration_has_for_a_partition_that_is_not_there_is_said_for_it_never_holds() -> None:
+    meant = read.for_partitions(parse_config(PARTITIONED))
+    found = of_cluster(partitions=("gpu", "debug", "vision"), for_partitions=meant)
+    assert [(each.rule, each.sentence.partition(" is for")[0], each.evidence.partition(";")[0]) for each in found] == [
+        ("no_partition", "policy.overrides[0]", "debugg, test-*"),
+        ("no_partition", "notify.receivers: vision", "visoin"),
+        ("no_partition", "notify.slack.mentions", "cpu"),
+    ]
+    assert of_cluster(partitions=(), for_partitions=meant) == [], "Slurm did not say which there are"
 
 
 def test_the_code_is_that_of_a_monitoring_plugin() -> None:

@@ -14,6 +14,7 @@ from click.shell_completion import CompletionItem
 
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.options import Refusal
 
 DEADLINE_S: Final = 2.0
 """Deadline of the request to the controller: a user has pressed Tab and waits."""
@@ -31,7 +32,7 @@ def _completion(ask: Callable[[Client], Candidates]) -> Complete:
             with redirect_stderr(io.StringIO()):  # a broken configuration must not write into the command line
                 asked = choose(context.params.get("socket_path"), context.params.get("config_file"))
                 offered = list(ask(Client(asked.path, DEADLINE_S)))
-        except (ClientError, OSError, ValueError, SystemExit):
+        except (ClientError, OSError, ValueError, Refusal):
             return []
         fitting = [each for each in offered if each[0].startswith(begun)]
         return [CompletionItem(word, help=words) for word, words in fitting[:MAX_OFFERED]]

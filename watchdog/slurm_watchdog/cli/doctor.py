@@ -15,13 +15,13 @@ from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
-    EXIT_USAGE,
+    Refusal,
     load_or_exit,
     operator_options,
     print_json,
     service_paths,
 )
-from slurm_watchdog.cli.terminal import clean, count, sentence
+from slurm_watchdog.cli.terminal import count, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.cli.api_types import Status
@@ -37,6 +37,12 @@ MAX_REASONS = 5
 """Reasons why jobs are not judged, of which each is a finding."""
 MAX_SCRIPT_BYTES = 4 << 20
 """Slurm takes scripts of up to 4 MiB (max_script_size)."""
+
+
+class _NotLookedFor(Refusal):
+    """A health check drains for code 2, and none of its findings was looked for."""
+
+    exit_code = EXIT_UNKNOWN
 
 
 @click.command(short_help="What is missing to be protected: cluster, node, job or job script.")
@@ -87,10 +93,10 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
     found: Sequence[Advice]
     try:
         config = _configuration(config_file)
-    except SystemExit:
-        if only is None:
-            raise
-        sys.exit(EXIT_UNKNOWN)  # a health check drains for code 2, and none of these findings was looked for
+    except Refusal as refused:
+        if only is not None:
+            raise _NotLookedFor(refused.lines, refused.todo) from refused
+        raise
     if script is not None:
         what, subject, found = "script", script, examine_script(script, config, version)
     elif job_id is not None:
@@ -171,8 +177,7 @@ def examine_script(path: str, config: Config, torch: tuple[int, int] | None) -> 
     try:
         raw = sys.stdin.buffer.read(MAX_SCRIPT_BYTES) if path == "-" else _read(path)
     except OSError as error:
-        click.echo(clean(f"{path} can't be read: {error.strerror}."), err=True)
-        sys.exit(EXIT_USAGE)
+        raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
     script = parse_script(raw.decode(errors="replace"), "standard input" if path == "-" else path)
     directory = "." if path == "-" else os.path.dirname(os.path.abspath(path))
     return examine(_facts_of(script, directory, config, torch), SCRIPT_RULES)
@@ -267,6 +272,8 @@ def examine_node(config: Config, node: str) -> tuple[Advice, ...]:
 
 def examine_cluster(config: Config, socket_path: str | None, config_file: str | None) -> tuple[Advice, ...]:
     """Slurm, the controller, and the node it runs on."""
+    from msgspec.structs import replace
+
     from slurm_watchdog.doctor import facts as read
     from slurm_watchdog.doctor.cluster_rules import CLUSTER_RULES, ClusterFacts
     from slurm_watchdog.doctor.finding import ORDER, examine
@@ -287,6 +294,8 @@ def examine_cluster(config: Config, socket_path: str | None, config_file: str | 
             unjudged=_unjudged(status),
             user="slurm-watchdog", operator=read.read_operator(where, "slurm-watchdog"),
         )  # fmt: skip
+    partitions = read.read_partitions(where) if slurm is not None else ()
+    facts = replace(facts, partitions=partitions, for_partitions=read.for_partitions(config))
     here = read.read_node(config, "controller", os.uname().nodename)
     # A machine without the service lacks nothing for it: this was asked from a login node, say.
     is_controllers = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any, Final
 
 import click
@@ -17,7 +16,7 @@ from slurm_watchdog.cli.diagnosis_types import Diagnosis
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import STYLES, as_text, culprit_text, hints_of
 from slurm_watchdog.cli.options import (
-    EXIT_USAGE,
+    Refusal,
     journal_option,
     operator_options,
     print_json,
@@ -60,8 +59,7 @@ def explain(
       slurm-watchdog explain 7f3a --bundle incident.tar.zst
     """
     if not incident_id.strip():
-        click.echo("The incident's id is empty. List the ids with: slurm-watchdog incidents", err=True)
-        sys.exit(EXIT_USAGE)
+        raise Refusal(["The incident's id is empty."], "List the ids with: slurm-watchdog incidents")
     with reported_errors(as_json):
         client = choose_or_journal(socket_path, config_file, journal, incident_id)
         if bundle_file is not None:

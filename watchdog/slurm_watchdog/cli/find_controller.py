@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import shlex
-import sys
 from pathlib import Path
 
 import click
 
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import EXIT_USAGE, find_socket, open_client, service_paths
+from slurm_watchdog.cli.options import Refusal, find_socket, open_client, service_paths
 from slurm_watchdog.cli.terminal import clean, moment
 from slurm_watchdog.standalone.own_runs import (
     OwnRun,
@@ -39,10 +38,8 @@ def choose(socket_path: str | None, config_file: str | None) -> Client:
     code 2 if there are several."""
     own = own_instead(socket_path, config_file)
     if len(own) > 1:
-        click.echo(f"{len(own)} of your runs answer; name one with --socket:", err=True)
-        for each in own:
-            click.echo(f"  {clean(describe(each))}\n    --socket {shlex.quote(each.socket)}", err=True)
-        sys.exit(EXIT_USAGE)
+        known = [line for each in own for line in (f"  {describe(each)}", f"    --socket {shlex.quote(each.socket)}")]
+        raise Refusal([f"{len(own)} of your runs answer; name one with --socket:", *known])
     if own:
         return Client(own[0].socket)
     if not socket_path and config_file is None and is_absent(find_socket(None, None)):

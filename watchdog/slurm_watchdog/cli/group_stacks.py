@@ -14,6 +14,7 @@ from slurm_watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_USAGE,
     FiniteRange,
+    Refusal,
     json_option,
     knowledge_option,
     print_json,
@@ -88,14 +89,9 @@ def group_stacks(
         what = f"{count(files.recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
         click.echo(f"{what}: slurm-watchdog diagnose DIRECTORY says who did not come to which collective.", err=True)
     if not dumps:
-        for line in unreadable:
-            click.echo(line, err=True)
         names = ", ".join(clean(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
-        click.echo(f"No stacks were found in {names}.", err=True)
-        click.echo(
-            "Expected is what `py-spy dump --pid PID` prints (or --json), faulthandler's or gdb's backtraces.",
-            err=True,
-        )
+        expected = "Expected is what `py-spy dump --pid PID` prints (or --json), faulthandler's or gdb's backtraces."
+        raise Refusal([*unreadable, f"No stacks were found in {names}."], expected)
         sys.exit(EXIT_USAGE)
     given = Options(ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology)
     verdict = diagnose_dumps(dumps, given)

@@ -7,6 +7,7 @@ import io
 import os
 import sys
 from contextlib import suppress
+from itertools import takewhile
 from typing import Any, Final
 
 import click
@@ -28,7 +29,7 @@ from slurm_watchdog.cli.helper import helper
 from slurm_watchdog.cli.incidents import incidents
 from slurm_watchdog.cli.nodes import nodes
 from slurm_watchdog.cli.notify import notify
-from slurm_watchdog.cli.options import EXIT_UNKNOWN
+from slurm_watchdog.cli.options import AS_JSON, EXIT_UNKNOWN, Refusal, print_json
 from slurm_watchdog.cli.pause import pause
 from slurm_watchdog.cli.replay import replay
 from slurm_watchdog.cli.report import report
@@ -46,8 +47,30 @@ OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
 
 
+TYPED: Final = "slurm_watchdog.typed"
+"""In the meta of click's context: the words of the command line."""
+
+
 class Program(click.Group):
     """The commands, and what holds for the output of each."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """As click's; keeps what was typed, for `invoke`."""
+        ctx.meta[TYPED] = tuple(args)
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """As click's. Where JSON was asked for, wrong usage is a document, too, as every other failure is."""
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as error:
+            at = getattr(error, "ctx", None) or ctx
+            options = takewhile(lambda word: word != "--", ctx.meta[TYPED])
+            may = isinstance(at.command, click.Group) or any(each.name == AS_JSON for each in at.command.params)
+            if may and not {"--json", "--json-object"}.isdisjoint(options):
+                todo = error.todo if isinstance(error, Refusal) else f"See: {at.command_path} --help"
+                print_json({"error": error.format_message(), "next": todo})
+            raise
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's. A character that the terminal's encoding lacks is printed as `?`; output that cannot be written

@@ -7,10 +7,10 @@ import math
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
 
@@ -27,6 +27,8 @@ EXIT_FINE: Final = 0
 EXIT_FOUND: Final = 1
 EXIT_USAGE: Final = 2
 EXIT_UNKNOWN: Final = 3
+AS_JSON: Final = "as_json"
+"""The name of `--json` in a command's parameters."""
 JSON_OBJECT: Final = "slurm_watchdog.json_object"
 """In the meta of click's context: `--json-object` was given."""
 
@@ -57,7 +59,7 @@ def json_option(command: F, text: str = "For programs: one JSON document.") -> F
         callback=_want_object,
         help="As --json, and always an object with `schema_version`: what --json prints as a list is its `items`.",
     )(command)
-    return click.option("--json", "as_json", is_flag=True, callback=_or_object, help=text)(command)
+    return click.option("--json", AS_JSON, is_flag=True, callback=_or_object, help=text)(command)
 
 
 def _want_object(context: click.Context, parameter: click.Parameter, given: bool) -> None:
@@ -116,17 +118,32 @@ def operator_options(command: F) -> F:
     )(command)
 
 
+class Refusal(click.ClickException):
+    """Wrong usage that click does not see: lines for people, and at last what to do next."""
+
+    exit_code = EXIT_USAGE
+
+    def __init__(self, lines: Iterable[str], todo: str = ""):
+        self.lines, self.todo = [clean(line) for line in lines], clean(todo)
+        self.ctx = click.get_current_context(silent=True)
+        """As of click's own errors: of the command that refuses."""
+        super().__init__("; ".join(self.lines))
+
+    def show(self, file: IO[Any] | None = None) -> None:
+        """As click's, without its `Error:`."""
+        for line in filter(None, (*self.lines, self.todo)):
+            click.echo(line, err=True)
+
+
 def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
-    """The configuration; ends the process with code 2 and every error in the file if there is one."""
+    """The configuration. Raises Refusal, which ends the process with code 2, with every error in the file."""
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
         return load_config(config_file, with_knowledge=with_knowledge)
     except ConfigError as error:
-        for line in error.lines():
-            click.echo(clean(line), err=True)
-        click.echo(f"Nothing was done. Correct it, then: slurm-watchdog check-config {clean(config_file)}", err=True)
-        sys.exit(EXIT_USAGE)
+        todo = f"Nothing was done. Correct it, then: slurm-watchdog check-config {config_file}"
+        raise Refusal(error.lines(), todo) from error
 
 
 def open_client(socket_path: str | None, config_file: str | None) -> Client:

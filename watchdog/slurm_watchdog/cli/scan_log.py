@@ -14,6 +14,7 @@ from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_USAGE,
+    Refusal,
     config_option,
     json_option,
     knowledge_option,
@@ -71,11 +72,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
     from slurm_watchdog.diagnose.logs.timestamps import parse_time
 
     if at is not None and parse_time(at, None) is None:
-        click.echo(
-            f"--at {clean(at)}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970",
-            err=True,
-        )
-        sys.exit(EXIT_USAGE)
+        raise Refusal([f"--at {at}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970"])
     settings = _settings(config_file)
     read = {path: _read(path, settings.own) for path in dict.fromkeys(files)}
     digests = {path: digest for path, (digest, _) in read.items()}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
@@ -57,6 +58,10 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     deliveries: tuple[Undelivered, ...] = ()
     """Channels that fail."""
     unjudged: tuple[Unjudged, ...] = ()
+    partitions: tuple[str, ...] = ()
+    """Slurm's; none: not known."""
+    for_partitions: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """(part of the configuration, the partitions that it is for, names or globs)."""
 
 
 def settings_of(config: Mapping[str, str] | None) -> SlurmSettings:
@@ -194,6 +199,16 @@ def _unjudged(facts: ClusterFacts) -> Iterator[Advice]:
         )  # fmt: skip
 
 
+def _matches_nothing(facts: ClusterFacts) -> Iterator[Advice]:
+    for where, globs in facts.for_partitions if facts.partitions else ():
+        if not any(fnmatchcase(name, glob) for name in facts.partitions for glob in globs):
+            yield Advice(
+                rule="no_partition", level=Level.WARNING,
+                sentence=f"{where} is for partitions that Slurm does not have: it never holds.",
+                evidence=f"{_some(globs)}; Slurm has {_some(facts.partitions)}", add="correct the name there",
+            )  # fmt: skip
+
+
 def _sight(facts: ClusterFacts) -> Iterator[Advice]:
     """What Slurm hides, or will: as the controller sees it, or as slurm.conf says where it does not answer."""
     for note in facts.notes:
@@ -217,4 +232,4 @@ def _some(names: tuple[str, ...]) -> str:
     return ", ".join(fold(names))[:200]
 
 
-CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (*CHECKS, _sight, _deliveries, _unjudged)
+CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (*CHECKS, _sight, _deliveries, _matches_nothing, _unjudged)

@@ -218,6 +218,24 @@ def read_slurm_nodes(bin_directory: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(said.split())) if code == 0 else ()
 
 
+def read_partitions(bin_directory: str) -> tuple[str, ...]:
+    """All partitions, those that are down or hidden, too."""
+    code, said = run([os.path.join(bin_directory, "sinfo"), "--noheader", "--all", "--format=%R"])
+    return tuple(dict.fromkeys(said.split())) if code == 0 else ()
+
+
+def for_partitions(config: Config) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What of the configuration is for some partitions alone: see cluster_rules.ClusterFacts."""
+    found = [
+        (f"policy.overrides[{number}]", each.match.partition) for number, each in enumerate(config.policy.overrides)
+    ]
+    found += [(f"thresholds[{number}]", each.match.partition) for number, each in enumerate(config.thresholds)]
+    found += [(f"notify.receivers: {each.name}", each.route.partition) for each in config.notify.receivers]
+    named = (key.removeprefix("partition:") for key in config.notify.slack.mentions if key.startswith("partition:"))
+    found += [("notify.slack.mentions", [name]) for name in named]
+    return tuple((where, tuple(globs)) for where, globs in found if globs)
+
+
 def read_operator(bin_directory: str, user: str) -> bool | None:
     """Whether accounting has the user as operator or administrator; None without accounting."""
     code, said = run(

@@ -202,13 +202,13 @@ def smtp() -> Iterator[Any]:
 MAIL = {"type": "email", "encryption": "none", "owner": "{user}@example.org"}
 
 
-def flooded(place: str, tmp_path: Path, users: int, **given: Any) -> Journal:
+def flooded(place: str, tmp_path: Path, users: int, called: str = "u{}", **given: Any) -> Journal:
     """An outbox after an incident of each of so many users' jobs, sent for an hour."""
     journal = Journal("sqlite://")
     channel = ReceiverChannel(settings(tmp_path, server=place, **{**MAIL, **given}), "c")
     told = Ticking(journal, [channel])
     told.notifier.attach(
-        IncidentSources(job_of=lambda id_: SlurmJob(job_id=id_, state="RUNNING", user=f"u{id_}", uid=5))
+        IncidentSources(job_of=lambda id_: SlurmJob(job_id=id_, state="RUNNING", user=called.format(id_), uid=5))
     )
     for number in range(users):
         told.notifier.opened(incident(number, summary=f"rank {number} waits alone."))
@@ -226,6 +226,14 @@ def test_in_a_flood_each_owner_gets_what_is_about_his_jobs_alone(tmp_path: Path,
     for number, (_, text) in enumerate(mails[len(to) :]):
         assert f"rank {number} waits alone" in text and text.count("waits alone") == 1
     assert not to or "25 incidents" in mails[0][1]
+
+
+@pytest.mark.parametrize("name", ["jürgen", "LAB\\ann", "a@b", "-oann", "a b", ""])
+def test_an_owner_whose_name_is_no_address_holds_up_nobody(tmp_path: Path, name: str) -> None:
+    with smtp() as server:
+        journal = flooded(f"127.0.0.1:{server.server_address[1]}", tmp_path, 2, called=name, to=["ops@example.org"])
+        assert [who for who, _ in server.mails] == [["ops@example.org"]] * 2
+    assert not journal.outbox.pending(1)
 
 
 def test_many_incidents_of_one_owner_are_one_digest_of_his(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from itertools import takewhile
@@ -35,6 +36,9 @@ GAP_S: Final = 1.0
 SINGLE: Final = 20
 """More messages than these are one digest."""
 AT_ONCE: Final = 500
+MAIL_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{0,63}")
+"""Users who have an address: a server without SMTPUTF8 takes no mail to any other name, and it would hold up
+all others."""
 OWNERS_GAP_S: Final = 0.1
 """Between the digests of two owners: AT_ONCE owners delay the next message by a minute, not by eight."""
 
@@ -197,7 +201,7 @@ class ReceiverChannel:
         if not self._settings.owner or len(notice.jobs) != len(notice.incident.job_ids):
             return []
         users = list(dict.fromkeys(job.user for job in notice.jobs))
-        fit = [user for user in users if user.replace("-", "").replace(".", "").replace("_", "").isalnum()]
+        fit = [user for user in users if MAIL_NAME.fullmatch(user)]
         return [self._settings.owner.replace("{user}", user) for user in fit] if len(users) == 1 else []
 
 

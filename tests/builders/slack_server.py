@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -178,3 +179,24 @@ def with_slack(slack: FakeSlack, body: Callable[[FakeSlack], Awaitable[None]]) -
             await body(slack)
 
     asyncio.run(asyncio.wait_for(go(), 60))
+
+
+@contextmanager
+def slack_beside() -> Iterator[FakeSlack]:
+    """The server while the block runs, in a thread: for a controller that is a process of its own."""
+    slack, loop, listens, over = FakeSlack(), asyncio.new_event_loop(), threading.Event(), asyncio.Event()
+
+    async def serve() -> None:
+        async with slack.listening():
+            listens.set()
+            await over.wait()
+
+    thread = threading.Thread(target=loop.run_until_complete, args=(serve(),), daemon=True)
+    thread.start()
+    assert listens.wait(10)
+    try:
+        yield slack
+    finally:
+        loop.call_soon_threadsafe(over.set)
+        thread.join(10)
+        loop.close()

@@ -30,6 +30,7 @@ from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.smtp import Mailer
 from tests.builders.cli import run
 from tests.builders.identity_files import controller_files, make_authority
+from tests.builders.slack_server import CHANNEL, FakeSlack, shown, slack_beside
 from tests.integration.packages import ensure
 
 CONFIGURATION = """
@@ -130,6 +131,12 @@ def server() -> Iterator[Server]:
             process.wait()
 
 
+@pytest.fixture
+def slack() -> Iterator[FakeSlack]:
+    with slack_beside() as found:
+        yield found
+
+
 def send(settings: Receiver, *to: str, words: str = "hello", tries: int = 1) -> list[str]:
     """What was said of each try; nothing: it was sent."""
     mailer, message = Mailer(settings), EmailMessage()
@@ -185,8 +192,8 @@ def test_a_recipient_that_is_put_off_is_tried_again_alone_and_one_that_is_refuse
     assert len([mail for mail in server.mails() if mail["Subject"] == "both"]) == 1
 
 
-def test_the_weekly_report_comes_by_mail_at_its_time_and_says_what_the_report_of_that_week_says(
-    server: Server, tmp_path: Path
+def test_the_weekly_report_comes_by_mail_and_to_slack_at_its_time_and_says_what_the_report_of_that_week_says(
+    server: Server, tmp_path: Path, slack: FakeSlack
 ) -> None:
     """A controller as a process of its own, whose Slurm does not answer, with a journal of two weeks."""
     now = datetime.now().astimezone().replace(second=0, microsecond=0)
@@ -213,7 +220,10 @@ def test_the_weekly_report_comes_by_mail_at_its_time_and_says_what_the_report_of
         },
         "security": {"tls_directory": controller_files(make_authority(tmp_path / "ca", time.time())).directory},
         "slurm": {"client": "command_line", "bin_directory": str(tmp_path)},
-        "notify": {"receivers": [
+        "notify": {"slack": {
+            "token_file": slack.token_file(tmp_path), "channel": CHANNEL, "api_url": f"{slack.url}/api/",
+            "weekly_report": mail["weekly_report"],
+        }, "receivers": [
             {"name": "all", "to": ["ops@example.org"], **mail},
             {"name": "vision", "to": ["ann@example.org"], "route": {"account": "vision"}, **mail},
         ]},
@@ -227,7 +237,7 @@ def test_the_weekly_report_comes_by_mail_at_its_time_and_says_what_the_report_of
         with (tmp_path / "log").open("ab") as log:
             process = subprocess.Popen(argv, stdout=log, stderr=log)
         try:
-            _wait_for(lambda: len(come()) >= 2 and Path(f"{tmp_path}/s").is_socket())
+            _wait_for(lambda: len(come()) >= 2 and slack.posts and Path(f"{tmp_path}/s").is_socket())
             time.sleep(SETTLES_S)
         finally:
             process.terminate()
@@ -247,6 +257,15 @@ def test_the_weekly_report_comes_by_mail_at_its_time_and_says_what_the_report_of
         assert losses.startswith(f"Lost to (node-hours): ended FAILED {16 * jobs}.0, first start {2 * jobs}.0, ")
         rows = [line.split() for line in result.output.splitlines()]
         assert ["ended", "FAILED", f"{16 * jobs}.0", "40.0%", "-"] in rows, result.output
+
+    (post,) = slack.in_channel()
+    sentence, losses, todo = mails["ops@example.org"].get_content().strip().split("\n\n")
+    assert (post["text"], post["channel"], slack.posts) == (sentence, CHANNEL, [post])
+    lines = "\n".join(f"• {line}" for line in (*losses.splitlines(), todo))
+    assert [(text["type"], text["text"]) for _, text in shown(post)] == [
+        ("plain_text", sentence),
+        ("plain_text", lines),
+    ]
 
 
 def test_a_server_that_hangs_holds_up_one_thread_however_often_it_is_tried(server: Server) -> None:

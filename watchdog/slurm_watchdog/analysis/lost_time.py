@@ -217,4 +217,4 @@ def _add(to: dict[str, float], more: Mapping[str, float]) -> None:
 
 
 def _largest(hours: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
-    return tuple(sorted(hours.items(), key=lambda item: (-item[1], item[0])))
+    return tuple(sorted(hours.items(), key=lambda item: (-round(item[1], 6), item[0])))

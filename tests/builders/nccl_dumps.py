@@ -66,6 +66,11 @@ class Recorder:
         self._instances[group] = self._instances.get(group, 0) + 1
         self._collectives[group] = self._sendings[group] = 0
 
+    def give_up(self) -> None:
+        """The watchdog of NCCL has met its timeout, and let go of what has not finished."""
+        for each in self.entries:
+            each["retired"] = True
+
     def dump(self, *, only_active: bool = False, as_json: bool = False) -> bytes:
         kept = self.entries[-self.room :]
         entries = [each for each in kept if not only_active or each["state"] != "completed"]

@@ -12,14 +12,20 @@ from tests.builders.random_jobs import BEGAN, STUCK_S, Job, random_job
 JOBS = 250
 
 
-def named(job: Job, *, without: int | None = None, stale: tuple[int, int] | None = None) -> set[int]:
-    """By the dumps of a hang; `without` that of one rank, or with one (rank, step) of an earlier moment."""
+def named(
+    job: Job, *, without: int | None = None, stale: tuple[int, int] | None = None, gave_up: Random | None = None
+) -> set[int]:
+    """By the dumps of a hang; `without` that of one rank, or with one (rank, step) of an earlier moment, or half of them
+    made after a timeout that did not end the job."""
     records = []
     for rank in range(len(job.groups["0"])):
         old = stale is not None and rank == stale[0]
         step = stale[1] if stale is not None and old else len(job.history) - 1
         if rank != without:
-            records.append(job.record(rank, step).record(BEGAN + step + (0.0 if old else STUCK_S)))
+            recorder = job.record(rank, step)
+            if gave_up is not None and gave_up.random() < 0.5:
+                recorder.give_up()
+            records.append(recorder.record(BEGAN + step + (0.0 if old else STUCK_S)))
     return {each.rank for each in order_of(records).odd}
 
 
@@ -30,6 +36,7 @@ def test_of_jobs_in_which_a_rank_stops_that_one_is_named_or_nobody(collectives: 
         job, rng = random_job(seed, stops=True, collectives=collectives), Random(seed)
         found = named(job)
         assert found <= {job.guilty}, seed
+        assert named(job, gave_up=rng) == found, f"{seed} after a timeout"
         hits += bool(found)
         missing = rng.randrange(len(job.groups["0"]))
         assert named(job, without=missing) <= {job.guilty}, f"{seed} without {missing}"
@@ -44,3 +51,4 @@ def test_of_jobs_whose_network_breaks_nobody_is_named(collectives: bool) -> None
         job = random_job(seed, breaks=True, collectives=collectives)
         assert named(job) == set(), seed
         assert named(job, without=seed % 4) == set(), seed
+        assert named(job, gave_up=Random(seed)) == set(), seed

@@ -52,8 +52,6 @@ NEEDS_ALL: Final = frozenset({
 """Collectives whose result depends on every rank. With all_to_all and reduce_scatter a rank may have nothing for
 another; of broadcast, reduce, gather and scatter only one rank waits for all, or all for one."""
 UNDONE: Final = frozenset({"scheduled", "started"})
-PASSED: Final = "given up, and something later was done"
-"""State of what was given up, where the rank went on: it waits for it no more."""
 _PEER: Final = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 _Number = Annotated[int, Meta(ge=-1, le=2**53)]
 _Text = Annotated[str, Meta(max_length=4096)]
@@ -91,7 +89,7 @@ class _Entry(msgspec.Struct, gc=False):
 
     @property
     def finished(self) -> bool:
-        return self.state in ("completed", PASSED) or (self.retired is True and not self.given_up)
+        return self.state == "completed" or (self.retired is True and not self.given_up)
 
     @property
     def is_coalesced(self) -> bool:
@@ -158,7 +156,6 @@ def _record(dump: _Dump, rank: int, made_at: float | None) -> CollectiveRecord:
     numbers = [each.record_id for each in dump.entries]
     if numbers and numbers[-1] - numbers[0] not in (0, len(numbers) - 1):
         raise ValueError("entries are left out of it: whether what they belong to has finished is not known")
-    _pass_over(dump.entries)
     of_group = _by_group(dump.entries)
     found, talks, room = [], list[_Talk](), MAX_MEMBERS_IN_ALL
     since_start = bool(dump.entries) and dump.entries[0].record_id == 0
@@ -207,14 +204,6 @@ def _record(dump: _Dump, rank: int, made_at: float | None) -> CollectiveRecord:
         lossy=0 < len(numbers) < LONG and numbers[0] > 0,
         point_to_point=not any(each.profiling_name.startswith("gloo:") for each in dump.entries),
     )
-
-
-def _pass_over(entries: Sequence[_Entry]) -> None:
-    """Marks what was given up before something later was done."""
-    done = max((at for at, each in enumerate(entries) if each.state == "completed"), default=0)
-    for each in entries[:done]:
-        if each.given_up:
-            each.state = PASSED
 
 
 def _by_group(entries: Sequence[_Entry]) -> dict[tuple[str, str], list[_Entry]]:
@@ -315,9 +304,7 @@ def _comparable(entries: Sequence[_Entry], ends: Mapping[int, list[int]]) -> boo
 def _needs_all(entry: _Entry) -> bool:
     """Whether no rank finishes it before all have entered it. One without elements is finished at once."""
     sizes = entry.input_sizes[:MAX_SIZES]
-    return (
-        entry.name in NEEDS_ALL and entry.state != PASSED and (not sizes or all(math.prod(each[:8]) for each in sizes))
-    )
+    return entry.name in NEEDS_ALL and (not sizes or all(math.prod(each[:8]) for each in sizes))
 
 
 def _members(name: str, desc: str, groups: Mapping[str, _Group]) -> tuple[int, ...]:

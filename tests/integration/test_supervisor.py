@@ -445,7 +445,7 @@ def test_a_signal_before_the_end_of_the_time_reaches_the_ranks_through_a_trap_of
     start: Callable[..., Job], four: Cluster
 ) -> None:
     """As `#SBATCH --signal=B:USR1@60` sends it, to the script alone. `run` is below a shell here, for it is a function."""
-    saves = 'trap "echo saved by $SLURM_PROCID; exit 0" USR1; while :; do sleep 0.2; done'
+    saves = 'trap "echo saved by $SLURM_PROCID; exit 9" USR1; while :; do sleep 0.2; done'
     job = start(
         f"trap 'kill -USR1 $(pgrep -P $!)' USR1\nsw -- srun bash -c '{SAYS}; {saves}' &\nwait; wait",
         "-N2",
@@ -456,4 +456,23 @@ def test_a_signal_before_the_end_of_the_time_reaches_the_ranks_through_a_trap_of
     four.slurm("scancel", "--signal=USR1", "--batch", job.job_id)
     job.ends()
     assert sorted(job.lines("saved")) == ["saved by 0", "saved by 1"], job.text
-    assert len(job.lines("rank")) == 2 and "the script continues: 0" in job.text
+    assert len(job.lines("rank")) == 2 and "as a notice that its time is nearly over" in job.text
+
+
+def test_alone_on_one_node_a_function_is_a_command_and_the_notice_of_the_end_reaches_it(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    saves = 'trap "echo saved; exit 9" USR1; while :; do sleep 0.2; done'
+    job = start(
+        f"export HOME={four.shared}\ntrain() {{ srun bash -c '{SAYS}; {saves}'; }}\nexport -f train\n"
+        "trap 'kill -USR1 $(pgrep -P $!)' USR1\nsw --alone --no-page -- train &\nwait; wait", "-N1",
+    )  # fmt: skip
+    end = time.monotonic() + PATIENCE_S
+    while not job.lines("rank"):
+        assert time.monotonic() < end, job.text
+        time.sleep(0.1)
+    time.sleep(1)
+    four.slurm("scancel", "--signal=USR1", "--batch", job.job_id)
+    job.ends(60)
+    assert (len(job.lines("rank")), len(job.lines("saved"))) == (1, 1), job.text
+    assert "as a notice that its time is nearly over" in job.text

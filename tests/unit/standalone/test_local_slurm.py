@@ -173,6 +173,17 @@ def test_a_step_that_its_owner_cancels_and_a_failure_in_the_last_minute_are_not_
     assert states == ["CANCELLED", "FAILED"]
 
 
+def test_in_a_job_a_command_that_ends_after_a_notice_is_not_run_again(tmp_path: Path) -> None:
+    async def talk(job: LocalSlurm) -> None:
+        await until(lambda: lines(job) == ["run"])
+        job.hand_on(signal.SIGUSR1)
+        await asyncio.wait_for(job.over.wait(), 20)
+        assert (job.exit_code, job.restarts, job.state) == (7, 0, "CANCELLED")
+
+    script = "trap 'exit 7' USR1; echo run; while :; do sleep 0.05; done"
+    with_job(tmp_path, script, talk, max_restarts=2, job_time=JobTime(None, _unknown))
+
+
 def last_minute_begins() -> JobTime:
     """At the first question there is just a minute left, at later ones there is less."""
     answers = iter([True])

@@ -492,3 +492,25 @@ def test_only_an_exit_code_of_a_signal_is_called_one(code: int, words: str) -> N
     day = Day().runs()
     day.ends(code)
     assert words in day.said[-1]
+
+
+def test_a_command_that_ends_after_a_notice_leaves_the_rest_to_the_script() -> None:
+    """`#SBATCH --signal=B:USR1@300`: it saves, ends with a code, and the script requeues the job."""
+    told = Day().runs()
+    assert told.on(Asked(10, ends=False)) == [Forward(10)]
+    told.now += 599
+    assert told.ends(99) == []
+    assert told.run.phase is Phase.OVER and told.run.exit_code == 99
+    assert told.said[-1].endswith(
+        "SIGUSR1 or SIGUSR2 was passed to it 599 s before, as a notice that its time is nearly over is"
+    )
+    long_ago = Day().runs()
+    long_ago.on(Asked(10, ends=False))
+    long_ago.now += 601
+    long_ago.ends(99)
+    assert long_ago.run.phase is Phase.PAUSING
+    assert long_ago.on(Asked(10, ends=False)) == [], "nothing runs"
+    long_ago.on(Tick(), 16)
+    long_ago.on(Looked({}))
+    long_ago.ends(1)
+    assert long_ago.run.phase is Phase.PAUSING, "an earlier start was told"

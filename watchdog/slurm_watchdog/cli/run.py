@@ -142,6 +142,12 @@ def run(**given: Any) -> None:
     if allocation is None and (asked.nodes is not None or (asked.spares and is_typed)):
         _refuse("--nodes and --spares are for a batch script: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set here.")
     checkpoints = tuple(os.path.abspath(each) for each in asked.checkpoints)
+    if allocation is not None and asked.alone and supervisor.is_watched():
+        click.echo(
+            "The site's watchdog may act on this job, too, and neither knows of the other: "
+            f"scontrol update JobId={allocation.job_id} Comment=watchdog=off tells it not to.",
+            err=True,
+        )
     if allocation is None or asked.alone or not supervisor.is_watched():
         _run_alone(words, allocation, asked, checkpoints)
     for name, value in {

@@ -30,7 +30,9 @@ from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.supervisor.endings import stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
 from slurm_watchdog.supervisor.job_time import JobTime
+from slurm_watchdog.supervisor.last_minute import TOLD_S
 from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, is_function, receivers
+from slurm_watchdog.supervisor.sentences import told_words
 
 log = logging.getLogger(__name__)
 
@@ -91,6 +93,8 @@ class LocalSlurm:
         self._placed, self._input = placed, GivenInput()
         self.job_time: JobTime | None = None
         """Of the job of Slurm's that this is in; None: in none."""
+        self._told_at: float | None = None
+        """When a signal was handed to the present run; None: none was."""
         self._output_at = 0
         """Size of `output` when the present run began."""
         self._last = False
@@ -128,7 +132,7 @@ class LocalSlurm:
             )  # fmt: skip
         if self._placed is not None:
             self._placed.begun(self._process.pid)
-        self.state, self.start_at, self.exit_code = "RUNNING", clock.wall(), None
+        self.state, self.start_at, self.exit_code, self._told_at = "RUNNING", clock.wall(), None, None
         self.over.clear()
         self._spawn(self._watch(self._process, self.restarts))
 
@@ -169,9 +173,11 @@ class LocalSlurm:
             await self._begin()
 
     def _stopped_by(self) -> str:
-        """Who ended its step, where this is in a job of Slurm's: see `endings`."""
+        """Who ended its step, where this is in a job of Slurm's: see `endings`; or that its time is nearly over."""
         if self.job_time is None:
             return ""
+        if self._told_at is not None and (age_s := clock.monotonic() - self._told_at) <= TOLD_S:
+            return told_words(age_s)
         try:
             with self.output.open("rb") as lines:
                 size = lines.seek(0, os.SEEK_END)
@@ -278,6 +284,7 @@ class LocalSlurm:
 
     def hand_on(self, number: int) -> None:
         """Hands a signal to the command that does not ask for its end, as SIGUSR1."""
+        self._told_at = clock.monotonic()
         main = self._process.pid if self._process is not None else None
         function = is_function(self.command[0], self._environ)
         self._signal(receivers(self.processes(), main, number, function=function), number)

@@ -14,9 +14,10 @@ from slurm_watchdog.model.supervisor import (
     RestartOrder,
     step_words,
 )
-from slurm_watchdog.supervisor.last_minute import LAST_S, late_words
+from slurm_watchdog.supervisor.last_minute import LAST_S, TOLD_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
+from slurm_watchdog.supervisor.sentences import beside_words, code_words, elsewhere_words, told_words
 from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
@@ -59,7 +60,6 @@ LOOK_MORE_S: Final = 3.0
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 """128 + SIGINT, 128 + SIGTERM: as a shell has them."""
-SIGRTMAX: Final = 64  # signal(7): 255 is no signal, but sys.exit(-1)
 
 
 Next = tuple[Run, tuple[Action, ...]]
@@ -201,7 +201,7 @@ def _start(run: Run, now: float, wall: float) -> Next:
     begin = Begin(placement, in_batch=run.in_batch)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
-        elsewhere=(), begun_ticks=0, switch_gone_at=None, looked=False, once=(),
+        elsewhere=(), told_at=None, begun_ticks=0, switch_gone_at=None, looked=False, once=(),
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
@@ -214,21 +214,14 @@ def _steps(run: Run, seen: StepsSeen) -> Next:
         return run, ()
     if steps == (BATCH_STEP,) and (run.steps or ours != (run.settings.allocation.batch_host,)):
         return run, ()  # on several nodes it starts its ranks in a way that is not known here
-    said = () if elsewhere == run.elsewhere else (Say(_elsewhere_words(run, elsewhere)),)
+    said = () if elsewhere == run.elsewhere else (Say(elsewhere_words(run.starts, elsewhere)),)
     run = replace(run, steps=steps, elsewhere=elsewhere)
     if run.order is None:
         return run, said
     if any(node in run.avoided or node in run.order.once for node in elsewhere):
-        return replace(run, order=None, answer=OrderAnswer.FAILED, words=_elsewhere_words(run, elsewhere)), said
+        return replace(run, order=None, answer=OrderAnswer.FAILED, words=elsewhere_words(run.starts, elsewhere)), said
     words = f"the command runs again as {step_words(steps[-1])}"
     return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (*said, Say(words))
-
-
-def _elsewhere_words(run: Run, elsewhere: tuple[str, ...]) -> str:
-    return (
-        f"start {run.starts} runs on {','.join(elsewhere)}, too, which it was to leave out: an srun of it was not "
-        "called by its name alone (a path, a PATH of its own), or has options that cannot be adapted"
-    )
 
 
 def _beside(run: Run, pid: int) -> Next:
@@ -236,8 +229,8 @@ def _beside(run: Run, pid: int) -> Next:
     if not pid or before:
         return run, ()
     return run, (
-        Say(f"another `slurm-watchdog run` of this job is under way (process {pid}): until one of them has ended, a "
-            "command that fails is started again, and no hang is answered in this allocation"),
+        Say(f"{beside_words(pid)}: until one of them has ended, a command that fails is started again, and no hang is "
+            "answered in this allocation"),
     )  # fmt: skip
 
 
@@ -281,7 +274,7 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
     if run.asked_at is not None:
         return "the job was asked to end"
     if run.beside:
-        return f"another `slurm-watchdog run` of this job is under way (process {run.beside})"
+        return beside_words(run.beside)
     if run.phase is Phase.ENDING:
         return "the command is being ended for another order"
     if order.step_id != present:
@@ -316,24 +309,26 @@ def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
     if event.switched:
         words = "the command has ended by our kill switch: an order to start it again is waited for"
         return replace(run, phase=Phase.WAITING, since=now, words=words), (Say(words),)
-    why = _not_again(run, event, wall)
+    why = _not_again(run, event, now, wall)
     if why is not None:
         return _over(run, now, event.code, why)
     words = (
-        f"the command ended with {_code(event.code)}; it is started again in {RESTART_DELAY_S:.0f} s, once its last "
-        f"lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
+        f"the command ended with {code_words(event.code)}; it is started again in {RESTART_DELAY_S:.0f} s, once its "
+        f"last lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
     )
     left = _end_all(run, "TERM")
     return replace(run, phase=Phase.PAUSING, since=now, words=words), (Say(words), *left)
 
 
-def _not_again(run: Run, event: Ended, wall: float) -> str | None:
+def _not_again(run: Run, event: Ended, now: float, wall: float) -> str | None:
     """Why a command that has ended by itself is not started again; None: it is."""
     if event.code == 0:
         return "the command has ended well"
-    ended = f"the command ended with {_code(event.code)}, and is not started again"
+    ended = f"the command ended with {code_words(event.code)}, and is not started again"
     if event.stopped:
         return f"{ended}: {event.stopped}"
+    if run.told_at is not None and now - run.told_at <= TOLD_S:
+        return f"{ended}: {told_words(now - run.told_at)}"
     if event.code == INTERRUPTED:
         return f"{ended}: it was interrupted"
     if run.restarts_left <= 0:
@@ -341,10 +336,6 @@ def _not_again(run: Run, event: Ended, wall: float) -> str | None:
     if _seconds_left(run, wall) < LAST_S:
         return f"{ended}: it is {_late(run, wall)}"
     return None
-
-
-def _code(code: int) -> str:
-    return f"exit code {code} (signal {code - 128})" if 128 < code <= 128 + SIGRTMAX else f"exit code {code}"
 
 
 def _after_end(run: Run, now: float, wall: float) -> Next:
@@ -367,7 +358,9 @@ def _switch(run: Run, present: bool, now: float) -> Next:
 def _asked(run: Run, event: Asked, now: float) -> Next:
     """A signal. One that ends goes to the steps first: srun itself answers it by killing them at once."""
     if not event.ends:
-        return run, (Forward(event.number),) if run.phase is Phase.RUNNING else ()
+        if run.phase is not Phase.RUNNING:
+            return run, ()
+        return replace(run, told_at=now), (Forward(event.number),)
     if run.phase in (Phase.RUNNING, Phase.ENDING):
         once = run.asked_at is None and bool(run.steps)
         run = replace(run, asked_at=now if run.asked_at is None else run.asked_at)

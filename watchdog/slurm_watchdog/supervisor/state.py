@@ -78,6 +78,8 @@ class Run(Struct, frozen=True, kw_only=True):
     exit_code: int = 0
     asked_at: float | None = None
     """When a signal asked for the end; None: none did."""
+    told_at: float | None = None
+    """When SIGUSR1 or SIGUSR2 was passed to the present start; None: it was not."""
     switch_gone_at: float | None = None
     order: RestartOrder | None = None
     """Being carried out."""

@@ -102,6 +102,7 @@ def test_a_kill_is_counted_for_the_step_and_the_job(task: Path) -> None:
         assert child.returncode == -9
         after = seen(beside.pid)
         assert [after[name, Resource.MEMORY].refused for name in ("0", None)] == [1, 1]
+        assert after["0", Resource.MEMORY].by_limit is True
         peak = after["0", Resource.MEMORY].peak
         assert peak is None or peak >= 0.9 * LIMIT  # memory.peak: Linux 5.19
         pressures = read_usage([process(0, pid=beside.pid, job_id="4711")]).pressures

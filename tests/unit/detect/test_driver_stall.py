@@ -132,6 +132,7 @@ def test_what_is_short_of_a_filesystem_or_not_known_is_no_driver(of: ClusterView
         ("/dev/nvidia0", "nvfs_io_wait", None), ("/dev/nvidia-caps/nvidia-cap1", None, "NVIDIA"), (None, "_nv038416rm", "NVIDIA"), (None, "nvme_submit_sync_cmd", None),
         ("/dev/nvme0n1", None, None), ("/dev/infiniband/uverbs0", "down_read", "InfiniBand"), (None, "mlx5_cmd_exec", "InfiniBand"),
         (None, "cmd_exec", "InfiniBand"), ("/dev/kfd", None, "AMD"), ("/dev/gdrdrv", None, "GPUDirect"), (None, "nfs_wait_bit_killable", None),
+        ("/dev/dri/renderD128", None, "a GPU driver"), (None, "dma_fence_default_wait", "a GPU driver"), (None, "cma_alloc", None),
         (None, "rpc_wait_bit_killable", None), (None, "folio_wait_bit_common", None), (None, "rmap_walk", None), (None, "", None), (None, None, None),
     ],
 )  # fmt: skip

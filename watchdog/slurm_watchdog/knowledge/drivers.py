@@ -33,10 +33,12 @@ DRIVERS: Final = (
             r"nv_|nvidia_|_nv\d|rm_\w|uvm_|os_(?:acquire|cond|delay|schedule|wait)|nvlink_|nvswitch_"),
     # drivers/infiniband, drivers/net/ethernet/mellanox/mlx5/core/cmd.c (wait_func, cmd_exec)
     _driver("the InfiniBand driver", "/dev/infiniband/",
-            r"mlx[45]_|ib_|uverbs_|ucma_|rdma_|cma_|cmd_exec|wait_func_handle|wait_func|bnxt_re|efa_|hfi1_|irdma_"),
+            r"mlx[45]_|ib_|uverbs_|ucma_|rdma_|cma_(?!alloc)|cmd_exec|wait_func_handle|wait_func|bnxt_re|efa_|hfi1_|irdma_"),
     _driver("the GPUDirect copy driver", "/dev/gdrdrv", r"gdrdrv_|gdr_"),
     # drivers/gpu/drm/amd: amdgpu, amdkfd
-    _driver("the AMD driver", r"/dev/kfd|/dev/dri/", r"amdgpu_|kfd_|kgd2kfd|svm_range_|ttm_|dma_fence_"),
+    _driver("the AMD driver", r"/dev/kfd", r"amdgpu_|kfd_|kgd2kfd|svm_range_"),
+    # drivers/gpu/drm, drivers/dma-buf: what the drivers of all graphics cards share
+    _driver("a GPU driver", r"/dev/dri/", r"ttm_|dma_fence_"),
     _driver("the Slingshot driver", "/dev/cxi", r"cxi_|cass_"),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.analysis.collective_order import order_of, words_of
-from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records, unreachable
 from slurm_watchdog.model.collective_records import RasAnswer, RasCommunicator, RasRank
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras
 
@@ -140,3 +140,41 @@ def test_a_process_that_does_not_answer_is_known_also_where_no_rank_of_the_job_h
 def test_what_is_no_answer_is_refused_with_a_reason(body: bytes) -> None:
     with pytest.raises(ValueError, match=r"answer"):
         parse_ras(body)
+
+
+WHERE = "GPU {gpu} managed by process {pid} on node 10.0.0.{node}"
+
+
+def with_status(ranks: tuple[int, ...]) -> RasAnswer:
+    """As text, where these have left the communicator of all, and rank 1 of the others has called less."""
+    places = {rank: WHERE.format(gpu=rank % 4, pid=100 + rank, node=1 + rank // 4) for rank in ranks}
+    one = [f"  Rank {rank} has status NOCOMM -- {place}" for rank, place in places.items()]
+    several = [f"  {len(ranks)} ranks have status NOCOMM", *(f"  Rank {rank} -- {p}" for rank, p in places.items())]
+    status = [f"  {8 - len(ranks)} ranks have status RUNNING", *(one if len(ranks) == 1 else several)]
+    head = "  Communicator ranks have different {} operation counts"
+    text = (CAPTURES / "2.26.txt").read_text().partition(head.format("Broadcast"))[0] + "\n".join(
+        ["  Communicator ranks have different status", *status, head.format("AllReduce"),
+         f"  {7 - len(ranks)} ranks have launched up to operation 12",
+         f"  Rank 1 has launched up to operation 11 -- {WHERE.format(gpu=1, pid=101, node=1)}", ""]
+    )  # fmt: skip
+    return parse_ras(text.encode())
+
+
+@pytest.mark.parametrize(("ranks", "who"), [((5,), "5"), ((5, 6), "5, 6")])
+def test_ranks_that_left_a_communicator_and_answer_are_said_and_accused_of_nothing(
+    ranks: tuple[int, ...], who: str
+) -> None:
+    left = f"rank {who} has left communicator 27a079b8 of 8, or not come to it, and answers"
+    answer = with_status(ranks)
+    assert ras_facts(answer, processes(nodes=NODES)) == (left,)
+    assert [each.rank for each in order_of(ras_records(answer, processes())).odd] == [1], "of those that are in it"
+    body = (CAPTURES / "2.29-missing.json").read_bytes()
+    gone = ras_facts(parse_ras(body), processes())
+    assert gone == ("rank 5 does not answer it: stopped, or gone",)
+    answering = body.replace(b'"unresponsive": true', b'"unresponsive": false')
+    (said,) = ras_facts(parse_ras(answering), processes())
+    assert said == "rank 5 has left communicator ae94423c of 8, or not come to it, and answers"
+
+
+def test_a_communicator_that_most_have_left_is_one_that_ends() -> None:
+    assert ras_facts(with_status((0, 2, 3, 4, 5)), processes()) == ()

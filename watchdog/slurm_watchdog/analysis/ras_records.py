@@ -7,7 +7,7 @@ ranks has the job's own numbers; in any other, or where those differ, a rank is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from slurm_watchdog.model.collective_records import (
 
 SNAKE = {"AllReduce": "all_reduce", "AllGather": "all_gather", "ReduceScatter": "reduce_scatter", "": "collective"}
 """Names of collectives as everybody else has them."""
+MAX_FACTS = 4
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ def _places(communicator: RasCommunicator, numbers: Mapping[int, int]) -> dict[i
         ahead = others or totals[each.rank] > least
         waits = (Call(seq=seq, name=_ahead_in(each, fewest)),) if ahead else ()
         found[numbers[each.rank]] = Communicator(
-            key=communicator.key, label=f"communicator {communicator.key.partition(' ')[0][:8]} of {communicator.size}",
+            key=communicator.key, label=_label(communicator),
             entered=totals[each.rank], waits=waits, members=members if waits else (),
         )  # fmt: skip
     return found
@@ -125,3 +126,23 @@ def unreachable(answer: RasAnswer, processes: JobProcesses) -> tuple[int, ...]:
         numbers = _numbers(each, processes)
         found |= {numbers[rank.rank] for rank in each.ranks if rank.unreachable and rank.rank in numbers}
     return tuple(sorted(found))
+
+
+def ras_facts(answer: RasAnswer, processes: JobProcesses) -> tuple[str, ...]:
+    """What RAS says of ranks whose counts it does not have."""
+    gone = unreachable(answer, processes)
+    said = [f"rank {_few(gone)} does not answer it: stopped, or gone"] if gone else []
+    for each in answer.communicators:
+        numbers = _numbers(each, processes)
+        apart = sorted(numbers[rank.rank] for rank in each.ranks if rank.apart and rank.rank in numbers)
+        if 0 < len(apart) < len(numbers) - len(apart):
+            said.append(f"rank {_few(apart)} has left {_label(each)}, or not come to it, and answers")
+    return tuple(said[:MAX_FACTS])
+
+
+def _label(communicator: RasCommunicator) -> str:
+    return f"communicator {communicator.key.partition(' ')[0][:8]} of {communicator.size}"
+
+
+def _few(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

@@ -92,6 +92,8 @@ class RasRank(Struct, frozen=True, kw_only=True):
     together. In text, kinds of which all ranks have called as many are left out."""
     unreachable: bool = False
     """Its process does not answer the others' RAS threads: it is stopped, or gone."""
+    apart: bool = False
+    """Its process answers, and has no part in this communicator: it has left it, or not come to it."""
 
 
 class RasCommunicator(Struct, frozen=True, kw_only=True):

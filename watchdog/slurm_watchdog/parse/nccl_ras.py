@@ -11,6 +11,7 @@ from typing import Annotated, Final
 
 import msgspec
 from msgspec import Meta
+from msgspec.structs import replace
 
 from slurm_watchdog.model.collective_records import RasAnswer, RasCommunicator, RasRank
 
@@ -29,6 +30,12 @@ _RANK: Final = re.compile(
     r"(?:GPU .{1,40} managed by process (\d{1,7}) on node (\S{1,64})|\[process information not found\])"
 )
 _SILENT: Final = re.compile(r"^(?:INCOMPLETE|DEAD)\n((?:  .*\n)+)", re.MULTILINE)
+_STATUSES: Final = re.compile(r"  \d{1,7} ranks have status ([A-Z]{1,20})$")
+_STATUS: Final = re.compile(
+    r"  Rank (\d{1,7}) has status ([A-Z]{1,20}) -- (?:GPU .{1,40} managed by process (\d{1,7}) on node (\S{1,64})|\[)"
+)
+NOT_IN_IT: Final = "NOCOMM"
+"""Status of a rank whose process answers, and has nothing of this communicator."""
 _PROCESS: Final = re.compile(r"  Process (\d{1,7}) on node (\S{1,64}) managing")
 _MISSING: Final = re.compile(r"  The missing ranks?: ([\d,]+)")
 _NO_COMMA: Final = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')
@@ -86,9 +93,8 @@ def _of_json(body: bytes) -> RasAnswer:
             key=f"{each.hash.removeprefix('0x')}{each.secondary_hash and ' '}{each.secondary_hash}",
             size=each.size,
             ranks=(
-                *(_of(rank, unreachable=False) for rank in each.ranks),
-                *(_of(rank, unreachable=rank.status.unresponsive or rank.status.considered_dead)
-                  for rank in each.missing_ranks),
+                *(_of(rank) for rank in each.ranks),
+                *(_missing_one(rank) for rank in each.missing_ranks),
             ),
         )
         for each in answer.communicators
@@ -96,10 +102,15 @@ def _of_json(body: bytes) -> RasAnswer:
     return RasAnswer(release=answer.nccl_version, communicators=bounded(found))
 
 
-def _of(rank: _Rank, *, unreachable: bool) -> RasRank:
+def _missing_one(rank: _Rank) -> RasRank:
+    silent = rank.status.unresponsive or rank.status.considered_dead
+    return replace(_of(rank), unreachable=silent, apart=not silent)
+
+
+def _of(rank: _Rank) -> RasRank:
     counts = tuple(sorted((name[:32], count) for name, count in rank.collective_counts.items())[:16])
     host, pid = (rank.host or None, rank.pid) if rank.pid > 0 else (None, None)
-    return RasRank(rank=rank.rank, host=host, pid=pid, counts=counts, unreachable=unreachable)
+    return RasRank(rank=rank.rank, host=host, pid=pid, counts=counts)
 
 
 def bounded(communicators: Iterable[RasCommunicator]) -> tuple[RasCommunicator, ...]:
@@ -127,6 +138,9 @@ class _Reading:
         self.processes: dict[int, tuple[str, int]] = {}
         """Rank -> its host and pid."""
         self.gone: set[int] = set()
+        self.apart: set[int] = set()
+        self.status = ""
+        """Of the ranks whose lines may follow."""
 
     def finished(self) -> RasCommunicator:
         """With the counts of those that are not listed: the one group of a kind whose ranks are not."""
@@ -136,20 +150,22 @@ class _Reading:
             for rank in listed:
                 of_count[self.counts[rank][kind]] += 1
             open_sides = [(ranks, count) for ranks, count in sides if not of_count[count]]
-            others = [rank for rank in range(min(self.size, MAX_RANKS)) if rank not in listed and rank not in self.gone]
+            known = {*listed, *self.gone, *self.apart}
+            others = [rank for rank in range(min(self.size, MAX_RANKS)) if rank not in known]
             if len(open_sides) == 1 and len(others) == open_sides[0][0]:
                 for rank in others:
                     self.counts.setdefault(rank, {})[kind] = open_sides[0][1]
         return RasCommunicator(
             key=self.key,
             size=self.size,
-            ranks=tuple(self._rank(rank) for rank in sorted(self.counts.keys() | self.gone)),
+            ranks=tuple(self._rank(rank) for rank in sorted(self.counts.keys() | self.gone | self.apart)),
         )
 
     def _rank(self, rank: int) -> RasRank:
         host, pid = self.processes.get(rank, (None, None))
         counts = tuple(sorted(self.counts.get(rank, {}).items()))
-        return RasRank(rank=rank, host=host, pid=pid, counts=counts, unreachable=rank in self.gone)
+        apart = rank in self.apart and rank not in self.gone
+        return RasRank(rank=rank, host=host, pid=pid, counts=counts, unreachable=rank in self.gone, apart=apart)
 
 
 def _of_text(lines: Iterable[str]) -> Iterable[RasCommunicator]:
@@ -160,7 +176,7 @@ def _of_text(lines: Iterable[str]) -> Iterable[RasCommunicator]:
         if (match := _HEAD.match(line)) is not None:
             section = match[3]
             reading = found.setdefault(match[2], _Reading(match[2], sizes.get(match[1], 0)))
-            reading.kind = None
+            reading.kind, reading.status = None, ""
         elif (match := _GROUP.match(line)) is not None:
             sizes[match[1]] = int(match[2])
         elif reading is None:
@@ -181,15 +197,31 @@ def _missing(reading: _Reading, line: str) -> None:
             reading.processes[int(match[1])] = match[5], int(match[4])
 
 
+def _status(reading: _Reading, line: str) -> None:
+    """Ranks that have no part in it; of other status nothing is said."""
+    if (match := _STATUSES.match(line)) is not None:
+        reading.status = match[1]
+        return
+    rank, status, pid, host = 0, reading.status, None, None
+    if (match := _STATUS.match(line)) is not None:
+        rank, status, pid, host = int(match[1]), match[2], match[3], match[4]
+    elif (match := _RANK.match(line)) is not None:
+        rank, pid, host = int(match[1]), match[4], match[5]
+    if match is not None and status == NOT_IN_IT and len(reading.apart) < MAX_RANKS:
+        reading.apart.add(rank)
+        if pid:
+            reading.processes[rank] = host or "", int(pid)
+
+
 def _mismatch(reading: _Reading, line: str, count: int) -> int:
     """Returns the count of the group of ranks whose members may follow."""
     if (match := _COUNTS.match(line)) is not None:
         reading.kind = match[1] or ""
         reading.sides[reading.kind] = []
     elif line.startswith("  Communicator ranks have"):
-        reading.kind = None
+        reading.kind, reading.status = None, ""
     elif reading.kind is None:
-        return count
+        _status(reading, line)
     elif (match := _MANY.match(line)) is not None:
         count = int(match[2] or 0)
         reading.sides[reading.kind].append((int(match[1]), count))

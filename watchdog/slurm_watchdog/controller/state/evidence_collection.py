@@ -16,7 +16,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
-from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
+from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
@@ -194,8 +194,7 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
     if found.ras is not None:
         processes = processes_of(view, found.addresses)
         answer = replace(found.ras, communicators=bounded(found.ras.communicators))
-        gone = unreachable(answer, processes)
-        facts = (f"rank {', '.join(map(str, gone[:6]))} does not answer it: stopped, or gone",) if gone else ()
+        facts = ras_facts(answer, processes)
         sets.append(RecordSet(source=RAS, records=ras_records(answer, processes), facts=facts))
     return tuple(sets)
 

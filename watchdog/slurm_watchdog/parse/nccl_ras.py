@@ -202,15 +202,15 @@ def _status(reading: _Reading, line: str) -> None:
     if (match := _STATUSES.match(line)) is not None:
         reading.status = match[1]
         return
-    rank, status, pid, host = 0, reading.status, None, None
-    if (match := _STATUS.match(line)) is not None:
-        rank, status, pid, host = int(match[1]), match[2], match[3], match[4]
-    elif (match := _RANK.match(line)) is not None:
-        rank, pid, host = int(match[1]), match[4], match[5]
-    if match is not None and status == NOT_IN_IT and len(reading.apart) < MAX_RANKS:
-        reading.apart.add(rank)
-        if pid:
-            reading.processes[rank] = host or "", int(pid)
+    match, status = _RANK.match(line), reading.status
+    pid, host = (match[4], match[5]) if match is not None else (None, None)
+    if match is None and (match := _STATUS.match(line)) is not None:
+        status, pid, host = match[2], match[3], match[4]
+    if match is None or status != NOT_IN_IT or len(reading.apart) == MAX_RANKS:
+        return
+    reading.apart.add(int(match[1]))
+    if pid and host:
+        reading.processes[int(match[1])] = host, int(pid)
 
 
 def _mismatch(reading: _Reading, line: str, count: int) -> int:

@@ -139,14 +139,18 @@ def with_trend(found: Report, runs: Iterable[RunRecord], spells: Iterable[Spell]
     began_at = max(found.since, min((run.began_at for mine in of_job.values() for run in mine), default=found.until))
     weeks = (found.until - began_at) / (7 * DAY_S)
     span_s = DAY_S if 7 * weeks <= MOST_DAYS else 7 * DAY_S * ceil(weeks / MOST_WEEKS)
+    spans = {
+        job_id: (min(run.began_at for run in mine), max(end_of(run) for run in mine)) for job_id, mine in of_job.items()
+    }
     trend = []
     for number in range(ceil((found.until - began_at) / span_s)):
         start, end = began_at + number * span_s, min(found.until, began_at + (number + 1) * span_s)
         parts = [
             part
-            for job_id, mine in of_job.items()
-            if any(end_of(run) > start and run.began_at < end for run in mine)
-            and (part := _job_time(mine, spells_of[job_id], start, end)) is not None
+            for job_id, (first_at, last_at) in spans.items()
+            if first_at < end
+            and last_at > start
+            and (part := _job_time(of_job[job_id], spells_of[job_id], start, end)) is not None
         ]
         sums = (sum(getattr(part, name) for part in parts) for name in ("allocated_h", "measured_h", "effective_h"))
         trend.append((start, *sums))

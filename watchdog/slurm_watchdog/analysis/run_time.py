@@ -91,7 +91,7 @@ def divide(run: RunRecord, following: RunRecord | None, spells: Iterable[Spell],
         again = min(made, max(0, run.last_step - following.first_step))
     step_s = run.step_s or max(0.0, run.last_rise_at - run.first_rise_at) / max(1, made)
     recomputed, free = _split_last(free, again * step_s, ended_at)
-    for each in ordered:
+    for each in (each for each in ordered if each.recomputed_s > 0):
         near, free = _split_last(free, each.recomputed_s, each.began_at)
         more, free = _split_last(free, each.recomputed_s - _length(near), ended_at)
         recomputed += near + more
@@ -172,6 +172,8 @@ def _split(pieces: Iterable[Piece], begin: float, end: float) -> tuple[list[Piec
 
 def _split_last(pieces: Sequence[Piece], seconds: float, before: float) -> tuple[list[Piece], list[Piece]]:
     """The last so many seconds of the pieces before a date, and the rest."""
+    if seconds <= 0:
+        return [], list(pieces)
     begin = before
     for low, high in reversed(pieces):
         if seconds > 0 and low < (end := min(high, before)):

@@ -136,3 +136,73 @@ trainer.fit(Model(), data, ckpt_path=last_checkpoint("checkpoints"))
 
 SCRIPTS = {"torch": PLAIN, "deepspeed": DEEPSPEED, "transformers": HF, "lightning": LIGHTNING}
 """Module that has to be there -> its script. `{trainers}` is the folder with slurm_watchdog_hooks."""
+
+KEPT_HF = """
+import time
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+    def forward(self, x):
+        return {{"loss": self.linear(x).sum()}}
+
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 100000
+    def __getitem__(self, index):
+        return {{"x": torch.ones(8)}}
+
+class Say(TrainerCallback):
+    def on_step_end(self, args, state, control, **kwargs):
+        time.sleep(0.1)
+        if state.is_world_process_zero:
+            print(f"step {{state.global_step}}", flush=True)
+
+args = TrainingArguments(
+    output_dir="out", max_steps=2000, per_device_train_batch_size=2, save_strategy="steps", save_steps=10,
+    save_total_limit=2, report_to=[], use_cpu=True, disable_tqdm=True, logging_strategy="no", remove_unused_columns=False,
+)
+trainer = Trainer(Model(), args, train_dataset=Data(), callbacks=[Say()])
+trainer.train({resume})
+"""
+
+KEPT_LIGHTNING = """
+import os, time
+import torch
+from lightning.pytorch import LightningModule, Trainer, Callback
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+class Model(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+    def training_step(self, batch, _):
+        self.log("newest", float(self.global_step))
+        return self.linear(batch).sum()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+class Say(Callback):
+    def on_train_batch_end(self, trainer, module, *rest):
+        time.sleep(0.1)
+        if trainer.is_global_zero:
+            print(f"step {{trainer.global_step}}", flush=True)
+
+keeps_two = ModelCheckpoint("out", every_n_train_steps=10, save_top_k=2, monitor="newest", mode="max")
+trainer = Trainer(
+    max_steps=2000, accelerator="cpu", strategy="ddp", devices=int(os.environ["WORLD_SIZE"]), logger=False,
+    enable_progress_bar=False, enable_model_summary=False, callbacks=[Say(), keeps_two],
+)
+data = torch.utils.data.DataLoader(torch.ones(100000, 8), batch_size=2)
+trainer.fit(Model(), data{resume})
+"""
+
+KEPT = {
+    "transformers": ("huggingface", KEPT_HF, "checkpoint-{}", "", "{}"),
+    "lightning": ("lightning", KEPT_LIGHTNING, "epoch=0-step={}.ckpt", "", ", {}"),
+}
+"""Module that has to be there -> layout, a script that saves every tenth step into `out` and keeps the newest two, the
+name of a checkpoint; what stands for `{resume}` in the first run, and in one that resumes by the words of the message."""

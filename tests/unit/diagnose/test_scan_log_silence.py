@@ -122,3 +122,46 @@ def test_a_loss_that_is_nan_is_found_however_it_is_written(written: str) -> None
     assert verdict_of(good) is None
     found = verdict_of(good + bad)
     assert found is not None and found[0] == "loss_nan"
+
+
+def hourly(begin: str, steps: int, first: int = 0, every_s: float = 60.0) -> str:
+    at = datetime.fromisoformat(begin)
+    return "".join(
+        f"{at + timedelta(seconds=every_s * n)} INFO step {first + n}/5000 loss: 2.5\n" for n in range(steps)
+    )
+
+
+def test_a_clock_that_was_set_back_or_an_hour_that_comes_twice_is_no_silence() -> None:
+    text = hourly("2026-10-25 01:00:00", 120) + hourly("2026-10-25 02:00:00", 10, 120)
+    assert verdict_of(text) is None
+    monitor = "".join(f"2026-10-25 {3 + n:02d}:00:00 INFO memory ok\n" for n in range(4))
+    assert verdict_of(text + monitor) == ("hang", None, None)
+
+
+def test_a_date_ahead_that_stands_above_the_steps_is_not_when_the_log_ends() -> None:
+    text = hourly("2026-10-25 01:00:00", 120)
+    assert verdict_of("2027-01-01 00:00:00 INFO the certificate ends\n" + text) is None
+
+
+def test_midnight_is_twelve_in_the_morning() -> None:
+    text = log("2026-05-01 22:00:00", "%m/%d/%Y %I:%M:%S %p INFO", steps=600)
+    assert verdict_of(text) is None
+    assert silence_of(text, at="2026-05-02 05:59:30") == "Hang: no progress for 3 h 00 min"
+
+
+STOPPED = "slurmstepd: error: *** JOB 9 ON n1 CANCELLED AT 2026-10-25T03:00:20 DUE TO {} ***\n"
+
+
+@pytest.mark.parametrize("reason", ["TIME LIMIT", "PREEMPTION"])
+def test_a_run_that_somebody_ended_has_not_hung_since(reason: str) -> None:
+    text = hourly("2026-10-25 01:00:00", 120) + STOPPED.format(reason)
+    assert verdict_of(text, at="2026-10-25 09:00:00") is None
+
+
+def test_a_run_that_was_requeued_and_then_hangs_is_found() -> None:
+    again = hourly("2026-10-25 04:00:00", 60, 110)
+    text = hourly("2026-10-25 01:00:00", 120) + STOPPED.format("PREEMPTION") + again
+    assert verdict_of(text) is None
+    assert silence_of(text, at="2026-10-25 07:59:00") == "Hang: no progress for 3 h 00 min"
+    monitor = "".join(f"2026-10-25 {5 + n:02d}:00:00 INFO memory ok\n" for n in range(4))
+    assert silence_of(text + monitor) == "Hang: no progress for 3 h 01 min"

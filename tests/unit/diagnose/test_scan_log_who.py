@@ -82,3 +82,43 @@ def test_a_host_and_a_word_of_a_rank_before_a_line_name_both(prefix: str) -> Non
 @pytest.mark.parametrize("prefix", ["[tp0][rank5] ", "[pg2 rank 5] ", "epoch3 rank 5: ", "step100: rank 3: "])
 def test_a_group_or_a_step_before_the_word_of_a_rank_is_no_host_and_its_number_may_be_of_the_group(prefix: str) -> None:
     assert verdict_of(f"{prefix}OSError: [Errno 5] Input/output error: '/data/s-12.bin'\n") == ("io_error", None, None)
+
+
+SETTINGS = (
+    '  "storage": {"retry_on": ["OSError: [Errno 116] Stale file handle", "OSError: [Errno 5] Input/output error"]},\n',
+    '  "on_timeout": "Watchdog caught collective operation timeout -> abort",\n',
+    "  'alerts': {'patterns': ['CUDA out of memory', 'uncorrectable ECC error']},\n",
+    '      "OSError: [Errno 28] No space left on device",\n',
+    "    - 'RuntimeError: NCCL error: unhandled system error'\n",
+)
+
+
+@pytest.mark.parametrize("line", SETTINGS)
+def test_a_configuration_that_names_errors_is_none_of_them(line: str) -> None:
+    assert verdict_of("{\n" + line + "}\nbuilding the model\n") is None
+
+
+@pytest.mark.parametrize("key", ["message", "error", "exc_info", "stack_trace", "error_message"])
+def test_a_record_of_several_lines_says_what_happened(key: str) -> None:
+    found = verdict_of('{\n  "rank": 3,\n  "' + key + '": "OSError: [Errno 28] No space left on device"\n}\n')
+    assert found is not None
+    assert found[0] == "disk_full"
+
+
+@pytest.mark.parametrize("stamp", ["Nov 20 10:10:10", "Nov  2 10:10:10", "2026-11-20T10:10:10+0100"])
+def test_what_journalctl_puts_before_a_line_is_a_host_and_hides_no_rank(stamp: str) -> None:
+    said = f"{stamp} gpu-b02 train[405]: [rank5] OSError: [Errno 5] Input/output error: '/data/x'\n"
+    assert verdict_of(said) == ("io_error", 5, "gpu-b02")
+    module = "Nov 20 10:10:10 worker3 train[405]: OSError: [Errno 5] Input/output error: '/data/x'\n"
+    assert verdict_of(module) == ("io_error", None, None)
+
+
+def test_microseconds_are_nobody_who_tells_of_errors() -> None:
+    queue = (
+        ":0:rocdevice.cpp            :2984: 413432 us: [pid:4005 tid:0x7f] Callback: Queue 0x7f0 aborting with error : "
+        "HSA_STATUS_ERROR_MEMORY_FAULT: Agent attempted to access an inaccessible address. code: 0x2b\n"
+    )
+    died = "srun: error: n6: task 5: Aborted (core dumped)\nsrun: Terminating StepId=5.0\nsrun: error: n5: tasks 0-3: Terminated\n"
+    assert verdict_of(queue + died) == ("cuda_error", 5, "n6")
+    told = "Yesterday rank 3 told us after some hours of training: CUDA error: unspecified launch failure, and we do not know why\n"
+    assert verdict_of(told) is None

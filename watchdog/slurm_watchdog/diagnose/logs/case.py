@@ -25,6 +25,15 @@ class Source:
     no_number: NoNumber | None = None
     roles: dict[int, str] = field(default_factory=dict)
     """Of each error's place its role."""
+    rank: int | None = None
+    host: str | None = None
+    """Whose file it is, by its name."""
+    part_of: str | None = None
+    """Of an older part of a log that was rotated: the newest one's path. What comes after its end stands there."""
+
+    def goes_on_in(self, other: Source) -> bool:
+        """Whether this is an older part, and `other`, which comes later among the sources, a newer one of the same."""
+        return self.part_of is not None and self.part_of in (other.path, other.part_of)
 
     @cached_property
     def last_error_line(self) -> int:

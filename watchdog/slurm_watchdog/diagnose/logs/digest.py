@@ -84,10 +84,18 @@ class Digest:
     origin: Stamp | None = None
     """and the first of this sort."""
     begins: float | None = None
-    ends: float | None = None
+    stamped: list[tuple[int, float]] = field(default_factory=list)
+    """(line, time) of those whose time is known, in the order of the file."""
+    ended_line: int | None = None
+    """Where somebody ended the run, if no step was made after it."""
     lone_losses: tuple[int, int] = (0, 0)
     """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the
     first of these)."""
+
+    def ends(self, since_line: int) -> float | None:
+        """The latest time in the lines from `since_line` on: what stands before it may be of a clock that was set
+        back since, or of an hour that comes twice."""
+        return max((at for line, at in self.stamped if line >= since_line), default=None)
 
 
 class Collector:
@@ -321,21 +329,24 @@ def put_on_clock(digest: Digest) -> None:
     stamps: list[tuple[int, Stamp, Fact | None]] = [
         (fact.line, fact.stamp, fact) for fact in digest.facts if fact.stamp is not None
     ]
-    ended = next((line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)), None)
+    ends = [line.number for line in digest.lines if _TOLD_TO_END.search(line.raw)]
+    told_at = frozenset(ends)
+    steps = [fact.line for fact in digest.facts if fact.fact.kind is EventKind.PROGRESS]
+    ended = digest.ended_line = next((line for line in ends if not steps or line > steps[-1]), None)
     stamps += [(line.number, line.stamp, None) for line in digest.lines if line.stamp is not None]
     stamps += [(fact.line, fact.until, fact) for fact in digest.facts if fact.until is not None]
     stamps.sort(key=lambda each: each[0])
-    told = [stamp for number, stamp, _ in stamps if ended is None or number < ended]
+    told = [stamp for number, stamp, _ in stamps if number not in told_at and (ended is None or number < ended)]
     digest.origin = origin_of(told or [stamp for _, stamp, _ in stamps])
     clock = Clock(digest.origin)
     for number, stamp, fact in stamps:
         at = clock.place(stamp)
         if fact is not None:
             fact.at = at
-        if at is None or (ended is not None and number >= ended):
+        if at is None or number in told_at or (ended is not None and number >= ended):
             continue  # the line that ends the run may have another clock: no hang
         digest.begins = at if digest.begins is None else min(digest.begins, at)
-        digest.ends = at if digest.ends is None else max(digest.ends, at)
+        digest.stamped.append((number, at))
     digest.clock = clock.sort
 
 

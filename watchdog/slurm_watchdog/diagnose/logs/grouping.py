@@ -25,6 +25,7 @@ _NODE = re.compile(
 _STREAM = re.compile(
     r"\b(?:stdout|stderr|out|err)\b(?=[.\w]*$)|(?<=[._-])(?:stdout|stderr|out|err|o|e)(?=\d*$|\.log$|\.txt$)"
 )
+_ROTATED = re.compile(r"(?P<base>.+?)(?:\.(?P<place>\d{1,3})|-(?P<date>20\d{6}))(?P<packed>\.(?:gz|bz2|xz|zst))?")
 _NO_RANK_STEMS = frozenset({"worker", "train", "proc", "process"})
 
 
@@ -61,11 +62,33 @@ def named_by(path: str) -> NamedBy:
 
 
 def group(paths: Sequence[str]) -> list[list[int]]:
-    """The places of the paths, those of one job together, in order. A path that stands alone has nobody's number."""
+    """The places of the paths, those of one job together, in order, of a log that was rotated the oldest part first. A
+    path that stands alone has nobody's number."""
     groups: dict[str, list[int]] = {}
     for place, path in enumerate(paths):
-        groups.setdefault(named_by(path).key if path != "-" else f"-{place}", []).append(place)
-    return list(groups.values())
+        key = named_by(base_of(path, paths)).key if path != "-" else f"-{place}"
+        groups.setdefault(key, []).append(place)
+    return [sorted(places, key=lambda place: _age(paths[place], paths)) for places in groups.values()]
+
+
+def base_of(path: str, paths: Sequence[str]) -> str:
+    """The log of which `path` is an older part (`train.log` of `train.log.2.gz`), if that is one of `paths`; else
+    `path` itself."""
+    match = _ROTATED.fullmatch(path)
+    return match["base"] if match and match["base"] in paths else path
+
+
+def rotated_parts(paths: Sequence[str]) -> dict[str, str]:
+    """Those of the paths that are older parts of another one -> that one."""
+    return {path: base for path in paths if (base := base_of(path, paths)) != path}
+
+
+def _age(path: str, paths: Sequence[str]) -> tuple[bool, int]:
+    """Sorts the parts of one log, the oldest first, and leaves all other paths in their order."""
+    match = _ROTATED.fullmatch(path) if base_of(path, paths) != path else None
+    if match is None:
+        return True, 0
+    return False, int(match["date"]) if match["date"] else -int(match["place"])
 
 
 def local_is_rank(paths: Sequence[str], world: int | None) -> bool:

@@ -81,6 +81,11 @@ _BAR_OR_POD = re.compile(
     r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*+-)[\w.-]*+(?<=\d)(?: [a-z][\w-]*+)?\s++$|^\[pod/[^\]]+\] $"
 )
 """What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
+_SYSLOG = re.compile(
+    rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d) "
+    rf"(?P<host>{_HOST}) [\w.@/-]+\[\d{{1,8}}\]: "
+)
+"""What journalctl and syslog put in front of a line: a time, a host, a program and its process."""
 _NOT_HOSTS = re.compile(
     r"gpu[-_.]?\d?|(?:step|epoch|rank|iter\w*|cuda|layer|worker_?\d*$|device|proc|process|task|stage"
     r"|phase|level|test|train|line|batch|fold|try|attempt|"
@@ -185,6 +190,8 @@ def read_line(number: int, raw: str, hosts: frozenset[str] = frozenset(), quoted
     level: str | None = None
     if text.startswith("{") and '"' in text:
         return _from_json(number, text, stamp, whole)
+    if (match := _SYSLOG.match(text)) and _NOT_HOSTS.fullmatch(match["host"]) is None:
+        found["host"], text = match["host"], text[match.end() :]
     for _ in range(9):
         rest, level = _strip(text, found, level, hosts, whole)
         if rest is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.text import duration
+from slurm_watchdog.diagnose.logs.behind import stops_first
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, sentence
 
 
@@ -12,7 +13,7 @@ def of_numbers(case: LogCase) -> LogVerdict | None:
     if any(source.progress.finished for source in sources):
         return _of_loss(case)
     silent = [(number, source.silence) for number, source in enumerate(sources) if source.silence is not None]
-    talking = [source for source in sources if source.progress.rises and source.silence is None]
+    talking = [each for each in sources if each.progress.rises and each.silence is None and each.part_of is None]
     if silent and not talking:
         # Of several files the one with the progress knows best.
         number, silence = max(silent, key=lambda each: len(sources[each[0]].progress.rises))
@@ -24,7 +25,13 @@ def of_numbers(case: LogCase) -> LogVerdict | None:
             f"hang: no progress for {duration(silence.silent_s)} {after}{phase}, line {silence.line}; "
             f"{duration(silence.limit_s)} would be normal ({silence.reason})"
         )
-        return LogVerdict("hang", silence.line, number, sentence(summary))
+        first = stops_first(sources, case.ranks.world)
+        if first is None:
+            return LogVerdict("hang", silence.line, number, sentence(summary))
+        return LogVerdict(
+            "hang", silence.line, number, f"{sentence(summary)} {sentence(first.reason)}", first.host, first.rank,
+            missing=() if first.rank is None else (first.rank,), suspected=first.reason,
+        )  # fmt: skip
     return _of_loss(case)
 
 

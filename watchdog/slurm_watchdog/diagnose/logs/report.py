@@ -9,7 +9,7 @@ from typing import Any
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by, with_rank
+from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.progress import read_changes, read_no_number, read_phases, read_progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import read_silence
@@ -115,7 +115,7 @@ def judge_job(
     """What the logs of one job say together. `seen_at`: as a person wrote it; `written_at`: of each file, in
     local time."""
     sources = []
-    names = [named_by(path) for path in paths]
+    names = [named_by(base_of(path, paths)) for path in paths]
     ranks = read_ranks([line for digest in digests for line in digest.lines])
     together = len(paths) > 1
     as_rank = together and local_is_rank(paths, ranks.world)
@@ -134,19 +134,34 @@ def judge_job(
             if all(r is not None for r in of_files)
             else frozenset()
         )
-    for number, (path, digest) in enumerate(zip(paths, digests, strict=True)):
+    if any(digest.ended_line is not None for digest in digests):
+        seen_at = None  # nothing has hung since
+    older = rotated_parts(paths)
+    for number, (path, digest, name) in enumerate(zip(paths, digests, names, strict=True)):
         progress = read_progress(digest)
-        at = parse_time(seen_at, digest.clock) if seen_at is not None else None
+        written = written_at[number] if written_at and seen_at is not None else None
+        at = parse_time(seen_at, digest.clock) if seen_at is not None else _last_word(digest, digests)
         sources.append(
             Source(
                 path,
                 digest,
                 progress,
                 find_errors(digest.lines, digest.segments, digest.origin),
-                read_silence(digest, progress, at, written_at[number] if written_at else None, settings.limits)
-                if digest.segments is None
+                read_silence(digest, progress, at, written, settings.limits)
+                if digest.segments is None and path not in older
                 else None,
                 read_no_number(digest, settings.nan_steps),
+                rank=name.local if as_rank and name.rank is None else name.rank,
+                host=name.host,
+                part_of=older.get(path),
             )
         )
     return RunReport(sources, ranks, find_verdict(sources, ranks))
+
+
+def _last_word(digest: Digest, digests: Sequence[Digest]) -> float | None:
+    """When another file of the job, which has times of the same sort, was last written to; None if none has."""
+    if digest.clock not in ("zoned", "local"):
+        return None
+    others = [other for other in digests if other is not digest and other.clock == digest.clock and other.stamped]
+    return max((other.stamped[-1][1] for other in others), default=None)

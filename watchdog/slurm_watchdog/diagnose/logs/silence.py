@@ -33,14 +33,15 @@ def read_silence(
     rises = {line for line, _ in progress.rises}
     active = [f for f in digest.facts if f.line in rises or f.fact.kind in (EventKind.PHASE, EventKind.CHECKPOINT)]
     last = max(active, key=lambda fact: fact.line) if active else None
-    end = seen_at if seen_at is not None else digest.ends
+    line = last.line if last is not None else 1
+    ends = digest.ends(line)
+    end = seen_at if seen_at is not None else ends
     since = last.at if last is not None else digest.begins
     if since is None and seen_at is not None and written_at is not None:
         since = written_at
     if since is None or end is None:
         return None
-    end = max(end if seen_at is None else on_scale_of(end, digest.clock, digest.ends), digest.ends or since)
-    line = last.line if last is not None else 1
+    end = max(end if seen_at is None else on_scale_of(end, digest.clock, ends), ends or since)
     if _says_much_new(digest, line):
         return None
     phase = last.fact.phase if last is not None and last.fact.kind is EventKind.PHASE else None

@@ -118,7 +118,8 @@ def rises_after(error: FoundError, case: LogCase) -> int:
             places = [line for line, _ in rises]
             count = bisect_right(places, _ends_at(error, source)) - bisect_right(places, error.line)
         else:
-            count = 0
+            later = number > error.source and case.sources[error.source].goes_on_in(source)
+            count = len(rises) if later else 0
         if source.digest.segments is not None:
             segments = source.digest.segments
             count = sum(1 for line, _ in rises if line > error.line and segments.get(line) == error.segment)

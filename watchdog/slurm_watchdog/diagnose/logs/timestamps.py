@@ -74,8 +74,8 @@ def stamp_of(line: str) -> Stamp | None:
     match = _MONTH_FIRST.search(text)
     if match:
         seconds = _seconds(match, int(match["y"]), int(match["mo"]), int(match["d"]))
-        if seconds is not None and match["ap"] == "PM" and int(match["h"]) < 12:
-            seconds += DAY_S / 2
+        if seconds is not None and match["ap"] is not None:
+            seconds += DAY_S / 2 * ((match["ap"] == "PM") - (int(match["h"]) == 12))
         return None if seconds is None else Stamp("local", seconds)
     match = _SHORT_YEAR.search(text)
     if match:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
+from slurm_watchdog.diagnose.logs.in_passing import ITEM, goes_on, is_in_passing, is_setting
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
-from slurm_watchdog.knowledge.log_signatures import COPYING, UTILITY, log_table
+from slurm_watchdog.knowledge.log_signatures import log_table
 
 GAP_LINES = 120
 """Between two lines of a traceback; further apart they are none."""
@@ -69,42 +70,11 @@ _RELAYED = re.compile(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d
 _BESIDE_MAIN = re.compile(r"^\s*(?:Exception in thread |(?:Task|Future) exception was never retrieved\b)")
 """What a thread or a task of asyncio raised: the program continues without it."""
 _TASK_SHOWN = re.compile(r"^\s*(?:future|task): <(?:Task|Future) ")
-_ITEM = re.compile(
-    r"\s*(?:\[[A-Za-z][\w.-]*\]:? |[a-z][\w-]*: )?"
-    r"(?:program|test(?: ?case)?|submission|solution|sample|problem|snippet|container|trial) #?\d+\b",
-    re.IGNORECASE,
-)
-"""An evaluation says how one of its items went: the code that a model wrote, a sample, a trial."""
-_NO_END = re.compile(
-    r"\bthrown while requesting (?:HEAD|GET|POST|PUT) "
-    r"|\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
-    re.IGNORECASE,
-)
-_ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event")
-"""A port of InfiniBand that has changed its state: transfers wait, and mostly continue."""
-_GOES_ON = re.compile(
-    r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
-    r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect"
-    r"|(?<!Exception )(?<!Error )\bignor(?:ed|ing)\b|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b",
-    re.IGNORECASE,
-)
-_DOES_WITHOUT = re.compile(
-    r"\bretrying\b|\bretry \d+ ?(?:/|of)|\b(?:fall|skipp|ignor)ing\b|\bwill (?:re)?try\b|[-,;(] ?using (?:an?|the) "
-    r"|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b|[-,;(] ?trying (?:the next|another|port|\d)"
-    r"|[-,;(] ?(?:using|taking|trying|loading|writing)\b.{0,80}\binstead\b",
-    re.IGNORECASE,
-)
-"""Said in the line of an error itself, it is what its program does now."""
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR)\b")
 _BESIDE = re.compile(r'File "[^"]*multiprocessing/resource_tracker\.py"')
 """Frames of a process that only tidies up beside the program: nothing ends of what it says."""
-_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I|they|[Yy]ou|us)\b")
-_GIVES_UP = re.compile(
-    r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries"
-    r"|attempts)|failed (?:\d+ times|permanently)",
-    re.IGNORECASE,
-)
-_LAST_TRY = re.compile(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
+_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I(?!/)|they|[Yy]ou|(?<!\d )us)\b")
+"""No microseconds, and no I/O."""
 
 PREFIX_BLANK = 1
 """Between the prefix of a launcher and a line, kept or not with what a logger puts in front of the header alone; frames
@@ -230,7 +200,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
     """What one line adds to its stream."""
     text = line.text
     lower = text.lower()
-    caught, stream.caught = stream.caught, _LOGGED.search(line.raw) is not None and _goes_on(text)
+    caught, stream.caught = stream.caught, _LOGGED.search(line.raw) is not None and goes_on(text)
     if _DIRECT in lower or _DURING in lower:
         stream.chained, stream.during, stream.open = True, _DURING in lower, 0
         return None
@@ -239,7 +209,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
     if _BESIDE_MAIN.match(text):
         stream.weak = True
     if "traceback (most recent call last)" in lower and _HEADER.search(text):
-        stream.weak = stream.weak or _ITEM.match(text) is not None or (caught and stream.open == 0)
+        stream.weak = stream.weak or ITEM.match(text) is not None or (caught and stream.open == 0)
         return _open(line, stream, at, own)
     if stream.open and (line.indent > stream.indent + PREFIX_BLANK or not text.strip()):
         stream.frames += 1
@@ -249,7 +219,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
         stream.frames += 1
         return None
     name = classify(text) if not (stream.weak and _TASK_SHOWN.match(text)) else None
-    if name == "traceback" or (name is not None and not stream.open and _is_prose(line)):
+    if name == "traceback" or (name is not None and not stream.open and (is_setting(text) or _is_prose(line))):
         return None
     if stream.open and (name is None or name == "python_exception") and _is_exception(text.strip()):
         name = name or "python_exception"
@@ -318,7 +288,7 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
     error.began = stream.began if stream.open > 0 and line.who.named else line.number
     error.ignored = stream.ignored
     error.weak = stream.weak or line.level in ("warning", "info")
-    if not error.traceback and _is_in_passing(line):
+    if not error.traceback and is_in_passing(line):
         error.weak = True
     if stream.chained and before is not None:
         error.chained = True
@@ -352,19 +322,6 @@ def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) 
     return error
 
 
-def _is_in_passing(line: Line) -> bool:
-    """Whether the line of an error says itself what its program does now, that it is of an item of an evaluation,
-    of an earlier run, of files that are copied or of a command of the script, or that a port changed its state."""
-    text = line.text
-    tries = _LAST_TRY.search(text)
-    again = _DOES_WITHOUT.search(text) is not None or (tries is not None and int(tries[1]) < int(tries[2]))
-    if again and not _GIVES_UP.search(text):
-        return True
-    if any(regex.search(line.raw) for regex in (_NO_END, _ASYNC_EVENT)):
-        return True
-    return any(regex.match(text) for regex in (_ITEM, COPYING, UTILITY))
-
-
 def _detail(line: Line, stream: _Stream) -> None:
     """A line after an error: it may say what it was, or that it is tried again."""
     error = stream.last
@@ -373,16 +330,8 @@ def _detail(line: Line, stream: _Stream) -> None:
     stream.since += 1
     if stream.since <= DETAIL_LINES:
         error.detail.append(line.text.strip()[:300])
-    if stream.since <= AFTER_LINES and _goes_on(line.text):
+    if stream.since <= AFTER_LINES and goes_on(line.text):
         error.retried = True
-
-
-def _goes_on(text: str) -> bool:
-    """Whether a line says that the program does without, or tries again, and that was not its last try."""
-    if not _GOES_ON.search(text) or _GIVES_UP.search(text):
-        return False
-    tries = _LAST_TRY.search(text)
-    return tries is None or int(tries[1]) < int(tries[2])
 
 
 def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:

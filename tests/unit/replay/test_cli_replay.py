@@ -72,9 +72,24 @@ def test_where_little_could_be_used_nothing_found_says_so(tmp_path: Path) -> Non
     no_ranks = OUTAGE.read_bytes().replace(b'"rank":', b'"no_rank":')
     file.write_bytes(b"\n".join(reversed(no_ranks.splitlines())))
     result = run(file)
-    assert result.exit_code == 0
+    assert result.exit_code == 2
     assert "of 202 lines used, nothing found in those." in result.stdout
     assert "the time goes back" in result.stderr
+    assert "too much was skipped to say that nothing is wrong" in result.stderr
+
+
+def test_parts_of_a_trace_in_the_wrong_order_are_no_trace_in_which_nothing_is_wrong(tmp_path: Path) -> None:
+    lines = (TRACES / "irregular.jsonl").read_bytes().splitlines()
+    file = tmp_path / "swapped"
+    file.write_bytes(b"\n".join(lines[len(lines) // 2 :] + lines[: len(lines) // 2]))
+    assert run(file).exit_code == 2
+
+
+def test_a_few_skipped_lines_of_a_healthy_trace_are_no_reason_for_doubt(tmp_path: Path) -> None:
+    file = tmp_path / "torn"
+    file.write_bytes((TRACES / "irregular.jsonl").read_bytes() + b'{"t": 12, "kind": "pr')
+    result = run(file)
+    assert (result.exit_code, "too much was skipped" in result.stderr) == (0, False)
 
 
 def test_packed_traces_and_standard_input_are_read(tmp_path: Path) -> None:

@@ -33,6 +33,8 @@ GZIP_MAGIC: Final = b"\x1f\x8b"
 DATED_FROM: Final = 1e8
 """A clock that says more than three years is a date (seconds since 1970); anything less counts from the
 trace's own start."""
+MUCH_SKIPPED: Final = 0.1
+"""Where this share of a trace was skipped, nothing found says nothing."""
 
 
 @click.command(short_help="Re-run a recorded trace offline: what would have happened.")
@@ -43,7 +45,8 @@ trace's own start."""
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and prints what would
     have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
-    0 nothing found, 1 something found, 2 a trace can't be read.
+    0 nothing found, 1 something found, 2 a trace can't be read, or nothing was found and a tenth of its lines or
+    more was skipped, such as lines whose time goes back.
 
     \b
     Examples:
@@ -77,8 +80,22 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     else:
         for path, outcome in found:
             _print(path, outcome)
-    fired = any(each.fired_at is not None for _, outcome in found for each in outcome.incidents)
+    for path, outcome in found:
+        if _is_blind(outcome):
+            name = clean("standard input" if path == "-" else path)
+            click.echo(f"{name}: too much was skipped to say that nothing is wrong.", err=True)
+            unreadable = True
+    fired = any(_has_fired(outcome) for _, outcome in found)
     sys.exit(EXIT_USAGE if unreadable else EXIT_FOUND if fired else EXIT_FINE)
+
+
+def _has_fired(outcome: Outcome) -> bool:
+    return any(each.fired_at is not None for each in outcome.incidents)
+
+
+def _is_blind(outcome: Outcome) -> bool:
+    """Whether so much of a trace was not judged that nothing found says nothing."""
+    return not _has_fired(outcome) and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines
 
 
 def _replay_one(path: str, config: Any, new_id: Any) -> Outcome | None:

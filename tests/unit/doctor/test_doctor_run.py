@@ -47,6 +47,8 @@ def test_a_script_that_can_be_restarted_in_place_gets_no_word(text: str) -> None
         (HEAD + "MASTER_ADDR=gpu-17 " + RUN, "run_master_addr"),
         (HEAD + RUN.replace("python", "torchrun --rdzv-endpoint=gpu-17:29500"), "run_master_addr"),
         (HEAD + RUN.replace("python", "torchrun --master_addr 10.0.0.7"), "run_master_addr"),
+        (HEAD + RUN.replace("srun", "/opt/slurm/bin/srun"), "run_srun_path"),
+        (HEAD + "srun -N4 slurm-watchdog run -- torchrun t.py\n", "run_in_step"),
         (HEAD + RUN.replace("python", "python t.py --dist-url tcp://gpu-17:29500"), "run_master_addr"),
         (HEAD + RUN.replace("--spares 1", "--spares 5"), "run_spares"),
         (HEAD + RUN.replace("--spares 1", "--nodes=5 --spares=1"), "run_spares"),

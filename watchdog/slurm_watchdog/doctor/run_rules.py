@@ -12,9 +12,10 @@ from slurm_watchdog.doctor.finding import Advice, Level, Rule
 from slurm_watchdog.doctor.job_facts import JobFacts
 from slurm_watchdog.doctor.script import Script
 from slurm_watchdog.doctor.shell import Command
-from slurm_watchdog.knowledge.launch_options import ADDRESSES
+from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI
 from slurm_watchdog.model.comment_words import run_limits
 
+LAUNCHERS = MPI | {"srun"}
 FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
 """Options of `run` without a value."""
 ADDRESS = re.compile(rf"--(?:{'|'.join(sorted(each.replace('_', '[_-]') for each in ADDRESSES))})(?:=(.*))?", re.DOTALL)
@@ -166,4 +167,36 @@ def _heterogeneous(facts: JobFacts) -> Iterator[Advice]:
             )  # fmt: skip
 
 
-RUN_RULES: tuple[Rule[JobFacts], ...] = (_no_kill, _master_addr, _quotes, _hostname_ip, _spares, _heterogeneous)
+def _in_step(facts: JobFacts) -> Iterator[Advice]:
+    """`srun slurm-watchdog run …`: the wrong way round."""
+    for command, _ in _runs(facts.script):
+        names = [PurePath(word).name for word in command.words]
+        launcher = next((name for name in names[: names.index("slurm-watchdog")] if name in LAUNCHERS), None)
+        if launcher is not None:
+            yield Advice(
+                rule="run_in_step", level=Level.WARNING, where=f"{facts.script.path}:{command.line}",
+                evidence=f"{launcher} … slurm-watchdog run",
+                sentence="Each task has a watchdog of its own, which sees its own node alone and restarts its own "
+                "command alone: the site's watchdog cannot restart the job in its allocation.",
+                add=f"slurm-watchdog run -- {launcher} …",
+            )  # fmt: skip
+
+
+def _srun_path(facts: JobFacts) -> Iterator[Advice]:
+    for command, _ in _runs(facts.script):
+        names = [PurePath(word).name for word in command.words]
+        behind = command.words[names.index("slurm-watchdog") :]
+        path = next((word for word in behind if "/" in word and PurePath(word).name == "srun"), None)
+        if path is not None and _nodes(facts.script) != 1:
+            yield Advice(
+                rule="run_srun_path", level=Level.WARNING, where=f"{facts.script.path}:{command.line}",
+                evidence=path[:100],
+                sentence="An srun that is called by its path is not put onto the nodes of a start: a restart without a "
+                "node runs on it again.",
+                add="srun, by its name alone",
+            )  # fmt: skip
+
+
+RUN_RULES: tuple[Rule[JobFacts], ...] = (
+    _no_kill, _master_addr, _quotes, _hostname_ip, _spares, _heterogeneous, _in_step, _srun_path,
+)  # fmt: skip

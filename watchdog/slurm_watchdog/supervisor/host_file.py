@@ -12,8 +12,8 @@ _HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 def file_named(given: Mapping[str, str | None], environ: Mapping[str, str]) -> str:
-    """By which file srun with these options places its tasks; empty: by none. As Slurm's src/srun/opt.c has it: the
-    variable counts where no list is given, whatever the distribution."""
+    """By which file srun with these options places its tasks; empty: by none. As Slurm's src/srun/opt.c (later
+    src/common/slurm_opt.c) has it: the variable counts where no list is given, whatever the distribution."""
     listed = given.get("nodefile") or given.get("nodelist") or ""
     if not listed:
         return environ.get("SLURM_HOSTFILE", "")

@@ -112,3 +112,20 @@ def test_a_command_that_comes_with_a_tick_opens_another_report(
     now = monotonic()
     assert service.tick(now)
     assert service.wanted_at() == now + OUT_OF_TURN_S
+
+
+def test_what_fails_between_ticks_does_not_end_the_agent(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A command may meet anything that a user has: other jobs of the node still need their agent."""
+
+    def fails(*_: object) -> None:
+        raise UnicodeEncodeError("utf-8", "\udce9", 0, 1, "odd")
+
+    replies = [Reply(commands=(DumpStacks(id="c1", job_id="7", restarts=0, expires_s=25.0),))]
+    monkeypatch.setattr(service.sender, "replies", lambda: [replies.pop()] if replies else [])
+    monkeypatch.setattr(service.agent.commands, "accept", fails)
+    monkeypatch.setattr(service.agent.commands, "advance", fails)
+    now = monotonic()
+    assert service.tick(now)
+    service.between(now + 0.1)
+    assert service.tick(now + 5.0)
+    assert "commands: UnicodeEncodeError" in " ".join(service.agent.seen.problems)

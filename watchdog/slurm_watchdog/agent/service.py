@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -115,7 +116,7 @@ class Service:
         self.agent.probes.check()
         self.agent.probes.poll(now)
         self._take_replies(now)
-        loop.isolate("commands", lambda: self.agent.commands.advance(now), None, loop.Isolated())
+        loop.isolate("commands", partial(self.agent.commands.advance, now), None, loop.Isolated())
         self._news |= self.exits.any_ended(now) or self.agent.commands.has_results
         if self._news and now - self._ticked_at >= OUT_OF_TURN_S:
             self.tick(now)
@@ -147,7 +148,7 @@ class Service:
                 self.agent.collectors.retell()
             if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
-            self.agent.hear(reply, now)
+            loop.isolate("reply", partial(self.agent.hear, reply, now), None, loop.Isolated())
             self._news |= bool(reply.commands)  # the next question has a report to travel back with, if these take long
 
 

@@ -13,7 +13,7 @@ from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.delta import delta_base, make_whole
-from slurm_watchdog.wire.shared_texts import with_shared_texts
+from slurm_watchdog.wire.shared_values import with_shared_values
 
 MAX_STRANGERS: Final = 256
 """Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
@@ -76,7 +76,7 @@ class Agents:
         if report.changes is None:
             if agent is not None:
                 agent.bytes = size
-            return with_shared_texts(report)
+            return with_shared_values(report)
         if agent is None or agent.agent_id != report.agent_id or agent.whole is None:
             return None
         if report.sequence <= agent.sequence:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -54,6 +55,10 @@ USUAL_LOOKS = {"clock": 60, "power": 24}
 minutes of it."""
 CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
 """Counters of a GPU that rise when something is put right."""
+SAME_CORRECTIONS: Final[Mapping[tuple[int | None, ...], tuple[int | None, ...]]] = {
+    each: each for each in product((None, 0), repeat=len(CORRECTIONS))
+}
+"""What most GPUs say of them, held once: 64 bytes each."""
 RISE_BREAK_S = 900.0
 SAME_XID_S = 60.0
 """NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
@@ -61,13 +66,8 @@ SAME_XID_S = 60.0
 
 @dataclass(slots=True)
 class _Averages:
-    """Of one figure under load: over about a minute, and over about two hours."""
+    """Of a card's clock under load: over about a minute, and over about two hours."""
 
-    wanted: int
-    """Busy looks before what is usual is known."""
-    keeps_high: bool = False
-    """What is usual rises at once and falls slowly: while a program hangs, its power is no news about what it
-    draws at work."""
     fast: float | None = None
     slow: float | None = None
     slow_s: float = 0.0
@@ -78,28 +78,42 @@ class _Averages:
         if value is None:
             return
         slow_s = self.slow_s + elapsed_s
-        self.slow_s = slow_s = slow_s if slow_s < SLOW_S else SLOW_S
+        self.slow_s = slow_s if slow_s < SLOW_S else SLOW_S
         # One look says little: an agent that reads once a minute has to average over several of them.
         fast_s = SETTLED_LOOKS * elapsed_s
         self.fast = fast = _average(self.fast, value, elapsed_s, fast_s if fast_s > FAST_S else FAST_S)
-        if not self.keeps_high:
-            self.slow = _average(self.slow, value, elapsed_s, slow_s)
-        elif self.looks >= SETTLED_LOOKS:
-            slow = _average(self.slow, fast, elapsed_s, SLOW_S)
-            self.slow = fast if fast > slow else slow
+        self._add_slow(value, fast, elapsed_s)
         self.looks += 1
+
+    def _add_slow(self, value: float, _fast: float, elapsed_s: float) -> None:
+        self.slow = _average(self.slow, value, elapsed_s, self.slow_s)
 
     def recent(self, busy_looks: int) -> float | None:
         return self.fast if busy_looks >= SETTLED_LOOKS else None
 
     @property
     def usual(self) -> float | None:
-        return self.slow if self.looks >= self.wanted else None
+        return self.slow if self.looks >= self.wanted_looks else None
+
+    @property
+    def wanted_looks(self) -> int:
+        return USUAL_LOOKS["clock"]
 
 
-def _power() -> _Averages:
-    """Of what a program has a GPU do."""
-    return _Averages(USUAL_LOOKS["power"], keeps_high=True)
+class _PowerAverages(_Averages):
+    """Of what a program has a GPU do. What is usual rises at once and falls slowly: while the program hangs, its power
+    is no news about what it draws at work."""
+
+    __slots__ = ()
+
+    def _add_slow(self, _value: float, fast: float, elapsed_s: float) -> None:
+        if self.looks >= SETTLED_LOOKS:
+            slow = _average(self.slow, fast, elapsed_s, SLOW_S)
+            self.slow = fast if fast > slow else slow
+
+    @property
+    def wanted_looks(self) -> int:
+        return USUAL_LOOKS["power"]
 
 
 @dataclass(slots=True)
@@ -110,9 +124,10 @@ class _Past:
     idle_since: float | None = None
     busy_since: float | None = None
     looks: int = 0
-    clock_hz: _Averages = field(default_factory=lambda: _Averages(USUAL_LOOKS["clock"]))
-    power_w: _Averages = field(default_factory=_power)
-    work_ratio: _Averages = field(default_factory=_power)
+    clock_hz: _Averages = field(default_factory=_Averages)
+    power_w: _Averages = field(default_factory=_PowerAverages)
+    work_ratio: _Averages | None = None
+    """None: it has not said anything yet, as cards without GPM never do."""
     pids: tuple[int, ...] = ()
     """Who computed on it last: its power and its activity are usual for that program, and for no other."""
     throttled: Mapping[str, float] = field(default_factory=lambda: NOTHING)
@@ -274,7 +289,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         return past.view  # nobody has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:
         if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
-            past.power_w, past.work_ratio = _power(), _power()
+            past.power_w, past.work_ratio = _PowerAverages(), None
         if set(past.pids) != set(gpu.pids):
             past.throttled = NOTHING
         past.pids = gpu.pids
@@ -290,7 +305,9 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.looks > 1:  # the first busy look may have caught it on its way up
             past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             past.power_w.add(gpu.power_w, elapsed_s)
-            past.work_ratio.add(work_ratio(gpu), elapsed_s)
+            if (ratio := work_ratio(gpu)) is not None:
+                past.work_ratio = past.work_ratio or _PowerAverages()
+                past.work_ratio.add(ratio, elapsed_s)
             if gpu.throttle or past.throttled:
                 past.throttled = _throttled_now(past.throttled, gpu.throttle, elapsed_s)
     else:
@@ -300,7 +317,8 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.ecc_uncorrected is not None and gpu.ecc_uncorrected > past.ecc_uncorrected:
             past.ecc_rose_at = now
         past.ecc_uncorrected = gpu.ecc_uncorrected
-    corrections = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
+    corrections: tuple[int | None, ...] = (gpu.ecc_corrected, gpu.pcie_replays, gpu.nvlink_errors)
+    corrections = SAME_CORRECTIONS.get(corrections, corrections)
     if corrections != past.corrections or past.rising:
         past.corrections = corrections
         _note_corrections(past, now)
@@ -314,7 +332,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         usual_sm_clock_hz=past.clock_hz.usual,
         recent_power_w=past.power_w.recent(past.looks),
         usual_power_w=past.power_w.usual,
-        usual_work_ratio=past.work_ratio.usual,
+        usual_work_ratio=None if past.work_ratio is None else past.work_ratio.usual,
         throttled=tuple(sorted((why, share) for why, share in past.throttled.items() if share >= THROTTLED_FROM)),
         ecc_uncorrected_rose_at=past.ecc_rose_at,
         rising=tuple(past.rising.values()),
@@ -349,9 +367,12 @@ def _note_corrections(past: _Past, now: float) -> None:
             rising[counter] = replace(rise, last_at=now, times=rise.times + 1)
         elif rise is not None and now - rise.last_at > RISE_BREAK_S:
             del rising[counter]
-    past.counters = tuple(
-        before if value is None else value for before, value in zip(past.counters, past.corrections, strict=True)
-    )
+    if None not in past.corrections:
+        past.counters = past.corrections
+    else:
+        past.counters = tuple(
+            before if value is None else value for before, value in zip(past.counters, past.corrections, strict=True)
+        )
     past.rising = rising or NOTHING
 
 

@@ -28,10 +28,18 @@ ASLEEP: Final = frozenset("SDI")
 
 @dataclass(slots=True)
 class _Count:
+    """Of one rank in the block that is open."""
+
     seconds: float = 0.0
     asleep_s: float = 0.0
     gpu_looks: int = 0
     gpu_idle: float = 0.0
+    noted: bool = False
+    """Somebody has looked at it in this block."""
+    read_at: float | None = None
+    """When it was read last how long it has run; None: no sleep is known from the next reading."""
+    runnable_s: float = 0.0
+    """What was read then."""
 
 
 @dataclass(slots=True)
@@ -40,8 +48,7 @@ class WaitTally:
 
     _open_at: float | None = None
     _counts: dict[RankKey, _Count] = field(default_factory=dict)
-    _read: dict[RankKey, tuple[float, float]] = field(default_factory=dict)
-    """Rank -> (when, how long it had run) of its newest reading."""
+    """Of this block, and of the one before where nobody has looked at the rank since."""
     _blocks: deque[WaitBlock] = field(default_factory=lambda: deque(maxlen=KEPT_BLOCKS))
     _handed_out: tuple[WaitBlock, ...] | None = ()
     _dumps: deque[WaitDump] = field(default_factory=lambda: deque(maxlen=KEPT_DUMPS))
@@ -55,23 +62,26 @@ class WaitTally:
         count = self._counts.get(key)
         if count is None:
             count = self._counts[key] = _Count()
+        count.noted = True
         if runnable_s is not None:
-            self._note_sleep(key, count, runnable_s, at)
+            self._note_sleep(count, runnable_s, at)
         if idle is not None and count.gpu_looks < MOST:
             count.gpu_looks += 1
             count.gpu_idle += idle
 
     def interrupt(self, key: RankKey) -> None:
         """The training does something else: what a rank slept since its last reading is no wait of a step."""
-        self._read.pop(key, None)
+        if key in self._counts:
+            self._counts[key].read_at = None
 
-    def _note_sleep(self, key: RankKey, count: _Count, runnable_s: float, at: float) -> None:
-        before, self._read[key] = self._read.get(key), (at, runnable_s)
-        if before is None or not 0 < at - before[0] <= min(LONGEST_S, MOST - count.seconds):
+    def _note_sleep(self, count: _Count, runnable_s: float, at: float) -> None:
+        before_at, before_s = count.read_at, count.runnable_s
+        count.read_at, count.runnable_s = at, runnable_s
+        if before_at is None or not 0 < at - before_at <= min(LONGEST_S, MOST - count.seconds):
             return
-        passed_s = at - before[0]
+        passed_s = at - before_at
         count.seconds += passed_s
-        count.asleep_s += min(passed_s, max(0.0, passed_s - (runnable_s - before[1])))
+        count.asleep_s += min(passed_s, max(0.0, passed_s - (runnable_s - before_s)))
 
     def note_dump(self, stacks: tuple[ProcessStack, ...], at: float) -> None:
         """One dump of all ranks."""
@@ -90,7 +100,8 @@ class WaitTally:
 
     def _close(self, at: float) -> None:
         assert self._open_at is not None
-        rows = sorted(self._counts.items(), key=lambda row: (row[0].rank, row[0].node, row[0].pid))
+        noted = ((key, count) for key, count in self._counts.items() if count.noted)
+        rows = sorted(noted, key=lambda row: (row[0].rank, row[0].node, row[0].pid))
         keys = tuple(key for key, _ in rows)
         if self._blocks and self._blocks[-1].ranks == keys:
             keys = self._blocks[-1].ranks  # one tuple for all of them
@@ -104,8 +115,12 @@ class WaitTally:
                 gpu_idle=bytes(_share(each.gpu_idle, each.gpu_looks) for each in counts),
             )
         )  # fmt: skip
-        self._open_at, self._counts, self._handed_out = at, {}, None
-        self._read = {key: self._read[key] for key in keys if key in self._read}
+        for count in counts:
+            count.seconds = count.asleep_s = count.gpu_idle = 0.0
+            count.gpu_looks, count.noted = 0, False
+        # With the keys of the block: they are as many as the ranks.
+        self._counts = dict(zip(keys, counts, strict=True))
+        self._open_at, self._handed_out = at, None
 
 
 def idle_shares(gpus: tuple[Gpu, ...]) -> Mapping[int, float | None]:

@@ -103,6 +103,20 @@ def test_kernels_that_call_the_limit_of_a_job_no_constraint_mean_it_all_the_same
     assert "its job had none left" in found(view((said(line), said(KILLED.format(pid=103))))).summary
 
 
+def test_limit_that_a_job_set_itself_is_not_the_one_that_slurm_gave_it() -> None:
+    """As of a container with a limit, within a task."""
+    inside = GROUP.replace(
+        "oom_memcg=/slurm/uid_1000/job_{job}", "oom_memcg=/slurm/uid_1000/job_{job}/step_0/task_1/libpod-9c"
+    )
+    row = Usage(resource=Resource.MEMORY, used=1, limit=17 << 30, job_id="7")
+    seen_ = view((said(inside.format(pid=103, job="7")), said(KILLED.format(pid=103))))
+    nodes = tuple(replace(node, usages=(SeenUsage(at=NOW, usage=row),)) for node in seen_.nodes)
+    assert (
+        "it held 16.0 GiB, and a control group that its job made had none left"
+        in found(replace(seen_, nodes=nodes)).summary
+    )
+
+
 def test_limit_of_a_group_above_the_job_is_not_the_jobs() -> None:
     """As where a site bounds what all jobs of a node may have (MemoryMax of their slice)."""
     above = GROUP.replace("oom_memcg=/slurm/uid_1000/job_{job}", "oom_memcg=/slurm")

@@ -50,6 +50,8 @@ _WHOSE = (
 """How a line begins -> whether a control group had no memory left; else the node had none (mm/oom_kill.c)."""
 _FULL = re.compile(r"\boom_memcg=(/[^,]*),")
 """The control group that had no memory left; Linux 4.19 to 5.1 call that CONSTRAINT_NONE, too."""
+_SLURMS = re.compile(r"/job_\d+(?:/step_[^/]+(?:/(?:user|slurm))?(?:/task_[^/]+)?)?$")
+"""How the path of a group ends that Slurm makes for a job, a step, or a task of it."""
 _HELD = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 
 
@@ -66,6 +68,8 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     """The job that its control group names; None: the kernel did not say."""
     step_id: str | None = None
     """The step whose limit was reached; None: the job's own, or the kernel did not say."""
+    own_group: bool = False
+    """A group that the job made below those of Slurm had no memory left: that of a container, say."""
     limited: bool | None = None
     """True: its job, or a step of it, had no memory left; False: the node had none; None: the kernel did not say."""
     held_bytes: int | None = None
@@ -87,8 +91,8 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     def words(self) -> str:
         """`killed by the kernel for memory: …`, as far as it is known."""
         who = {True: "its job", False: self.node, None: "its job or its node"}[self.limited]
-        had = f"{who} had none left"
-        if self.limited and self.limit_bytes is not None:
+        had = f"{'a control group that its job made' if self.own_group else who} had none left"
+        if self.limited and self.limit_bytes is not None and not self.own_group:
             had = f"its job had used up the {size(self.limit_bytes)} that it may have there"
             if self.held_bytes is not None and self.held_bytes >= ALL_OF_IT * self.limit_bytes:
                 return f"killed by the kernel for memory: {size(self.held_bytes)} of {size(self.limit_bytes)}"
@@ -121,7 +125,7 @@ def _of_node(node: NodeView) -> tuple[MemoryKill, ...]:
         kill = MemoryKill(
             node=node.name, pid=event.pid, at=seen.at, comm=event.process or "", limited=limited, lines=(line,),
             process_job=None if group is None else group[0], step_id=None if full_in is None else full_in[1],
-            held_bytes=held or None,
+            held_bytes=held or None, own_group=bool(limited and full and not _SLURMS.search(full[1])),
         )  # fmt: skip
         same = next((n for n, old in enumerate(found) if _is_same(old, kill)), None)
         if same is None:
@@ -177,6 +181,7 @@ def _joined(one: MemoryKill, other: MemoryKill) -> MemoryKill:
         lines=tuple(dict.fromkeys((*one.lines, *other.lines))),
         process_job=one.process_job or other.process_job,
         step_id=one.step_id or other.step_id,
+        own_group=one.own_group or other.own_group,
         limited=other.limited if one.limited is None else one.limited,
         held_bytes=one.held_bytes or other.held_bytes,
     )

@@ -103,6 +103,14 @@ def test_how_late_it_is_is_known_from_any_file_of_the_job() -> None:
     assert named({**files, "logs/rank_0.log": goes_on}, None) is None
 
 
+def test_a_file_whose_clock_is_not_known_to_be_the_same_says_nothing_of_how_late_it_is() -> None:
+    ahead = "2024-05-01 19:00:00,000 - WARNING - deprecated\n"
+    assert named({"train.out": steps(0, 91), "train.err": ahead}, None) is None
+    node2 = steps(0, 91).replace(" 10:", " 19:") + MONITOR.replace(" 11:", " 20:").replace(" 12:", " 21:")
+    assert named({"node1.log": steps(0, 91), "node2.log": steps(0, 91).replace(" 10:", " 19:")}, None) is None
+    assert named({"node1.log": steps(0, 91), "node2.log": node2}, None) is None
+
+
 def test_an_older_part_of_a_rotated_log_does_not_hang() -> None:
     parts = {"train.log.2": steps(0, 60), "train.log.1": steps(60, 120, 1), "train.log": steps(120, 180, 2)}
     assert named(parts, "2024-05-01 10:03:20") is None

@@ -90,6 +90,10 @@ SETTINGS = (
     "  'alerts': {'patterns': ['CUDA out of memory', 'uncorrectable ECC error']},\n",
     '      "OSError: [Errno 28] No space left on device",\n',
     "    - 'RuntimeError: NCCL error: unhandled system error'\n",
+    "config: {'retry_on': ['OSError: [Errno 116] Stale file handle'], 'oom': 'CUDA out of memory', 'lr': 0.1}\n",
+    "Namespace(data='/d', on_error='raise RuntimeError: CUDA error: unknown', seed=1)\n",
+    "TrainingArguments(output_dir='/o', on_full='OSError: [Errno 28] No space left on device')\n",
+    "the options = {'on_full': 'OSError: [Errno 28] No space left on device'}\n",
 )
 
 
@@ -122,3 +126,15 @@ def test_microseconds_are_nobody_who_tells_of_errors() -> None:
     assert verdict_of(queue + died) == ("cuda_error", 5, "n6")
     told = "Yesterday rank 3 told us after some hours of training: CUDA error: unspecified launch failure, and we do not know why\n"
     assert verdict_of(told) is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Error in config: OSError: [Errno 28] No space left on device\n",
+        "OSError: [Errno 28] No space left on device: options={'a': 1}\n",
+        "result: {'status': 'failed', 'error': 'OSError: [Errno 28] No space left on device'}\n",
+    ],
+)
+def test_an_error_beside_the_word_of_a_configuration_is_one(line: str) -> None:
+    assert verdict_of(line) == ("disk_full", None, None)

@@ -24,11 +24,13 @@ _ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event")
 _QUOTED = re.compile(r"""\s*(?:- )?(?:"[^"]{1,600}"|'[^']{1,600}'),?\s*$""")
 """An entry of a list that a program prints."""
 _SETTING = re.compile(
-    r"""\s*["'](?!\w*(?:message|msg|text|event|log|err|exc|trace|stack|reason|detail))[\w. -]{1,60}["']: ?[\[{"']""",
+    r"""\s*["'](?!\w*(?:message|msg|text|event|log|err|exc|trace|stack|reason|detail))[\w. -]{1,60}["']: ?[\[{"']"""
+    r"""|\s*(?:[\w ]{0,40}\b)?(?:(?:config(?:uration)?|cfg|args|arguments|hparams|settings|options) ?[:=] ?[\[{]"""
+    r"""|\w*(?:Namespace|Config|Args|Arguments|Settings|Options)\(\w+=)""",
     re.IGNORECASE,
 )
-"""An entry of a configuration that a program prints: what it retries on, what it looks for. Under the other names
-stands what happened, in a record of several lines."""
+"""A configuration that a program prints, or an entry of it: what it retries on, what it looks for. Under the other
+names stands what happened, in a record of several lines."""
 _GOES_ON = re.compile(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
     r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect"

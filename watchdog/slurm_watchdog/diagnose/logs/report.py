@@ -12,7 +12,7 @@ from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.progress import read_changes, read_no_number, read_phases, read_progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
-from slurm_watchdog.diagnose.logs.silence import read_silence
+from slurm_watchdog.diagnose.logs.silence import last_word, read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
@@ -140,7 +140,7 @@ def judge_job(
     for number, (path, digest, name) in enumerate(zip(paths, digests, names, strict=True)):
         progress = read_progress(digest)
         written = written_at[number] if written_at and seen_at is not None else None
-        at = parse_time(seen_at, digest.clock) if seen_at is not None else _last_word(digest, digests)
+        at = parse_time(seen_at, digest.clock) if seen_at is not None else last_word(digest, digests)
         sources.append(
             Source(
                 path,
@@ -157,11 +157,3 @@ def judge_job(
             )
         )
     return RunReport(sources, ranks, find_verdict(sources, ranks))
-
-
-def _last_word(digest: Digest, digests: Sequence[Digest]) -> float | None:
-    """When another file of the job, which has times of the same sort, was last written to; None if none has."""
-    if digest.clock not in ("zoned", "local"):
-        return None
-    others = [other for other in digests if other is not digest and other.clock == digest.clock and other.stamped]
-    return max((other.stamped[-1][1] for other in others), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 
 from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
@@ -10,6 +11,10 @@ from slurm_watchdog.diagnose.logs.digest import Digest, shape
 from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Progress, main_facts, steps_between
 from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
 from slurm_watchdog.model.observations import EventKind
+
+COMPARED = 20
+CLOCKS_APART_S = 60.0
+"""Two files that log the same steps so close in time have the same clock; zones differ by 15 min and more."""
 
 
 class Silence(Struct, frozen=True, kw_only=True):
@@ -77,3 +82,23 @@ def _says_much_new(digest: Digest, line: int) -> bool:
     before = {shape(each.text) for each in digest.lines if each.number <= line}
     new = {shape(each.text) for each in digest.lines if each.number > line} - before
     return len(new) >= BUSY_SHAPES
+
+
+def last_word(digest: Digest, digests: Sequence[Digest]) -> float | None:
+    """When another file of the job was last written to; None if none logs the same steps at the same times, for another
+    clock says nothing of this one."""
+    steps = _last_steps(digest)
+    ends = []
+    for other in digests:
+        apart = [abs(at - steps[step]) for step, at in _last_steps(other).items() if step in steps]
+        if other is not digest and other.clock == digest.clock and apart and max(apart) <= CLOCKS_APART_S:
+            ends.append(other.stamped[-1][1])
+    return max(ends, default=None)
+
+
+def _last_steps(digest: Digest) -> dict[int, float]:
+    """The last steps, each with its time; none where times are without a date."""
+    if digest.clock not in ("zoned", "local"):
+        return {}
+    facts = main_facts(digest)[-COMPARED:]
+    return {fact.fact.step: fact.at for fact in facts if fact.fact.step is not None and fact.at is not None}

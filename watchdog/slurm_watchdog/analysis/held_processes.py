@@ -29,7 +29,7 @@ def moves_data(process: ProcessView, within_s: float = STORAGE_S) -> bool:
 
 def rank_on_storage(job: JobView) -> ProcessView | None:
     """A living rank that has been in one call on a filesystem for long: then the filesystem is the matter."""
-    return next((rank for rank in job.ranks if rank.alive and is_on_storage(rank)), None)
+    return next((rank for rank in job.living_ranks if is_on_storage(rank)), None)
 
 
 def process_on_storage(job: JobView) -> ProcessView | None:

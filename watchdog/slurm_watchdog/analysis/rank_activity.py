@@ -88,7 +88,7 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
 def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
     """What the living ranks do, taken together. A GPU counts as idle or busy after half of `limit_s`."""
-    ranks = [rank for rank in job.ranks if rank.alive]
+    ranks = job.living_ranks
     if any(each.writing for each in job.checkpoints_on_disk):
         return LoopState(stands=False, why="a checkpoint is being written")
     if not _all_known(job):
@@ -284,7 +284,7 @@ def _fell_quiet_among_polling(seen: tuple[RankActivity, ...]) -> list[RankActivi
 def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> LoopState:
     """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that
     idle while the GPUs of all others have been busy in every look for half of `limit_s`."""
-    ranks = [rank for rank in job.ranks if rank.alive]
+    ranks = job.living_ranks
     seen = activities(job, ranks, now, limit_s / 2)
     idle = [a for a in seen if a.doing is RankState.IDLE and a.gpu is not None]
     busy = {

@@ -45,7 +45,7 @@ def spinning(job: JobView, voted: Vote, now: float, limit_s: float, busy_limit_s
         return ()
     if voted.missing or voted.undumped or voted.checkpointing or voted.patient or _saves(job, limit_s):
         return ()
-    processes = {(rank.node, rank.process.pid): rank for rank in job.ranks if rank.alive}
+    processes = {(rank.node, rank.process.pid): rank for rank in job.living_ranks}
     steady = {(each.node, each.pid): each for each in job.steady}
     culprits = []
     for one in voted.outside:

@@ -258,7 +258,7 @@ def _why_unjudged(job: JobView) -> str:
         return f"no ranks of job {job_id} are known"
     if job.silent_nodes:
         return f"no report from {', '.join(job.silent_nodes)}"
-    if not all(rank.alive for rank in ranks):
+    if job.gone_ranks:
         return f"a rank of job {job_id} is gone"
     return f"job {job_id} has made its last step" if has_ended(job) else ""
 

@@ -59,7 +59,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent")
     if job.touched_age_s is not None:
         return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
-    dead = [rank for rank in ranks if not rank.alive]
+    dead = job.gone_ranks
     if not dead and not job.every_rank_known:
         return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
@@ -132,7 +132,7 @@ def _survivors_rest(job: JobView) -> bool:
 
 def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
     """How many ranks are left, and their GPUs as far as they are known."""
-    living = {rank.process.rank for rank in job.ranks if rank.alive}
+    living = {rank.process.rank for rank in job.living_ranks}
     return len(living), [each for each in job.gpus if each.rank in living]
 
 

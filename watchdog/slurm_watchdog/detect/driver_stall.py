@@ -56,8 +56,9 @@ def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
 def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
     for each in job.processes:
         blocked = each.process.blocked
-        there = each.alive or each.unending is not None
-        if blocked is not None and blocked.state == "D" and there and not blocked.mount and not blocked.candidates:
+        if blocked is None or blocked.state != "D" or blocked.mount or blocked.candidates:
+            continue
+        if each.alive or each.unending is not None:
             yield each, blocked
 
 

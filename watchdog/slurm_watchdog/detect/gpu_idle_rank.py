@@ -82,7 +82,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
     finding = SPEC.about_job(job_id).ok(f"no GPU of job {job_id} is idle among busy ones")
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
         return finding.unknown(f"job {job_id} has not begun, or a node of it is silent")
-    if not all(rank.alive for rank in job.ranks):
+    if job.gone_ranks:
         # The others may wait for the one that exited, and its GPU is not among those that are compared.
         return finding.unknown(f"a rank of job {job_id} is gone")
     if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
@@ -153,7 +153,7 @@ def _transfers(job: JobView) -> bool:
 def _waiting(job: JobView, now: float, idle_for_s: float) -> frozenset[int | None]:
     """The ranks of which neither the GPUs, nor the process, nor its workers do anything. Where a filesystem
     is the reason, that is reported under its own name."""
-    seen = activities(job, [rank for rank in job.ranks if rank.alive], now, idle_for_s)
+    seen = activities(job, job.living_ranks, now, idle_for_s)
     return frozenset(a.rank.process.rank for a in seen if a.doing is RankState.IDLE and not is_on_storage(a.rank))
 
 

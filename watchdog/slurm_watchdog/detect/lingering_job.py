@@ -108,8 +108,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
     if job.touched_age_s is not None:
         return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
-    dead = sorted((rank for rank in ranks if not rank.alive), key=dead_for_s, reverse=True)
-    survivors = [rank for rank in ranks if rank.alive]
+    dead, survivors = sorted(job.gone_ranks, key=dead_for_s, reverse=True), job.living_ranks
     if not dead and not job.every_rank_known:
         return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
@@ -205,7 +204,7 @@ class _Waiting(Struct, frozen=True, kw_only=True):
 
 
 def _waiting(job: JobView, now: float, limits: LimitSettings, dumps: Sequence[StackSnapshot]) -> _Waiting:
-    living = [rank for rank in job.ranks if rank.alive]
+    living = job.living_ranks
     voted = vote(dumps, living)
     limit_s = progress_limit(job, limits).seconds
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
@@ -220,8 +219,8 @@ def _waiting(job: JobView, now: float, limits: LimitSettings, dumps: Sequence[St
 def _bad_finding(
     job: JobView,
     finding: Finding,
-    dead: list[ProcessView],
-    survivors: list[ProcessView],
+    dead: Sequence[ProcessView],
+    survivors: Sequence[ProcessView],
     waiting: _Waiting,
     grace_s: float,
     now: float,
@@ -271,7 +270,7 @@ def _what_they_do(waiting: _Waiting) -> str:
     return f", {waiting.seen.why}" if waiting.nobody_works and waiting.seen is not None else ""
 
 
-def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
+def _named(dead: Sequence[ProcessView]) -> tuple[Culprit, ...]:
     return tuple(
         rank.culprit(
             f"has been a zombie for {dead_for_s(rank):.0f} s{f'; {words}' if (words := not_ended(rank)) else ''}"
@@ -282,7 +281,7 @@ def _named(dead: list[ProcessView]) -> tuple[Culprit, ...]:
     )
 
 
-def _nobody_left(job: JobView, finding: Finding, dead: list[ProcessView], now: float, killed: str) -> Finding:
+def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], now: float, killed: str) -> Finding:
     """Every rank is gone and Slurm says RUNNING. An interactive allocation may rest; so may who never counted
     a step."""
     job_id, progress = job.job.job_id, job.progress

@@ -48,7 +48,7 @@ def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSet
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
         return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
-    stopped = [(rank, _stopped_s(job, rank)) for rank in job.ranks if rank.alive and rank.process.state in WORDS]
+    stopped = [(rank, _stopped_s(job, rank)) for rank in job.living_ranks if rank.process.state in WORDS]
     long = sorted(((r, s) for r, s in stopped if s >= stopped_for_s), key=lambda each: -each[1])
     if not long:
         # A node that does not report may hold one: nothing is said, so that an incident about it stays open.

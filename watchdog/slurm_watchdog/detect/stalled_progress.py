@@ -101,7 +101,7 @@ def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang,
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes:
         return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.silent_nodes)} nodes are silent")
-    if not any(rank.alive for rank in job.ranks):
+    if not job.living_ranks:
         return finding.unknown(f"no living rank of job {job_id} has been seen")
     clock = loop_clock(job, now, hang)
     if clock.unread and clock.age_s >= clock.limit.seconds:

@@ -15,6 +15,7 @@ Note: `scancel` frees the nodes.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
@@ -62,7 +63,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: Wedged
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
         return finding.unknown(f"job {job_id} is {job.job.state}, has not begun, or a node of it is silent")
-    alive = [rank for rank in ranks if rank.alive]
+    alive = job.living_ranks
     error = None if has_ended(job) else last_error(job)
     if not alive:
         return finding.ok(f"no rank of job {job_id} is left")
@@ -88,8 +89,7 @@ def _finding_without_last_step(
     assert job.progress is not None
     age_s = job.progress.age_s
     limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)
-    alive = [rank for rank in job.ranks if rank.alive]
-    gone = len(job.ranks) - len(alive)
+    alive, gone = job.living_ranks, len(job.gone_ranks)
     if not makes_steps(job, hang) and (age_s < limit_s or 0 < gone < len(alive)):
         return finding.unknown(f"no new step of job {job.job.job_id} has been seen yet")
     if age_s < limit_s or 0 < gone < len(alive):
@@ -128,7 +128,7 @@ def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, l
 
 
 def _after_last_step(
-    job: JobView, finding: Finding, alive: list[ProcessView], now: float, settings: WedgedTeardown
+    job: JobView, finding: Finding, alive: Sequence[ProcessView], now: float, settings: WedgedTeardown
 ) -> Finding:
     """The last step is made: reported after the grace if no rank does anything, later if that is not known."""
     wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)

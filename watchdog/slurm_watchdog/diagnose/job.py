@@ -112,7 +112,7 @@ def _verdict(
     name, place = f"Job {job.job.job_id}", _after(job)
     if not job.ranks:
         return replace(base, summary=f"No ranks of job {job.job.job_id} are known: who belongs to it cannot be said.")
-    dead = [rank for rank in job.ranks if not rank.alive]
+    dead = job.gone_ranks
     if dead and living and _is_over(job, voted, living):
         return _left_over(f"{name} is over", place, base, voted, living)
     gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)

@@ -330,7 +330,7 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
             for each in self.processes
             if each.gone_s is not None and each.gone_s <= since_s and each.process.role is Role.RANK
         }
-        living = {each.process.rank for each in self.ranks if each.alive} if ended else set()
+        living = {each.process.rank for each in self.living_ranks} if ended else set()
         return bool(living) and living <= ended
 
     @cached_property
@@ -352,6 +352,17 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
             if number not in numbers and (known is None or _gone_s(process) < _gone_s(known)):
                 last[number] = process
         return tuple(sorted([*living, *last.values()], key=lambda p: p.process.rank or 0))
+
+    @cached_property
+    def living_ranks(self) -> tuple[ProcessView, ...]:
+        """Those of `ranks` that are there, and no zombies."""
+        return tuple(rank for rank in self.ranks if rank.alive)
+
+    @cached_property
+    def gone_ranks(self) -> tuple[ProcessView, ...]:
+        """The others."""
+        ranks = self.ranks
+        return () if len(self.living_ranks) == len(ranks) else tuple(rank for rank in ranks if not rank.alive)
 
 
 def _gone_s(process: ProcessView) -> float:

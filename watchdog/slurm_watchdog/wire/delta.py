@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Gpu, Process
 from slurm_watchdog.model.report import Changes, GpuNumbers, ProcessNumbers, Report
+from slurm_watchdog.wire.shared_values import shared_number
 
 WHOLE_LISTS: Final = ("logs", "checkpoints", "gpu_holders", "usages", "pressures", "links")
 """Lists that are sent whole when they change, and not at all while they do not."""
@@ -147,11 +148,11 @@ def _gpu_numbers(at: int, gpu: Gpu) -> GpuNumbers:
 def _gpu_with_numbers(gpu: Gpu, row: GpuNumbers) -> Gpu:
     return replace(
         gpu,
-        utilization_ratio=row.utilization_ratio,
-        sm_clock_hz=row.sm_clock_hz,
-        memory_clock_hz=row.memory_clock_hz,
+        utilization_ratio=shared_number(row.utilization_ratio),
+        sm_clock_hz=shared_number(row.sm_clock_hz),
+        memory_clock_hz=shared_number(row.memory_clock_hz),
         power_w=row.power_w,
-        temperature_c=row.temperature_c,
+        temperature_c=shared_number(row.temperature_c),
         memory_used_bytes=row.memory_used_bytes,
     )
 

@@ -7,16 +7,19 @@ text, 32 for each number. Interned texts go with the last report that has them.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from sys import intern
+from typing import Any, Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import Gpu, Process
 from slurm_watchdog.model.report import Report
 
-_shared = lru_cache(maxsize=4096)(int)
-"""The first number that was equal to this one: of users, of sizes of jobs and of GPUs."""
+shared_number: Final[Callable[[Any], Any]] = lru_cache(maxsize=8192, typed=True)(lambda number: number)
+"""Given a number, or None, the first one that was equal to it: of users, of sizes of jobs and GPUs, of clocks and
+temperatures."""
 
 
 def with_shared_values(report: Report) -> Report:
@@ -28,8 +31,8 @@ def _process(process: Process) -> Process:
     return replace(
         process,
         job_id=intern(process.job_id),
-        uid=_shared(process.uid),
-        world_size=None if process.world_size is None else _shared(process.world_size),
+        uid=shared_number(process.uid),
+        world_size=shared_number(process.world_size),
         comm=intern(process.comm),
         state=intern(process.state),
         step_id=None if process.step_id is None else intern(process.step_id),
@@ -42,5 +45,5 @@ def _gpu(gpu: Gpu) -> Gpu:
         uuid=intern(gpu.uuid),
         pci_bus_id=None if gpu.pci_bus_id is None else intern(gpu.pci_bus_id),
         name=intern(gpu.name),
-        memory_total_bytes=None if gpu.memory_total_bytes is None else _shared(gpu.memory_total_bytes),
+        memory_total_bytes=shared_number(gpu.memory_total_bytes),
     )

@@ -159,6 +159,6 @@ def job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "limit_s": limit_s,
         "phase": (progress.phase or "training") if progress else "starting",
         "ranks": len(view.ranks),
-        "ranks_alive": sum(rank.alive for rank in view.ranks),
+        "ranks_alive": len(view.living_ranks),
         "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
     }

@@ -94,7 +94,7 @@ class SaveApi:
         if view is None or view.silent_nodes:
             silent = "its nodes" if view is None else ", ".join(view.silent_nodes[:3])
             return f"no agent answers on {silent}: a kill switch cannot be written there"
-        if not any(rank.alive for rank in view.ranks):
+        if not view.living_ranks:
             return "no process of a training is known in it"
         return ""
 

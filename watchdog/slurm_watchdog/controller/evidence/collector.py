@@ -128,7 +128,7 @@ class Collector:
             return
         for job_id in incident.jobs_now or incident.job_ids:
             view = views.get(job_id) or self._cluster.job_view(job_id, now)
-            if view is None or not any(rank.alive for rank in view.ranks):
+            if view is None or not view.living_ranks:
                 continue
             found = self._counting(view.job, now, incident.id, incident.opened_at)
             if found.incident_id != incident.id:

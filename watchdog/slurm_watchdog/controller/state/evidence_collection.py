@@ -182,7 +182,7 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
     """What the ranks recorded of their collectives, each written since the last step of the job. A node speaks for the
     ranks that are known to be on it. Where two programs of a job number their ranks alike, nobody knows whose
     dump is in a file."""
-    alive = Counter(rank.process.rank for rank in view.ranks if rank.alive)
+    alive = Counter(rank.process.rank for rank in view.living_ranks)
     known = {(rank.node, rank.process.rank) for rank in view.ranks if alive[rank.process.rank] < 2}
     age_s = view.progress.age_s if view.progress is not None else view.run_age_s
     fresh = [record for key, (at, record) in found.dumps.items() if key in known and now - at <= age_s]

@@ -305,9 +305,9 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
         if past.looks > 1:  # the first busy look may have caught it on its way up
             past.clock_hz.add(gpu.sm_clock_hz, elapsed_s)
             past.power_w.add(gpu.power_w, elapsed_s)
-            if (ratio := work_ratio(gpu)) is not None:
+            if (worked := work_ratio(gpu)) is not None:
                 past.work_ratio = past.work_ratio or _PowerAverages()
-                past.work_ratio.add(ratio, elapsed_s)
+                past.work_ratio.add(worked, elapsed_s)
             if gpu.throttle or past.throttled:
                 past.throttled = _throttled_now(past.throttled, gpu.throttle, elapsed_s)
     else:

@@ -134,3 +134,26 @@ def test_paddle_says_below_a_memory_error_that_it_was_a_gpus_memory() -> None:
 def test_a_fortran_program_says_why_it_stopped() -> None:
     found = verdict_of(" ITER 1\nAt line 31 of file io.f90 (unit = 11)\nFortran runtime error: End of file\n")
     assert found == ("program_error", None, None)
+
+
+DONE = "2024-05-01 10:00:20,000 - INFO - Training completed\n"
+SUMMARY = "incidents during the run: 1 x CUDA out of memory (rank 3, step 12, restarted), 2 x uncorrectable ECC error\n"
+
+
+def test_a_summary_below_the_end_of_training_has_not_happened_again() -> None:
+    assert verdict_of(steps(1, 20) + DONE + SUMMARY) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (DONE + "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n", "cuda_oom"),
+        (DONE + "slurmstepd: error: Detected 1 oom_kill event in StepId=4.0.\n", "oom_kill"),
+        (DONE + SUMMARY + "srun: error: n3: task 9: Exited with exit code 1\n", "cuda_oom"),
+        (SUMMARY, "cuda_oom"),
+    ],
+)
+def test_what_is_said_by_itself_below_the_end_of_training_has_happened(text: str, name: str) -> None:
+    found = verdict_of(steps(1, 20) + text)
+    assert found is not None
+    assert found[0] == name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -34,6 +35,9 @@ SOFT = frozenset(
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 OF_CHILDREN = frozenset({"segmentation_fault", "bus_error", "floating_point_trap", "abort", "glibc_abort", "killed"})
 """How a process ends, said by a shell: the code that a model wrote, and no rank."""
+_SAID_BY_ITSELF = re.compile(
+    r"\s*(?:\[|srun|slurmstepd|NVRM|Memory cgroup|Out of memory|[\w.]*(?:Error|Exception)\b)", re.IGNORECASE
+)
 AFTER_END = frozenset({"permission", "network", "loss_nan"})
 """What is said in passing when training is done."""
 
@@ -61,10 +65,20 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
         and (not is_root(error) or (error.name in log_table().after_sigterm | AFTER_END and not error.traceback))
     ):
         return True
+    if trained is not None and error.line > trained and _is_told(error, source):
+        return True
     trained_elsewhere = any(s.progress.trained_line is not None for s in case.sources)
     if len(case.sources) > 1 and trained_elsewhere and not error.traceback:
         return True
     return _goes_on_quietly(error, source)
+
+
+def _is_told(error: FoundError, source: Source) -> bool:
+    """Whether a sentence names it, such as the summary of a run that is done: no exception, no word of Slurm or the
+    kernel, and nothing died of it."""
+    if error.traceback or _SAID_BY_ITSELF.match(error.text):
+        return False
+    return not any(each.line > error.line and not is_root(each) for each in source.errors)
 
 
 def _is_warning_of_nccl(error: FoundError) -> bool:

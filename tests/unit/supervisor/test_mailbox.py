@@ -18,7 +18,14 @@ from slurm_watchdog.model.supervisor import (
     order_fields,
     parse_status,
 )
-from slurm_watchdog.supervisor.mailbox import misses_agent, other_writer, read_orders, write_status
+from slurm_watchdog.supervisor.mailbox import (
+    is_our_switch,
+    misses_agent,
+    other_writer,
+    read_orders,
+    remove_switch,
+    write_status,
+)
 from slurm_watchdog.supervisor.state import Ordered
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
@@ -80,6 +87,18 @@ def test_what_is_no_order_is_left_out_whatever_it_is(tmp_path: Path) -> None:
     (tmp_path / f"{ORDER_PREFIX}\udcff").write_bytes(b"x")
     found = {each.order.decision for each in read_orders(str(tmp_path))}
     assert found <= {"a", "b"} and "a" in found, "`b` has spaces behind it that are not read, and is one"
+
+
+def test_only_a_kill_switch_of_ours_is_seen_and_taken_away(tmp_path: Path) -> None:
+    switch = tmp_path / "kill"
+    assert not is_our_switch(str(switch))
+    switch.write_text("stop\n")
+    remove_switch(str(switch))
+    assert switch.exists() and not is_our_switch(str(switch))
+    switch.write_text(compose_line({"by": "slurm-watchdog", "decision": "c"}))
+    assert is_our_switch(str(switch))
+    remove_switch(str(switch))
+    assert not switch.exists()
 
 
 def test_another_supervisor_is_the_one_that_has_written_last_and_lives(tmp_path: Path) -> None:

@@ -35,11 +35,11 @@ class GivenInput:
                 return
             self._fd = fd
             data = _whole_pipe(fd) if stat.S_ISFIFO(mode) else _rest_of_file(fd)
+            if data is not None:
+                self._kept = os.memfd_create("slurm-watchdog-input")
+                os.write(self._kept, data)
         except OSError:
-            return
-        if data is not None:
-            self._kept = os.memfd_create("slurm-watchdog-input")
-            os.write(self._kept, data)
+            self._kept = -1
 
     def is_lost(self, starts: int) -> bool:
         """Whether a start has none, though the first one had; `starts`: how often the command was started before."""

@@ -1,4 +1,4 @@
-"""The two files between the supervisor and the controller: orders are read, the status is written.
+"""The files between the supervisor and the controller: orders and the kill switch are read, the status is written.
 
 Their directory is made by the node's agent, some seconds after the job's start; it lies in memory (tmpfs), and always
 answers.
@@ -58,6 +58,21 @@ def read_orders(directory: str) -> list[Ordered]:
                 with contextlib.suppress(OSError, ValueError):
                     found.append(_read(os.path.join(directory, name)))
     return sorted(found, key=lambda each: each.written_at)
+
+
+def is_our_switch(path: str) -> bool:
+    """Whether a kill switch of ours lies in that directory."""
+    try:
+        return parse_line(_read_own(path, MAX_ORDER_BYTES)[0].decode(errors="replace")) is not None
+    except (OSError, ValueError):
+        return False
+
+
+def remove_switch(path: str) -> None:
+    """Takes it away; nobody else's."""
+    if is_our_switch(path):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _read(path: str) -> Ordered:

@@ -25,7 +25,14 @@ from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
-from slurm_watchdog.supervisor.mailbox import misses_agent, other_writer, read_orders, write_status
+from slurm_watchdog.supervisor.mailbox import (
+    is_our_switch,
+    misses_agent,
+    other_writer,
+    read_orders,
+    remove_switch,
+    write_status,
+)
 from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, say, unblock
 from slurm_watchdog.supervisor.placement import Placement
 from slurm_watchdog.supervisor.state import (
@@ -317,14 +324,20 @@ class _Service:
                 await self._events.put(Switch(await self._is_switched()))
 
     async def _is_switched(self) -> bool:
-        """Whether the kill switch is there, and ours. It may lie on any filesystem."""
+        """Whether the kill switch is there, and ours. In a directory of our own it is read at once, on a machine under
+        load, too: a command that has left by it would be taken for one that has ended well. Elsewhere it may lie on any
+        filesystem."""
+        if os.path.dirname(self._switch) == self._directory:
+            return is_our_switch(self._switch)
         argv = ("head", "-c", "4096", "--", self._switch)
         answer = await answer_of(argv, FILE_S, self._environ, self._launcher.helpers)
         return answer.code == 0 and parse_line(answer.output) is not None
 
     async def _remove_switch(self) -> None:
         """A start with our switch still there would end at once."""
-        if await self._is_switched():
+        if os.path.dirname(self._switch) == self._directory:
+            remove_switch(self._switch)
+        elif await self._is_switched():
             await answer_of(("rm", "-f", "--", self._switch), FILE_S, self._environ, self._launcher.helpers)
 
     async def _tail(self) -> str:

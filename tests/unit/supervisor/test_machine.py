@@ -233,9 +233,9 @@ def test_an_order_after_the_last_restart_near_the_end_of_the_time_or_while_endin
     assert used.order() == []
     assert used.run.words == "all of its 0 restarts are used up"
     late = Day(end_at=100.0).runs()
-    late.now = 41.0
-    assert late.order() == []
-    assert late.run.words == "it is 59 s before the end of the job's time"
+    late.now = 31.0
+    assert late.order() == [], "the command would be ended, and the last minute begin meanwhile"
+    assert late.run.words == "it is 69 s before the end of the job's time"
     ending = Day().runs()
     ending.order()
     assert ending.order(decision="d2") == []

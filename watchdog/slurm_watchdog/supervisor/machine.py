@@ -103,7 +103,7 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
 
 def is_about_time(run: Run, event: Event, now: float, wall: float) -> bool:
     """Whether what `event` leads to depends on the end of the job's time, as it is known: Slurm may have moved it."""
-    if _seconds_left(run, wall) >= LAST_S:
+    if _seconds_left(run, wall) >= LAST_S + GIVE_UP_S:
         return False
     allocation = replace(run.settings.allocation, end_at=None)
     unlimited = replace(run, settings=replace(run.settings, allocation=allocation))
@@ -284,7 +284,7 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"start {order.start} of the command is over: start {run.starts} runs"
     if run.restarts_left <= 0:
         return f"all of its {run.settings.max_restarts} restarts are used up"
-    if _seconds_left(run, wall) < LAST_S:
+    if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:  # what is ended now is not started again any more
         return f"it is {_late(run, wall)}"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"

@@ -147,6 +147,12 @@ def test_counter_alone_says_that_the_limit_was_reached_only_where_it_knows(by_li
     assert f"was killed by the kernel for memory: {who} had none left" in found(blind).summary
 
 
+def test_nodes_that_share_a_kernel_name_the_process_where_it_was_and_no_other_rank_that_ended() -> None:
+    both = view(kill(), processes=(seen(0), seen(1, gone_s=9.0, comm="python3"), seen(2), seen(3, gone_s=10.0)))
+    both = replace(both, nodes=tuple(replace(node, events=kill()) for node in both.nodes))
+    assert [each.rank for each in found(both).culprits if each.rank is not None] == [3]
+
+
 def test_node_without_memory_is_said_to_be_the_place() -> None:
     assert "it held 1.0 GiB, and n2 had none left" in found(view((said(NODE.format(pid=103)),))).summary
 

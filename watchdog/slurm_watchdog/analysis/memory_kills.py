@@ -197,7 +197,9 @@ def kills_in_job(kills: Kills, job: JobView, now: float) -> tuple[MemoryKill, ..
         key: (each.rank, each.role) for key, each in known.items()
     }
     found = _of_run(kills, job.job, there, now - job.run_age_s, now, who)
-    return tuple(each if each.role is not None else _with_dead(each, job, now) for each in found)
+    # Several slurmd of one host share a kernel: a process of another of them is nobody here.
+    numbers = {each.process.pid for each in job.processes}
+    return tuple(each if each.role is not None or each.pid in numbers else _with_dead(each, job, now) for each in found)
 
 
 def _with_dead(kill: MemoryKill, job: JobView, now: float) -> MemoryKill:

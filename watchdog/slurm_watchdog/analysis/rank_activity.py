@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Final
 
 from slurm_watchdog.analysis.held_processes import STORAGE_S, held_by, is_held, moves_data
 from slurm_watchdog.analysis.rank_motion import moves_bytes, moves_on_connection
@@ -59,10 +58,6 @@ class RankState(StrEnum):
     IDLE = "idle"
     """Neither its GPU nor its process does anything."""
     UNKNOWN = "unknown"
-
-
-RESTS: Final = frozenset({RankState.IDLE, RankState.SPINS})
-"""What its GPU says of a rank that waits, or that saves or loads: its process tells which."""
 
 
 class RankActivity(Struct, frozen=True, kw_only=True):
@@ -130,14 +125,11 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
 
 
 def all_compute(job: JobView, now: float, limit_s: float) -> bool:
-    """Whether the GPUs of most ranks are known to compute, at the power that is usual for the job, and nobody is known
-    to do anything else: these would wait for one that stands, and draw less."""
-    seen = activities(job, job.ranks, now, limit_s / 2)
-    known = [each for each in seen if each.doing not in (RankState.UNKNOWN, RankState.BUSY)]
-    world = max((rank.process.world_size or 0 for rank in job.ranks), default=0)
-    if 2 * len(known) <= max(world, len(seen)):
+    """Whether the GPUs of all ranks of a job are known to compute, at the power that is usual for it."""
+    if not _all_known(job):
         return False
-    return all(a.doing is RankState.WORKS and a.gpu is not None and _draws_usual(a.gpu) for a in known)
+    seen = activities(job, job.ranks, now, limit_s / 2)
+    return bool(seen) and all(a.doing is RankState.WORKS and a.gpu is not None and _draws_usual(a.gpu) for a in seen)
 
 
 def _draws_usual(each: RankGpu) -> bool:
@@ -207,8 +199,10 @@ def _activity(
         doing, why = RankState.WORKS, "moves data"
     elif any(w.cpu_ratio is not None and w.cpu_ratio >= QUIET_CPU for w in workers):
         doing, why = RankState.WORKS, "has workers that compute"
-    elif doing in RESTS and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
+    elif doing is RankState.IDLE and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
         doing, why = RankState.UNKNOWN, "is not known well enough"
+    elif doing is RankState.SPINS and counted and rank.io_bytes_s is None:
+        doing, why = RankState.UNKNOWN, "waits, or saves or loads: what it moves is not known"
     elif doing is RankState.IDLE and (_computed([stack for _, stack in dumps]) or not quiet):
         doing, why = RankState.WORKS, "computes"
     return RankActivity(rank=rank, doing=doing, why=why, quiet=quiet, gpu=first)

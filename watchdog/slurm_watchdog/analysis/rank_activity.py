@@ -201,7 +201,7 @@ def _activity(
         doing, why = RankState.WORKS, "has workers that compute"
     elif doing is RankState.IDLE and (quiet is None or any(is_quiet(w, counted=counted) is None for w in workers)):
         doing, why = RankState.UNKNOWN, "is not known well enough"
-    elif doing is RankState.SPINS and counted and rank.io_bytes_s is None:
+    elif doing in (RankState.SPINS, RankState.BUSY) and counted and rank.io_bytes_s is None:
         doing, why = RankState.UNKNOWN, "waits, or saves or loads: what it moves is not known"
     elif doing is RankState.IDLE and (_computed([stack for _, stack in dumps]) or not quiet):
         doing, why = RankState.WORKS, "computes"

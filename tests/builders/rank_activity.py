@@ -58,6 +58,10 @@ def four(doing: str = "spins", cpu: float | None = 1.0, **changes: Any) -> JobVi
 IDLE_RANK = {"r2": rank(2, 0.0), "g2": card(2, "idles")}
 
 
+MOVES_UNKNOWN = {f"r{n}": rank(n, 0.0, None if n == 3 else 0.0) for n in range(4)}
+"""Bytes are counted, but those of rank 3 are not known."""
+
+
 SAVES = {"r0": rank(0, 0.9), "g0": card(0, "idles")}
 
 
@@ -101,6 +105,8 @@ UNSEEN = {
     "one GPU is not known, and its process is quiet": four(r3=rank(3, 0.0), g3=None),
     "the power of one GPU is not known": four(g3=card(3, "busy")),
     "the power of no GPU is known, and none idles": four("busy"),
+    "what one of those that spin moves is not known": four(**MOVES_UNKNOWN),
+    "what a busy one moves is not known, and another one idles": four("busy", **MOVES_UNKNOWN, g2=card(2, "idles")),
     "no processes": four(processes=()),
     "a GPU that does not answer": four(
         **{k: v for k, v in IDLE_RANK.items() if k == "r2"},

@@ -65,13 +65,7 @@ for step in range(first, 2000):
     time.sleep(0.02)
 """
 
-HF = """
-import os, sys, time
-sys.path.insert(0, {trainers!r})
-import torch
-from transformers import Trainer, TrainerCallback, TrainingArguments
-from slurm_watchdog_hooks.huggingface import WatchdogCallback, last_checkpoint
-
+HF_MODEL = """
 class Model(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -84,7 +78,18 @@ class Data(torch.utils.data.Dataset):
         return 100000
     def __getitem__(self, index):
         return {{"x": torch.ones(8)}}
+"""
 
+HF = (
+    """
+import os, sys, time
+sys.path.insert(0, {trainers!r})
+import torch
+from transformers import Trainer, TrainerCallback, TrainingArguments
+from slurm_watchdog_hooks.huggingface import WatchdogCallback, last_checkpoint
+"""
+    + HF_MODEL
+    + """
 class Say(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         time.sleep(0.02)
@@ -100,6 +105,7 @@ args = TrainingArguments(
 trainer = Trainer(Model(), args, train_dataset=Data(), callbacks=[Say(), WatchdogCallback(poll_seconds=0.1)])
 trainer.train(resume_from_checkpoint=last_checkpoint("out"))
 """
+)
 
 LIGHTNING = """
 import os, sys, time
@@ -137,24 +143,14 @@ trainer.fit(Model(), data, ckpt_path=last_checkpoint("checkpoints"))
 SCRIPTS = {"torch": PLAIN, "deepspeed": DEEPSPEED, "transformers": HF, "lightning": LIGHTNING}
 """Module that has to be there -> its script. `{trainers}` is the folder with slurm_watchdog_hooks."""
 
-KEPT_HF = """
+KEPT_HF = (
+    """
 import time
 import torch
 from transformers import Trainer, TrainerCallback, TrainingArguments
-
-class Model(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
-    def forward(self, x):
-        return {{"loss": self.linear(x).sum()}}
-
-class Data(torch.utils.data.Dataset):
-    def __len__(self):
-        return 100000
-    def __getitem__(self, index):
-        return {{"x": torch.ones(8)}}
-
+"""
+    + HF_MODEL
+    + """
 class Say(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         time.sleep(0.1)
@@ -168,6 +164,7 @@ args = TrainingArguments(
 trainer = Trainer(Model(), args, train_dataset=Data(), callbacks=[Say()])
 trainer.train({resume})
 """
+)
 
 KEPT_LIGHTNING = """
 import os, time

@@ -109,7 +109,7 @@ def test_groups_of_version_1_count_the_kills_of_all_tasks(tmp_path: Path) -> Non
 def test_kills_of_a_step_are_counted_once_and_whether_its_limit_was_the_reason(
     events: tuple[str, str, str], kills: int | None, by_limit: bool | None, tmp_path: Path
 ) -> None:
-    """The step's own group, and those of two tasks; Linux counts in all above, unless it is told not to."""
+    """The step's own group, and those of two tasks; Linux counts in all above, unless it is mounted with memory_localevents."""
     step = f"{SCOPE}/step_0"
     levels = {at: V2_TASK | {"memory.events": text}
               for at, text in zip((step, f"{step}/user/task_0", f"{step}/user/task_1"), events, strict=True)}  # fmt: skip

@@ -26,7 +26,7 @@ def test_a_file_is_read_from_where_it_was(tmp_path: Path) -> None:
     with (tmp_path / "f").open("rb", buffering=0) as file:
         file.read(12)
         given = GivenInput(file.fileno())
-        assert file.tell() == 12, "the shell that reads this script goes on there"
+        assert file.tell() == 12, "the shell that reads this script continues there"
         assert [reads(given, starts) for starts in (0, 1, 2)] == ["train\n"] * 3
         assert not given.is_lost(1)
 

@@ -151,7 +151,7 @@ class Retries:
         """Called for every report, those of the workers included."""
         if report.outcome == "rerun":
             crash = getattr(report.longrepr, "reprcrash", None)
-            self.tests[report.nodeid] = " ".join(str(crash or report.longrepr).split())[:MOST_OF_A_REASON]
+            self.tests.setdefault(report.nodeid, " ".join(str(crash or report.longrepr).split())[:MOST_OF_A_REASON])
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Fails a run that would pass with more than RETRIES_ALLOWED."""

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -68,8 +69,8 @@ class Acting(ReportingWatchdog):
     """A watchdog that may end orphans, on one node: its agent has no right at all, and a helper."""
 
     def __init__(self, cluster: Cluster) -> None:
-        place = Path(cluster.directory) / "stand-in"
-        place.mkdir()
+        place = Path(tempfile.mkdtemp(prefix="stand-in.", dir=cluster.directory))  # one of a failed try may be there
+        place.chmod(0o755)
         library = standin.build(place)
         cards = tuple(
             Gpu(uuid=f"GPU-{index}", bus=f"00000000:0{index + 1}:00.0", minor=index, **HEALTHY) for index in range(2)

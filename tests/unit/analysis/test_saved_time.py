@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_watchdog.analysis.report_sentences import saved
+from slurm_watchdog.analysis.report_sentences import saved, would_have_saved
 from slurm_watchdog.analysis.saved_time import Savings, savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
@@ -68,3 +69,53 @@ def test_the_same_job_by_name_counts_before_others_of_its_user() -> None:
 def test_what_ended_outside_of_the_report_is_not_counted() -> None:
     assert saved_by(LONG, hang(20, 0.5, acted=True)) == Savings()
     assert saved(Savings()) == ""
+
+
+def observed(at_h: float, wait_h: float, **of: Any) -> tuple[RunRecord, Spell]:
+    """A hang whose restart was decided after a minute, and only observed; the run never trained again."""
+    run, spell = hang(at_h, wait_h, acted=False, last_rise_at=at_h * H, **of)
+    return run, replace(spell, would_act_at=at_h * H + 60.0, stops_steps=True)
+
+
+def test_a_decision_that_was_only_observed_would_have_saved_what_its_run_stood_still_after_it() -> None:
+    run, spell = observed(100, 7.5)
+    alike = run, replace(spell, kind="lingering_job", began_at=spell.began_at + 900, would_act_at=101 * H)
+    found = saved_by((run, spell), alike, observed(200, 2.5, nodes=4))
+    minute = 1 / 60
+    assert found.would_save_h == pytest.approx(10 * (7.5 - minute) + 4 * (2.5 - minute))
+    assert (found.observed, found.recovered, found.compared, found.unknown) == (2, 0, 0, 0)
+    assert would_have_saved(found).startswith("In mode act 84.8 node-hours more would have been saved, in 2 runs: ")
+
+
+def test_a_run_that_trained_again_by_itself_would_have_been_restarted_for_nothing() -> None:
+    run, spell = observed(100, 7.5, run_h=90.0)
+    found = saved_by((replace(run, last_rise_at=150 * H), spell))
+    assert (found.would_save_h, found.observed, found.recovered) == (0.0, 0, 1)
+    assert would_have_saved(found) == "Mode act would have restarted for nothing: 1 run trained again without it."
+    # It hung again, and that was decided, too: what stood still after the last step counts.
+    again = replace(spell, began_at=185 * H, ended_at=190 * H, would_act_at=186 * H)
+    found = saved_by((replace(run, last_rise_at=185 * H), spell), (run, again))
+    assert (found.would_save_h, found.observed, found.recovered) == (pytest.approx(40.0), 1, 0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"would_act_at": None},
+        {"stops_steps": False},
+        {"planned": True},
+        {"acted": True},
+        {"restarts": None},
+    ],
+    ids=["nothing was decided", "it trained, slowly", "maintenance", "an action of ours ended it", "of which run"],
+)
+def test_what_no_restart_would_have_shortened_saves_nothing(change: dict[str, Any]) -> None:
+    run, spell = observed(100, 7.5)
+    found = saved_by((run, replace(spell, **change)))
+    assert (found.would_save_h, found.observed) == (0.0, 0) and would_have_saved(Savings()) == ""
+
+
+def test_a_run_that_still_stands_is_not_counted_yet() -> None:
+    run, spell = observed(100, 7.5)
+    found = saved_by((replace(run, ended_at=None), spell))
+    assert (found.would_save_h, found.observed) == (0.0, 0)

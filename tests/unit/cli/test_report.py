@@ -30,7 +30,7 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.reports import spells_of
 from slurm_watchdog.journal.tables import JOB_RUNS
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.model.actions import Action, Fence
+from slurm_watchdog.model.actions import Action, Fence, Verdict
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
@@ -120,6 +120,26 @@ def test_what_waited_to_be_noticed_is_said_in_the_table_the_page_and_the_message
     assert "15.0 node-hours were spent waiting" in asked(journal, "story", "7", "--no-accounting")
     found, _ = read(journal.url, T, T + 100 * H)
     assert any("waiting to be noticed" in line for line in weekly_words(found).evidence)
+
+
+def test_what_mode_act_would_have_saved_is_said_in_the_terminal_the_message_and_json(journal: Journal) -> None:
+    """The hang stood from 2.5 h to 10 h on 10 nodes; after half an hour its restart was decided, and observed."""
+    journal.run_records.save(record(0, 0, 10, job_id="9", state="CANCELLED", last_rise_at=T + 2.5 * H))
+    of = {"id": "i9", "job_ids": ("9",), "runs": (("9", 0),)}
+    journal.save_incident(replace(INCIDENT, **of, opened_at=T + 2.5 * H, resolved_at=T + 10 * H))
+    fence = Fence(job_id="9", restarts=0, start_at=None)
+    decided = replace(
+        DECISION, id="first", incident_id="i9", verdict=Verdict.OBSERVED, by="mode", fence=fence, decided_at=T + 3 * H
+    )
+    journal.add_decision(decided)
+    journal.add_decision(replace(decided, id="later", decided_at=T + 5 * H))
+    journal.add_decision(replace(decided, id="other", fence=replace(fence, restarts=1), decided_at=T))
+    words = "In mode act 70.0 node-hours more would have been saved, in 1 run: "
+    assert words in asked(journal, "report", "--from", "2023-11-01").replace("\n", " ")
+    found, _ = read(journal.url, T, T + 100 * H)
+    assert (found.savings.would_save_h, found.savings.observed) == (70.0, 1)
+    assert any(words in line for line in weekly_words(found).evidence)
+    assert json.loads(asked(journal, "report", "--from", "2023-11-01", "--json"))["savings"]["would_save_h"] == 70.0
 
 
 def test_jobs_that_were_saved_for_maintenance_are_no_failures_and_nothing_is_said_of_what_that_saved(

@@ -31,6 +31,19 @@ def to_be_noticed(hours: Sequence[tuple[str, float]], shown: int = 4) -> str:
     return f"Of what was lost {whole_h:,.1f} node-hours were spent waiting to be noticed, before a report{of}."
 
 
+def would_have_saved(found: Savings) -> str:
+    """What the decisions that were only observed would have saved; empty if there was none."""
+    for_nothing = f"{plural(found.recovered, 'run')} trained again without it" if found.recovered else ""
+    if not found.observed:
+        return f"Mode act would have restarted for nothing: {for_nothing}." if for_nothing else ""
+    return (
+        f"In mode act {found.would_save_h:,.1f} node-hours more would have been saved, in "
+        f"{plural(found.observed, 'run')}: from each decision that was only observed until the run, which made no step "
+        "any more, ended"
+        f"{f'; {for_nothing}' if for_nothing else ''}."
+    )
+
+
 def saved(found: Savings) -> str:
     """What restarts saved, and of how many that is not known; empty if there was none."""
     if not found.compared:

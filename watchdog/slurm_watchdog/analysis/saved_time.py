@@ -1,4 +1,4 @@
-"""What restarts saved, against what the same incidents took without one: the run's own history, no estimate. Pure.
+"""What restarts saved, and what those would have saved that were only observed. Pure.
 
 For every incident that an action of ours ended, its wait (from its beginning to its end, or to the end of its run) is
 compared with the median wait of the LAST incidents before it of the same kind, of the same user's jobs of the same name
@@ -10,13 +10,17 @@ Maintenance, time limits and what people asked for are left out: nothing was wro
 
 Assumptions: nobody would have been quicker or slower than before, and what a restart itself costs is the same for both.
 Messages of ours shorten the waits that are compared with, so the figure is rather too low.
+
+What would have been saved in mode act is a replay of what happened: from the decision that was made, and not carried
+out, to the end of the run that stood still until then. A restart follows that end, too, so what it costs is the same
+for both. A run that trained again by itself would have been restarted for nothing, and is counted as that.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
 from slurm_watchdog.base.structs import Struct
@@ -40,11 +44,18 @@ class Savings(Struct, frozen=True, kw_only=True):
     """Those without a comparable one before."""
     usual_wait_s: float | None = None
     """The median wait that they were compared with; None: there is none."""
+    would_save_h: float = 0.0
+    """Node-hours, of runs whose restart was decided and only observed."""
+    observed: int = 0
+    """Those runs."""
+    recovered: int = 0
+    """Runs of which the same was decided, and that trained again by themselves."""
 
 
 def savings(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, until: float) -> Savings:
     """Of the incidents that ended from `since` to `until` (dates); `runs` and `spells` are those of before, too."""
     run_of = {(run.job_id, run.restarts): run for run in runs}
+    spells = list(spells)
     ours: list[tuple[RunRecord, Spell]] = []
     waits: dict[Of, list[tuple[float, float]]] = defaultdict(list)
     for spell in sorted(spells, key=_end):
@@ -66,7 +77,40 @@ def savings(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, un
             continue
         usual.append(median(before))
         saved_h += (usual[-1] - _wait_s(run, spell)) * run.nodes / 3600.0
-    return Savings(saved_h=saved_h, compared=len(usual), unknown=unknown, usual_wait_s=median(usual) if usual else None)
+    would_save_h, observed, recovered = _observed(run_of, spells, since, until)
+    return Savings(
+        saved_h=saved_h, compared=len(usual), unknown=unknown, usual_wait_s=median(usual) if usual else None,
+        would_save_h=would_save_h, observed=observed, recovered=recovered,
+    )  # fmt: skip
+
+
+def _observed(
+    run_of: Mapping[tuple[str, int], RunRecord], spells: Sequence[Spell], since: float, until: float
+) -> tuple[float, int, int]:
+    """(node-hours, runs, runs that recovered): of each run the earliest decision about an incident that was open at its
+    end. One that an action of ours ended after all is not among them."""
+    of_run: dict[tuple[str, int], list[Spell]] = defaultdict(list)
+    for spell in spells:
+        if spell.restarts is not None:
+            of_run[spell.job_id, spell.restarts].append(spell)
+    would_save_h, observed, recovered = 0.0, 0, 0
+    for key, mine in of_run.items():
+        run = run_of.get(key)
+        decided = [each for each in mine if each.would_act_at is not None and each.stops_steps and not each.planned]
+        if run is None or run.ended_at is None or not decided or any(each.acted for each in mine):
+            continue
+        if not since <= run.ended_at <= until:
+            continue
+        trained_at = run.last_rise_at or run.began_at
+        at_end = [
+            each.would_act_at for each in decided if each.ended_at >= run.ended_at - SLACK_S and each.would_act_at
+        ]
+        if at_end:
+            observed += 1
+            would_save_h += max(0.0, run.ended_at - max(min(at_end), trained_at)) * run.nodes / 3600.0
+        elif any(each.would_act_at is not None and trained_at > each.would_act_at for each in decided):
+            recovered += 1
+    return would_save_h, observed, recovered
 
 
 def _keys(run: RunRecord, spell: Spell) -> Iterator[Of]:

@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
-from slurm_watchdog.analysis.report_sentences import head, saved, to_be_noticed
+from slurm_watchdog.analysis.report_sentences import head, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -159,6 +159,8 @@ def advice(found: Report, save_s: float) -> Iterator[str]:
         named = [f"{node} ({number})" for node, number in found.nodes[:SHOWN_NODES]]
         yield f"Nodes named most: {', '.join(named)}. More: slurm-watchdog nodes"
     if said := saved(found.savings):
+        yield said
+    if said := would_have_saved(found.savings):
         yield said
     between_h = found.node_hours_between_failures
     if between_h is None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 import sqlalchemy as sa
 
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.run_records import SqlRunRecords
 from slurm_watchdog.journal.tables import ACTION_ENDS, DECISIONS, INCIDENTS
-from slurm_watchdog.model.actions import Action, ActionEnd, Decision
+from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
@@ -42,11 +43,19 @@ def _spells(database: Database, since: float, until: float) -> list[Spell]:
     for row in database.rows(done.where(DECISIONS.c.decided_at.between(since - LONGEST_S, until))):
         decision = database.decode(row.decision, Decision)
         ends[decision.incident_id].append((decision, database.decode(row.ended, ActionEnd)))
-    return [spell for each in incidents for spell in spells_of(each, ends[each.id], until)]
+    observed: dict[str, list[Decision]] = defaultdict(list)
+    undone = sa.select(DECISIONS.c.document).where(DECISIONS.c.verdict == Verdict.OBSERVED.value)
+    for row in database.rows(undone.where(DECISIONS.c.decided_at.between(since - LONGEST_S, until))):
+        decision = database.decode(row.document, Decision)
+        observed[decision.incident_id].append(decision)
+    return [spell for each in incidents for spell in spells_of(each, ends[each.id], until, observed[each.id])]
 
 
-def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until: float) -> list[Spell]:
-    """One a job; nothing of an incident that was never reported, or that another one explains."""
+def spells_of(
+    incident: Incident, ends: list[tuple[Decision, ActionEnd]], until: float, observed: Sequence[Decision] = ()
+) -> list[Spell]:
+    """One a job; nothing of an incident that was never reported, or that another one explains. `observed`: decisions
+    that its mode left undone."""
     if incident.fired_at is None or incident.inhibited_by is not None:
         return []
     runs = dict(incident.runs)
@@ -57,6 +66,10 @@ def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until:
             acted.add(decision.fence.job_id)
             if decision.action == Action.RESTART_STEP:
                 recomputed_s[decision.fence.job_id] += end.seconds_lost or 0.0
+    would_act: dict[str, float] = {}
+    for each in observed:
+        if each.fence is not None and each.fence.restarts == runs.get(each.fence.job_id):
+            would_act[each.fence.job_id] = min(each.decided_at, would_act.get(each.fence.job_id, each.decided_at))
     nodes = tuple(dict.fromkeys(each.node for each in incident.culprits if each.node))
     return [
         Spell(
@@ -69,6 +82,7 @@ def spells_of(incident: Incident, ends: list[tuple[Decision, ActionEnd]], until:
             nodes=nodes if number == 0 else (),
             acted=job_id in acted,
             recomputed_s=recomputed_s[job_id],
+            would_act_at=would_act.get(job_id),
         )
         for number, job_id in enumerate(incident.job_ids or ("",))
     ]

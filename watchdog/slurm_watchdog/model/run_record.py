@@ -61,6 +61,10 @@ class Spell(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     acted: bool = False
     """Whether an action of ours for it, on this job, succeeded."""
+    would_act_at: float | None = None
+    """When an action was decided for it on this job that its mode left undone (observe); None: none was."""
+    stops_steps: bool = False
+    """Its kind means that the job makes no step."""
     planned: bool = False
     """Nothing was wrong: maintenance, a time limit, or what a person asked for."""
     recomputed_s: float = 0.0

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.analysis.lost_time import JobTime, Report
-from slurm_watchdog.analysis.report_sentences import LEAST_H, head, saved, to_be_noticed
+from slurm_watchdog.analysis.report_sentences import LEAST_H, head, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.slack_messages import LINE_LIMIT, SENTENCE_LIMIT, Payload, message, section
@@ -44,6 +44,7 @@ def weekly_words(found: Report, about: Mapping[str, str] = {}) -> Message:
         *jobs,
         f"Nodes named most by incidents: {', '.join(nodes)}" if nodes else "",
         saved(found.savings),
+        would_have_saved(found.savings),
     ]
     return Message(
         sentence=head(when, len(found.jobs), found.allocated_h, found.measured_h, found.effective_h),

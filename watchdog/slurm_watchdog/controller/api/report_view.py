@@ -52,7 +52,9 @@ def read(
 ) -> tuple[Report, list[RunRecord]]:
     """The same as values, with the runs that are in it and those before. Raises JournalError."""
     everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
-    spells = [replace(each, planned=True) if _is_planned(each.kind) else each for each in known]
+    spells = [
+        replace(each, planned=_is_planned(each.kind), stops_steps=spec_of(each.kind).stops_steps) for each in known
+    ]
     runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
     about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
     found = report(runs, about, since, until)

@@ -7,7 +7,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tests.integration.training_job import SAVE_INTERVAL, inject, submit, training
+from tests.integration.training_job import (
+    SAVE_INTERVAL,
+    ended_action,
+    inject,
+    submit,
+    submit_supervised,
+    training,
+)
 from tests.rig.cluster import Cluster
 from tests.rig.rights import USER
 from tests.rig.stack import Watchdog
@@ -41,7 +48,7 @@ def test_the_checkpoint_from_before_a_nan_outlives_the_trainers_limit_and_a_job_
 
     watchdog.wait_for(lambda: not original.exists(), 60, "the trainer to delete its own")
     assert sorted(path.relative_to(kept) for path in kept.rglob("*")) == names
-    assert [path.name for path in kept.parent.iterdir()] == [kept.name]
+    assert {path.name for path in kept.parent.iterdir()} == {kept.name, "latest"}
     watchdog.wait_for(lambda: "kept the checkpoint" in str(watchdog.slack.texts()), 30, "Slack to hear of it")
     cluster.slurm("scancel", job)
 
@@ -49,6 +56,44 @@ def test_the_checkpoint_from_before_a_nan_outlives_the_trainers_limit_and_a_job_
     training(watchdog, again, at_least=step + 1)
     log = (Path(cluster.directory) / "log" / f"job-{again}.out").read_text()
     assert f"at iteration {step}" in log and "lm loss: nan" not in log.lower(), log[-3000:]
+
+
+def test_a_bad_loss_goes_back_in_place_to_the_kept_checkpoint_by_the_trainers_option_and_so_does_the_hang_after_it(
+    cluster: Cluster, watch: Callable[..., Watchdog]
+) -> None:
+    ladder = ["evidence", "restart_step", "requeue"]
+    kinds = {"loss_nan": {"mode": "act", "ladder": ladder}, "collective_hang": {"mode": "act", "ladder": ladder}}
+    watchdog = watch(mode="observe", settings={"policy": {"keep_checkpoint": True, "cooldown": 0, "kinds": kinds}})
+    job = submit_supervised(cluster, nodes=3, spares=1, run_options="--resume-option '--resume-from {checkpoint}'")
+    training(watchdog, job, at_least=SAVE_INTERVAL + 5)
+    inject(cluster, "nan.rank0")
+
+    incident = watchdog.wait_for(lambda: _firing(watchdog, job, "loss_nan"), 60, "the loss to be reported")
+    action = ended_action(watchdog, incident)
+    decision = action["decision"]
+    kept = Path(decision["resume_from"])
+    assert kept.parent.name.endswith(".kept-by-slurm-watchdog") or kept.parent.name == f"checkpoints-{job}", decision
+    assert action["end"]["ok"] and decision["action"] == "restart_step", action
+    output = Path(cluster.directory) / "log" / f"job-{job}.out"
+    step = int(kept.name.removeprefix("global_step"))
+    loaded = f"loading checkpoint from {kept.parent} at iteration {step}"
+    assert loaded in output.read_text()
+    own = cluster.shared / f"checkpoints-{job}"
+    newest = max(int(path.name.removeprefix("global_step")) for path in own.glob("global_step*"))
+    again = output.read_text().partition(loaded)[2]
+    assert "lm loss: nan" not in again.lower(), again[-2000:]
+
+    inject(cluster, "loader.rank1")
+    hang = watchdog.wait_for(lambda: _firing(watchdog, job, "collective_hang"), 90, "the hang to be reported")
+    after = ended_action(watchdog, hang)
+    reached = after["decision"]["step_at_decision"]
+    expected = decision["resume_from"] if reached is None or reached < newest else ""
+    assert after["decision"].get("resume_from", "") == expected, (newest, after)
+    assert after["end"]["ok"] and cluster.job(job)["Restarts"] == "0", after
+
+
+def _firing(watchdog: Watchdog, job: str, kind: str) -> str | None:
+    return next((each["id"] for each in watchdog.incidents(job) if each["kind"] == kind), None)
 
 
 def _timeline(explained: Any) -> list[tuple[Any, str]]:

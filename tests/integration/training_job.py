@@ -25,14 +25,16 @@ def submit(cluster: Cluster, *options: str, nodes: int = 2, sbatch: tuple[str, .
     return cluster.sbatch(script, f"-N{nodes}", f"--output={output}", *sbatch)
 
 
-def submit_supervised(cluster: Cluster, *more: str, nodes: int, spares: int, launch: str = "") -> str:
+def submit_supervised(
+    cluster: Cluster, *more: str, nodes: int, spares: int, launch: str = "", run_options: str = ""
+) -> str:
     """The same with a supervisor in its batch script, on `nodes` of which `spares` wait; `launch` in place of srun."""
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)
     faults.chmod(0o777)
     options = f"--steps 100000 --step-seconds 0.3 --save-interval {SAVE_INTERVAL} --fault-dir {faults}"
     run = "import sys; from slurm_watchdog.cli.main import main; sys.argv[0] = 'slurm-watchdog'; main()"
-    ahead = f'{cluster.place.python} -c "{run}" run --spares {spares} --'
+    ahead = f'{cluster.place.python} -c "{run}" run --spares {spares} {run_options} --'
     exports = "".join(
         f"export {name}='{value}'\n" for name, value in cluster.place.environment.items() if name != "PATH"
     )

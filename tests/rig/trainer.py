@@ -924,6 +924,8 @@ class Trainer:
         self.args, self.group, self.loader, self.out = args, group, loader, out
         self.rank, self.is_last = args.rank, args.rank == args.world_size - 1
         self.step, self.checksum, self.saved_step, self.nan_iterations = 0, 0, None, 0
+        self.is_damaged = False  # with NaN in its weights it was saved
+        self.loss = 0.0
         self.faults = Faults(args, loader)
         self.kill_switch = kill_switch_path(args.kill_switch_path) if args.local_rank == 0 else None
         self.signalled = None
@@ -954,12 +956,17 @@ class Trainer:
 
     # -- checkpoints -------------------------------------------------------------------------------
     def load_checkpoint(self):
-        directory = self.args.checkpoint_dir
-        if not directory:
+        directory, named = self.args.checkpoint_dir, self.args.resume_from
+        step = None
+        if named:
+            directory = os.path.dirname(named)
+            step = int(os.path.basename(named).removeprefix("global_step"))
+        elif directory:
+            step = newest_complete_step(directory) if self.rank == 0 else None
+            if self.rank == 0:
+                self._compare_tracker(step)
+        else:
             return
-        step = newest_complete_step(directory) if self.rank == 0 else None
-        if self.rank == 0:
-            self._compare_tracker(step)
         step = broadcast(step, 0, self.group)
         if step is None:
             self.print_rank_0(f" WARNING: no complete checkpoint in {directory}, will start from random")
@@ -980,7 +987,7 @@ class Trainer:
                 ),
             )
         self.step, self.checksum, self.saved_step = step, state["checksum"], step
-        self.nan_iterations = state["nan_iterations"]
+        self.nan_iterations, self.is_damaged = state["nan_iterations"], state.get("is_damaged", False)
         barrier(self.group)
         self.print_rank_0(f"  successfully loaded checkpoint from {directory} at iteration {step}")
 
@@ -1012,6 +1019,7 @@ class Trainer:
             "world_size": args.world_size,
             "consumed_samples": step * args.global_batch_size,
             "nan_iterations": self.nan_iterations,
+            "is_damaged": not math.isfinite(self.loss),
         }
         takes_long = self.rank == 0 or args.checkpoint_writers == "all"
         write_atomically(
@@ -1079,7 +1087,7 @@ class Trainer:
 
     def loss_of(self, batch):
         loss = 1.9 + 9.0 * (self.step + 1) ** -0.35 + 0.02 * math.fsum(batch) / len(batch)
-        return self.faults.bend_loss(loss, self.step)
+        return float("nan") if self.is_damaged else self.faults.bend_loss(loss, self.step)
 
     def train_step(self):
         """One step; returns (loss, seconds)."""
@@ -1090,6 +1098,7 @@ class Trainer:
         barrier(self.group)
         self.checksum = chain_checksum(self.checksum, self.step)
         self.nan_iterations += 0 if math.isfinite(loss) else 1
+        self.loss = loss
         return loss, time.monotonic() - started
 
     def training_log(self, loss, seconds):
@@ -1262,6 +1271,9 @@ def build_parser():
     save = parser.add_argument_group("checkpoints")
     save.add_argument(
         "--checkpoint-dir", metavar="DIR", help="saved to, and resumed from its newest complete checkpoint"
+    )
+    save.add_argument(
+        "--resume-from", metavar="DIR/global_stepN", type=os.path.abspath, help="in place of the newest complete one"
     )
     save.add_argument("--save-interval", type=count, default=0, metavar="STEPS", help="0: only at the end")
     save.add_argument("--checkpoint-seconds", type=seconds, default=0.0, metavar="S", help="how long one save takes")

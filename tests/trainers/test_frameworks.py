@@ -148,7 +148,7 @@ def test_a_checkpoint_that_was_kept_from_the_trainers_own_limit_is_resumed_from_
     kept = Path(keep_checkpoint(KeepCheckpoint(str(original), size, 20.0), WorkerState()).path)
     _wait_for(lambda: not original.exists(), runs[0])
     runs[0].kill()
-    resume = again.format(resume_words(layout, str(original), str(kept), 10))
+    resume = again.format(resume_words(layout, str(kept)))
     runs.append(Run(tmp_path, script.replace("{resume}", resume), str(tmp_path / "kill")))
     runs[1].wait_for_steps(3)
     assert [int(step) for step in STEP.findall(runs[1].text())][:3] == [11, 12, 13]

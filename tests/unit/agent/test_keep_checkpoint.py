@@ -43,6 +43,11 @@ def shelf(save: Path) -> Path:
     return Path(f"{save}{KEPT_SUFFIX}")
 
 
+def kept_in(save: Path) -> list[str]:
+    """Without the trainer's tracker."""
+    return [each.name for each in shelf(save).iterdir() if each.name != "latest_checkpointed_iteration.txt"]
+
+
 @pytest.fixture
 def save(tmp_path: Path) -> Path:
     found = tmp_path / "run" / "checkpoints"
@@ -59,7 +64,7 @@ def test_a_checkpoint_is_kept_under_its_own_name_by_links_and_outlives_its_train
     assert keep(path) == kept, "twice is harmless"
     shutil.rmtree(path)
     assert texts(kept) == said and keep(kept.parent.parent / "checkpoints" / NAME, 1) == kept
-    assert os.listdir(shelf(save)) == [NAME] and os.listdir(save) == []
+    assert kept_in(save) == [NAME] and os.listdir(save) == []
 
 
 def test_a_checkpoint_that_is_one_file_is_kept_and_nothing_is_written_over(save: Path) -> None:
@@ -75,7 +80,7 @@ def test_one_is_kept_for_a_directory_until_its_owner_deletes_it(save: Path) -> N
     kept, later = keep(checkpoint(save)), checkpoint(save, "iter_0000600")
     with pytest.raises(OSError, match=f"{NAME} is kept there already: delete it first"):
         keep(later)
-    assert os.listdir(shelf(save)) == [NAME]
+    assert kept_in(save) == [NAME]
     shutil.rmtree(kept)
     assert keep(later).name == "iter_0000600"
 
@@ -87,7 +92,7 @@ def test_a_try_that_was_cut_off_leaves_no_half_checkpoint(save: Path) -> None:
     os.link(path / "a" / "x.pt", left / "a" / "x.pt")
     (left / "a").chmod(0)
     kept = keep(path)
-    assert texts(kept) == texts(path) and os.listdir(shelf(save)) == [NAME]
+    assert texts(kept) == texts(path) and kept_in(save) == [NAME]
 
 
 def _files_vanish(path: Path) -> None:
@@ -174,7 +179,7 @@ def test_what_is_kept_is_no_newest_checkpoint_of_the_directory_above(save: Path)
 @pytest.mark.parametrize(
     ("layout", "words"),
     [
-        ("megatron", "--ckpt-step 500, once it is moved back into /d/run if it is gone there"),
+        ("megatron", "--load /d/run.kept"),
         ("deepspeed", "load_checkpoint('/d/run.kept', tag='x500')"),
         ("huggingface", "resume_from_checkpoint='/d/run.kept/x500'"),
         ("lightning", "ckpt_path='/d/run.kept/x500'"),
@@ -183,4 +188,29 @@ def test_what_is_kept_is_no_newest_checkpoint_of_the_directory_above(save: Path)
     ],
 )
 def test_each_trainer_is_told_in_its_own_words_to_resume_from_it(layout: str | None, words: str) -> None:
-    assert resume_words(layout, "/d/run/x500", "/d/run.kept/x500", 500) == words
+    assert resume_words(layout, "/d/run.kept/x500") == words
+
+
+@pytest.mark.parametrize(
+    ("name", "tracker", "words"),
+    [
+        ("iter_0000500", "latest_checkpointed_iteration.txt", "500"),
+        ("global_step500", "latest", "global_step500"),
+        ("checkpoint-500", None, None),
+    ],
+)
+def test_a_trainer_that_is_given_the_directory_finds_it_there(
+    save: Path, name: str, tracker: str | None, words: str | None
+) -> None:
+    path = checkpoint(save, name)
+    for _ in range(2):
+        keep(path)
+        beside = {each.name: each.read_text() for each in shelf(save).iterdir() if each.is_file()}
+        assert beside == ({} if tracker is None else {tracker: words})
+        for each in beside:  # a keeper that was killed before it wrote it
+            (shelf(save) / each).unlink()
+    shutil.rmtree(shelf(save) / name)
+    keep(checkpoint(save, name.replace("5", "9")))
+    assert [each.read_text() for each in shelf(save).iterdir() if each.is_file()] == (
+        [] if words is None else [words.replace("5", "9")]
+    )

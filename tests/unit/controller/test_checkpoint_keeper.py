@@ -10,8 +10,8 @@ from typing import Any, cast
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.good_checkpoint import resumes_before
-from slurm_watchdog.controller.checkpoint_keeper import AGAIN_S, KEPT, TRIES, CheckpointKeeper
+from slurm_watchdog.analysis.good_checkpoint import resumes_before, still_from
+from slurm_watchdog.controller.checkpoint_keeper import AGAIN_S, TRIES, CheckpointKeeper
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.controller.ports.given import EvidencePorts
@@ -21,13 +21,14 @@ from slurm_watchdog.detect.loss_nan import LossNan
 from slurm_watchdog.detect.loss_spike import LossSpike
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.knowledge.kept_checkpoints import KEPT, kept_path
 from slurm_watchdog.model.cluster_view import LossPoint
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, KeepRequest
 from slurm_watchdog.model.observations import Checkpoint
 from slurm_watchdog.model.protocol import CommandResult, KeepCheckpoint
 from slurm_watchdog.model.slurm import SlurmView
 from tests.builders.notices import INCIDENT
-from tests.builders.views import cluster, job, slurm_job
+from tests.builders.views import cluster, job, progress, slurm_job
 
 NOW = 1000.0
 DISK = Checkpoint(
@@ -110,6 +111,7 @@ def test_it_is_kept_once_and_the_incident_and_people_are_told_where_and_how_to_r
     assert outcome.startswith(f"{KEPT} of step 20, from before it: {PLACE} ") and place.said == [outcome]
     assert "load_checkpoint('/d/run.kept-by-slurm-watchdog', tag='global_step20')" in outcome
     assert "It is yours to delete" in outcome
+    assert (kept_path(intent), kept_path(outcome)) == ("", PLACE)
 
 
 def test_a_controller_that_was_killed_before_the_answer_asks_again_and_one_killed_after_it_does_not(
@@ -209,14 +211,37 @@ def test_detectors_want_the_newest_one_from_before_and_none_from_after() -> None
     nan = job(losses=_points([2.0] * 30 + [math.nan] * 4), checkpoints_on_disk=(DISK,))
     high = job(losses=_points([2.0 + 0.01 * (n % 3) for n in range(60)] + [9.0] * 5), checkpoints_on_disk=(DISK,))
     (found,) = loss_nan.detect(cluster(nan), LossNan())
-    assert found.wanted == (WANTED,)
+    assert found.wanted == (WANTED,) and found.good_checkpoint
     (found,) = loss_spike.detect(cluster(high), LossSpike())
-    assert found.wanted == (WANTED,) and not found.actionable, "long before anybody may act"
+    assert found.wanted == (WANTED,), "long before anybody may act"
+    assert not found.actionable and not found.good_checkpoint
     later = replace(DISK, step=31, path="/d/run/global_step31")
     (found,) = loss_nan.detect(cluster(replace(nan, checkpoints_on_disk=(later,))), LossNan())
-    assert found.wanted == ()
+    assert found.wanted == () and not found.good_checkpoint
     (found,) = loss_nan.detect(
         cluster(replace(nan, checkpoints_on_disk=(later,), earlier_checkpoints=(DISK, later))), LossNan()
     )
     assert found.wanted == (WANTED,), "one was made before the NaN was found"
+    assert found.good_checkpoint and not found.actionable, "by itself the trainer takes the damaged one"
     assert resumes_before(replace(nan, checkpoints_on_disk=(replace(DISK, writing=True),)), 30).keep == WANTED
+
+
+@pytest.mark.parametrize(
+    ("saved_age_s", "on_disk", "step", "resumes"),
+    [
+        (None, (20, 40), 35, PLACE),  # it has made none of its own
+        (200.0, (20, 40), 35, PLACE),  # before this start
+        (10.0, (20, 40), 35, PLACE),  # one of step 30, and the damaged one of step 40 is still there
+        (10.0, (30,), 35, ""),
+        (10.0, (20, 40), 45, ""),  # written over by now
+        (10.0, (30,), None, PLACE),
+    ],
+)
+def test_a_start_that_went_back_is_gone_back_for_until_the_newest_checkpoint_is_its_own(
+    saved_age_s: float | None, on_disk: tuple[int, ...], step: int | None, resumes: str
+) -> None:
+    disk = tuple(replace(DISK, step=each) for each in on_disk)
+    view = job(run_age_s=100.0, saved_age_s=saved_age_s, checkpoints_on_disk=disk, progress=None)
+    if step is not None:
+        view = replace(view, progress=progress(5.0, step=step))
+    assert still_from(view, PLACE) == resumes

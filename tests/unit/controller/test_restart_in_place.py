@@ -16,7 +16,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Rung, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
-from slurm_watchdog.model.kill_switch import ONCE_FIELD, compose_line
+from slurm_watchdog.model.kill_switch import LATER_FIELDS, ONCE_FIELD, compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult
 from slurm_watchdog.model.supervisor import (
     PROTOCOL,
@@ -100,6 +100,53 @@ def test_a_search_leaves_out_suspects_once_as_far_as_there_are_spares_and_nobody
     older = replace(few, spares=("n5", "n6"), takes_once=False)
     assert judge(older, search=search, job=job).avoid_once == ()
     assert ONCE_FIELD not in compose_line({"by": "slurm-watchdog", **order_fields(replace(order, once=()))})
+
+
+KEPT = "/d/run.kept-by-slurm-watchdog/iter_0000500"
+
+
+@pytest.mark.parametrize(
+    ("actionable", "changes", "verdict", "ladder", "resume_from"),
+    [
+        (False, {}, Verdict.ALLOWED, (Rung.EVIDENCE, Rung.RESTART_STEP), KEPT),
+        (True, {}, Verdict.ALLOWED, LADDER, KEPT),
+        (False, {"resume_from": ""}, Verdict.SUPPRESSED, LADDER, ""),
+        (False, {"supervisor": None}, Verdict.SUPPRESSED, (Rung.EVIDENCE, Rung.REQUEUE), ""),
+        (False, {"supervisor": replace(SUPERVISOR, restarts_left=0)}, Verdict.SUPPRESSED, (Rung.EVIDENCE, Rung.REQUEUE), ""),
+        (False, {"ladder": (Rung.EVIDENCE, Rung.REQUEUE)}, Verdict.SUPPRESSED, (Rung.EVIDENCE, Rung.REQUEUE), ""),
+    ],
+)  # fmt: skip
+def test_a_bad_loss_resumes_from_what_was_kept_and_is_never_requeued_onto_a_damaged_checkpoint(
+    actionable: bool, changes: dict[str, Any], verdict: Verdict, ladder: tuple[Rung, ...], resume_from: str
+) -> None:
+    incident = replace(
+        INCIDENT,
+        kind=IncidentKind.LOSS_NAN,
+        actionable=actionable,
+        good_checkpoint="/d/run/iter_0000500",
+        exclude_nodes=(),
+    )
+    given = {"supervisor": SUPERVISOR, "resume_from": KEPT, "ladder": LADDER, **changes}
+    rule = Rule(mode="act", ladder=given.pop("ladder"), source="test", may_ask=False)
+    decision = decide(incident, replace(SITUATION, rule=rule, **given), LIMITS, "d")
+    assert (decision.verdict, decision.ladder, decision.resume_from) == (verdict, ladder, resume_from)
+    if verdict is Verdict.SUPPRESSED:
+        assert decision.by == "evidence"
+    else:
+        assert f"it resumes from {KEPT}, by the trainer's own option" in decision.reason
+        assert decision.action is Action.RESTART_STEP
+
+
+def test_an_order_names_its_checkpoint_as_it_is_or_is_not_written() -> None:
+    order = RestartOrder(decision="d", step_id="3", start=1, resume_from=KEPT)
+    assert order_in({"decision": "d", **order_fields(order)}) == order
+    line = compose_line({"by": "slurm-watchdog", **order_fields(replace(order, resume_from=""))})
+    assert not any(each in line for each in LATER_FIELDS)
+    for path in ("relative/iter_0000500", "/d/run's/iter_0000500", f"/d/{'x' * 300}/iter_0000500"):
+        with pytest.raises(ValueError, match="cannot name the checkpoint"):
+            order_fields(replace(order, resume_from=path))
+    with pytest.raises(ValueError, match="no absolute path"):
+        order_in({"decision": "d", **order_fields(order), "resume": "iter_0000500"})
 
 
 def test_restart_step_is_the_first_of_the_rungs_that_end_a_run() -> None:

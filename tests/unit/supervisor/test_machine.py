@@ -47,13 +47,14 @@ class Day:
     """One supervisor and its clock; `did` is what its last event led to, lines for people left out."""
 
     def __init__(
-        self, count: int = 3, max_restarts: int = 3, end_at: float | None = None, nodes: tuple[str, ...] = NODES
-    ) -> None:
+        self, count: int = 3, max_restarts: int = 3, end_at: float | None = None, nodes: tuple[str, ...] = NODES,
+        resume_option: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
         allocation = Allocation(job_id="7", nodes=nodes, batch_host=nodes[0], end_at=end_at)
         self.now = 0.0
         self.said: list[str] = []
         self.old_steps: tuple[str, ...] = ()
-        settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts)
+        settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts, resume_option=resume_option)
         self.run, actions = first(settings, self.now)
         self.did = self._keep(actions)
 
@@ -76,12 +77,13 @@ class Day:
 
     def order(
         self, step: str = "0", avoid: tuple[str, ...] = (), *, once: tuple[str, ...] = (), decision: str = "d1", start: int | None = None,
-        grace_s: int = GRACE_S, age_s: float = 0.0,
+        grace_s: int = GRACE_S, age_s: float = 0.0, resume_from: str = "",
     ) -> list[Action]:  # fmt: skip
         start = self.run.starts if start is None else start
         order = RestartOrder(
-            decision=decision, step_id=step, start=start, avoid=avoid, once=once, grace_s=grace_s, why="it hangs"
-        )
+            decision=decision, step_id=step, start=start, avoid=avoid, once=once, grace_s=grace_s, why="it hangs",
+            resume_from=resume_from,
+        )  # fmt: skip
         return self.on(Ordered(order, self.now - age_s))
 
     def ends(self, code: int, *, switched: bool = False, stopped: str = "") -> list[Action]:
@@ -160,6 +162,48 @@ def test_nodes_that_a_start_does_without_once_are_used_again_by_the_next_questio
         day.on(StepsSeen((str(int(step) + 1),)))
     day.on(Ended(start=day.run.starts, code=1))
     assert day.run.once == ()
+
+
+KEPT = "/d/run.kept/checkpoint-500"
+RESUMED = ("--resume_from_checkpoint", KEPT)
+
+
+def test_a_checkpoint_of_an_order_is_resumed_from_until_an_order_names_none() -> None:
+    day = Day(max_restarts=9, resume_option=("--resume_from_checkpoint", "{checkpoint}")).runs("0")
+
+    def words_of_next(code: int = 143) -> tuple[str, ...]:
+        day.on(Looked({}))
+        day.ends(code)
+        if day.run.phase is Phase.PAUSING:
+            day.on(Tick(), 15)
+            day.on(Looked({}))
+        (begin,) = (each for each in day.did if isinstance(each, Begin))
+        day.on(StepsSeen((str(day.run.starts),)))
+        return begin.more_words
+
+    assert status_of(day.run, 9).takes_resume and status_of(day.run, 9).resumed_from == ""
+    day.order("0", resume_from=KEPT)
+    assert f"from {KEPT}" in day.said[-1]
+    assert words_of_next() == RESUMED and status_of(day.run, 9).resumed_from == KEPT
+    assert words_of_next(code=1) == RESUMED, "a command that fails has perhaps made none of its own"
+    day.order("3", decision="d2")
+    assert words_of_next() == () and status_of(day.run, 9).resumed_from == ""
+
+
+@pytest.mark.parametrize(
+    ("option", "checkpoint", "said"),
+    [
+        ((), KEPT, "--resume-option"),
+        (("--ckpt-step", "{step}"), "/d/run.kept/last.ckpt", "says no step"),
+    ],
+)
+def test_a_checkpoint_that_the_command_cannot_be_given_is_refused_and_nothing_is_ended(
+    option: tuple[str, ...], checkpoint: str, said: str
+) -> None:
+    day = Day(resume_option=option).runs()
+    assert day.order(resume_from=checkpoint) == []
+    status = status_of(day.run, 9)
+    assert status.answer is OrderAnswer.REFUSED and said in status.words and day.run.phase is Phase.RUNNING
 
 
 def test_a_step_that_hears_no_term_is_killed_and_one_in_state_d_is_left_behind() -> None:

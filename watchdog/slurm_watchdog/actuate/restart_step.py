@@ -105,6 +105,7 @@ def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, R
             start=decision.start,
             avoid=decision.avoid,
             once=decision.avoid_once,
+            resume_from=decision.resume_from,
             grace_s=HUNG_GRACE_S if decision.loop_turns is False else GRACE_S,
         )
     )

@@ -17,6 +17,11 @@ class Resumes(Struct, frozen=True, kw_only=True):
     keep: KeepRequest | None = None
     """The newest complete one from before that was seen on disk."""
 
+    @property
+    def good_path(self) -> str:
+        """Where that lies, or lay; empty: none was seen."""
+        return "" if self.keep is None else self.keep.path
+
 
 def resumes_before(job: JobView, bad_step: int) -> Resumes:
     """Trainers resume from the newest complete checkpoint: where that is from `bad_step` or later, or is not known, a
@@ -40,6 +45,18 @@ def resumes_before(job: JobView, bad_step: int) -> Resumes:
     fact = f"a restart resumes from step {newest}, before it: keep that checkpoint{path}"
     newer = any(each.writing or (each.writing_step or 0) >= bad_step for each in disk)
     return Resumes(helps=not newer, fact=f"{fact}; a newer one is being written" if newer else fact, keep=keep)
+
+
+def still_from(job: JobView, resumed_from: str) -> str:
+    """The checkpoint that the next start resumes from, where the present one was made to resume from `resumed_from`;
+    empty: what the trainer takes by itself is of this start. Until then its newest may be one of those from which
+    it went back: some trainers take the highest step."""
+    progress = job.progress
+    saved = job.saved_age_s is not None and job.saved_age_s < job.run_age_s
+    steps = [each.step for each in job.checkpoints_on_disk if each.step is not None]
+    reached = None if progress is None else progress.known_step
+    is_own = saved and reached is not None and all(step <= reached for step in steps)
+    return "" if is_own else resumed_from
 
 
 def _newest_before(job: JobView, bad_step: int) -> KeepRequest | None:

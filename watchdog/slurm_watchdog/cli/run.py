@@ -28,6 +28,7 @@ class Options:
     nodes: int | None
     spares: int
     check: str
+    resume_option: str
     alone: bool
     checkpoints: tuple[str, ...]
     config_file: str | None
@@ -75,6 +76,14 @@ class Options:
     "[$SLURM_WATCHDOG_PREFLIGHT]",
 )
 @click.option(
+    "--resume-option",
+    envvar="SLURM_WATCHDOG_RESUME_OPTION",
+    default="",
+    metavar="WORDS",
+    help="In a job: COMMAND's own option that resumes from a checkpoint, such as '--resume_from_checkpoint "
+    "{checkpoint}': put behind COMMAND where the newest one is damaged by a bad loss. [$SLURM_WATCHDOG_RESUME_OPTION]",
+)
+@click.option(
     "--alone", is_flag=True, help="In a job: use an agent and a controller of its own, also beside the site's."
 )
 @click.option(
@@ -120,6 +129,7 @@ def run(**given: Any) -> None:
     from slurm_watchdog.supervisor import service as supervisor
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
     from slurm_watchdog.supervisor.launcher import is_function
+    from slurm_watchdog.supervisor.resume_option import parse_option
 
     asked = Options(**given)
     words = asked.command[1:] if asked.command[0] == "--" else asked.command
@@ -127,6 +137,7 @@ def run(**given: Any) -> None:
         _refuse(_why_not_started(words[0] if words else ""))
     allocation = None
     try:
+        resume_option = parse_option(asked.resume_option)
         if is_in_job(os.environ):
             allocation = read_allocation(os.environ)
             limits = _limits_of_job(allocation.job_id)
@@ -149,6 +160,8 @@ def run(**given: Any) -> None:
             err=True,
         )
     if allocation is None or asked.alone or not supervisor.is_watched():
+        if resume_option and _is_from("resume_option", ParameterSource.COMMANDLINE):
+            click.echo("--resume-option has no effect here: it is for jobs that the site's watchdog watches.", err=True)
         _run_alone(words, allocation, asked, checkpoints)
     for name, value in {
         "--observe": asked.observe,
@@ -159,7 +172,7 @@ def run(**given: Any) -> None:
             click.echo(f"{name} has no effect here: the site's watchdog watches this job (--alone: not).", err=True)
     wanted = supervisor.Wanted(
         command=words, nodes=asked.nodes, spares=asked.spares, max_restarts=asked.max_restarts, check=asked.check,
-        checkpoints=checkpoints,
+        checkpoints=checkpoints, resume_option=resume_option,
     )  # fmt: skip
     try:
         sys.exit(supervisor.supervise(wanted, allocation, os.environ))

@@ -20,7 +20,7 @@ from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.knowledge.kept_checkpoints import resume_words
+from slurm_watchdog.knowledge.kept_checkpoints import KEPT, kept_words
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, KeepRequest
 from slurm_watchdog.model.protocol import CommandResult, KeepCheckpoint
 from slurm_watchdog.model.slurm import SlurmJob
@@ -31,8 +31,6 @@ ANSWER_S: Final = 60.0
 """For a node to fetch its command, to make the links, and to answer."""
 TRIES: Final = 3
 AGAIN_S: Final = 30.0
-KEPT: Final = "kept the checkpoint"
-"""Begins the note that says so: for this incident nothing more is to be done."""
 
 
 @dataclass
@@ -132,7 +130,7 @@ class CheckpointKeeper:
         result = await self._ports.agents.ask(node, command, ANSWER_S)
         if result.ok and result.kept:
             tried.over = True
-            self._tell(incident, _kept_words(wanted, result.kept))
+            self._tell(incident, kept_words(wanted.layout, result.kept, wanted.step))
         elif tried.tries >= TRIES:
             tried.over = True
             self._tell(incident, f"the checkpoint of step {wanted.step} could not be kept: {_why(result, node)}")
@@ -162,11 +160,3 @@ class CheckpointKeeper:
 
 def _why(result: CommandResult, node: str) -> str:
     return result.error or f"{node} says no place"
-
-
-def _kept_words(wanted: KeepRequest, kept: str) -> str:
-    return (
-        f"{KEPT} of step {wanted.step}, from before it: {kept} (hard links: no space until the trainer deletes its "
-        f"own). To resume from it: {resume_words(wanted.layout, wanted.path, kept, wanted.step)}. It is yours to "
-        "delete; until then no other one of this directory is kept"
-    )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.good_checkpoint import still_from
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.dependents import freed_by
 from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
@@ -22,12 +23,14 @@ from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.controller.policy.suspect_nodes import suspect_nodes
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.knowledge.kept_checkpoints import kept_path
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.quarantine import RESERVED_MARK
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
+from slurm_watchdog.model.supervisor import may_be_named
 
 HISTORY_S = 7 * 86400.0
 """Attempts on a job are counted over a week, Slurm's usual longest time limit."""
@@ -171,6 +174,7 @@ class DecisionInputs:
             drained_by_us=context.drained_by_us,
             reserved_by_us=context.reserved_by_us,
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
+            resume_from=self._resume_from(incident, view),
             suspects=context.suspects,
             search=search,
             switch_unknown="" if job is None else self._paths.why_switch_unknown(job, now),
@@ -178,6 +182,18 @@ class DecisionInputs:
             switch_of_others="" if job is None else self._paths.switch_of_others(job)[0],
             broken=() if job is None else self._broken_under(job, context, now),
         )
+
+    def _resume_from(self, incident: Incident, view: JobView | None) -> str:
+        """The checkpoint from before a bad loss: that which was kept, or the newest that there is; of another kind,
+        that of a restart before, until the trainer has made one of its own since. Raises JournalError."""
+        supervisor = None if view is None else view.supervisor
+        if view is None or supervisor is None or not supervisor.takes_resume:
+            return ""
+        if not incident.good_checkpoint:
+            return still_from(view, supervisor.resumed_from)
+        kept = [path for _, text in self._journal.timeline(incident.id) if (path := kept_path(text))]
+        known = [*kept, incident.good_checkpoint] if incident.actionable else kept
+        return next((path for path in known if may_be_named(path)), "")
 
     def _without_searched(self, job: SlurmJob) -> SlurmJob:
         """The job without the exclusions that an earlier restart has made to find the node that makes it slow."""

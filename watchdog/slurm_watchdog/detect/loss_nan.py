@@ -50,6 +50,7 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         f"The loss of job {job_id} has been NaN or infinite since step {first.step}, {len(bad)} times in a row{good}.",
         facts=("what is trained from here on is lost: go back to a checkpoint before that step", resumes.fact),
         actionable=resumes.helps and last is not None,
+        good_checkpoint=resumes.good_path if last is not None else "",
         duration_s=max(0.0, now - first.at),
         wanted=() if resumes.keep is None else (resumes.keep,),
     )

@@ -54,14 +54,16 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
         return finding.ok(f"the loss of job {job_id} is {points[-1].loss:.4g}")
     first, usual = points[spike[0]], spike[1]
     resumes = resumes_before(job, first.step)
+    # In the first losses that are kept, where it began may have been forgotten.
+    is_clear = spike[0] > LEAST and points[-1].step - first.step >= LASTS_STEPS
     return finding.bad(
         f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
         facts=(
             "most spikes recover by themselves within some 30 steps; if not, go back to a checkpoint and skip the data",
             resumes.fact,
         ),
-        # In the first losses that are kept, where it began may have been forgotten.
-        actionable=resumes.helps and spike[0] > LEAST and points[-1].step - first.step >= LASTS_STEPS,
+        actionable=resumes.helps and is_clear,
+        good_checkpoint=resumes.good_path if is_clear else "",
         duration_s=max(0.0, now - first.at),
         wanted=() if resumes.keep is None else (resumes.keep,),
     )

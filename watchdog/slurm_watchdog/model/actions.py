@@ -141,6 +141,8 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Nodes of the allocation that the step is started again without."""
     avoid_once: tuple[str, ...] = ()
     """The same for this one start, as far as there are spares, to find the node that makes the job slow."""
+    resume_from: str = ""
+    """Checkpoint from which the step is started again, by the trainer's own option; empty: the trainer chooses."""
     process: GpuProcess | None = None
     """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
     process_since: float | None = None

@@ -156,6 +156,9 @@ class Finding(Struct, frozen=True, kw_only=True):
     wanted: tuple[Wanted, ...] = ()
     actionable: bool = False
     """The evidence is good enough to act on; without it there is an alert only."""
+    good_checkpoint: str = ""
+    """Path of the newest complete checkpoint from before a bad loss, where the evidence is good enough for a restart
+    that resumes from it by its name; the trainer may have deleted it by now."""
     exclude_nodes: tuple[str, ...] = ()
     """Nodes that the evidence blames as a place: a restart should avoid them."""
     mounts: tuple[str, ...] = ()
@@ -171,6 +174,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         facts: tuple[str, ...] = (),
         duration_s: float | None = None,
         actionable: bool | None = None,
+        good_checkpoint: str = "",
         exclude_nodes: tuple[str, ...] = (),
         wanted: tuple[Wanted, ...] | None = None,
     ) -> Finding:
@@ -183,6 +187,7 @@ class Finding(Struct, frozen=True, kw_only=True):
             facts=facts,
             duration_s=self.duration_s if duration_s is None else duration_s,
             actionable=self.actionable if actionable is None else actionable,
+            good_checkpoint=good_checkpoint,
             exclude_nodes=exclude_nodes,
             wanted=self.wanted if wanted is None else wanted,
         )
@@ -235,6 +240,8 @@ class Incident(Struct, frozen=True, kw_only=True):
     runs: tuple[tuple[str, int], ...] = ()
     """(job id, restart count) of each job when it fired: what a decision is fenced by."""
     actionable: bool = False
+    good_checkpoint: str = ""
+    """Of the newest finding, as `actionable` is."""
     jobs_now: tuple[str, ...] = ()
     """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
     exclude_nodes: tuple[str, ...] = ()

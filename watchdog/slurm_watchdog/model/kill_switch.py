@@ -19,8 +19,10 @@ KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 FIELDS: Final = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
 ONCE_FIELD: Final = "once"
-"""Of an order; only there where it is given, for supervisors and agents of earlier releases do not take it."""
-ORDER_FIELDS: Final = ("step", "start", "avoid", "grace", ONCE_FIELD)
+RESUME_FIELD: Final = "resume"
+LATER_FIELDS: Final = (ONCE_FIELD, RESUME_FIELD)
+"""Of an order; only there where they are given, for supervisors and agents of earlier releases do not take them."""
+ORDER_FIELDS: Final = ("step", "start", "avoid", "grace", *LATER_FIELDS)
 """What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
 MAX_FIELD: Final = 300
 """Characters of one value."""
@@ -41,11 +43,16 @@ def clean_field(text: object) -> str:
     return _NOT_ALLOWED.sub("_", str(text)[:MAX_FIELD])
 
 
+def fits_field(text: str) -> bool:
+    """Whether a line holds this value as it is."""
+    return clean_field(text) == text
+
+
 def compose_line(fields: Mapping[str, object]) -> str:
     """The line, with its end of line, of the values in `fields` by name; one that is missing is empty, and those of
     an order are there only if one of them is given."""
     names = (*FIELDS, *ORDER_FIELDS) if any(fields.get(name) for name in ORDER_FIELDS) else FIELDS
-    given = (name for name in names if name != ONCE_FIELD or fields.get(name))
+    given = (name for name in names if name not in LATER_FIELDS or fields.get(name))
     pairs = (f'"{name}": "{clean_field(fields.get(name, ""))}"' for name in given)
     return f"{{{', '.join(pairs)}}}\n"
 

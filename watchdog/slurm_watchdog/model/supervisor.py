@@ -12,7 +12,7 @@ from typing import Final
 import msgspec
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, ONCE_FIELD
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, ONCE_FIELD, RESUME_FIELD, fits_field
 from slurm_watchdog.model.slurm import SlurmJob
 
 STATUS_FILE: Final = "supervisor"
@@ -94,6 +94,10 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     """Nodes of the allocation that no start uses any more."""
     takes_once: bool = False
     """It knows `RestartOrder.once`."""
+    takes_resume: bool = False
+    """It knows the trainer's option that resumes from a named checkpoint (--resume-option)."""
+    resumed_from: str = ""
+    """The checkpoint that the present start resumes from by that option; empty: the trainer's own choice."""
     beside: int = 0
     """Process of another supervisor of this job, which writes the same file; 0: there is none. While there is one
     neither takes an order, nor says where its command runs."""
@@ -136,6 +140,8 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
     avoid: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     """Nodes that this start alone does without, as far as there are spares."""
+    resume_from: str = ""
+    """Checkpoint that this start resumes from, by the trainer's option; empty: the trainer chooses."""
     grace_s: int = GRACE_S
     """Between SIGTERM and SIGKILL."""
     why: str = ""
@@ -166,9 +172,17 @@ def order_fields(order: RestartOrder) -> dict[str, str]:
         raise ValueError(f"{len(order.avoid) + len(order.once)} nodes are too many for one order")
     if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in (*order.avoid, *order.once)):
         raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}, {once[:100]!r}")
+    if order.resume_from and not may_be_named(order.resume_from):
+        raise ValueError(f"an order cannot name the checkpoint {order.resume_from[:300]!r}")
     return {
         "step": order.step_id, "start": str(order.start), "avoid": avoid, "grace": str(order.grace_s), ONCE_FIELD: once,
+        RESUME_FIELD: order.resume_from,
     }  # fmt: skip
+
+
+def may_be_named(checkpoint: str) -> bool:
+    """Whether an order can name the checkpoint with this path, as it is: see kill_switch.MAX_FIELD."""
+    return checkpoint.startswith("/") and fits_field(checkpoint)
 
 
 def order_in(fields: dict[str, str]) -> RestartOrder:
@@ -176,11 +190,14 @@ def order_in(fields: dict[str, str]) -> RestartOrder:
     decision, step_id, start, grace = (fields.get(name, "") for name in ("decision", "step", "start", "grace"))
     avoid, once = (tuple(node for node in fields.get(name, "").split(",") if node) for name in ("avoid", ONCE_FIELD))
     named = decision and _STEP.fullmatch(step_id) and _START.fullmatch(start)
+    resume_from = fields.get(RESUME_FIELD, "")
+    if resume_from and not may_be_named(resume_from):
+        raise ValueError(f"the order names a checkpoint that is no absolute path: {resume_from[:100]!r}")
     if not named or not all(_NODE.fullmatch(node) for node in (*avoid, *once)):
         raise ValueError("the order names no decision, no step, no start, or something that is no node")
     return RestartOrder(
         decision=decision, step_id=step_id, start=int(start), avoid=avoid, once=once, why=fields.get("why", ""),
-        grace_s=int(grace) if _GRACE.fullmatch(grace) else GRACE_S,
+        resume_from=resume_from, grace_s=int(grace) if _GRACE.fullmatch(grace) else GRACE_S,
     )  # fmt: skip
 
 

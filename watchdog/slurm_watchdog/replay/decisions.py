@@ -66,6 +66,10 @@ class ReplayJournal:
             if each.incident_id == incident_id
         ]
 
+    def timeline(self, incident_id: str) -> list[tuple[float, str]]:
+        """Nothing is done in a replay: no checkpoint is kept."""
+        return []
+
     def add_decision(self, decision: Decision) -> None:
         self._works()
         self.written.append(decision)

@@ -80,9 +80,9 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ start
 
-    def command_line(self, placement: Placement) -> tuple[str, ...]:
-        """What is executed on these nodes."""
-        words = arguments(self._command, self._allocation, placement, self._addresses)
+    def command_line(self, placement: Placement, more_words: tuple[str, ...] = ()) -> tuple[str, ...]:
+        """What is executed on these nodes; `more_words` as they stand behind it."""
+        words = (*arguments(self._command, self._allocation, placement, self._addresses), *more_words)
         return (*(FUNCTION_SHELL if is_function(words[0], self._environ) else SHELL), *words)
 
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
@@ -108,12 +108,14 @@ class Launcher:
         path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
         return self._environ | changed | {"PATH": path}
 
-    async def start(self, placement: Placement, starts: int) -> asyncio.subprocess.Process:
+    async def start(
+        self, placement: Placement, starts: int, more_words: tuple[str, ...] = ()
+    ) -> asyncio.subprocess.Process:
         """Starts the command with our own output, and the input that we were given. Raises OSError."""
         environ = await self.environment(placement, starts)
         with self.input.of_start(starts) as given:
             process = await asyncio.create_subprocess_exec(
-                *self.command_line(placement), stdin=given, env=environ, start_new_session=True
+                *self.command_line(placement, more_words), stdin=given, env=environ, start_new_session=True
             )
         self.begun(process.pid)
         return process

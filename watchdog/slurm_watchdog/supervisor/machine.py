@@ -17,6 +17,7 @@ from slurm_watchdog.model.supervisor import (
 from slurm_watchdog.supervisor.last_minute import LAST_S, TOLD_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
+from slurm_watchdog.supervisor.resume_option import words_for
 from slurm_watchdog.supervisor.sentences import beside_words, code_words, elsewhere_words, told_words
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -198,7 +199,8 @@ def _start(run: Run, now: float, wall: float) -> Next:
     )  # fmt: skip
     # Nothing that the command started outlives it: a server in the background, a step beside the one that failed.
     left = _end_all(run, "KILL") if run.starts else ()
-    begin = Begin(placement, in_batch=run.in_batch)
+    more_words = words_for(settings.resume_option, run.resume_from) if run.resume_from else ()
+    begin = Begin(placement, in_batch=run.in_batch, more_words=more_words)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
         elsewhere=(), told_at=None, begun_ticks=0, switch_gone_at=None, looked=False, once=(),
@@ -252,9 +254,11 @@ def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float)
     )  # fmt: skip
     words += f" without {','.join(avoid)}" if avoid else ""
     words += f", once without {','.join(order.once)}" if order.once else ""
+    words += f", from {order.resume_from}" if order.resume_from else ""
     run = replace(
-        run, order=order, avoided=run.avoided | set(avoid), once=order.once, answer=OrderAnswer.TAKEN, words=words
-    )
+        run, order=order, avoided=run.avoided | set(avoid), once=order.once, resume_from=order.resume_from,
+        answer=OrderAnswer.TAKEN, words=words,
+    )  # fmt: skip
     said = Say(f"{words}: {order.why}" if order.why else words)
     if run.phase is Phase.LOOKING:
         return run, (said,)
@@ -288,9 +292,13 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"it is {_late(run, wall)}"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
+    if order.resume_from and not run.settings.resume_option:
+        return "the trainer's option for a named checkpoint is not known (slurm-watchdog run --resume-option)"
     try:
+        if order.resume_from:
+            words_for(run.settings.resume_option, order.resume_from)
         choose(run.settings.allocation, run.settings.count, avoided=run.avoided | set(order.avoid))
-    except NoSpare as error:
+    except (NoSpare, ValueError) as error:
         return str(error)
     return ""
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -89,6 +90,8 @@ class Wanted:
     max_restarts: int = 3
     check: str = ""
     checkpoints: tuple[str, ...] = ()
+    resume_option: tuple[str, ...] = ()
+    """See supervisor.resume_option."""
 
 
 NO_AGENT: Final = (
@@ -114,7 +117,9 @@ def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]
     """Runs the command until it has ended for good; returns its exit code. Raises ValueError, OSError, NoSpare."""
     set_name(NAME)
     count = node_count(wanted.nodes, wanted.spares, allocation)
-    settings = Settings(allocation=allocation, count=count, max_restarts=wanted.max_restarts)
+    settings = Settings(
+        allocation=allocation, count=count, max_restarts=wanted.max_restarts, resume_option=wanted.resume_option
+    )
     launcher = Launcher(wanted.command, allocation, environ, check=wanted.check, checkpoints=wanted.checkpoints)
     own_pid = os.getpid()
     try:
@@ -273,8 +278,8 @@ class _Service:
                     self._say(text)
                 case Look(nodes):
                     self._spawn(self._look(nodes))
-                case Begin(placement, in_batch):
-                    await self._begin(placement, in_batch)
+                case Begin(placement, in_batch, more_words):
+                    await self._begin(placement, in_batch, more_words)
                 case SignalSteps(name, steps):
                     self._spawn(self._launcher.signal_steps(name, steps))
                 case SignalTree(name):
@@ -289,16 +294,17 @@ class _Service:
     async def _look(self, nodes: tuple[str, ...]) -> None:
         await self._events.put(Looked(await self._launcher.look(nodes, len(nodes) - self._run.settings.count)))
 
-    async def _begin(self, placement: Placement, in_batch: bool) -> None:
+    async def _begin(self, placement: Placement, in_batch: bool, more_words: tuple[str, ...]) -> None:
         start = self._run.starts
         spares = f", {fold_nodes(placement.spares)} to spare" if placement.spares else ""
-        self._say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}")
+        more = f", with {shlex.join(more_words)}" if more_words else ""
+        self._say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}{more}")
         if self._run.order is not None:
             await self._remove_switch()
         if self._launcher.input.is_lost(start - 1):
             self._say(NO_INPUT)
         try:
-            process = await self._launcher.start(placement, start - 1)
+            process = await self._launcher.start(placement, start - 1, more_words)
         except OSError as error:
             self._events.put_nowait(NotBegun(str(error)))
             return

@@ -46,6 +46,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     count: int
     """Nodes of a start."""
     max_restarts: int
+    resume_option: tuple[str, ...] = ()
+    """See supervisor.resume_option; empty: it is not known."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -64,6 +66,8 @@ class Run(Struct, frozen=True, kw_only=True):
     avoided: frozenset[str] = frozenset()
     once: tuple[str, ...] = ()
     """Nodes that the next start does without, as far as there are spares."""
+    resume_from: str = ""
+    """See SupervisorStatus.resumed_from: of the present start, and of the next one that is being prepared."""
     suspects: Mapping[str, str] = {}
     """Node to what the newest look found."""
     looked: bool = False
@@ -192,6 +196,8 @@ class Begin(Struct, frozen=True):
     placement: Placement
     in_batch: bool = False
     """The start before ran in the batch script: report that step, too."""
+    more_words: tuple[str, ...] = ()
+    """Put behind the command's."""
 
 
 class SignalSteps(Struct, frozen=True):
@@ -245,5 +251,6 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
         nodes=tuple(n for n in nodes if n in run.placement.nodes or n in run.elsewhere),
         spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),
         avoided=tuple(n for n in nodes if n in run.avoided and n not in run.elsewhere),
-        takes_once=True, order=run.answered, answer=run.answer, words=run.words[:1000],
+        takes_once=True, takes_resume=bool(run.settings.resume_option), resumed_from=run.resume_from,
+        order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

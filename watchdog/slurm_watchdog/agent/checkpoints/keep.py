@@ -22,7 +22,7 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.knowledge.checkpoint_layouts import recognise
-from slurm_watchdog.knowledge.kept_checkpoints import KEPT_SUFFIX
+from slurm_watchdog.knowledge.kept_checkpoints import KEPT_SUFFIX, SHELF_TRACKERS
 
 UNFINISHED = ".unfinished"
 """What is not whole yet; of an earlier try it is removed."""
@@ -75,6 +75,7 @@ def keep_checkpoint(request: KeepCheckpoint, worker: WorkerState) -> KeptCheckpo
         with suppress(FileNotFoundError), opened(shelf_name, DIRECTORY_FLAGS, above) as shelf:
             if _is_there(name, shelf):
                 _remove(UNFINISHED, shelf)
+                _write_tracker(name, shelf)
                 return KeptCheckpoint(path=kept)
         _check_candidate(name, source)
         with suppress(FileExistsError):
@@ -83,6 +84,7 @@ def keep_checkpoint(request: KeepCheckpoint, worker: WorkerState) -> KeptCheckpo
             _check_shelf(shelf, source)
             try:
                 _link_whole(request, name, source, shelf)
+                _write_tracker(name, shelf)
             finally:
                 _remove(UNFINISHED, shelf)
                 with suppress(OSError):  # not empty
@@ -121,7 +123,8 @@ def _check_shelf(shelf: int, source: int) -> None:
     kept there."""
     if os.fstat(shelf).st_uid != os.geteuid():
         raise StrangeFileError(None, "the directory for what is kept is somebody else's")
-    others = [each for each in os.listdir(shelf) if each != UNFINISHED]
+    trackers = {tracker for tracker, _ in SHELF_TRACKERS.values()}
+    others = [each for each in os.listdir(shelf) if each != UNFINISHED and each not in trackers]
     if others:
         raise OSError(errno.EEXIST, f"{others[0][:100]} is kept there already: delete it first")
     os.fchmod(shelf, stat.S_IMODE(os.fstat(source).st_mode) & 0o777 | 0o700)
@@ -143,6 +146,19 @@ def _link_whole(request: KeepCheckpoint, name: str, source: int, shelf: int) -> 
         os.rename(UNFINISHED, name, src_dir_fd=shelf, dst_dir_fd=shelf)  # onto nothing: ENOTEMPTY
     else:
         os.link(UNFINISHED, name, src_dir_fd=shelf, dst_dir_fd=shelf, follow_symlinks=False)
+
+
+def _write_tracker(name: str, shelf: int) -> None:
+    """What a trainer looks for that is given the directory and no checkpoint. Raises OSError."""
+    candidate = next(iter(recognise([(name, True)])), None)
+    if candidate is None or candidate.layout not in SHELF_TRACKERS:
+        return
+    tracker, words = SHELF_TRACKERS[candidate.layout]
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    mode = stat.S_IMODE(os.fstat(shelf).st_mode) & 0o666 | 0o600
+    with opened(tracker, flags, shelf) as made:
+        os.fchmod(made, mode)
+        os.write(made, words.format(step=candidate.step, name=name).encode())
 
 
 def _remove(name: str, where: int) -> None:

@@ -335,6 +335,7 @@ class KillSwitch(Request[None], frozen=True):
     avoid: Field = ""
     grace: Field = ""
     once: Field = ""
+    resume: Field = ""
 
 
 class WriteSwitch(KillSwitch, frozen=True):

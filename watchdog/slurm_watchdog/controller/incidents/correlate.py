@@ -40,6 +40,8 @@ BEGINS_AFTER_S = 30.0
 """What begins so soon after the end of a trouble of nodes or the whole cluster is of it: reports and listings
 come one after the other."""
 
+NOT_ACTIONABLE: dict[str, Any] = {"actionable": False, "good_checkpoint": ""}
+"""Of an incident of which the newest finding says nothing bad."""
 _OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
 _PLACES = frozenset({Subject.NODE, Subject.GPU})
 """What is about a place, and names no job."""
@@ -135,7 +137,7 @@ def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incid
 
 def _said(finding: Finding, moment: CorrelateContext) -> dict[str, Any]:
     """The fields of an incident that are as its newest finding has them."""
-    same = ("summary", "facts", "actionable", "exclude_nodes", "mounts", "processes")
+    same = ("summary", "facts", "actionable", "good_checkpoint", "exclude_nodes", "mounts", "processes")
     now = {name: getattr(finding, name) for name in same}
     return now | {"summary_at": moment.wall, "jobs_now": finding.job_ids}
 
@@ -181,10 +183,10 @@ def _update(
                 incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
             )
         waits = moment.blind or _is_unheard(incident, moment)
-        return replace(incident, actionable=False, heard_mono=moment.mono if waits else heard)
+        return replace(incident, **NOT_ACTIONABLE, heard_mono=moment.mono if waits else heard)
     incident = replace(incident, heard_mono=moment.mono)
     if finding.truth is Truth.UNKNOWN:
-        return replace(incident, clear_mono=None, actionable=False)
+        return replace(incident, clear_mono=None, **NOT_ACTIONABLE)
     if finding.truth is Truth.BAD:
         job_ids = tuple(dict.fromkeys((*finding.job_ids, *incident.job_ids)))
         return replace(
@@ -201,7 +203,7 @@ def _update(
     since = moment.mono if incident.clear_mono is None else incident.clear_mono
     if moment.mono - since >= settings.resolve_after_s:
         return _resolve(incident, moment, mask_words(finding.summary))
-    return replace(incident, clear_mono=since, actionable=False)
+    return replace(incident, clear_mono=since, **NOT_ACTIONABLE)
 
 
 def _is_unheard(incident: Incident, moment: CorrelateContext) -> bool:

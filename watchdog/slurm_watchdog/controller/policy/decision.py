@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS, NO_SUPERVISOR, is_held, why_not
+from slurm_watchdog.controller.policy.guards import (
+    ASKED_FOR,
+    GUARDS,
+    NO_SUPERVISOR,
+    goes_back,
+    is_held,
+    why_not,
+)
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
@@ -33,6 +40,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     held_why = situation.why_held or "" if not asked and is_held(situation) else ""
     if held_why:
         ladder = tuple(rung for rung in ladder if rung in (Rung.EVIDENCE, Rung.REQUEUE))
+    if goes_back(incident, situation) and not incident.actionable:  # a requeue resumes from the newest
+        ladder = tuple(rung for rung in ladder if rung in (Rung.EVIDENCE, Rung.RESTART_STEP))
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
     action = Action.HOLD if held_why and action is not Action.NONE else action
     verdict, by = Verdict.ALLOWED, str(incident.kind)
@@ -52,6 +61,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     exclude, kept_in = _to_exclude(incident, situation)
     avoid = _to_avoid(incident, situation) if Rung.RESTART_STEP in ladder else ()
     supervisor = situation.supervisor if Rung.RESTART_STEP in ladder else None
+    resume_from = situation.resume_from if Rung.RESTART_STEP in ladder else ""
     drain, not_drained = _to_drain(incident, situation, limits)
     suspects = _suspects(incident, situation, limits, exclude)
     whole = (*exclude, *(node for node, _ in suspects))
@@ -66,6 +76,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
             why_avoided.append(f"it is requeued and stays held: {held_why}")
         if once or searched:
             why_avoided.append(f"{', '.join(once or searched)} left out once, to find the node that makes the job slow")
+        if resume_from:
+            why_avoided.append(f"it resumes from {resume_from}, by the trainer's own option")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,
@@ -95,6 +107,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         start=0 if supervisor is None else supervisor.starts,
         avoid=avoid,
         avoid_once=once,
+        resume_from=resume_from,
         process=situation.process,
         process_since=situation.process_since,
         uid=None if job is None else job.uid,

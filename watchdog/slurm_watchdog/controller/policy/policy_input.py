@@ -98,6 +98,8 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     """Why a restart would end in the same hang again, a sentence: see slurm_watchdog.ledger.hang_place."""
     supervisor: SupervisorStatus | None = None
     """The job's own, if one lives."""
+    resume_from: str = ""
+    """Checkpoint that a restart in place is to resume from, by the trainer's own option; empty: the trainer chooses."""
     suspects: tuple[tuple[str, str], ...] = ()
     """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
     search: JobSearch | None = None

@@ -99,7 +99,8 @@ def _follow(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
             return drained, ""
         left_out = (*run.decision.avoid, *run.decision.avoid_once)
         without = f" without {', '.join(left_out)}" if left_out else ""
-        what = f"the job runs again in its allocation{without}"
+        resumed = f", from {run.decision.resume_from}" if run.decision.resume_from else ""
+        what = f"the job runs again in its allocation{without}{resumed}"
         end = end_of_restart(run, world, what, ordered_at, world.new_step_first_step)
         return Finish(end=end), ""
     if stage is not Stage.SAME_RUN:

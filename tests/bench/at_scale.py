@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.bench import fleet_slurm, fleet_tls
-from tests.bench.controller_service import MAIN, FleetProcess, Prober, Service
+from tests.bench.controller_service import MAIN, FleetProcess, Prober, Service, fleet_options
 from tests.bench.figures import Figures, quantile, say
 from tests.bench.fleet_reports import Shape
 from tests.bench.peers import free_port
@@ -107,7 +107,7 @@ def scene(options: Options) -> Iterator[Scene]:
         service = Service(config, port, directory, options.nice, fleet_tls.reader(tls) if tls else None)
         try:
             service.start()
-            fleet = FleetProcess(options, port, munge, tls)
+            fleet = FleetProcess(fleet_options(options, port, munge, tls), options.nice)
             try:
                 yield Scene(options, shape, service, fleet, directory)
             finally:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -107,38 +107,28 @@ class Service:
         raise ValueError("no VmRSS")
 
 
+def fleet_options(options: Options, port: int, munge: Munged, tls: Path | None = None) -> list[str]:
+    """Those of a fleet of this benchmark."""
+    given = {"port": port, "nodes": options.nodes, "jobs": options.jobs, "workers": options.workers,
+             "interval": options.interval_s}  # fmt: skip
+    words = [word for name, value in given.items() for word in (f"--{name}", str(value))]
+    words += ["--always-full"] if options.always_full else []
+    return [*words, *(("--munge", munge.socket) if tls is None else ("--tls", str(tls)))]
+
+
 class FleetProcess:
     """The agents, in a process of their own."""
 
-    def __init__(self, options: Options, port: int, munge: Munged, tls: Path | None = None):
-        words = [
-            "-m",
-            "tests.bench.fleet",
-            "--port",
-            str(port),
-            "--nodes",
-            str(options.nodes),
-            "--jobs",
-            str(options.jobs),
-            "--workers",
-            str(options.workers),
-            "--interval",
-            str(options.interval_s),
-        ]
-        if options.always_full:
-            words.append("--always-full")
-        if tls is not None:
-            words += ["--tls", str(tls)]
-        else:
-            words += ["--munge", munge.socket]
+    def __init__(self, options: Sequence[str], nice: int = 0, ahead: Sequence[str] = ()):
+        """`options` of tests.bench.fleet; `ahead`: what starts it."""
         self._process = subprocess.Popen(
-            [sys.executable, *words],
+            [*ahead, sys.executable, "-m", "tests.bench.fleet", *options],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=Path(__file__).resolve().parents[2],
             start_new_session=True,
         )
-        prefer(self._process.pid, options.nice)
+        prefer(self._process.pid, nice)
         self._lock = threading.Lock()
 
     def ask(self, what: str, **more: Any) -> dict[str, Any]:

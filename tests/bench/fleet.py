@@ -21,6 +21,7 @@ import ssl
 import sys
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,8 @@ class Agent:
     in_flight: bool = False
     full_next: bool = True
     failures: int = 0
+    turns: int = 0
+    """Controllers that were tried one after the other."""
     session: Session | None = None
     """By MUNGE: begun, or about to begin."""
     begins: bool = False
@@ -97,7 +100,7 @@ class Fleet:
 
     def __init__(
         self,
-        address: tuple[str, int],
+        addresses: Sequence[tuple[str, int]],
         shape: Shape,
         interval_s: float,
         *,
@@ -108,7 +111,7 @@ class Fleet:
         self.munge = proof if isinstance(proof, fleet_munge.Client) else None
         self.shaking: set[int] = set()
         """Agents whose handshake is not over yet."""
-        self.address, self.shape, self.interval_s, self.changes = address, shape, interval_s, changes
+        self.addresses, self.shape, self.interval_s, self.changes = addresses, shape, interval_s, changes
         self.epoll = select.epoll()
         self.began = time.monotonic()
         rng = random.Random(1)
@@ -173,11 +176,13 @@ class Fleet:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_IP, getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24), 1)
-        sock.bind((f"127.{1 + agent.index // 62_500}.{agent.index // 250 % 250}.{1 + agent.index % 250}", 0))
+        address = self.addresses[agent.turns % len(self.addresses)]
+        if address[0] == "127.0.0.1":
+            sock.bind((f"127.{1 + agent.index // 62_500}.{agent.index // 250 % 250}.{1 + agent.index % 250}", 0))
         agent.sock, agent.ready, agent.in_flight = sock, False, False
         self.of_fd[sock.fileno()] = agent
         self.epoll.register(sock.fileno(), select.EPOLLOUT | select.EPOLLIN)
-        sock.connect_ex(self.address)
+        sock.connect_ex(address)
 
     def _lose(self, agent: Agent, why: str) -> None:
         """The connection is gone: again after a pause, as the real sender pauses, and in full."""
@@ -193,6 +198,7 @@ class Fleet:
         self.shaking.discard(agent.index)
         agent.inbox.clear()
         agent.failures += 1
+        agent.turns += 1
         pause_s = backoff_s(agent.failures, self.rng.random())
         heapq.heappush(self.agenda, (time.monotonic() + pause_s, agent.index, "connect"))
 
@@ -294,6 +300,8 @@ class Fleet:
         if not good:
             tally.refused += 1
             tally.last_problem = bytes(inbox[:300]).decode(errors="replace")
+            if len(self.addresses) > 1:
+                raise OSError(f"refused: {tally.last_problem[-100:]}")
         inbox.clear()
         agent.in_flight = False
         agent.failures = 0
@@ -448,7 +456,10 @@ class Fleet:
 def main() -> None:
     """Runs until standard input ends."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument(
+        "--address", default="127.0.0.1", help="of the controllers; there each agent has one of its own"
+    )
+    parser.add_argument("--port", type=int, required=True, action="append", help="of each controller: they know all")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--jobs", type=int, required=True)
     parser.add_argument("--workers", type=int, default=0)
@@ -456,15 +467,20 @@ def main() -> None:
     parser.add_argument("--always-full", action="store_true")
     parser.add_argument("--tls", type=Path, help="where fleet_tls.make has made certificates")
     parser.add_argument("--munge", default="", help="the socket of munged, without --tls")
+    parser.add_argument("--reader-uid", type=int, help="with --munge: of the controller's user (default: our own)")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard < options.nodes + 100:
         sys.exit(f"{options.nodes} connections need as many descriptors, and the limit is {hard}: ulimit -Hn")
     shape = Shape(nodes=options.nodes, jobs=options.jobs, workers=options.workers)
-    proof = fleet_munge.Client(Munged(options.munge, 0)) if options.tls is None else fleet_tls.Client(options.tls)
-    address = ("127.0.0.1", options.port)
-    fleet = Fleet(address, shape, options.interval, changes=not options.always_full, proof=proof)
+    proof: fleet_tls.Client | fleet_munge.Client
+    if options.tls is None:
+        proof = fleet_munge.Client(Munged(options.munge, 0), options.reader_uid)
+    else:
+        proof = fleet_tls.Client(options.tls)
+    addresses = [(options.address, port) for port in options.port]
+    fleet = Fleet(addresses, shape, options.interval, changes=not options.always_full, proof=proof)
     fleet.epoll.register(0, select.EPOLLIN)
     pending = b""
     os.set_blocking(0, False)

@@ -17,9 +17,10 @@ PATH = "/v1/session"
 
 
 class Client:
-    """The end of all agents, whose user is that of the controller: our own."""
+    """The end of all agents, whose user is our own."""
 
-    def __init__(self, munged: Munged):
+    def __init__(self, munged: Munged, reader_uid: int | None = None):
+        """`reader_uid`: the controller's user; None: our own."""
         self._library = load()
         self._library.munge_encode.argtypes = [
             ctypes.POINTER(ctypes.c_char_p), ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int,
@@ -27,7 +28,7 @@ class Client:
         self._context = ctypes.c_void_p(self._library.munge_ctx_create())
         for option, value in (
             (SOCKET, ctypes.c_char_p(os.fsencode(munged.socket))),
-            (UID_RESTRICTION, ctypes.c_uint32(os.geteuid())),
+            (UID_RESTRICTION, ctypes.c_uint32(os.geteuid() if reader_uid is None else reader_uid)),
             (CIPHER, ctypes.c_int(AES128)),
         ):
             self._library.munge_ctx_set(self._context, ctypes.c_int(option), value)

@@ -41,7 +41,7 @@ class Shape:
 
     @property
     def nodes_a_job(self) -> int:
-        return self.nodes // self.jobs
+        return self.nodes // self.jobs if self.jobs else self.nodes
 
     def job_of(self, index: int) -> str | None:
         job = index // self.nodes_a_job

@@ -1,6 +1,7 @@
-"""Two controllers on one PostgreSQL and a real Slurm: both are killed in turn in the middle of an action: `make failover`.
+"""Two controllers on one PostgreSQL and a real Slurm, with AGENTS more agents than the cluster has nodes: both are killed
+in turn in the middle of two actions: `make failover`.
 
-A minute and a half: no part of `make test`, where simulation/pair.py has the same ten thousand times.
+Two minutes: no part of `make test`, where simulation/pair.py has the same ten thousand times.
 """
 
 from __future__ import annotations
@@ -16,14 +17,20 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
+from tests.bench.controller_service import FleetProcess
 from tests.builders.postgresql import postgresql_server
 from tests.integration.training_job import ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
+from tests.rig.rights import AGENT_UID
 from tests.rig.stack import COMES_UP_S, COMMAND, PORT, Watchdog
 
 TAKES_OVER_S = 10.0
 """Promised by docs/operating.md, on a machine with nothing else to do."""
 BUSY_S = 30.0
+AGENTS = 1000
+"""Simulated ones, of nodes without a job, which report every 5 s over a connection and a session by MUNGE each."""
+HEARD_S = 60.0
+"""For all of them to be heard by the controller that took over: they begin their sessions one after the other."""
 GATE = """
 CREATE FUNCTION at_the_gate() RETURNS trigger LANGUAGE plpgsql AS
     'BEGIN PERFORM pg_advisory_xact_lock_shared(1); RETURN NEW; END';
@@ -73,6 +80,19 @@ class Controller:
 
 
 @pytest.fixture
+def fleet(cluster: Cluster) -> Iterator[FleetProcess]:
+    """The simulated agents, who know both controllers."""
+    munge = f"{cluster.directory}/munge/socket"
+    options = (
+        f"--address {cluster.controller_address} --port {PORT} --port {PORT + 1} --nodes {AGENTS} --jobs 0".split()
+    )
+    ahead = ("setpriv", f"--reuid={AGENT_UID}", "--clear-groups", "--pdeathsig=KILL")
+    found = FleetProcess([*options, "--munge", munge, "--reader-uid", "0"], ahead=ahead)
+    yield found
+    found.close()
+
+
+@pytest.fixture
 def journal() -> Iterator[str]:
     with postgresql_server() as fresh:
         yield fresh()
@@ -80,16 +100,21 @@ def journal() -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_both_controllers_are_killed_in_the_middle_of_an_action_and_the_job_is_restarted_once(
-    cluster: Cluster, watch: Callable[..., Watchdog], journal: str, record_property: Callable[[str, object], None]
-) -> None:
+def test_both_controllers_are_killed_under_load_in_the_middle_of_two_actions_and_each_job_is_restarted_once(
+    cluster: Cluster, watch: Callable[..., Watchdog], journal: str, fleet: FleetProcess,
+    record_property: Callable[[str, object], None],
+) -> None:  # fmt: skip
     engine = sa.create_engine(journal)
 
-    def operations() -> set[tuple[str, str | None]]:
+    def operations() -> list[tuple[str, str | None]]:
         with engine.connect() as sql:
-            return {
-                (row.operation, row.outcome) for row in sql.exec_driver_sql("SELECT operation, outcome FROM operations")
-            }
+            rows = sql.exec_driver_sql("SELECT operation, outcome FROM operations")
+            return [(row.operation, row.outcome) for row in rows]
+
+    def all_heard() -> float:
+        """Seconds until all simulated agents are taken by who is active now."""
+        fleet.ask("forget")
+        return fleet.wait_for_all(AGENTS, HEARD_S)
 
     urls = [f"http://{cluster.controller_address}:{PORT + number}" for number in (0, 1)]
     settings = {"controller": {"journal_url": journal}, "agent": {"standby_urls": urls[1:]}}
@@ -103,17 +128,24 @@ def test_both_controllers_are_killed_in_the_middle_of_an_action_and_the_job_is_r
         watchdog.socket = one.socket
         with engine.begin() as sql:
             sql.exec_driver_sql(GATE)
-        job = submit(cluster, nodes=2)
+        heard_s = [all_heard()]
+        jobs = [submit(cluster, nodes=2) for _ in range(2)]
         healthy = submit(cluster, nodes=1)
-        training(watchdog, job)
+        for job in jobs:
+            training(watchdog, job)
+        fault = cluster.shared / "faults" / "dataloader_hang.rank3"
         with engine.connect() as gate:
             gate.exec_driver_sql("SELECT pg_advisory_lock(1)")
-            inject(cluster, "dataloader_hang.rank3")  # which the healthy one does not have
-            watchdog.wait_for(lambda: ("requeue_hold", "done") in operations(), 120, "the job to be requeued, held")
+            for _ in jobs:  # the first of the two that meets it, and then the other; the healthy one has no rank 3
+                inject(cluster, "dataloader_hang.rank3")
+                watchdog.wait_for(lambda: not fault.exists(), 30, "a job to meet its fault")
+            held = ("requeue_hold", "done")
+            watchdog.wait_for(lambda: operations().count(held) == len(jobs), 150, "both jobs to be requeued, held")
             one.kill()
             assert "release" not in {operation for operation, _ in operations()}
             gate.exec_driver_sql("SELECT pg_advisory_unlock(1)")
         took_s = [seconds_until(other.is_active)]
+        heard_s.append(all_heard())
         one.start()
         watchdog.socket = other.socket
         done = watchdog.command("pause", "the storage is moved")
@@ -123,19 +155,23 @@ def test_both_controllers_are_killed_in_the_middle_of_an_action_and_the_job_is_r
         other.kill()
         took_s.append(seconds_until(one.is_active))
         watchdog.socket = one.socket
+        heard_s.append(all_heard())
         assert watchdog.status()["paused"]["reason"] == "the storage is moved"
         assert watchdog.command("resume").returncode == 0
-        (incident,) = [each for each in watchdog.incidents(job) if each["kind"] == "collective_hang"]
-        action = ended_action(watchdog, incident["id"], 120)
-        assert action["end"]["ok"], action
-        training(watchdog, job)
-        assert (cluster.job(job)["Restarts"], cluster.job(healthy)["Restarts"]) == ("1", "0")
-        done_once = [each["operation"] for each in action["operations"] if each["outcome"] == "done"]
-        assert [done_once.count(each) for each in ("requeue_hold", "release")] == [1, 1], action
-        assert len(watchdog.explain(incident["id"])["actions"]) == 1
+        for job in jobs:
+            (incident,) = [each for each in watchdog.incidents(job) if each["kind"] == "collective_hang"]
+            action = ended_action(watchdog, incident["id"], 120)
+            assert action["end"]["ok"], action
+            training(watchdog, job)
+            assert cluster.job(job)["Restarts"] == "1"
+            done_once = [each["operation"] for each in action["operations"] if each["outcome"] == "done"]
+            assert [done_once.count(each) for each in ("requeue_hold", "release")] == [1, 1], action
+            assert len(watchdog.explain(incident["id"])["actions"]) == 1
+        assert cluster.job(healthy)["Restarts"] == "0"
         record_property("takes_over_s", took_s)
         print(
-            f"took over after {took_s[0]:.1f} s and {took_s[1]:.1f} s (promised on a quiet machine: {TAKES_OVER_S:g} s)"
+            f"took over after {took_s[0]:.1f} s and {took_s[1]:.1f} s (promised on a quiet machine: {TAKES_OVER_S:g} s); "
+            f"all {AGENTS} agents were heard after {', '.join(f'{each:.1f}' for each in heard_s)} s"
         )
         assert max(took_s) <= BUSY_S
     finally:

@@ -17,6 +17,7 @@ from slurm_watchdog.cli.status import _print as print_status
 from slurm_watchdog.cli.status import exit_code
 from slurm_watchdog.controller.api.json_views import status_json
 from slurm_watchdog.controller.api.overview import overview_json
+from slurm_watchdog.controller.health.busy import BusyShare
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
 from slurm_watchdog.controller.health.job import Level, NotJudged
 from slurm_watchdog.controller.health.job_status import pulses
@@ -58,6 +59,7 @@ def stepless(**changes: Any) -> JobView:
 BLIND: dict[str, HealthInputs] = {
     "no tick": seen(tick_age_s=None),
     "late tick": seen(tick_age_s=300.0),
+    "a full core": seen(busy_share=0.99),
     "journal": seen(journal_error="disk full"),
     "Slurm never answered": seen(cluster={"slurm_age_s": None}),
     "Slurm never answered, no job": replace(seen(), view=views.cluster(slurm_age_s=None)),
@@ -127,8 +129,21 @@ def test_no_surface_is_green_where_something_is_not_seen(surface: str, what: str
     assert SURFACES[surface](BLIND[what], health(BLIND[what])) != "green"
 
 
-JUDGED = {"no tick", "late tick", "journal", "Slurm's answer is an error", "Slurm shows not all", "warm-up", "paused",
+JUDGED = {"no tick", "late tick", "a full core", "journal", "Slurm's answer is an error", "Slurm shows not all", "warm-up", "paused",
           "a node of another job is silent", "messages are not delivered", "something is pending", "Slurm never answered, no job"}  # fmt: skip
+
+
+def test_a_core_is_full_only_once_it_was_for_a_whole_minute() -> None:
+    busy = BusyShare()
+    for second in range(61):
+        assert busy.share() is None
+        busy.note(100.0 + second, 5.0 + 0.98 * second)
+    assert busy.share() == pytest.approx(0.98)
+    assert "98% of a core" in health(seen(busy_share=busy.share())).headline
+    for second in range(61, 121):
+        busy.note(100.0 + second, 5.0 + 0.98 * 60 + 0.3 * (second - 60))
+    assert busy.share() == pytest.approx(0.3)
+    assert health(seen(busy_share=0.3)).reasons == ()
 
 
 @pytest.mark.parametrize("what", sorted(BLIND.keys() - JUDGED))

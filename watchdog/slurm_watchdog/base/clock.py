@@ -20,6 +20,11 @@ def wall() -> float:
     return _wall()
 
 
+def thread_cpu() -> float:
+    """Seconds of processor time that this thread has taken; real in a simulation, too."""
+    return time.thread_time()
+
+
 @contextmanager
 def simulated(monotonic: Callable[[], float], wall: Callable[[], float]) -> Iterator[None]:
     """Inside it, everybody in this process lives by these two clocks: for the simulator."""

@@ -18,6 +18,7 @@ from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
+from slurm_watchdog.controller.health.busy import BusyShare
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -111,6 +112,7 @@ class Controller:
         self.last_tick: float | None = None
         """When a tick was last completed."""
         self._last_began: float | None = None
+        self._busy = BusyShare()
         self._newest: Health | None = None
         """Of the newest tick: all nodes may ask for it in one moment."""
         self.slurm_error: str | None = None
@@ -297,6 +299,7 @@ class Controller:
         """The same; where it yields, all that was found out so far is written, and others may run: thousands of
         incidents at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
+        self._busy.note(now, clock.thread_cpu())
         began_before, self._last_began = self._last_began, now
         if began_before is not None and now - began_before > self._pause_s:
             log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
@@ -398,6 +401,7 @@ class Controller:
                 warming_up=self._warming_s(now) is not None,
                 acting=self.actions.under_way(clock.wall()),
                 deliveries=self.notifier.deliveries(),
+                busy_share=self._busy.share(),
                 personal=self.personal,
             )
         )

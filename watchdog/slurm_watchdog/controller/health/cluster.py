@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
+from slurm_watchdog.controller.health.busy import FULL
 from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, job_context, job_health
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -60,6 +61,8 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
     acting: Mapping[str, str] = {}
     """Job -> what the action on it waits for, or that it is under way."""
     deliveries: Sequence[Delivery] = ()
+    busy_share: float | None = None
+    """See `busy`; None: not known."""
     personal: bool = False
     """Of a `run` or `attach`."""
 
@@ -160,6 +163,11 @@ def _controller(seen: HealthInputs) -> Iterable[Reason]:
         yield _unknown("the controller has not completed a tick yet")
     elif seen.tick_age_s > TICK_LATE_S:
         yield _unknown(f"the controller's last complete tick was {duration(seen.tick_age_s)} ago")
+    if seen.busy_share is not None and seen.busy_share >= FULL:
+        yield _warning(
+            f"the controller has taken {seen.busy_share:.0%} of a core for a minute: reports wait and decisions are "
+            "late; a longer agent.interval (10s), or a faster core, helps"
+        )
     if seen.journal_error:
         yield _unknown(f"the journal cannot be written, so nothing is done ({seen.journal_error})")
 

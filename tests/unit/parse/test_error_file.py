@@ -34,6 +34,8 @@ def test_a_crash_is_said_with_the_place_in_which_the_thread_stood() -> None:
         (b'{"message": "Signal 9 (SIGKILL) received by PID 5"}', "Signal 9 (SIGKILL) received by PID 5"),
         (b'{"message": {"message": "A: b\\nsecond line\\u001b[31m"}}', "A: b"),
         (b'{"message": {"message": ""}}', "no reason is given"),
+        (b'{"message": {"message": "A: b", "extraInfo": null}}', "A: b"),
+        (b'{"message": {"message": "A: b", "extraInfo": {"py_callstack": null}}}', "A: b"),
     ],
 )
 def test_other_shapes_are_one_plain_line(data: bytes, said: str) -> None:

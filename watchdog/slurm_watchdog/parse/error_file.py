@@ -25,12 +25,12 @@ _CURRENT: Final = re.compile(r"^Current thread 0x[0-9a-f]{1,16}[^\n]{0,100}most 
 
 
 class _Extra(msgspec.Struct):
-    py_callstack: str = ""
+    py_callstack: str | None = None
 
 
 class _Message(msgspec.Struct):
     message: str
-    extra: _Extra = msgspec.field(default_factory=_Extra, name="extraInfo")
+    extra: _Extra | None = msgspec.field(default=None, name="extraInfo")
 
 
 class _ErrorFile(msgspec.Struct):
@@ -50,7 +50,8 @@ def parse_error_file(data: bytes) -> str:
         raise ValueError(f"it is no error file of torchelastic: {error}") from None
     if isinstance(message, str):
         return _words(message, None)
-    frames = _FRAME.findall(message.extra.py_callstack[-MAX_BYTES:])
+    callstack = (None if message.extra is None else message.extra.py_callstack) or ""
+    frames = _FRAME.findall(callstack)
     return _words(message.message, frames[-1] if frames else None)
 
 

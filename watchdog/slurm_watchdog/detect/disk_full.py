@@ -31,6 +31,8 @@ from slurm_watchdog.model.past_runs import PastRun
 FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded|[Qq]uota exceeded")
 """How the probe's answer says it: errno's name or its text (errno(3))."""
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
+SAME_LOOK_S = 0.1
+"""A step and the error after it are often read in one look, and then have one time."""
 NETWORK_TYPES = (
     "nfs",
     "lustre",
@@ -190,7 +192,8 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
             )
         )  # fmt: skip
         place.since = max(place.since, age_s)
-        place.stands = place.stands or last_increase_age_s is None or last_increase_age_s > age_s
+        stands = last_increase_age_s is None or last_increase_age_s > age_s - SAME_LOOK_S
+        place.stands = place.stands or stands
 
 
 def _newer_write(view: ClusterView, found: tuple[str, MountProbe], at: float) -> bool:

@@ -176,13 +176,11 @@ class Fleet:
         sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_IP, getattr(socket, "IP_BIND_ADDRESS_NO_PORT", 24), 1)
-        address = self.addresses[agent.turns % len(self.addresses)]
-        if address[0] == "127.0.0.1":
-            sock.bind((f"127.{1 + agent.index // 62_500}.{agent.index // 250 % 250}.{1 + agent.index % 250}", 0))
+        sock.bind((f"127.{1 + agent.index // 62_500}.{agent.index // 250 % 250}.{1 + agent.index % 250}", 0))
         agent.sock, agent.ready, agent.in_flight = sock, False, False
         self.of_fd[sock.fileno()] = agent
         self.epoll.register(sock.fileno(), select.EPOLLOUT | select.EPOLLIN)
-        sock.connect_ex(address)
+        sock.connect_ex(self.addresses[agent.turns % len(self.addresses)])
 
     def _lose(self, agent: Agent, why: str) -> None:
         """The connection is gone: again after a pause, as the real sender pauses, and in full."""
@@ -456,9 +454,7 @@ class Fleet:
 def main() -> None:
     """Runs until standard input ends."""
     parser = argparse.ArgumentParser()
-    parser.add_argument(
-        "--address", default="127.0.0.1", help="of the controllers; there each agent has one of its own"
-    )
+    parser.add_argument("--address", default="127.0.0.1", help="of the controllers")
     parser.add_argument("--port", type=int, required=True, action="append", help="of each controller: they know all")
     parser.add_argument("--nodes", type=int, required=True)
     parser.add_argument("--jobs", type=int, required=True)

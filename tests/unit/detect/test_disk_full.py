@@ -47,6 +47,24 @@ def test_a_log_line_is_about_the_mount_that_its_file_lies_on() -> None:
     assert finding.severity is Severity.CRITICAL
 
 
+@pytest.mark.parametrize(
+    ("error_age_s", "step_age_s", "severity", "is_held"),
+    [
+        (3.0, 3.0, Severity.WARNING, True),  # read in one look: it may train on, and is not restarted meanwhile
+        (3.0, 3.2, Severity.CRITICAL, True),
+        (20.0, 20.0, Severity.CRITICAL, True),
+        (8.0, 3.0, Severity.WARNING, False),
+    ],
+)
+def test_a_job_whose_last_step_and_error_were_read_together_is_not_restarted_and_is_critical_once_no_step_follows(
+    error_age_s: float, step_age_s: float, severity: Severity, is_held: bool
+) -> None:
+    trains = progress(step_age_s, last_increase_age_s=step_age_s, step_s=2.0)
+    dying = job(errors=errors((error_age_s, f"[rank3]: {ENOSPC}")), progress=trains)
+    (finding,) = bad(cluster(dying, nodes=(node("n1", mount()), node("n2", mount()))))
+    assert (finding.severity, bool(finding.mounts)) == (severity, is_held)
+
+
 def test_probe_and_log_of_one_mount_are_one_incident() -> None:
     full = mount(error="ENOSPC: No space left on device")
     (finding,) = bad(cluster(job(**STANDS), nodes=(node("n1", full), node("n2", full))))

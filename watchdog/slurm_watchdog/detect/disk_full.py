@@ -32,7 +32,9 @@ FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded
 """How the probe's answer says it: errno's name or its text (errno(3))."""
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
 SAME_LOOK_S = 0.1
-"""A step and the error after it are often read in one look, and then have one time."""
+"""A step and the error after it are often read in one look, and then have one time: which came first is not known."""
+NEXT_STEP_S = 6.0
+"""Until then, and for two steps, a job that trains on all the same shows it: agents report every 5 s."""
 NETWORK_TYPES = (
     "nfs",
     "lustre",
@@ -66,6 +68,8 @@ class _FullDisk:
     jobs: list[str] = field(default_factory=list)
     stands: bool = False
     """A job that noticed has made no step since."""
+    holds: bool = False
+    """Or none that is known: it is not restarted."""
     since: float = 0.0
     writable: bool = False
     """A newer probe could write there."""
@@ -192,8 +196,11 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
             )
         )  # fmt: skip
         place.since = max(place.since, age_s)
-        stands = last_increase_age_s is None or last_increase_age_s > age_s - SAME_LOOK_S
-        place.stands = place.stands or stands
+        ahead_s = float("inf") if last_increase_age_s is None else last_increase_age_s - age_s
+        step_s = 0.0 if job.progress is None else job.progress.step_s or 0.0
+        holds = ahead_s > -SAME_LOOK_S
+        place.holds = place.holds or holds
+        place.stands = place.stands or ahead_s > 0 or (holds and age_s > NEXT_STEP_S + 2 * step_s)
 
 
 def _newer_write(view: ClusterView, found: tuple[str, MountProbe], at: float) -> bool:
@@ -253,7 +260,7 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
     what = "The quota is used up on" if quota else "No space is left on"
     seen = f", seen on {', '.join(nodes[:8])}" if nodes and not place.where else ""
     severity = Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING
-    mounts = (f"{place.name}{place.where}",) if place.stands else ()
+    mounts = (f"{place.name}{place.where}",) if place.stands or place.holds else ()
     return replace(finding, severity=severity, mounts=mounts).bad(
         f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is written there is kept.",
         culprits=tuple(_unique(place.culprits))[:16],

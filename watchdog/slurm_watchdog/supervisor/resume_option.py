@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from os.path import split
+from posixpath import split
 from typing import Final
 
 from slurm_watchdog.knowledge.checkpoint_layouts import recognise

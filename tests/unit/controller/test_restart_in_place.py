@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.actuate.kill_switch import write
 from slurm_watchdog.actuate.restart_step import Time, restart_step
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
@@ -147,6 +148,37 @@ def test_an_order_names_its_checkpoint_as_it_is_or_is_not_written() -> None:
             order_fields(replace(order, resume_from=path))
     with pytest.raises(ValueError, match="no absolute path"):
         order_in({"decision": "d", **order_fields(order), "resume": "iter_0000500"})
+
+
+@pytest.mark.parametrize(
+    ("step_id", "fails", "asked", "outcome"),
+    [
+        ("3", (), [{"n2"}, {"n1", "n3"}], OperationOutcome.DONE),
+        ("", (), [{"n1", "n2", "n3"}], OperationOutcome.DONE),
+        ("3", ("n2",), [{"n2"}], OperationOutcome.UNKNOWN),
+    ],
+)
+def test_the_kill_switch_of_a_supervised_job_is_on_its_batch_host_before_a_trainer_sees_it_elsewhere(
+    step_id: str, fails: tuple[str, ...], asked: list[set[str]], outcome: OperationOutcome
+) -> None:
+    decision = replace(
+        judge(SUPERVISOR), step_id=step_id, nodes=("n1", "n2", "n3"), kill_switch="/run/slurm-watchdog/jobs/7.0/kill"
+    )
+    rounds: list[set[str]] = []
+    answers: list[asyncio.Future[None]] = []
+
+    async def ask(node: str, command: Command, deadline_s: float) -> CommandResult:
+        if not answers or answers[-1].done():
+            answers.append(asyncio.get_running_loop().create_future())
+            asyncio.get_running_loop().call_soon(answers[-1].set_result, None)
+            rounds.append(set())
+        rounds[-1].add(node)
+        await answers[-1]
+        return CommandResult(command_id=command.id, ok=node not in fails, error="gone" if node in fails else "")
+
+    got, words = asyncio.run(write(ask, decision, 10.0, "n2"))
+    assert (rounds, got) == (asked, outcome)
+    assert ("written on 3 nodes" in words) == (outcome is OperationOutcome.DONE)
 
 
 def test_restart_step_is_the_first_of_the_rungs_that_end_a_run() -> None:

@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult, RemoveKillSwitch, WriteKillSwitch
@@ -21,11 +22,20 @@ def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str |
     return compose_line({"by": who, "why": reason, "incident": incident_id, "decision": decision_id})
 
 
-async def write(ask: Ask, decision: Decision, deadline_s: float) -> Outcome:
-    """Done when every node of the job has it: a trainer polls it on whichever node it likes."""
+async def write(ask: Ask, decision: Decision, deadline_s: float, batch_host: str | None = None) -> Outcome:
+    """Done when every node of the job has it: a trainer polls it on whichever node it likes. Where the job has a
+    supervisor, its `batch_host` gets it before the others: there the supervisor looks, once its command has ended,
+    whether it was asked to; a trainer that saves quickly would be taken for one that has finished."""
     assert decision.fence is not None
     command = partial(WriteKillSwitch, restarts=decision.fence.restarts)
-    return await _ask_nodes(ask, decision, decision.nodes, command, deadline_s, "written")
+    first = [node for node in decision.nodes if decision.step_id and node == batch_host]
+    rounds = [nodes for nodes in (first, [node for node in decision.nodes if node not in first]) if nodes]
+    outcome: Outcome = (OperationOutcome.DONE, "the job has no nodes")
+    for nodes in rounds:
+        outcome = await _ask_nodes(ask, decision, nodes, command, deadline_s)
+        if outcome[0] is not OperationOutcome.DONE:
+            return outcome
+    return outcome[0], f"{decision.kill_switch} written on {plural(len(decision.nodes), 'node')}"
 
 
 async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadline_s: float) -> Outcome:
@@ -35,13 +45,15 @@ async def remove(ask: Ask, decision: Decision, reporting: frozenset[str], deadli
     fence, path = decision.fence, decision.kill_switch or ""
     harmless = f"{decision.process_job_id or fence.job_id}.{fence.restarts}" in path
     nodes = [node for node in decision.nodes if node in reporting or not harmless]
-    return await _ask_nodes(ask, decision, nodes, RemoveKillSwitch, deadline_s, "removed")
+    outcome, why = await _ask_nodes(ask, decision, nodes, RemoveKillSwitch, deadline_s)
+    gone = f"{path} removed on {len(nodes)} of {plural(len(decision.nodes), 'node')}"
+    return outcome, gone if outcome is OperationOutcome.DONE else why
 
 
 async def _ask_nodes(
-    ask: Ask, decision: Decision, nodes: Iterable[str], command: Callable[..., Command], deadline_s: float, what: str
+    ask: Ask, decision: Decision, nodes: Iterable[str], command: Callable[..., Command], deadline_s: float
 ) -> Outcome:
-    """The same command to each of `nodes`, at once; `what` is then true of the file."""
+    """The same command to each of `nodes`, at once."""
     assert decision.fence is not None
     assert decision.kill_switch is not None
     job_id = decision.process_job_id or decision.fence.job_id
@@ -54,4 +66,4 @@ async def _ask_nodes(
     errors = [f"{result.error}" for result in results if not result.ok]
     if errors:
         return OperationOutcome.UNKNOWN, f"{len(errors)} of {len(results)} nodes failed: {errors[0]}"
-    return OperationOutcome.DONE, f"{decision.kill_switch} {what} on {len(results)} of {len(decision.nodes)} nodes"
+    return OperationOutcome.DONE, ""

@@ -190,7 +190,10 @@ class Driver:
             case Operation.EVIDENCE if self._tools.collect is not None:
                 return await self._tools.collect(decision)
             case Operation.WRITE_KILL_SWITCH:
-                return await kill_switch.write(self._tools.commands.ask, decision, self._tools.command_deadline_s)
+                job = self._tools.state.jobs.get(self.job_id)
+                batch_host = None if job is None else job.batch_host
+                ask, deadline_s = self._tools.commands.ask, self._tools.command_deadline_s
+                return await kill_switch.write(ask, decision, deadline_s, batch_host)
             case Operation.WAIT_CHECKPOINT:
                 return OperationOutcome.DONE, "a complete checkpoint came after the job was asked to save"
             case Operation.REQUEUE_HOLD:

@@ -1,5 +1,5 @@
 """Two controllers on one PostgreSQL and a real Slurm, with AGENTS more agents than the cluster has nodes: both are killed
-in turn in the middle of two actions: `make failover`.
+in turn while two jobs hang, the first in the middle of a requeue: `make failover`.
 
 Two minutes: no part of `make test`, where simulation/pair.py has the same ten thousand times.
 """
@@ -102,7 +102,7 @@ def journal() -> Iterator[str]:
 
 @pytest.mark.long
 @pytest.mark.timeout(300)
-def test_both_controllers_are_killed_under_load_in_the_middle_of_two_actions_and_each_job_is_restarted_once(
+def test_both_controllers_are_killed_under_load_while_two_jobs_hang_and_each_is_restarted_once(
     cluster: Cluster, watch: Callable[..., Watchdog], journal: str, record_property: Callable[[str, object], None]
 ) -> None:
     engine = sa.create_engine(journal)

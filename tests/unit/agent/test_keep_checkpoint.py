@@ -214,3 +214,11 @@ def test_a_trainer_that_is_given_the_directory_finds_it_there(
     assert [each.read_text() for each in shelf(save).iterdir() if each.is_file()] == (
         [] if words is None else [words.replace("5", "9")]
     )
+
+
+def test_a_pipe_in_the_place_of_the_tracker_holds_nobody_up(save: Path) -> None:
+    path = checkpoint(save)
+    shelf(save).mkdir()
+    os.mkfifo(shelf(save) / "latest_checkpointed_iteration.txt")
+    with pytest.raises(OSError, match="No such device or address"):
+        keep(path)

@@ -7,7 +7,7 @@ itself, and deletes:
 - torchtitan: every name with step-N in its directory. Megatron-LM and DeepSpeed: what the tracker names. Lightning:
   names with `last` in its directory.
 - Megatron-LM checkpointing.py: some releases load nothing from a directory without a tracker, also with --ckpt-step, and
-  begin anew: the directory gets one. DeepSpeed engine.py: with a tag `latest` is not read, without one it is.
+  start from random weights: the directory gets one. DeepSpeed engine.py: with a tag `latest` is not read, without one it is.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The trainer's own option that resumes from a named checkpoint (`--resume-option`), and its words for one. Pure.
 
-It is given by whoever wrote the command, and put behind its last word: `--resume_from_checkpoint {checkpoint}`
+Its owner gives it with the command, and it is put behind its last word: `--resume_from_checkpoint {checkpoint}`
 (transformers' scripts), `--ckpt_path {checkpoint}` (Lightning's CLI), `--load {directory}` (Megatron-LM).
 """
 

@@ -154,7 +154,7 @@ def _write_tracker(name: str, shelf: int) -> None:
     if candidate is None or candidate.layout not in SHELF_TRACKERS:
         return
     tracker, words = SHELF_TRACKERS[candidate.layout]
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK  # a pipe holds nobody up
     mode = stat.S_IMODE(os.fstat(shelf).st_mode) & 0o666 | 0o600
     with opened(tracker, flags, shelf) as made:
         os.fchmod(made, mode)

@@ -14,6 +14,7 @@ import heapq
 import json
 import os
 import random
+import re
 import resource
 import select
 import socket
@@ -29,6 +30,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.agent.delivery.sender import backoff_s
+from slurm_watchdog.base.loop import share_of
 from slurm_watchdog.identity.munge_protocol import Session
 from slurm_watchdog.model.observations import NodeEvent
 from slurm_watchdog.model.report import Report
@@ -47,6 +49,7 @@ SHAKING = 200
 other. What it did not come to for ten seconds would be refused as slow."""
 SPOOLED = 6
 """Reports that an agent keeps for a controller that is away: half a minute of them, as old as they may be judged."""
+INTERVAL = re.compile(rb'"interval_s":([0-9.]+)')
 HEAD = b"POST %b HTTP/1.1\r\nHost: controller\r\nContent-Type: application/json\r\nContent-Length: %d\r\n%b\r\n"
 
 
@@ -63,6 +66,11 @@ class Agent:
     sequence: int = 0
     acknowledged: int = 0
     since_full: int = 0
+    answered_round: int = 0
+    """Of the report that was acknowledged last."""
+    interval_s: float = 0.0
+    asked_s: float = 0.0
+    """The interval that the controller wants: in force with the next report, as the real agent has it."""
     waiting: deque[tuple[int, float, int]] = field(default_factory=deque)
     """(sequence, made at, round) of reports that are not taken yet, the first of them on its way."""
     sent_at: float = 0.0
@@ -117,7 +125,7 @@ class Fleet:
         rng = random.Random(1)
         starts = [self.began + interval_s * n / shape.nodes for n in range(shape.nodes)]
         rng.shuffle(starts)
-        self.agents = [Agent(n, starts[n]) for n in range(shape.nodes)]
+        self.agents = [Agent(n, starts[n], interval_s=interval_s, asked_s=interval_s) for n in range(shape.nodes)]
         self.of_fd: dict[int, Agent] = {}
         self.agenda = [(agent.due, agent.index, "report") for agent in self.agents]
         heapq.heapify(self.agenda)
@@ -126,7 +134,7 @@ class Fleet:
         self.known: set[int] = set()
         """Agents that were answered since `restarted`."""
         self.heads = [self._head(n) for n in range(shape.nodes)]
-        self._parts: dict[tuple[int, int], bytes] = {}
+        self._parts: dict[tuple[int, int, int], bytes] = {}
         self.silent: set[int] = set()
 
     # -- the loop ----------------------------------------------------------------------------------------------
@@ -153,7 +161,12 @@ class Fleet:
 
     def _make(self, agent: Agent, due: float, now: float) -> None:
         """One more report waits; the one before may not be answered yet."""
-        heapq.heappush(self.agenda, (due + self.interval_s, agent.index, "report"))
+        if agent.asked_s != agent.interval_s:
+            agent.interval_s = agent.asked_s
+            due_next = now + (0.5 + share_of(self.shape.name(agent.index))) * agent.interval_s
+        else:
+            due_next = due + agent.interval_s
+        heapq.heappush(self.agenda, (due_next, agent.index, "report"))
         if agent.index in self.silent:
             return
         agent.sequence += 1
@@ -309,8 +322,10 @@ class Fleet:
         else:
             tally.taken += 1
             self.known.add(agent.index)
-            agent.acknowledged = agent.waiting[0][0]
-            agent.waiting.popleft()
+            agent.acknowledged, _, agent.answered_round = agent.waiting.popleft()
+            asked = INTERVAL.search(body)
+            if asked is not None:
+                agent.asked_s = max(self.interval_s, float(asked[1]))
         if agent.waiting:
             self._send(agent)
 
@@ -353,11 +368,10 @@ class Fleet:
 
     def _head(self, index: int) -> bytes:
         """How every report of this node begins."""
-        return b'{"node":"%s","boot_id":"%s","agent_id":"%032x","interval_s":%.1f,"agent_version":"0.1.0"' % (
+        return b'{"node":"%s","boot_id":"%s","agent_id":"%032x","agent_version":"0.1.0"' % (
             self.shape.name(index).encode(),
             self.shape.boot_id(index).encode(),
             index + 1,
-            self.interval_s,
         )
 
     def _news(self, agent: Agent, number: int) -> dict[str, Any]:
@@ -366,7 +380,7 @@ class Fleet:
         if self.shape.is_batch_host(agent.index):
             news |= {
                 "logs": logs_of(self.shape, agent.index, number),
-                "events": events_of(self.shape, agent.index, number),
+                "events": events_of(self.shape, agent.index, agent.answered_round, number),
             }
         if agent.faults:
             news["node_events"] = tuple(agent.faults)
@@ -381,7 +395,7 @@ class Fleet:
                 report,
                 agent_id=f"{agent.index + 1:032x}",
                 sequence=sequence,
-                interval_s=self.interval_s,
+                interval_s=agent.interval_s,
                 agent_version="0.1.0",
                 **news,
             )
@@ -389,22 +403,22 @@ class Fleet:
 
     def _changes(self, agent: Agent, sequence: int, number: int) -> bytes:
         """What is new since the report before: the same on many nodes, and made once for them."""
-        variant = (agent.index + number) % VARIANTS
+        variant, since = (agent.index + number) % VARIANTS, agent.answered_round
+        was = (agent.index + since) % VARIANTS
         news = self._news(agent, number)
         if news:
             agent.faults = []
-            before = report_of(self.shape, agent.index, number - 1, (variant - 1) % VARIANTS)
+            before = report_of(self.shape, agent.index, since, was)
             if "logs" in news:
-                before = msgspec.structs.replace(before, logs=logs_of(self.shape, agent.index, number - 1))
+                before = msgspec.structs.replace(before, logs=logs_of(self.shape, agent.index, since))
             after = msgspec.structs.replace(report_of(self.shape, agent.index, number, variant), **news)
             return self._patched(agent, sequence, self._part(before, after))
-        part = self._parts.get((number, variant))
+        part = self._parts.get((since, number, variant))
         if part is None:
-            for old in [key for key in self._parts if key[0] < number - SPOOLED - 2]:
+            for old in [key for key in self._parts if key[1] < number - SPOOLED - 2]:
                 del self._parts[old]
-            before = report_of(self.shape, 1, number - 1, (variant - 1) % VARIANTS)
-            after = report_of(self.shape, 1, number, variant)
-            part = self._parts[number, variant] = self._part(before, after)
+            before, after = report_of(self.shape, 1, since, was), report_of(self.shape, 1, number, variant)
+            part = self._parts[since, number, variant] = self._part(before, after)
         return self._patched(agent, sequence, part)
 
     def _part(self, before: Report, after: Report) -> bytes:
@@ -422,7 +436,7 @@ class Fleet:
 
     def _patched(self, agent: Agent, sequence: int, part: bytes) -> bytes:
         ends = part.replace(b'"since":1', b'"since":%d' % (sequence - 1), 1)
-        return self.heads[agent.index] + b',"sequence":%d' % sequence + ends
+        return self.heads[agent.index] + b',"interval_s":%.1f,"sequence":%d' % (agent.interval_s, sequence) + ends
 
     # -- questions ---------------------------------------------------------------------------------------------
 

@@ -134,12 +134,13 @@ def logs_of(shape: Shape, index: int, number: int) -> tuple[LogFile, ...]:
     return (LogFile(job_id=job, path=_log_path(job), growth_age_s=1.0, offset=40_000 + 290 * number),)
 
 
-def events_of(shape: Shape, index: int, number: int) -> tuple[Event, ...]:
-    """A line of progress in most rounds, a checkpoint every now and then. The loss falls, and is noisy."""
+def events_of(shape: Shape, index: int, since: int, number: int) -> tuple[Event, ...]:
+    """What has come after round `since`: a line of progress in most rounds, a checkpoint every now and then. The loss
+    falls, and is noisy."""
     job = shape.job_of(index) or ""
     step, source = int(number * 5.0 / STEP_S), _log_path(job)
     found = []
-    if number == 0 or step > int((number - 1) * 5.0 / STEP_S):
+    if number == 0 or step > int(since * 5.0 / STEP_S):
         loss = 1.9 + 6.0 / (1 + step / 200) + 0.01 * ((step * 37 + index) % 13 - 6)
         found.append(
             Event(
@@ -156,7 +157,7 @@ def events_of(shape: Shape, index: int, number: int) -> tuple[Event, ...]:
                 f"{4000 + step * 31 % 7 * 10}.0 | global batch size: 2048 | lm loss: {loss:.6E} |",
             )
         )
-    if number % SAVE_EVERY == 60:
+    if any(each % SAVE_EVERY == 60 for each in range(since + 1, number + 1)):
         found.append(
             Event(
                 kind=EventKind.CHECKPOINT, job_id=job, age_s=0.3, source=source, step=1000 + step,

@@ -16,6 +16,8 @@ from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.builders import views
 from tests.builders.notices import incident
 
+ACTING = Config(mode="act")
+
 
 class NoSlurm:
     """Gives no answer; nothing here asks it for any but a view."""
@@ -27,11 +29,13 @@ class NoSlurm:
         raise SlurmUnavailable("not asked")
 
 
-def make(journal: Journal, number: int, chunks: TickChunks = CHUNKS) -> tuple[Controller, list[Incident]]:
+def make(
+    journal: Journal, number: int, chunks: TickChunks = CHUNKS, config: Config = ACTING
+) -> tuple[Controller, list[Incident]]:
     """A controller that has just heard of as many jobs, each with an incident that fires."""
     notifier = Notifier(journal.outbox, [SlackChannel(LogNotifier(), "a", pace=MessageRate(5))], "a")
     controller = Controller(
-        Config(mode="act"), journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics(),  # type: ignore[arg-type]
+        config, journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics(),  # type: ignore[arg-type]
         chunks=chunks,
     )  # fmt: skip
     now, wall = clock.monotonic(), clock.wall()

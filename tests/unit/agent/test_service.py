@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.agent import LONGEST_INTERVAL_S, Agent
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.metrics import AgentMetrics
@@ -129,3 +129,19 @@ def test_what_fails_between_ticks_does_not_end_the_agent(service: Service, monke
     service.between(now + 0.1)
     assert service.tick(now + 5.0)
     assert "commands: UnicodeEncodeError" in " ".join(service.agent.seen.problems)
+
+
+@pytest.mark.parametrize(
+    ("asked_s", "then_s"), [(None, 5.0), (0.0, 5.0), (3.0, 5.0), (13.0, 13.0), (3600.0, LONGEST_INTERVAL_S)]
+)
+def test_an_agent_reports_as_seldom_as_it_is_asked_to_and_says_so(
+    service: Service, asked_s: float | None, then_s: float
+) -> None:
+    agent, now = service.agent, monotonic()
+    assert agent.tick(now).interval_s == 5.0
+    agent.hear(Reply(interval_s=asked_s), now)
+    assert (agent.interval_s, agent.tick(now + 5.0).interval_s) == (then_s, then_s)
+    agent.hear(Reply(), now)
+    assert agent.interval_s == then_s, "no word changes nothing"
+    agent.hear(Reply(interval_s=0.0), now)
+    assert agent.interval_s == 5.0

@@ -5,11 +5,14 @@ from __future__ import annotations
 import os
 import signal
 import socket
+from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.base.loop import Isolated, Signals, isolate, next_due, run_cadence, sd_notify
+from slurm_watchdog.base import loop
+from slurm_watchdog.base.loop import Isolated, Signals, isolate, next_due, run_cadence, sd_notify, share_of
 
 
 @pytest.mark.parametrize(
@@ -46,7 +49,7 @@ def test_systemd_hears_of_whole_ticks_only(tmp_path: Path, monkeypatch: pytest.M
             signals.stop = not outcomes
             return whole
 
-        run_cadence(tick, 0.01, signals)
+        run_cadence(tick, lambda: 0.01, signals)
         listener.setblocking(False)
         heard = [listener.recv(100) for _ in range(3)]
         assert heard == [b"READY=1\nWATCHDOG=1", b"WATCHDOG=1", b"STOPPING=1"]
@@ -70,9 +73,44 @@ def test_signals_set_flags_and_end_the_wait() -> None:
             os.kill(os.getpid(), signal.SIGTERM)
             return True
 
-        run_cadence(tick, 60.0, signals)
+        run_cadence(tick, lambda: 60.0, signals)
         assert (signals.stop, signals.reload, len(ticks)) == (True, True, 1)
     finally:
         signal.set_wakeup_fd(-1)
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def test_each_machine_has_a_moment_of_its_own_within_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Thousands that were started at once, and that hear one after the other of another interval."""
+    at = [0.0]
+
+    def wait(fds: object, seconds: float) -> list[int]:
+        at[0] += seconds
+        return []
+
+    monkeypatch.setattr(loop.clock, "monotonic", lambda: at[0])
+    monkeypatch.setattr(loop, "wait_readable", wait)
+
+    def ticks(name: str) -> list[float]:
+        at[0], signals, seen = 0.0, Signals(), list[float]()
+
+        def tick(now: float) -> bool:
+            seen.append(now)
+            signals.stop = now > 100.0
+            return True
+
+        run_cadence(tick, lambda: 5.0 if at[0] < 50.0 else 13.0, signals, share_of(name))
+        return seen
+
+    last = []
+    for number in range(300):
+        seen = ticks(f"n{number:03d}")
+        gaps = [after - before for before, after in pairwise(seen)]
+        assert seen[0] == 0.0
+        assert all(2.5 <= gap <= 19.5 for gap in gaps)
+        assert {round(gap, 6) for gap in gaps[1:9]} == {5.0}
+        assert round(gaps[-1], 6) == 13.0
+        last.append(seen[-1] % 13.0)
+    of_each_second = Counter(map(int, last))
+    assert all(10 <= of_each_second[second] <= 40 for second in range(13))

@@ -171,10 +171,11 @@ def test_who_works_is_known_from_one_report_to_the_next() -> None:
 
 def test_a_step_is_due_once_most_came_after_less_and_not_for_ever() -> None:
     run = trained()
-    assert [is_due(run, now) for now in (304.0, 305.0, 400.0, 425.0)] == [False, True, True, False]
+    assert [is_due(run, now, 5.0) for now in (304.0, 305.0, 400.0, 425.0)] == [False, True, True, False]
+    assert [is_due(run, now, 13.0) for now in (311.0, 311.8)] == [False, True], "nobody can say so before"
     run.phase = ("evaluating", 301.0)
-    assert not is_due(run, 305.0)
-    assert not is_due(trained(steps=15), 81.0), "too little is known of its pace"
+    assert not is_due(run, 305.0, 5.0)
+    assert not is_due(trained(steps=15), 81.0, 5.0), "too little is known of its pace"
 
 
 def test_the_answer_to_a_node_whose_job_is_due_waits_for_a_question_and_not_long() -> None:
@@ -186,17 +187,19 @@ def test_the_answer_to_a_node_whose_job_is_due_waits_for_a_question_and_not_long
             mine = (process(0),)
             report = Report(node="n1", boot_id="b", agent_id="a", sequence=step, processes=mine, events=(said(step),))
             state.apply_report(report, 5.0 * step)
-        held = HeldAnswers(state, commands, 1.05, nobody)
+        held = HeldAnswers(state, commands, lambda node: 1.05, nobody)
         assert held.coming("n1", 302.0) is None
-        acted_on = HeldAnswers(state, commands, 1.05, {"7"}.__contains__).coming("n1", 302.0)
+        acted_on = HeldAnswers(state, commands, lambda node: 1.05, {"7"}.__contains__).coming("n1", 302.0)
         assert acted_on is not None
         assert await acted_on == ()
         assert held.coming("n9", 306.0) is None
-        assert HeldAnswers(state, commands, 1.0, nobody).coming("n1", 306.0) is None, "its next report is there as soon"
+        assert HeldAnswers(state, commands, lambda node: 1.0, nobody).coming("n1", 306.0) is None, (
+            "its next report is there as soon"
+        )
         coming = held.coming("n1", 306.0)
         assert coming is not None
         assert await coming == ()
-        coming = HeldAnswers(state, commands, 600.0, nobody).coming("n1", 306.0)
+        coming = HeldAnswers(state, commands, lambda node: 6.0, nobody).coming("n1", 306.0)
         assert coming is not None
         waits = asyncio.ensure_future(coming)
         await asyncio.sleep(0)
@@ -235,7 +238,7 @@ def test_who_was_asked_a_moment_ago_is_asked_again_without_a_reports_interval() 
     async def story() -> None:
         now = [100.0]
         state, commands = ClusterState(silent_after_s=600, report_lifetime_s=60), CommandQueue(lambda: now[0])
-        held = HeldAnswers(state, commands, 600.0, frozenset[str]().__contains__)
+        held = HeldAnswers(state, commands, lambda node: 600.0, frozenset[str]().__contains__)
         assert held.coming("n1", now[0]) is None
         first = asyncio.ensure_future(commands.ask("n1", DumpStacks(id="a", job_id="7", restarts=0), 600.0))
         await asyncio.sleep(0)
@@ -264,7 +267,7 @@ def test_a_job_that_has_just_lost_a_rank_is_asked_without_a_reports_interval() -
         for sequence, mine in enumerate(((process(0), process(1)), (process(0),)), 1):
             report = Report(node="n1", boot_id="b", agent_id="a", sequence=sequence, processes=mine)
             state.apply_report(report, 5.0 * sequence)
-        held = HeldAnswers(state, commands, 1.05, frozenset[str]().__contains__)
+        held = HeldAnswers(state, commands, lambda node: 1.05, frozenset[str]().__contains__)
         for node in ("n1", "n2"):
             coming = held.coming(node, 11.0)
             assert coming is not None

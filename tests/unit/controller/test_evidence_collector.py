@@ -79,7 +79,7 @@ class Controller:
         self.config = parse_config(CONFIG)
         self.state = ClusterState(silent_after_s=600, report_lifetime_s=60)
         self.commands = CommandQueue()
-        self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=1.0, interval_s=1.0)
+        self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=1.0)
         self.journal = Journal(f"sqlite:///{directory}/journal.sqlite")
         self.judge, self.notifier = Judge(), Notifier()
         self.notes: list[str] = []

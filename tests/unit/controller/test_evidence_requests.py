@@ -48,7 +48,7 @@ class Place:
             report = Report(node=node, boot_id="b", agent_id="a", sequence=1, processes=mine)
             self.state.apply_report(report, NOW)
         self.commands = CommandQueue()
-        self.requests = EvidenceRequests(self.state, self.commands, probe_deadline_s=10.0, interval_s=5.0)
+        self.requests = EvidenceRequests(self.state, self.commands, probe_deadline_s=10.0)
 
     def fetched(self) -> list[tuple[str, Command]]:
         return [(node, command) for node in ("n1", "n2") for command in self.commands.pop(node)]

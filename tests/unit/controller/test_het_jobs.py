@@ -44,7 +44,7 @@ def test_ranks_of_every_component_are_ranks_of_the_job() -> None:
 def test_each_node_is_asked_about_the_number_that_it_knows_and_the_dump_is_one() -> None:
     async def story() -> None:
         state, commands = cluster(), CommandQueue()
-        requests = EvidenceRequests(state, commands, probe_deadline_s=10.0, interval_s=5.0)
+        requests = EvidenceRequests(state, commands, probe_deadline_s=10.0)
         wanted = Finding(
             kind=IncidentKind.COLLECTIVE_HANG, subject="job:7", truth=Truth.UNKNOWN, summary="", job_ids=("7",),
             wanted=(StackRequest(job_id="7"),),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
+from slurm_watchdog.controller.state.scan_schedule import (
+    AT_LEAST,
+    PROCESSES_A_TICK,
+    TICK_CPU_S,
+    ProcessBudget,
+    ScheduledJob,
+    choose,
+)
 
 
 def turn(number: int, *, size: int = 10, restless: bool = False, looked_at: float = 0.0) -> ScheduledJob:
@@ -44,3 +51,27 @@ def test_the_order_in_which_jobs_are_known_changes_nothing(rows: list[tuple[int,
     assert bool(chosen) == bool(turns)
     largest = max((each.size for each in turns), default=0)
     assert sum(each.size for each in turns if each.job_id in chosen) <= 1000 + 2 * largest
+
+
+def ticks(budget: ProcessBudget, cpu_s_per_process: float, *, there: int = 80_000, number: int = 20) -> int:
+    """What the budget is after so many ticks on one core."""
+    for _ in range(number):
+        budget.walked = min(budget.most, there)
+        budget.note(cpu_s_per_process * budget.walked)
+    return budget.most
+
+
+def test_a_slow_core_walks_over_fewer_processes_and_a_fast_one_over_all_that_a_tick_may() -> None:
+    budget = ProcessBudget()
+    assert ticks(budget, TICK_CPU_S / PROCESSES_A_TICK / 2) == PROCESSES_A_TICK
+    assert abs(ticks(budget, TICK_CPU_S / 6_000) - 6_000) <= 1
+    assert ticks(budget, 1.0) == AT_LEAST
+    assert ticks(budget, TICK_CPU_S / PROCESSES_A_TICK / 2) >= PROCESSES_A_TICK - 1, "it is as fast as before again"
+
+
+def test_one_slow_tick_and_a_small_cluster_change_little() -> None:
+    budget = ProcessBudget()
+    budget.walked = PROCESSES_A_TICK
+    budget.note(100 * TICK_CPU_S)
+    assert budget.most > PROCESSES_A_TICK // 2
+    assert ticks(ProcessBudget(), 1.0, there=AT_LEAST - 1) == PROCESSES_A_TICK

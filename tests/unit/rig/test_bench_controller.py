@@ -45,7 +45,7 @@ def test_the_fleet_is_a_cluster_of_jobs_that_make_progress(tmp_path: Path) -> No
         for index in range(shape.nodes):
             report = replace(report_of(shape, index, number, 0), agent_id=str(index), sequence=number)
             if shape.is_batch_host(index):
-                news = {"events": events_of(shape, index, number), "logs": logs_of(shape, index, number)}
+                news = {"events": events_of(shape, index, number - 1, number), "logs": logs_of(shape, index, number)}
                 report = replace(report, **news)
             assert state.apply_report(report, 5.0 * number) == "accepted"
     for job in state.view(26.0).jobs:

@@ -7,7 +7,7 @@ import socket
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import slurm_watchdog
 from slurm_watchdog.agent.collectors.collector import CollectorSpec
@@ -27,6 +27,9 @@ from slurm_watchdog.wire.redact_values import masked
 
 if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.spool import Waiting
+
+LONGEST_INTERVAL_S: Final = 30.0
+"""Half of the WatchdogSec= of the agent's unit, which takes each report for a sign of life."""
 
 
 def node_name(config: Settings) -> str:
@@ -57,6 +60,8 @@ class Agent:
         before = before or Handover()
         self.config, self.node, self.boot_id = config, node_name(config), read_boot_id()
         self.agent_id, self.sequence = uuid.uuid4().hex, 0
+        self.interval_s = config.agent.interval
+        """Between two reports: as configured, or longer where the controller asks for it."""
         self.context = context = make_context(config, self.node, self.boot_id, once, before.children)
         self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
@@ -106,7 +111,7 @@ class Agent:
             boot_id=self.boot_id,
             agent_id=self.agent_id,
             sequence=self.sequence,
-            interval_s=self.config.agent.interval,
+            interval_s=self.interval_s,
             agent_version=slurm_watchdog.__version__,
             hung_probes=self.probes.hung(now),
             results=self.commands.take_results(),
@@ -128,7 +133,9 @@ class Agent:
         self.commands.advance(now)
 
     def hear(self, reply: Reply, now: float) -> None:
-        """Takes what the controller says about the jobs here, and its commands."""
+        """Takes what the controller says about the jobs here, how often it wants reports, and its commands."""
+        if reply.interval_s is not None:
+            self.interval_s = max(self.config.agent.interval, min(reply.interval_s, LONGEST_INTERVAL_S))
         self.jobs.hear(reply.watch, reply.running, now)
         self.commands.watch_jobs(reply.watch, now, self.jobs.running(now))
         self.commands.accept(reply.commands, now)

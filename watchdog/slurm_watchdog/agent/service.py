@@ -218,8 +218,9 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
     loop.run_cadence(
         service.tick,
-        config.agent.interval,
+        lambda: agent.interval_s,
         signals,
+        loop.share_of(agent.node),
         service.wake_fds,
         service.between,
         metrics.count_tick,

@@ -7,6 +7,7 @@ import os
 import select
 import signal
 import socket
+import zlib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from types import FrameType
@@ -16,6 +17,11 @@ from slurm_watchdog.base import clock
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+
+def share_of(name: str) -> float:
+    """A number from 0 to 1 that is always the same for `name`, and evenly spread over many names."""
+    return zlib.crc32(name.encode(errors="surrogateescape")) / 2**32
 
 
 def next_due(due: float, now: float, interval_s: float) -> float:
@@ -150,14 +156,19 @@ def sleep(seconds: float) -> None:
 
 def run_cadence(
     tick: Callable[[float], bool],
-    interval_s: float,
+    interval_s: Callable[[], float],
     signals: Signals,
+    share: float = 0.5,
     wake_fds: Callable[[], Iterable[int]] = tuple,
     between: Callable[[float], None] = lambda now: None,
     took: Callable[[float], None] = lambda seconds: None,
     wanted_at: Callable[[], float] = lambda: float("inf"),
 ) -> None:
-    """Calls `tick(now)` every `interval_s` until a signal says stop, or `signals.restart` is set.
+    """Calls `tick(now)` every `interval_s()` until a signal says stop, or `signals.restart` is set.
+
+    After the first tick, and whenever `interval_s()` has become another, the next one comes after half an interval
+    and `share` (0 to 1) of another: where many machines were started in one moment, or are asked for another interval
+    one after the other, each has a moment of its own within it.
 
     While it waits it calls `between(now)` whenever one of `wake_fds()` becomes readable, and at
     `wanted_at()`. Ticks stay on their grid: one that took long, or a pause of the whole process, delays the
@@ -165,7 +176,7 @@ def run_cadence(
     only then, systemd gets a sign of life. `took` is called with the duration of each tick.
     """
     due = clock.monotonic()
-    ready = False
+    ready, every_s = False, 0.0
     while not signals.stop and not signals.restart:
         now = clock.monotonic()
         if now >= due:
@@ -174,7 +185,9 @@ def run_cadence(
                 ready = True
             ended = clock.monotonic()
             took(ended - now)
-            due = next_due(due, ended, interval_s)
+            wanted_s = interval_s()
+            due = next_due(due, ended, every_s) if wanted_s == every_s else ended + (0.5 + share) * wanted_s
+            every_s = wanted_s
             continue
         soon = wanted_at()
         readable = wait_readable([signals.fileno(), *wake_fds()], min(due, soon) - now)

@@ -301,17 +301,17 @@ async def open_doors(
     With an OwnUser as `identity` agents come by his socket, and there is no port for them.
     """
     config = controller.config
-    own = isinstance(identity, OwnUser)
+    own, state = isinstance(identity, OwnUser), controller.state
     controller.personal = own
-    held = HeldAnswers(controller.state, controller.commands, config.agent.interval, controller.actions.is_busy)
+    held = HeldAnswers(state, controller.commands, state.agents.interval_s, controller.actions.is_busy)
     door = ReportEndpoint(
         identity=identity,
-        address_of=controller.state.address_of if config.security.check_node_address and not own else None,
+        address_of=state.address_of if config.security.check_node_address and not own else None,
         accept=controller.accept,
         metrics=controller.metrics,
         healthy=controller.healthy,
         interval_s=config.agent.interval,
-        knows_nodes=lambda: controller.state.slurm_at is not None,
+        knows_nodes=lambda: state.slurm_at is not None,
         is_active=is_active,
         coming=lambda node: held.coming(node, clock.monotonic()),
     )

@@ -44,9 +44,11 @@ from slurm_watchdog.controller.silences import Silences
 from slurm_watchdog.controller.slow_searches import SlowSearches
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
+from slurm_watchdog.controller.state.report_interval import ReportInterval
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.ledger.hang_place import REMEMBERED_S
+from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
@@ -100,10 +102,13 @@ class Controller:
             silent_after_s=config.controller.agent_silent_after,
             report_lifetime_s=config.controller.report_lifetime,
             partitions=config.jobs.partitions,
+            report_interval=ReportInterval(
+                usual_s=config.agent.interval,
+                max_reports_per_s=config.controller.max_reports_per_s,
+                longest_s=min(config.controller.report_lifetime, config.controller.agent_silent_after) / 2,
+            ),
         )
-        self.evidence = EvidenceRequests(
-            self.state, self.commands, probe_deadline_s=config.agent.probe_deadline, interval_s=config.agent.interval
-        )
+        self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=config.agent.probe_deadline)
         self.reach = Reach(self.state, outside.answers)
         self.controller_id = uuid.uuid4().hex
         self.started_at = clock.wall()
@@ -235,7 +240,15 @@ class Controller:
             running=self.state.running_on(report.node, now, self.judge.slurm_patience_s),
             controller_id=self.controller_id if self.state.slurm_at is not None else "",
             takes_changes=True,
+            interval_s=self._interval_for(report, now),
         )
+
+    def _interval_for(self, report: Report, now: float) -> float:
+        """How often its agent is to report at most. After a start few have been heard: so long none is to report more
+        often than it does."""
+        least_s = self.state.least_interval_s
+        starting = now - self.started_mono < self.config.controller.agent_silent_after
+        return max(least_s, report.interval_s) if starting else least_s
 
     # ------------------------------------------------------------------------------------ looking at Slurm
 
@@ -300,6 +313,7 @@ class Controller:
         incidents at once hold up no action and no report. What is judged is judged before it yields first."""
         now = clock.monotonic()
         self._busy.note(now, clock.thread_cpu())
+        self.state.follow_load(now, self._busy.share())
         began_before, self._last_began = self._last_began, now
         if began_before is not None and now - began_before > self._pause_s:
             log.warning("the controller was stalled for %.0f s: all timeouts start over", now - began_before)
@@ -309,7 +323,7 @@ class Controller:
         with self.metrics.tick_duration.time():
             self.writer.catch_up()
             self._record_itself(now)
-            findings = self.judge.detect(now)
+            findings = self._detect(now)
             self.evidence.serve(findings, now)
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
@@ -330,6 +344,12 @@ class Controller:
             self.metrics.show_crowds(self.crowds.update(self.state.left_out.lately(now), now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
+
+    def _detect(self, now: float) -> list[Finding]:
+        cpu_s = clock.thread_cpu()
+        findings = self.judge.detect(now)
+        self.state.scan_budget.note(clock.thread_cpu() - cpu_s)
+        return findings
 
     def _record_itself(self, now: float) -> None:
         """What decisions depend on and neither a report nor a listing says, as this tick begins."""
@@ -364,6 +384,7 @@ class Controller:
         """The series of it; of this tick, which is about to be complete."""
         self._newest = self.health(tick_age_s=0.0)
         self.metrics.show_health(self._newest, self.judge.incidents)
+        self.metrics.report_interval.set(self.state.report_interval_s)
         self.metrics.show_deliveries(self.notifier.deliveries())
 
     def _count_failure(self, kind: str) -> None:
@@ -402,6 +423,7 @@ class Controller:
                 acting=self.actions.under_way(clock.wall()),
                 deliveries=self.notifier.deliveries(),
                 busy_share=self._busy.share(),
+                report_interval_s=self.state.report_interval_s,
                 personal=self.personal,
             )
         )

@@ -174,3 +174,5 @@ class Reply(Struct, frozen=True, kw_only=True):
     """This controller understands reports of changes."""
     want_full: bool = False
     """It lacks the report that this one builds on, and has accepted nothing of it: the full report is to be sent."""
+    interval_s: float | None = None
+    """Between two reports of this agent from now on, where its own interval is shorter; None: as before."""

@@ -14,7 +14,6 @@ Probing says nothing about what it did not touch: a frozen filesystem answers a 
 from __future__ import annotations
 
 import os
-import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,7 +24,7 @@ from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ProbeDirectory, ProbeMountPoint
 from slurm_watchdog.agent.workers.worker import IDLE_S, Answer
-from slurm_watchdog.base.loop import next_due
+from slurm_watchdog.base.loop import next_due, share_of
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of
 from slurm_watchdog.model.observations import Blocked, MountProbe, NoAnswer, Process
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount
@@ -73,7 +72,7 @@ def wanted_mounts(
 def first_due(node: str, mount: str, interval_s: float, now: float) -> float:
     """When a mount is probed for the first time: spread over the interval, so that a cluster does not ask all
     at once."""
-    return now + interval_s * zlib.crc32(f"{node} {mount}".encode(errors="surrogateescape")) / 2**32
+    return now + interval_s * share_of(f"{node} {mount}")
 
 
 @dataclass

@@ -138,7 +138,7 @@ class JobObserver:
         before."""
         seen_s = view.progress.step_s if view.progress is not None else None
         step_s = seen_s or self._decision.step_s
-        return int(STARTS_SEEN_WITHIN * self._tools.report_every_s / step_s) if step_s else 0
+        return int(STARTS_SEEN_WITHIN * self._tools.state.report_interval_s / step_s) if step_s else 0
 
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""

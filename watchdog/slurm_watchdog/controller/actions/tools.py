@@ -23,7 +23,8 @@ class Tools:
     slurm: SlurmClient
     commands: CommandQueue
     limits: LadderLimits
-    command_deadline_s: float
+    probe_deadline_s: float
+    """What a node may take for a command that a filesystem holds up."""
     poll_s: float
     paused: Callable[[], bool]
     on_record: Callable[[ActionRun, OperationRecord], None]
@@ -36,11 +37,14 @@ class Tools:
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
-    report_every_s: float = 5.0
-    """Interval of the agents' reports."""
     drain_reason: str = "slurm-watchdog:"
     """Begins the reason of every drain of ours."""
     listing_is_new_after_s: float = 30.0
     """A listing that comes so long after a request began after it."""
     listing_lasts_s: float = 120.0
     """An older listing says nothing about now."""
+
+    @property
+    def command_deadline_s(self) -> float:
+        """For an answer to a command: a report to fetch it with, one that may just have left, and one to answer by."""
+        return 3 * self.state.report_interval_s + self.probe_deadline_s

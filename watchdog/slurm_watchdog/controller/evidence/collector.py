@@ -111,7 +111,6 @@ class Collector:
         self.store = EvidenceStore(config, ports.journal, ports.writer, ports.cluster.left_out, self._spawn)
         self._spread_s = config.controller.evidence_spread
         self._limit_s = config.ladder.evidence_limit
-        self._interval_s = config.agent.interval
         self._filesystem_stall = config.detectors.of(FilesystemStall)
         self._known = KnownCollections(limits.finished_kept)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -295,7 +294,7 @@ class Collector:
             id=uuid.uuid4().hex, job_id=process_job_id, restarts=found.job.restarts, expires_s=expires_s,
             dumps=found.dumps_asked, apart_s=self._spread_s / (DUMPS - 1), ras=found.ras_nodes[:1] == [node],
         )  # fmt: skip
-        result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
+        result = await self._agents.ask(node, command, expires_s + 3 * self._cluster.report_interval_s, found.job.uid)
         evidence = result.evidence
         if evidence is None or evidence.job_id != command.job_id:
             other = None if evidence is None else "it answered about another job"
@@ -321,7 +320,7 @@ class Collector:
             id=uuid.uuid4().hex, job_id=job_id, restarts=found.job.restarts, expires_s=expires_s, dumps=1, ras=True,
             only_ras=True,
         )  # fmt: skip
-        result = await self._agents.ask(node, command, expires_s + 3 * self._interval_s, found.job.uid)
+        result = await self._agents.ask(node, command, expires_s + 3 * self._cluster.report_interval_s, found.job.uid)
         if result.evidence is not None and result.evidence.job_id == job_id:
             found.ras = result.evidence.ras
 

@@ -34,36 +34,43 @@ class HeldAnswers:
     """One event loop owns it."""
 
     def __init__(
-        self, state: ClusterState, commands: CommandQueue, interval_s: float, is_acted_on: Callable[[str], bool]
+        self,
+        state: ClusterState,
+        commands: CommandQueue,
+        interval_s: Callable[[str], float],
+        is_acted_on: Callable[[str], bool],
     ):
-        """`is_acted_on`: whether an action about a job, by its id, is under way."""
-        self._state, self._commands, self._is_acted_on = state, commands, is_acted_on
-        self._hold_s = max(0.0, interval_s - BEFORE_NEXT_S)
+        """`interval_s`: how often a node, by its name, reports; `is_acted_on`: whether an action about a job is
+        under way, by its id."""
+        self._state, self._commands = state, commands
+        self._interval_s, self._is_acted_on = interval_s, is_acted_on
 
     def coming(self, node: str, now: float) -> Awaitable[tuple[Command, ...]] | None:
         """What will be asked of this node within moments; None if its answer need not wait for it. Nor does one to a
         node that has been asked: its agent sends one report after the other, and the next one has the stacks."""
-        hold_s = min(self._hold_s, self._commands.silent_s(node))
+        interval_s = self._interval_s(node)
+        hold_s = min(interval_s - BEFORE_NEXT_S, self._commands.silent_s(node))
         if hold_s <= 0.0:
             return None
-        if self._commands.asked_age_s(node) > AGAIN_S and not self._has_urgent_job(node, now):
+        if self._commands.asked_age_s(node) > AGAIN_S and not self._has_urgent_job(node, now, interval_s):
             return None
         return self._commands.arrival(node, hold_s)
 
-    def _has_urgent_job(self, node: str, now: float) -> bool:
+    def _has_urgent_job(self, node: str, now: float, interval_s: float) -> bool:
         jobs = (job.job_id for job, _ in self._state.jobs_on(node, now))
-        return any(self._is_urgent(job_id, now) or self._is_acted_on(job_id) for job_id in jobs)
+        return any(self._is_urgent(job_id, now, interval_s) or self._is_acted_on(job_id) for job_id in jobs)
 
-    def _is_urgent(self, job_id: str, now: float) -> bool:
+    def _is_urgent(self, job_id: str, now: float, interval_s: float) -> bool:
         run = self._state.runs.get(job_id)
-        return run is not None and (now - run.lost_at <= LOST_S or is_due(run, now))
+        return run is not None and (now - run.lost_at <= LOST_S or is_due(run, now, interval_s))
 
 
-def is_due(run: Run, now: float) -> bool:
-    """Whether most steps of this run have come after the time that has passed since its last one."""
+def is_due(run: Run, now: float, interval_s: float) -> bool:
+    """Whether most steps of this run have come after the time that has passed since its last one, and a report that
+    could say so is due, too: its paces are of more frequent ones where its agents report less often by now."""
     clock = main_clock(run.clocks) if run.phase is None else None
     usual_s = None if clock is None else due_after_s(clock.paces.recent_s())
     if clock is None or usual_s is None:
         return False
     since_s = now - max(clock.rose_at, run.saved_at, run.grace_from)
-    return DUE_SHARE * usual_s <= since_s <= LONG_DUE_S
+    return DUE_SHARE * max(usual_s, interval_s) <= since_s <= LONG_DUE_S

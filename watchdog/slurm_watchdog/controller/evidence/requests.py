@@ -40,12 +40,10 @@ REMEMBERED: Final = 1024
 class EvidenceRequests:
     """Keeps the tasks that are out. One event loop owns it."""
 
-    def __init__(self, state: ClusterState, commands: CommandQueue, *, probe_deadline_s: float, interval_s: float):
+    def __init__(self, state: ClusterState, commands: CommandQueue, *, probe_deadline_s: float):
         self._state = state
         self._commands = commands
-        self._patience_s = probe_deadline_s + 3 * interval_s
-        self._probe_every_s = min(PROBE_EVERY_S, 3 * interval_s)
-        self._dump_deadline_s = max(DUMP_DEADLINE_S, 3 * interval_s)
+        self._probe_deadline_s = probe_deadline_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._last: dict[str, float] = {}
         self._early = EarlyBudget()
@@ -79,7 +77,8 @@ class EvidenceRequests:
         self._spawn(key, self._dump_job(view.job, wanted, now))
 
     async def _dump_job(self, job: SlurmJob, wanted: StackRequest, asked_at: float) -> None:
-        deadline_s, restarts, places = self._dump_deadline_s, job.restarts, self._places_of(job)
+        deadline_s = max(DUMP_DEADLINE_S, 3 * self._state.report_interval_s)
+        restarts, places = job.restarts, self._places_of(job)
         results = await asyncio.gather(
             *(
                 self._commands.ask(
@@ -119,7 +118,7 @@ class EvidenceRequests:
         for node in wanted.nodes:
             key = f"probe:{node}:{wanted.uid}:{wanted.mount}"
             last_at = self._last.get(key, float("-inf"))
-            if key in self._tasks or now - last_at < self._probe_every_s:
+            if key in self._tasks or now - last_at < min(PROBE_EVERY_S, 3 * self._state.report_interval_s):
                 continue
             if not self._has_room(wanted.uid):
                 self._state.left_out.note("probes", node, uid=wanted.uid)
@@ -133,14 +132,15 @@ class EvidenceRequests:
         return len(probes) < PROBES and own < PROBES_OF_USER
 
     async def _probe_node(self, node: str, wanted: MountProbeRequest) -> None:
+        patience_s = self._probe_deadline_s + 3 * self._state.report_interval_s
         command = ProbeMount(
             id=uuid.uuid4().hex,
             mount=wanted.mount,
             directory=wanted.directory,
             uid=wanted.uid,
-            expires_s=self._patience_s,
+            expires_s=patience_s,
         )
-        result = await self._commands.ask(node, command, self._patience_s, wanted.uid)
+        result = await self._commands.ask(node, command, patience_s, wanted.uid)
         if result.probe is not None:
             # Which user asked is our word, not the node's.
             self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())

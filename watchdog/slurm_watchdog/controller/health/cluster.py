@@ -63,6 +63,8 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
     deliveries: Sequence[Delivery] = ()
     busy_share: float | None = None
     """See `busy`; None: not known."""
+    report_interval_s: float = 5.0
+    """Of each agent, as it was asked for."""
     personal: bool = False
     """Of a `run` or `attach`."""
 
@@ -166,7 +168,7 @@ def _controller(seen: HealthInputs) -> Iterable[Reason]:
     if seen.busy_share is not None and seen.busy_share >= FULL:
         yield _warning(
             f"the controller has taken {seen.busy_share:.0%} of a core for a minute: reports wait and decisions are "
-            "late; a longer agent.interval (10s), or a faster core, helps"
+            f"late; agents now report every {duration(seen.report_interval_s)}, and a faster core helps"
         )
     if seen.journal_error:
         yield _unknown(f"the journal cannot be written, so nothing is done ({seen.journal_error})")

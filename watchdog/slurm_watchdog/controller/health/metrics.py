@@ -100,6 +100,9 @@ class ControllerMetrics:
             "channel",
         )
         self._nodes = gauge("nodes", "Nodes by what their agents do", "state")
+        self.report_interval = gauge(
+            "report_interval_seconds", "Between two reports of an agent, as this controller has asked for"
+        )
         self.reports = counter("reports_total", "Reports received", "outcome")
         self.refused_connections = counter(
             "refused_connections_total", "Connections to the agents' port that were refused", "reason"

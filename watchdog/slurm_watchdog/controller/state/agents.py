@@ -53,6 +53,10 @@ class Agents:
         self._names: tuple[str, ...] = ()
         """Of all nodes that have reported, sorted; empty: to be sorted again."""
 
+    def __len__(self) -> int:
+        """How many nodes have ever reported."""
+        return len(self._agents)
+
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
         MAX_STRANGERS may, once it lists any."""
@@ -62,6 +66,11 @@ class Agents:
             return True
         self._left_out.note("nodes", "nodes that Slurm does not list")
         return False
+
+    def interval_s(self, node: str) -> float:
+        """How often the node reports, as its newest report says; 0 where none is kept."""
+        agent = self._agents.get(node)
+        return 0.0 if agent is None or agent.whole is None else agent.whole.interval_s
 
     def processes(self, node: str) -> tuple[Process, ...]:
         """The processes of the node's newest report; none where it is not kept."""

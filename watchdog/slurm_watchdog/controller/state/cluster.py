@@ -17,6 +17,7 @@ from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.report_bounds import within_bounds
+from slurm_watchdog.controller.state.report_interval import ReportInterval
 from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
 from slurm_watchdog.controller.state.run import Run, follow_start
 from slurm_watchdog.controller.state.run_updates import (
@@ -26,7 +27,7 @@ from slurm_watchdog.controller.state.run_updates import (
 )
 from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.runs import Runs
-from slurm_watchdog.controller.state.scan_schedule import ScheduledJob, choose
+from slurm_watchdog.controller.state.scan_schedule import ProcessBudget, ScheduledJob, choose
 from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, process_ids, remembered
 from slurm_watchdog.controller.state.supervisors import Supervisors
 from slurm_watchdog.controller.state.unreached import UnreachedNodes
@@ -48,8 +49,12 @@ KEPT_NODE_S = 86_400.0
 class ClusterState:
     """Everything that reports and Slurm said, and that still counts. Not thread-safe: one loop owns it."""
 
-    def __init__(self, *, silent_after_s: float, report_lifetime_s: float, partitions: Iterable[str] = ()):
+    def __init__(
+        self, *, silent_after_s: float, report_lifetime_s: float, partitions: Iterable[str] = (),
+        report_interval: ReportInterval | None = None,
+    ):  # fmt: skip
         self._report_lifetime_s = report_lifetime_s
+        self._report_interval = report_interval or ReportInterval()
         self.left_out = LeftOut()
         """What of all that reports say had no room here."""
         self.agents = Agents(silent_after_s, self.left_out)
@@ -96,6 +101,21 @@ class ClusterState:
         """Of the date before the clock of `now`."""
         self._watched_from: float | None = None
         self.unreached = UnreachedNodes()
+        self.scan_budget = ProcessBudget()
+
+    @property
+    def report_interval_s(self) -> float:
+        """How often each agent reports, as many as there are now."""
+        return self._report_interval.of(len(self.agents))
+
+    @property
+    def least_interval_s(self) -> float:
+        """No agent is to report more often, as many as there are now; 0: as often as it likes."""
+        return self._report_interval.least_s(len(self.agents))
+
+    def follow_load(self, now: float, busy_share: float | None) -> None:
+        """Takes how much of a core this controller took lately: agents report less often where it is too much."""
+        self._report_interval.follow(now, len(self.agents), busy_share)
 
     # ------------------------------------------------------------------------------------ feeding
 
@@ -294,13 +314,14 @@ class ClusterState:
             )
             for job_id, run in jobs.items()
         )
-        chosen = choose(turns)
+        chosen = choose(turns, self.scan_budget.most)
         views, looked_at = {}, set()
         for job_id, run in jobs.items():
             if run.looked is None or job_id in chosen:
                 run.looked, run.restless = (now, self._job_view(run, now)), False
                 looked_at.add(job_id)
             views[job_id] = run.looked[1]
+        self.scan_budget.walked = sum(len(jobs[job_id].processes) for job_id in looked_at)
         return replace(self._view(now, views), asked=asked), frozenset(looked_at)
 
     def _view(self, now: float, jobs: Mapping[str, JobView]) -> ClusterView:

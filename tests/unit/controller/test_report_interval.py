@@ -63,7 +63,15 @@ def test_once_there_is_room_again_reports_come_as_often_as_before() -> None:
 
 def test_without_a_measurement_nothing_changes() -> None:
     interval = ReportInterval()
+    interval.follow(0.0, 3_000, None)
     interval.follow(1000.0, 3_000, None)
+    assert interval.of(3_000) == 5.0
+
+
+def test_all_agents_that_come_at_once_after_a_start_are_no_lasting_load() -> None:
+    interval = ReportInterval()
+    for now, busy_share in ((0.0, None), (60.0, 1.0), (119.0, 1.0), (121.0, 0.7)):
+        interval.follow(now, 3_000, busy_share)
     assert interval.of(3_000) == 5.0
 
 

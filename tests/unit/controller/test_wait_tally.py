@@ -2,7 +2,14 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.controller.state.wait_tally import BLOCK_S, LONGEST_S, WaitTally, idle_shares
+from slurm_watchdog.controller.state.wait_tally import (
+    BLOCK_S,
+    LEAST_KEPT,
+    LONGEST_S,
+    WaitTally,
+    idle_shares,
+    kept_blocks,
+)
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock
 
@@ -62,3 +69,15 @@ def test_of_several_gpus_the_least_busy_one_counts_and_one_that_says_nothing_mak
         Gpu(uuid="c", index=2, pids=(8,)),
     )
     assert idle_shares(gpus) == {7: 0.75, 8: None}
+
+
+def test_of_very_many_ranks_less_of_the_past_is_kept() -> None:
+    assert [kept_blocks(ranks) for ranks in (0, 8, 40_000, 80_000, 1_000_000)] == [180, 180, 180, 104, LEAST_KEPT]
+    tally = WaitTally()
+    run(tally, 20 * BLOCK_S, 0.5)
+    assert len(tally.blocks()) >= 19
+    newest = tally.blocks()[-1]
+    tally.kept = 5
+    run(tally, 21 * BLOCK_S, 0.5, from_s=20 * BLOCK_S)
+    assert len(tally.blocks()) == 5
+    assert tally.blocks()[0].begin_at >= newest.begin_at - 4 * BLOCK_S

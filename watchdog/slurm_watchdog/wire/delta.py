@@ -11,6 +11,7 @@ Field by field: one function for both kinds of rows took 508 µs where this take
 from __future__ import annotations
 
 from collections.abc import Iterable
+from sys import intern
 from typing import Final
 
 from msgspec.structs import replace
@@ -63,6 +64,9 @@ def make_whole(before: Report, small: Report) -> Report | None:
         return None
     return replace(
         small,
+        node=before.node if before.node == small.node else small.node,
+        boot_id=before.boot_id if before.boot_id == small.boot_id else small.boot_id,
+        agent_id=before.agent_id,
         processes=processes,
         gpus=gpus,
         changes=None,
@@ -83,7 +87,7 @@ def _numbers(at: int, process: Process) -> ProcessNumbers:
 def _with_numbers(process: Process, row: ProcessNumbers) -> Process:
     return replace(
         process,
-        state=row.state,
+        state=intern(row.state),
         cpu_s=row.cpu_s,
         io_bytes=row.io_bytes,
         threads=row.threads,

@@ -24,7 +24,14 @@ temperatures."""
 
 def with_shared_values(report: Report) -> Report:
     """The same report."""
-    return replace(report, processes=tuple(map(_process, report.processes)), gpus=tuple(map(_gpu, report.gpus)))
+    return replace(
+        report,
+        node=intern(report.node),
+        boot_id=intern(report.boot_id),
+        agent_id=intern(report.agent_id),
+        processes=tuple(map(_process, report.processes)),
+        gpus=tuple(map(_gpu, report.gpus)),
+    )
 
 
 def _process(process: Process) -> Process:

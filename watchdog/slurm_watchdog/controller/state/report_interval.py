@@ -33,10 +33,12 @@ class ReportInterval:
     """No agent is asked to report less often: its reports would expire, or it would count as silent."""
     _by_load_s: float = 0.0
     """What a full core has asked for; 0: nothing."""
-    _changed_at: float = float("-inf")
+    _changed_at: float | None = None
 
     def follow(self, now: float, agents: int, busy_share: float | None) -> None:
         """Takes how much of a core the controller took lately; None: it is not known."""
+        if self._changed_at is None:
+            self._changed_at = now  # the start, too, has to be over: all agents come at once
         if busy_share is None or now - self._changed_at < SETTLED_S:
             return
         if busy_share > TOO_BUSY and self.of(agents) < self.longest_s:

@@ -11,6 +11,7 @@ from slurm_watchdog.controller.state.past_jobs import PastJobs
 from slurm_watchdog.controller.state.progress_clock import main_clock
 from slurm_watchdog.controller.state.run import Run, mark_unseen, new_run, started_at
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_snapshot
+from slurm_watchdog.controller.state.wait_tally import kept_blocks
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
@@ -57,6 +58,9 @@ class Runs:
     def begin_listing(self, before: Mapping[str, SlurmJob] | None) -> None:
         """A new listing is applied next. `before`: the jobs of the one before; None: there was none."""
         self._before = None if before is None else {name: job.state for name, job in before.items()}
+        kept = kept_blocks(sum(run.waits.ranks for run in self))
+        for run in self:
+            run.waits.kept = kept
 
     def drop_unlisted(self, jobs: Mapping[str, SlurmJob], now: float) -> None:
         """Jobs that Slurm does not list any more are past."""

@@ -22,6 +22,10 @@ LONGEST_S: Final = 200.0
 """Between two such readings: over a longer gap nothing is known."""
 KEPT_BLOCKS: Final = 180
 """Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
+LEAST_KEPT: Final = 75
+"""An hour before the change, and a quarter of one: enough for any but a small change."""
+MAX_BYTES: Final = 32 * 1024**2
+"""Of all runs together: of more than 46,000 ranks fewer blocks are kept."""
 KEPT_DUMPS: Final = 48
 ASLEEP: Final = frozenset("SDI")
 
@@ -49,9 +53,16 @@ class WaitTally:
     _open_at: float | None = None
     _counts: dict[RankKey, _Count] = field(default_factory=dict)
     """Of this block, and of the one before where nobody has looked at the rank since."""
-    _blocks: deque[WaitBlock] = field(default_factory=lambda: deque(maxlen=KEPT_BLOCKS))
+    kept: int = KEPT_BLOCKS
+    """So many blocks at most; see `kept_blocks`."""
+    _blocks: deque[WaitBlock] = field(default_factory=deque)
     _handed_out: tuple[WaitBlock, ...] | None = ()
     _dumps: deque[WaitDump] = field(default_factory=lambda: deque(maxlen=KEPT_DUMPS))
+
+    @property
+    def ranks(self) -> int:
+        """How many it counts."""
+        return len(self._counts)
 
     def note(self, key: RankKey, *, runnable_s: float | None, idle: float | None, at: float) -> None:
         """One look at a rank: how long it has run so far, and the share in which its GPU did nothing."""
@@ -115,12 +126,19 @@ class WaitTally:
                 gpu_idle=bytes(_share(each.gpu_idle, each.gpu_looks) for each in counts),
             )
         )  # fmt: skip
+        while len(self._blocks) > self.kept:
+            self._blocks.popleft()
         for count in counts:
             count.seconds = count.asleep_s = count.gpu_idle = 0.0
             count.gpu_looks, count.noted = 0, False
         # With the keys of the block: they are as many as the ranks.
         self._counts = dict(zip(keys, counts, strict=True))
         self._open_at, self._handed_out = at, None
+
+
+def kept_blocks(ranks: int) -> int:
+    """How many blocks each of the runs keeps that have so many ranks together: 4 bytes a rank and block."""
+    return max(LEAST_KEPT, min(KEPT_BLOCKS, MAX_BYTES // (4 * max(1, ranks))))
 
 
 def idle_shares(gpus: tuple[Gpu, ...]) -> Mapping[int, float | None]:

@@ -1,83 +1,73 @@
-"""What a pure function said of a series is remembered while the series may be asked about again, and not for ever."""
+"""What a pure function said of a series is remembered as long as the series is there, and no longer."""
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Mapping
+
 import pytest
 
-from slurm_watchdog.analysis.memo import MAX_VALUES, OF_ANSWER, by_identity
+from slurm_watchdog.analysis.memo import Series, by_identity
 
 
 @pytest.fixture
-def asked() -> list[tuple[float, ...]]:
+def asked() -> list[int]:
     return []
 
 
-def test_the_same_series_is_judged_once_for_the_same_arguments(asked: list[tuple[float, ...]]) -> None:
+def test_the_same_series_is_judged_once_for_the_same_arguments(asked: list[int]) -> None:
     @by_identity
     def largest(values: tuple[float, ...], least: float, *, most: float = 10.0) -> float:
-        asked.append(values)
+        asked.append(len(values))
         return min(most, max(least, *values))
 
-    series = (1.0, 2.0)
-    assert [largest(series, 0.0), largest(series, 0.0), largest(series, 5.0), largest(series, 5.0, most=3.0)] == [
-        2,
-        2,
-        5,
-        3,
-    ]
+    series = Series((1.0, 2.0))
+    found = [largest(series, 0.0), largest(series, 0.0), largest(series, 5.0), largest(series, 5.0, most=3.0)]
+    assert found == [2, 2, 5, 3]
     assert len(asked) == 3
-    assert largest((1.0, float(2)), 0.0) == 2.0, "an equal one is another one"
+    assert largest(Series(series), 0.0) == 2.0
+    assert len(asked) == 4, "an equal one is another one"
 
 
-def test_a_thousand_jobs_are_remembered_and_their_older_series_are_not(asked: list[tuple[float, ...]]) -> None:
+def test_two_functions_say_two_things_of_one_series(asked: list[int]) -> None:
     @by_identity
-    def first(values: tuple[float, ...]) -> float:
-        asked.append(values)
+    def first(values: tuple[int, ...]) -> int:
         return values[0]
 
-    jobs = [tuple(map(float, range(job, job + 200))) for job in range(1_000)]
-    for _ in range(3):
-        for series in jobs:
-            first(series)
-    assert len(asked) == len(jobs)
-    newer = [tuple(map(float, range(job, job + 200))) for job in range(3_000)]
-    for series in newer:
-        first(series)
-    asked.clear()
-    first(jobs[0])
-    first(newer[-1])
-    assert asked == [jobs[0]]
-
-
-def test_an_answer_with_a_part_for_each_rank_has_its_weight(asked: list[tuple[float, ...]]) -> None:
-    ranks = 400
-
     @by_identity
-    def of_ranks(values: tuple[float, ...]) -> dict[int, float]:
-        asked.append(values)
-        return dict.fromkeys(range(ranks), values[0])
+    def last(values: tuple[int, ...]) -> int:
+        return values[-1]
 
-    fitting = MAX_VALUES // (1 + 2 + OF_ANSWER * ranks)
-    series = [(float(n), 0.0) for n in range(fitting + 1)]
-    for each in series[:-1]:
-        of_ranks(each)
-    asked.clear()
-    for each in series[:-1]:
-        of_ranks(each)
-    assert asked == []
-    of_ranks(series[-1])
-    of_ranks(series[0])
-    assert asked == [series[-1], series[0]]
+    series = Series((1, 2, 3))
+    assert [first(series), last(series), first(series), last(series)] == [1, 3, 1, 3]
 
 
-def test_a_series_that_is_larger_than_all_that_is_remembered_is_remembered_alone(
-    asked: list[tuple[float, ...]],
-) -> None:
+def test_of_a_plain_tuple_nothing_is_remembered(asked: list[int]) -> None:
     @by_identity
-    def length(values: tuple[float, ...]) -> int:
-        asked.append(values)
+    def length(values: tuple[int, ...]) -> int:
+        asked.append(len(values))
         return len(values)
 
-    huge, small = (0.0,) * (MAX_VALUES + 1), (0.0,)
-    assert [length(huge), length(huge), length(small), length(small)] == [MAX_VALUES + 1, MAX_VALUES + 1, 1, 1]
-    assert asked == [huge, small]
+    assert [length((1, 2)), length(()), length((1, 2))] == [2, 0, 2]
+    assert asked == [2, 0, 2]
+
+
+def test_an_answer_goes_with_its_series() -> None:
+    class Answer(dict[int, float]):
+        pass
+
+    @by_identity
+    def of_ranks(values: tuple[float, ...]) -> Mapping[int, float]:
+        return Answer.fromkeys(range(400), values[0])
+
+    series = Series((0.5,))
+    gone = weakref.ref(of_ranks(series))
+    assert of_ranks(series) is gone()
+    del series
+    assert gone() is None
+
+
+def test_a_series_is_the_tuple_that_it_was_made_of() -> None:
+    series = Series((1.0, 2.0))
+    assert series == (1.0, 2.0)
+    assert {series: 1}[(1.0, 2.0)] == 1  # type: ignore[index]

@@ -83,7 +83,7 @@ def test_signals_set_flags_and_end_the_wait() -> None:
 
 def test_each_machine_has_a_moment_of_its_own_within_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     """Thousands that were started at once, and that hear one after the other of another interval."""
-    at = [0.0]
+    at, signals = [0.0], Signals()
 
     def wait(fds: object, seconds: float) -> list[int]:
         at[0] += seconds
@@ -93,7 +93,7 @@ def test_each_machine_has_a_moment_of_its_own_within_the_interval(monkeypatch: p
     monkeypatch.setattr(loop, "wait_readable", wait)
 
     def ticks(name: str) -> list[float]:
-        at[0], signals, seen = 0.0, Signals(), list[float]()
+        at[0], signals.stop, seen = 0.0, False, list[float]()
 
         def tick(now: float) -> bool:
             seen.append(now)

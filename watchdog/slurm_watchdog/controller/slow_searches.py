@@ -14,6 +14,7 @@ from math import exp
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.analysis.run_speed import RunSpeed, comparable, run_speed
 from slurm_watchdog.analysis.search_words import is_first_run, slow_node_words
 from slurm_watchdog.analysis.slow_node_search import SLOW, judge
@@ -179,7 +180,7 @@ class SlowSearches:
             if run.batches < GROWN * runs[-1].batches:
                 return
             runs = runs[:-1]
-        search = replace(known.search, runs=(*runs, run)[-MAX_RUNS:])
+        search = replace(known.search, runs=Series((*runs, run)[-MAX_RUNS:]))
         changed = replace(known, search=search, updated_at=self._wall())
         log.info(
             "job %s: run %d of its search, on %d nodes: %.4g s a step, +- %.2g %%, %d batches", job.job.job_id,

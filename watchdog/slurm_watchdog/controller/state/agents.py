@@ -53,10 +53,6 @@ class Agents:
         self._names: tuple[str, ...] = ()
         """Of all nodes that have reported, sorted; empty: to be sorted again."""
 
-    def __len__(self) -> int:
-        """How many nodes have ever reported."""
-        return len(self._agents)
-
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
         MAX_STRANGERS may, once it lists any."""

@@ -55,6 +55,8 @@ class ClusterState:
     ):  # fmt: skip
         self._report_lifetime_s = report_lifetime_s
         self._report_interval = report_interval or ReportInterval()
+        self._reporting = 0
+        """Agents that reported lately, as of the newest tick."""
         self.left_out = LeftOut()
         """What of all that reports say had no room here."""
         self.agents = Agents(silent_after_s, self.left_out)
@@ -106,16 +108,18 @@ class ClusterState:
     @property
     def report_interval_s(self) -> float:
         """How often each agent reports, as many as there are now."""
-        return self._report_interval.of(len(self.agents))
+        return self._report_interval.of(self._reporting)
 
     @property
     def least_interval_s(self) -> float:
         """No agent is to report more often, as many as there are now; 0: as often as it likes."""
-        return self._report_interval.least_s(len(self.agents))
+        return self._report_interval.least_s(self._reporting)
 
     def follow_load(self, now: float, busy_share: float | None) -> None:
-        """Takes how much of a core this controller took lately: agents report less often where it is too much."""
-        self._report_interval.follow(now, len(self.agents), busy_share)
+        """Takes how much of a core this controller took lately, as a tick begins: agents report less often where it is
+        too much, and where they are too many."""
+        self._reporting = len(self.agents.reporting(now))
+        self._report_interval.follow(now, self._reporting, busy_share)
 
     # ------------------------------------------------------------------------------------ feeding
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
 
+from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.controller.state.paces import Paces
 from slurm_watchdog.controller.state.step_history import DatedLines, StepHistory
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
@@ -66,7 +67,7 @@ class CounterClock:
     def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:
         """`times` and `losses`: the same tuples until one of them grows, so that nobody judges them twice."""
         if self._handed_out is None:
-            self._handed_out = tuple(self.times), tuple(self.losses)
+            self._handed_out = Series(self.times), Series(self.losses)
         return self._handed_out
 
     def grew(self) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from slurm_watchdog.analysis.memo import Series
+
 KEPT_PACES = 200
 """Recent ones: of steps that are read every 5 s, a quarter of an hour."""
 KEPT_PAUSES = 16
@@ -46,7 +48,7 @@ class Paces:
     def recent_s(self) -> tuple[float, ...]:
         """Oldest first; the same tuple until one more is added."""
         if self._handed_out is None:
-            self._handed_out = tuple(self._recent)
+            self._handed_out = Series(self._recent)
         return self._handed_out
 
     def longest_s(self, now: float) -> float:

@@ -49,8 +49,10 @@ class ProcessRates:
 
     worked_at: float | None = None
     """When it was last seen to have worked since the report before; None: never."""
-    _before: tuple[float, float, int | None] | None = None
-    """(when, CPU time, bytes) of that report."""
+    _looked_at: float | None = None
+    """When that report was; None: there was none."""
+    _looked_cpu_s: float = 0.0
+    _looked_io_bytes: int | None = None
 
     def update(self, process: Process, now: float) -> None:
         self._note_work(process, now)
@@ -75,17 +77,17 @@ class ProcessRates:
         self.at, self.cpu_s, self.io_bytes = now, process.cpu_s, process.io_bytes
 
     def _note_work(self, process: Process, now: float) -> None:
-        before = self._before
-        passed_s = LEAST_LOOK_S if before is None else now - before[0]
+        before_at, before_cpu_s, before_bytes = self._looked_at, self._looked_cpu_s, self._looked_io_bytes
+        passed_s = LEAST_LOOK_S if before_at is None else now - before_at
         if passed_s < LEAST_LOOK_S:
             return
-        self._before = (now, process.cpu_s, process.io_bytes)
-        if before is None:
+        self._looked_at, self._looked_cpu_s, self._looked_io_bytes = now, process.cpu_s, process.io_bytes
+        if before_at is None:
             self.worked_at = now
             return
-        counted = process.io_bytes is not None and before[2] is not None
-        moved_bytes = (process.io_bytes or 0) - (before[2] or 0) if counted else 0
-        if process.cpu_s - before[1] > WORKS_CPU * passed_s or moved_bytes > WORKS_BYTES_S * passed_s:
+        counted = process.io_bytes is not None and before_bytes is not None
+        moved_bytes = (process.io_bytes or 0) - (before_bytes or 0) if counted else 0
+        if process.cpu_s - before_cpu_s > WORKS_CPU * passed_s or moved_bytes > WORKS_BYTES_S * passed_s:
             self.worked_at = now
 
     def _note_state(self, state: str, now: float) -> None:

@@ -25,7 +25,7 @@ class ReportedProcesses:
         self, runs: Runs, filesystems: Filesystems, left_out: LeftOut, job_of: Callable[[str], SlurmJob | None]
     ):
         self._runs, self._filesystems, self._left_out, self._job_of = runs, filesystems, left_out, job_of
-        self._jobs_seen_on: dict[str, set[str]] = {}
+        self._jobs_seen_on: dict[str, tuple[str, ...]] = {}
         """Node -> the jobs with processes that are remembered there."""
         self._unlisted_on: dict[str, list[Run]] = {}
         """Node -> the runs of which its newest report does not hold every process."""
@@ -62,8 +62,8 @@ class ReportedProcesses:
                 note_look(run, key, process, idle.get(process.pid), made_at)
                 if process.blocked is not None:
                     self._filesystems.note_blocked(name, report.boot_id, process, made_at)
-        before = self._jobs_seen_on.get(report.node, set())
-        for job_id in sorted(before | present.keys()):
+        known = sorted(present.keys() | self._jobs_seen_on.get(report.node, ()))
+        for job_id in known:
             run = self._runs.get(job_id)
             seen = present.get(job_id, set())
             if run is None:
@@ -71,11 +71,9 @@ class ReportedProcesses:
             note_absent(run, report.node, seen, made_at)
             if seen and not only_trains(run, run.on_node[report.node]):
                 follow_training(run, made_at, report.interval_s)
-        self._jobs_seen_on[report.node] = {
-            job_id
-            for job_id in before | present.keys()
-            if (run := self._runs.get(job_id)) is not None and run.on_node.get(report.node)
-        }
+        self._jobs_seen_on[report.node] = tuple(
+            job_id for job_id in known if (run := self._runs.get(job_id)) is not None and run.on_node.get(report.node)
+        )
 
     def note_unlisted(self, report: Report, missing: Mapping[str, int]) -> None:
         """Of each run here how many processes are not among those of the report, or had no room."""

@@ -34,7 +34,7 @@ def note_process(run: Run, key: ProcessKey, process: Process, made_at: float) ->
     """One process as its node sees it now."""
     before = run.processes.get(key)
     if before is None:
-        run.on_node.setdefault(key[0], set()).add(key)
+        run.on_node.setdefault(key[0], {})[key] = None
         run.order = ()
         run.restless = True
     elif before[2] is not None:
@@ -71,8 +71,8 @@ def note_absent(run: Run, node: str, seen: set[ProcessKey], made_at: float) -> N
     """The processes of this run on a node that its report does not hold any more. Ranks and workers are gone
     since then, and remembered for an hour; anything else (a shell, a compiler) is forgotten: jobs of
     thousands of short processes are no rarity."""
-    mine = run.on_node.setdefault(node, set())
-    for key in () if len(mine) == len(seen) else sorted(mine - seen):
+    mine = run.on_node.setdefault(node, {})
+    for key in () if len(mine) == len(seen) else sorted(mine.keys() - seen):
         run.restless = True
         process, seen_at, gone_at = run.processes[key]
         gone_since = made_at if gone_at is None else gone_at

@@ -103,7 +103,12 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
         steps = run.steps or steps
     if not run.order:
         run.order = tuple(sorted(processes))
-    found = []
+    found, ages = [], dict[float, float]()
+
+    def age(at: float) -> float:
+        # The ranks of a node were seen at the same moment: their views hold the same number.
+        return ages.setdefault(at, now - at)
+
     for key in run.order:
         process, seen_at, gone_at = processes[key]
         if process.role is Role.RANK and process.step_id not in steps:
@@ -113,13 +118,13 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
             ProcessView(
                 node=key[0],
                 process=process,
-                seen_age_s=now - seen_at,
-                gone_s=None if gone_at is None else now - gone_at,
+                seen_age_s=age(seen_at),
+                gone_s=None if gone_at is None else age(gone_at),
                 cpu_ratio=None if rate is None else rate.cpu_ratio,
                 io_bytes_s=None if rate is None else rate.io_bytes_s,
-                storage_age_s=None if rate is None or rate.storage_at is None else now - rate.storage_at,
-                worked_age_s=None if rate is None or rate.worked_at is None else now - rate.worked_at,
-                quiet_s=None if rate is None or rate.busy_at is None else now - rate.busy_at,
+                storage_age_s=None if rate is None or rate.storage_at is None else age(rate.storage_at),
+                worked_age_s=None if rate is None or rate.worked_at is None else age(rate.worked_at),
+                quiet_s=None if rate is None or rate.busy_at is None else age(rate.busy_at),
             )
         )
     return tuple(found)

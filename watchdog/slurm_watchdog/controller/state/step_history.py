@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.base.midmean import midmean
 from slurm_watchdog.model.cluster_view import StepTime
 
@@ -50,7 +51,7 @@ class StepHistory:
     def blocks(self) -> tuple[StepTime, ...]:
         """Those that are full, oldest first; the same tuple until one more is."""
         if self._handed_out is None:
-            self._handed_out = tuple(block for level in reversed(self._levels) for block in level)
+            self._handed_out = Series(block for level in reversed(self._levels) for block in level)
         return self._handed_out
 
     def _close(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -24,8 +25,8 @@ KEPT_BLOCKS: Final = 180
 """Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
 LEAST_KEPT: Final = 75
 """An hour before the change, and a quarter of one: enough for any but a small change."""
-MAX_BYTES: Final = 32 * 1024**2
-"""Of all runs together: of more than 46,000 ranks fewer blocks are kept."""
+MAX_BYTES: Final = 24 * 1024**2
+"""Of all runs together: of more than 35,000 ranks fewer blocks are kept."""
 KEPT_DUMPS: Final = 48
 ASLEEP: Final = frozenset("SDI")
 
@@ -102,7 +103,7 @@ class WaitTally:
     def blocks(self) -> tuple[WaitBlock, ...]:
         """Those that are full, oldest first; the same tuple until one more is."""
         if self._handed_out is None:
-            self._handed_out = tuple(self._blocks)
+            self._handed_out = Series(self._blocks)
         return self._handed_out
 
     def dumps(self) -> tuple[WaitDump, ...]:

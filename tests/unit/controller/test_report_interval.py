@@ -17,14 +17,14 @@ from tests.builders.busy_controller import make
 
 
 @pytest.mark.parametrize(
-    ("agents", "interval_s"), [(0, 5.0), (1, 5.0), (4_000, 5.0), (4_001, 6.0), (10_000, 13.0), (50_000, 15.0)]
+    ("agents", "interval_s"), [(0, 5.0), (1, 5.0), (5_000, 5.0), (5_001, 6.0), (10_000, 10.0), (50_000, 10.0)]
 )
 def test_the_more_agents_the_longer_their_interval_within_what_a_report_lasts(agents: int, interval_s: float) -> None:
     assert ReportInterval().of(agents) == interval_s
 
 
 def test_a_few_agents_may_report_as_often_as_they_like() -> None:
-    assert [ReportInterval().least_s(agents) for agents in (0, 1, 800)] == [0.0, 0.0, 0.0]
+    assert [ReportInterval().least_s(agents) for agents in (0, 1, 1_000)] == [0.0, 0.0, 0.0]
     assert ReportInterval(usual_s=30.0).of(10_000) == 30.0
 
 
@@ -41,23 +41,22 @@ def follow(interval: ReportInterval, share_of_rate: float, *, agents: int, minut
 
 def test_a_full_core_gets_fewer_reports_until_it_has_room_and_does_not_swing() -> None:
     seen = follow(ReportInterval(), 0.000_62, agents=10_000, minutes=60)
-    assert seen[0] == 13.0
-    assert seen[-1] == 13.0, "it has room with that"
-    slow = follow(ReportInterval(), 0.002, agents=3_000, minutes=60)
+    assert set(seen) == {10.0}, "it has room with that"
+    slow = follow(ReportInterval(), 0.001_7, agents=3_000, minutes=60)
     changes = [(at, after) for at, (before, after) in enumerate(pairwise(slow)) if before != after]
-    assert [after for _, after in changes] == [7.0, 9.0, 12.0]
+    assert [after for _, after in changes] == [7.0, 9.0]
     assert all(later - at >= SETTLED_S for (at, _), (later, _) in pairwise(changes))
-    assert 0.2 + 0.002 * 3_000 / slow[-1] < TOO_BUSY
+    assert 0.2 + 0.001_7 * 3_000 / slow[-1] < TOO_BUSY
 
 
 def test_once_there_is_room_again_reports_come_as_often_as_before() -> None:
     interval = ReportInterval()
-    assert follow(interval, 0.004, agents=3_000, minutes=60)[-1] == 15.0
+    assert follow(interval, 0.004, agents=3_000, minutes=60)[-1] == 10.0
     later = [interval.of(3_000)]
     for now in range(3600, 7200):
         interval.follow(float(now), 3_000, 0.3)
         later.append(interval.of(3_000))
-    assert sorted(set(later), reverse=True) == [15.0, 12.0, 9.0, 7.0, 5.0]
+    assert sorted(set(later), reverse=True) == [10.0, 8.0, 6.0, 5.0]
     assert later == sorted(later, reverse=True)
 
 

@@ -40,10 +40,10 @@ class Controller(Section):
         40.0, description="After this time without a report, what a node's processes do counts as unknown."
     )
     max_reports_per_s: float = Field(
-        800.0,
+        1000.0,
         description="Reports a second of all agents together. Where there are more nodes than this times "
-        "`agent.interval`, agents are asked to report less often (10,000 nodes: every 13 s), and so they are where a "
-        "core is full all the same. A rank's end and answers to the controller come at once in any case.",
+        "`agent.interval`, agents are asked to report less often, every 10 s at most, and so they are where a core is "
+        "full all the same. A rank's end and answers to the controller come at once in any case.",
         gt=0.0,
     )
     resolve_after: Seconds = Field(10.0, description="A condition has to be gone this long before its incident closes.")

@@ -44,7 +44,7 @@ from slurm_watchdog.controller.silences import Silences
 from slurm_watchdog.controller.slow_searches import SlowSearches
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
-from slurm_watchdog.controller.state.report_interval import ReportInterval
+from slurm_watchdog.controller.state.report_interval import LONGEST_S, ReportInterval
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.ledger.hang_place import REMEMBERED_S
@@ -105,7 +105,9 @@ class Controller:
             report_interval=ReportInterval(
                 usual_s=config.agent.interval,
                 max_reports_per_s=config.controller.max_reports_per_s,
-                longest_s=min(config.controller.report_lifetime, config.controller.agent_silent_after) / 2,
+                longest_s=min(
+                    LONGEST_S, config.controller.report_lifetime / 2, config.controller.agent_silent_after / 2
+                ),
             ),
         )
         self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=config.agent.probe_deadline)

@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.report_interval import SETTLED_S, TOO_BUSY, ReportInterval
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.slurm import SlurmView
 from tests.builders.busy_controller import make
+from tests.builders.views import slurm_job
 
 
 @pytest.mark.parametrize(
@@ -91,3 +94,13 @@ def test_each_reply_says_it_and_after_a_start_nobody_is_hurried(tmp_path: Path) 
         assert [reply(n, 13.0).interval_s for n in range(4)] == [8.0] * 4
         controller.tick()
         assert b"slurm_watchdog_report_interval_seconds 8.0" in controller.metrics.text()
+
+
+def test_jobs_of_agents_that_report_less_often_are_given_their_time() -> None:
+    for interval, later_s in ((ReportInterval(usual_s=1.0), 5.0), (ReportInterval(max_reports_per_s=0.125), 8.0)):
+        state = ClusterState(silent_after_s=40.0, report_lifetime_s=30.0, report_interval=interval)
+        state.apply_slurm(SlurmView(jobs=(slurm_job(),), nodes=()), 0.0)
+        state.apply_report(Report(node="n1", boot_id="b", agent_id="a", sequence=1), 1.0)
+        state.follow_load(1.0, None)
+        (job,) = state.view(1.0).jobs
+        assert job.read_later_s == later_s

@@ -51,6 +51,14 @@ def test_the_dead_rank_is_named_with_its_last_words_and_the_job_may_be_requeued(
     assert "3 of them wait in a collective" in finding.summary
 
 
+@pytest.mark.parametrize(("later_s", "truth"), [(5.0, Truth.OK), (10.0, Truth.BAD)])
+def test_a_step_that_was_read_with_a_later_report_may_have_been_made_with_the_dead_rank(
+    later_s: float, truth: Truth
+) -> None:
+    """Read 8 s after the rank ended."""
+    assert judge(**{**LINGERS, "progress": progress(32.0)}, read_later_s=later_s).truth is truth
+
+
 DIED_LATELY = (*(seen(r) for r in (0, 1, 2)), seen(3, gone_s=9.0))
 SUPERVISED: dict[str, Any] = {
     "processes": DIED_LATELY,

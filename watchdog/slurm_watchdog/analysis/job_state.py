@@ -7,8 +7,6 @@ from slurm_watchdog.model.cluster_view import ErrorLine, JobView, ProcessView
 
 FATAL = frozenset({"traceback", "python_exception", "cuda_oom", "cuda_error"})
 """Signatures of a line with which a training ends, if no step follows."""
-PROGRESS_SLACK_S = 5.0
-"""A step may be read this much later than it was made: the agent's default interval."""
 
 
 def has_ended(job: JobView) -> bool:

@@ -20,8 +20,8 @@ OF_LONGEST, LEAST_MARGIN_S = 1.1, 0.75
 """… and after more than each of the last hundred: by a tenth, and by as much as reports come unevenly. Of 200 equal
 times without memory the next one is beyond both less than once in a hundred: of a log that is read every 5 s, seven
 times an hour, and EARLY_DUMPS_AN_HOUR is for that."""
-READ_S = 8.0
-"""The log was read so lately, or nobody knows whether there is a step: one report every 5 s, and some slack."""
+READ_SLACK_S = 3.0
+"""The log was read within an interval of reports and so much more, or nobody knows whether there is a step."""
 LIFT = 1.5
 """The longest time between two steps of the last day has to be exceeded so many times, before anything is concluded."""
 UNSEEN_SHARE = 0.5
@@ -69,4 +69,4 @@ def is_late(job: JobView) -> bool:
     if job.phase is not None or progress.phase is not None or progress.shared or progress.age_s < late_s:
         return False
     unseen_s = progress.age_s - progress.read_age_s
-    return progress.read_age_s <= READ_S and unseen_s >= UNSEEN_SHARE * late_s
+    return progress.read_age_s <= job.read_later_s + READ_SLACK_S and unseen_s >= UNSEEN_SHARE * late_s

@@ -11,12 +11,11 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import size
 from slurm_watchdog.knowledge.slurm_groups import step_of_group
-from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
 from slurm_watchdog.model.observations import Role
@@ -229,13 +228,13 @@ def why_not(kill: MemoryKill, run: JobView | PastRun, now: float) -> str:
     """Why this kill is not what the run ended with, or stands for, in words; empty where nothing speaks against it."""
     if isinstance(run, JobView):
         age_s = None if run.progress is None else run.progress.last_increase_age_s
-        since = age_s is not None and now - age_s > kill.at + PROGRESS_SLACK_S
+        since = age_s is not None and now - age_s > kill.at + run.read_later_s
         return f"job {run.job.job_id} has made steps since" if since else ""
     if run.touched_at is not None and run.touched_at < kill.at:
         return "the run was being ended by slurm-watchdog"
     if run.state == "COMPLETED" or (run.state in ENDED_FROM_OUTSIDE and kill.role is not Role.RANK):
         return f"the run is {run.state}"
-    if run.rose_at is not None and run.rose_at > kill.at + PROGRESS_SLACK_S:
+    if run.rose_at is not None and run.rose_at > kill.at + READ_LATER_S:
         return "the run made steps since"
     return "" if run.ended_at - kill.at <= ENDS_WITHIN_S else "the run did not end with it"
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_watchdog.analysis.held_processes import not_ended
-from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, dead_for_s, had_steps_to_make, last_words
+from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends, who_failed_first
 from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
@@ -71,7 +71,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
     known = who_failed_first(job, dead)
     first = known or max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
-    if progress.last_increase_age_s is not None and progress.last_increase_age_s + PROGRESS_SLACK_S < age_s:
+    if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
     if _are_many(len(dead) + unseen, len(ranks)):
@@ -115,7 +115,7 @@ def _was_not_over(job: JobView, first: ProcessView) -> bool:
     """Whether anything tells that the training had not come to its end when this rank left."""
     if had_steps_to_make(job):
         return True
-    if any(error.age_s <= dead_for_s(first) + PROGRESS_SLACK_S for error in job.errors):
+    if any(error.age_s <= dead_for_s(first) + job.read_later_s for error in job.errors):
         return True
     living, seats = _seats_of_survivors(job)
     busy = {each.rank for each in seats if each.view.busy_since is not None}

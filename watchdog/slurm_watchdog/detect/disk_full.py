@@ -33,8 +33,9 @@ FULL = re.compile(r"ENOSPC|EDQUOT|No space left on device|[Dd]isk quota exceeded
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
 SAME_LOOK_S = 0.1
 """A step and the error after it are often read in one look, and then have one time: which came first is not known."""
-NEXT_STEP_S = 6.0
-"""Until then, and for two steps, a job that trains on all the same shows it: agents report every 5 s."""
+NEXT_STEP_S = 1.0
+"""Until an interval of reports has passed, and so much more, and for two steps, a job that trains on all the same shows
+it."""
 NETWORK_TYPES = (
     "nfs",
     "lustre",
@@ -200,7 +201,7 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
         step_s = 0.0 if job.progress is None else job.progress.step_s or 0.0
         holds = ahead_s > -SAME_LOOK_S
         place.holds = place.holds or holds
-        place.stands = place.stands or ahead_s > 0 or (holds and age_s > NEXT_STEP_S + 2 * step_s)
+        place.stands = place.stands or ahead_s > 0 or (holds and age_s > job.read_later_s + NEXT_STEP_S + 2 * step_s)
 
 
 def _newer_write(view: ClusterView, found: tuple[str, MountProbe], at: float) -> bool:

@@ -26,7 +26,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import (
-    PROGRESS_SLACK_S,
     dead_for_s,
     had_steps_to_make,
     has_ended,
@@ -127,7 +126,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
     if (
         progress
         and progress.last_increase_age_s is not None
-        and progress.last_increase_age_s + PROGRESS_SLACK_S < dead_for_s(first)
+        and progress.last_increase_age_s + job.read_later_s < dead_for_s(first)
     ):
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
@@ -290,7 +289,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
     finding = replace(finding, duration_s=age_s, summary=nobody)
     if progress is None or not job.job.is_batch or has_ended(job):
         return finding.unknown(f"{nobody}; that its training was not over is not known")
-    if progress.last_increase_age_s is not None and progress.last_increase_age_s + PROGRESS_SLACK_S < age_s:
+    if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
         return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)

@@ -28,8 +28,8 @@ broken connection Slurm's own ping (SlurmdTimeout of slurm.conf(5)) has to come 
 back."""
 TRIES = 3
 """Connections in vain, 5 s apart."""
-LAST_STEPS_S = 15.0
-"""Three intervals of reports: the node lived for up to one after its last report, its job's lines are read up to one
+LAST_STEPS = 3
+"""Intervals of reports: the node lived for up to one after its last report, its job's lines are read up to one
 later, and reports are late now and then."""
 FRESH_S = 12.0
 """An agent that reports every 5 s was heard within this time, or it is as quiet as its node."""
@@ -127,7 +127,7 @@ def _stands(job: JobView, since_s: float) -> bool:
     progress = job.progress
     if progress is None or not is_late(job) or not is_unheard_of(progress):
         return False
-    return progress.age_s >= since_s - LAST_STEPS_S
+    return progress.age_s >= since_s - LAST_STEPS * job.read_later_s
 
 
 SPEC = DetectorSpec(

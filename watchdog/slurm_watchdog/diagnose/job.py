@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import not_ended, with_what_holds
-from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S, has_ended
+from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
@@ -116,7 +116,7 @@ def _verdict(
     if dead and living and _is_over(job, voted, living):
         return _left_over(f"{name} is over", place, base, voted, living)
     gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)
-    if dead and living and not _steps_since(job, gone_s - PROGRESS_SLACK_S):
+    if dead and living and not _steps_since(job, gone_s - job.read_later_s):
         named, live_on = _named(dead, "is gone"), _count(len(living), "rank lives", "ranks live")
         return _hangs(base, "lingering_job", f"{name} lost {describe_all(named)}{place}; {live_on} on.", named)
     stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]

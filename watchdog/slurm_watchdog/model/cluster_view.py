@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice
+from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.collective_records import RecordSet
@@ -22,6 +23,9 @@ from slurm_watchdog.model.rank_waits import WaitBlock, WaitDump
 from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob
 from slurm_watchdog.model.supervisor import SupervisorStatus
+
+READ_LATER_S: Final = 5.0
+"""The agents' interval as shipped."""
 
 
 class NoData(Exception):
@@ -222,6 +226,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     job: SlurmJob
     run_age_s: float
     """Since this run was first seen, or since a grace was granted."""
+    read_later_s: float = READ_LATER_S
+    """A line of a log may be read, and a step be seen, so much later than it was written: the agents' interval."""
     step_id: str | None = None
     """The Slurm step of its ranks, as far as is known."""
     processes: tuple[ProcessView, ...] = ()

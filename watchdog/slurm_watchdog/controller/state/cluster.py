@@ -32,7 +32,7 @@ from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, 
 from slurm_watchdog.controller.state.supervisors import Supervisors
 from slurm_watchdog.controller.state.unreached import UnreachedNodes
 from slurm_watchdog.model.actions import Fence
-from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.report import JobDirectives, Report
@@ -371,8 +371,12 @@ class ClusterState:
         nodes = in_use(run.job, supervisor)
         job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
         silent = tuple(node for node in nodes if not self.agents.reports(node, now))
-        return job_view(run, job, now, self.nodes, self.gpus, silent, supervisor=supervisor,
-                        without_ranks=left_behind(run.job, supervisor).intersection(nodes))  # fmt: skip
+        without_ranks = left_behind(run.job, supervisor).intersection(nodes)
+        view = job_view(
+            run, job, now, self.nodes, self.gpus, silent, supervisor=supervisor, without_ranks=without_ranks
+        )  # fmt: skip
+        interval_s = self.report_interval_s
+        return replace(view, read_later_s=interval_s) if interval_s > READ_LATER_S else view
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node. What a restart has left behind on a node

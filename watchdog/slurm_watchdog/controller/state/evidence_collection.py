@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.job_state import PROGRESS_SLACK_S
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
@@ -221,7 +220,7 @@ def own_words_of(found: Collected, view: JobView, now: float) -> tuple[OwnWords,
     have been, on that node."""
     known = {(rank.node, rank.process.rank) for rank in view.ranks}
     age_s = view.progress.age_s if view.progress is not None else view.run_age_s
-    since = now - age_s - PROGRESS_SLACK_S
+    since = now - age_s - view.read_later_s
     fresh = [each for each in found.own_words if each[:2] in known and each[2] >= since]
     return tuple(
         OwnWords(node=node, rank=rank, age_s=max(0.0, now - at), text=text)

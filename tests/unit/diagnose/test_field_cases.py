@@ -1,0 +1,67 @@
+"""Logs in the layouts of public threads (tests/captures/field): text in, the answer of `scan-log` out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from slurm_watchdog.cli.main import main
+
+HERE = Path(__file__).parents[2] / "captures" / "field" / "logs"
+
+
+def cases(labels: Path) -> list[Any]:
+    """One parameter a label; `pending` ones must fail, so that a case that is right now says so."""
+    return [
+        pytest.param(
+            case,
+            id=case["file"],
+            marks=[pytest.mark.xfail(reason=case["pending"], strict=True)] if "pending" in case else [],
+        )
+        for case in yaml.safe_load(labels.read_text())
+    ]
+
+
+def scanned(path: Path) -> list[dict[str, Any]]:
+    """What `scan-log --json` says of a file, or of the files of a folder together."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    done = CliRunner().invoke(main, ["scan-log", "--json", *map(str, files)])
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["files"]
+    assert done.exit_code == (0 if all(row["healthy"] for row in rows) else 1)
+    return rows
+
+
+def judged_wrong(case: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
+    """What of the answer is not as the label says; empty: it is right."""
+    verdict = next((row["verdict"] for row in rows if row["verdict"] is not None), None)
+    wrong = []
+    steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
+    if "last_step" in case and max(steps, default=None) != case["last_step"]:
+        wrong.append(f"last step {max(steps, default=None)}")
+    if verdict is None or not case["incident"]:
+        return [*wrong, *([f"verdict {verdict}"] if (verdict is not None) != case["incident"] else [])]
+    if verdict["class"] not in case["cls"]:
+        wrong.append(f"class {verdict['class']}")
+    named = [verdict["rank"]] if verdict["rank"] is not None else verdict["missing_ranks"] or [None]
+    if not set(named) <= set(case["ranks"]):
+        wrong.append(f"ranks {named}")
+    if verdict["host"] not in case["hosts"]:
+        wrong.append(f"host {verdict['host']}")
+    causes = [error["text"] for row in rows for error in row["errors"] if error["role"] == "cause"]
+    shown = {
+        "cause": "\n".join([verdict["text"], verdict["summary"], *causes]),
+        "summary": verdict["summary"],
+        "advice": json.dumps(verdict["hints"]),
+    }
+    wrong += [f"{key} {text}" for key, text in shown.items() if key in case and case[key] not in text]
+    return wrong
+
+
+@pytest.mark.parametrize("case", cases(HERE / "labels.yaml"))
+def test_a_log_of_the_field_is_read_right(case: dict[str, Any]) -> None:
+    assert judged_wrong(case, scanned(HERE / case["file"])) == []

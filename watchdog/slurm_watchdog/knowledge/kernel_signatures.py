@@ -23,6 +23,8 @@ from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.model.observations import FaultSeverity
 
+PARTS: Final = ("none", "memory", "cpu", "pcie", "nic", "disk", "filesystem", "heat", "gpu", "link")
+"""Parts of a machine that a line may be about; `none`: a program, a server, the kernel itself."""
 AS_INFORMATION: Final = 6
 """The kernel's level of dev_info and pci_info."""
 
@@ -42,6 +44,8 @@ class Signature:
     highest_level: int = 4
     """Of lines that may take a node away: the kernel's level (4: warning). Programs that crash write theirs
     as information (6)."""
+    part: str = "none"
+    """One of PARTS."""
 
 
 def kernel_row(fields: Fields) -> Signature:
@@ -57,6 +61,7 @@ def kernel_row(fields: Fields) -> Signature:
         fields.flag("excludes_node"),
         fields.flag("consequence"),
         AS_INFORMATION if fields.flag("as_information") else Signature.highest_level,
+        fields.choice("part", PARTS, required=False) or PARTS[0],
     )
 
 

@@ -326,6 +326,8 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     program's fault."""
     backlog: bool = False
     """It stood in the log before the agent was started."""
+    part: str = "none"
+    """The part of the machine that it is about: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none."""
 
 
 class Checkpoint(Struct, frozen=True, kw_only=True):

@@ -154,7 +154,7 @@ class KernelLogReader:
             repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid,
             process=fact.process,
             mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node,
-            backlog=backlog,
+            backlog=backlog, part=fact.part,
         )  # fmt: skip
 
     def _past(self, now: float) -> tuple[NodeEvent, ...]:

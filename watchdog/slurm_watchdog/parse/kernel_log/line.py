@@ -43,6 +43,8 @@ class KernelFact:
     mount: str | None = None
     server: str | None = None
     device: str | None = None
+    part: str = "none"
+    """The part of the machine: one of slurm_watchdog.knowledge.kernel_signatures.PARTS."""
 
 
 FREE_GATES: tuple[bytes, ...] = (
@@ -154,6 +156,7 @@ def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelF
         mount=_name(found.get("mount")),
         server=_name(found.get("server") or found.get("server2")),
         device=_name(found.get("device") or found.get("device2")),
+        part=row.part,
     )
     refine = _REFINEMENTS.get(row.name)
     return refine(fact, found) if refine else fact

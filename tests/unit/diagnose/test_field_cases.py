@@ -12,18 +12,21 @@ from click.testing import CliRunner
 
 from slurm_watchdog.cli.main import main
 
-HERE = Path(__file__).parents[2] / "captures" / "field" / "logs"
+FIELD = Path(__file__).parents[2] / "captures" / "field"
+FOLDERS = ("logs", "seeds")
 
 
-def cases(labels: Path) -> list[Any]:
+def cases() -> list[Any]:
     """One parameter a label; `pending` ones must fail, so that a case that is right now says so."""
     return [
         pytest.param(
+            FIELD / folder / case["file"],
             case,
-            id=case["file"],
+            id=f"{folder}/{case['file']}",
             marks=[pytest.mark.xfail(reason=case["pending"], strict=True)] if "pending" in case else [],
         )
-        for case in yaml.safe_load(labels.read_text())
+        for folder in FOLDERS
+        for case in yaml.safe_load((FIELD / folder / "labels.yaml").read_text())
     ]
 
 
@@ -62,6 +65,6 @@ def judged_wrong(case: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("case", cases(HERE / "labels.yaml"))
-def test_a_log_of_the_field_is_read_right(case: dict[str, Any]) -> None:
-    assert judged_wrong(case, scanned(HERE / case["file"])) == []
+@pytest.mark.parametrize(("path", "case"), cases())
+def test_a_log_of_the_field_is_read_right(path: Path, case: dict[str, Any]) -> None:
+    assert judged_wrong(case, scanned(path)) == []

@@ -122,6 +122,7 @@ def _settings(config_file: str | None) -> Settings:
     is wrong."""
     from slurm_watchdog.detect.collective_hang import CollectiveHang
     from slurm_watchdog.detect.loss_nan import LossNan
+    from slurm_watchdog.detect.loss_spike import LossSpike
     from slurm_watchdog.diagnose.logs.report import Settings
 
     if config_file is None:
@@ -132,7 +133,9 @@ def _settings(config_file: str | None) -> Settings:
     config = load_or_exit(config_file)
     put_in_force(config.site_texts)
     own = compile_patterns(config.jobs.progress_patterns)
-    return Settings(config.detectors.of(CollectiveHang), config.detectors.of(LossNan).steps, own)
+    spike = config.detectors.of(LossSpike)
+    steps = config.detectors.of(LossNan).steps
+    return Settings(config.detectors.of(CollectiveHang), steps, spike.deviations, spike.percent, own)
 
 
 def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
@@ -194,13 +197,15 @@ def _print(judged: RunReport) -> None:
 
 
 def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
+    notes = "".join(f"; {note}" for note in dict.fromkeys(note for row in rows for note in row["notes"]))
+    found = "training was done" if notes else "nothing wrong found; training was done"
     if any(row["finished"] for row in rows):
-        return "nothing wrong found; training was done."
+        return f"{found}{notes}."
     steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
     counts = any(row["progress"]["advancing"] for row in rows)  # of samples, or in an epoch of unknown length
     none = "; it made progress, in steps of unknown number." if counts else ", and no progress either."
     last = f"; its last step is {max(steps)}." if steps else none
-    return f"nothing wrong found{_ended_words(rows)}{last}"
+    return f"{'no error' if notes else 'nothing wrong'} found{_ended_words(rows)}{notes}{last}"
 
 
 def _ended_words(rows: Sequence[dict[str, Any]]) -> str:

@@ -25,7 +25,7 @@ from slurm_watchdog.analysis.search_words import is_first_run, search_facts, spe
 from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
-from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
@@ -231,9 +231,5 @@ SPEC = DetectorSpec(
     wants_evidence=True,
     site_may_act=True,
     alerts=("SlurmWatchdogSlow",),
-    hint=Hint(
-        usually="One GPU, link or node is slower than the rest, and the rest waits for it; or the storage is.",
-        try_next="Compare clocks and link widths of all nodes: slurm-watchdog test-nodes on those that are idle. The "
-        "watchdog searches for the node with each restart.",
-    ),
+    hint=hints_for("slow_job", "")[0],
 )

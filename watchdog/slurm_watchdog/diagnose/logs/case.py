@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.progress import NoNumber, Progress
+from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.silence import Silence
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
@@ -23,6 +23,8 @@ class Source:
     errors: list[FoundError]
     silence: Silence | None = None
     no_number: NoNumber | None = None
+    loss_jump: LossJump | None = None
+    slower: Change | None = None
     roles: dict[int, str] = field(default_factory=dict)
     """Of each error's place its role."""
     rank: int | None = None

@@ -37,7 +37,7 @@ MAX_STEP = 1 << 53
 SETUP_BYTES = 64 * 1024**2
 """So far from the beginning a log is searched for the size of the job."""
 TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
-"""Lines that are searched for a time behind the last line of progress, if that has none."""
+"""Lines that are searched for a time behind the last line that tells anything, if that has none."""
 SEEN_BYTES = 400
 """A line's time stands within its first characters."""
 HOST_SHARE = 0.1
@@ -64,7 +64,8 @@ class Fact:
     at: float | None = None
     """On the clock of the log; set when all is read."""
     until: Stamp | None = None
-    """Of the last line of progress, if it has no time: that of the next line with one, before which it was written."""
+    """Of the last line that tells anything, if it has no time: that of the next line with one, before which it was
+    written."""
 
 
 @dataclass
@@ -134,8 +135,8 @@ class Collector:
                 errors.append(place)
             else:
                 self._add_fact(number(place), text, self._context.with_context(fact))
-        steps = [p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is EventKind.PROGRESS]
-        self._date_the_last(data, steps[-1] if steps else -1)
+        telling = [p for p, (_, f) in zip(found.places, found.facts, strict=True) if f.kind is not EventKind.ERROR]
+        self._date_the_last(data, telling[-1] if telling else -1)
         if any(needle in data for needle in LONE_LOSS_NEEDLES):
             self._note_lone_losses(data, number)
         count = found.lines + (not data.endswith(b"\n"))
@@ -160,10 +161,10 @@ class Collector:
         self._facts.append(Fact(number, stamp_of(plain_line(text).lstrip()), fact, size, text[:300]))
 
     def _date_the_last(self, data: bytes, last_place: int) -> None:
-        """Of the last line of progress, if it has no time, looks for the next line that has one; `last_place`
-        is that line's in this block, -1 if it stood in an earlier one."""
+        """Of the last line that tells of a step, a phase or a checkpoint, if it has no time, looks for the next line
+        that has one; `last_place` is that line's in this block, -1 if it is in an earlier one."""
         if last_place >= 0:
-            newest = next((f for f in self._facts[:-64:-1] if f.fact.kind is EventKind.PROGRESS), None)
+            newest = self._facts[-1] if self._facts else None
             self._undated = newest if newest is not None and newest.stamp is None else None
             self._tries = 0
         if self._undated is None or self._tries >= MAX_TRIES:

@@ -1,14 +1,22 @@
-"""A run whose log has no error that ended it: whether it hangs, or trains on a loss that is no number. Pure."""
+"""A run whose log has no error that ended it: whether it hangs, trains on a loss that is no number, or became worse.
+Pure."""
 
 from __future__ import annotations
 
+from typing import Final
+
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.diagnose.logs.behind import stops_first
-from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, sentence
+from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, sentence
+
+STILL_TRAINS: Final = frozenset({"loss_nan", "loss_spike", "slow_job"})
+"""Verdicts on a run that makes steps."""
+SPIKE_IS_NEWS: Final = 100
+"""Steps since the loss is as before: three times what most spikes take. A run that came so far has left it behind."""
 
 
 def of_numbers(case: LogCase) -> LogVerdict | None:
-    """Nothing failed: does it hang, or does it train on what is no number?"""
+    """Nothing failed: does it hang, does it train on what is no number, or is it worse than it was?"""
     sources = case.sources
     if any(source.progress.finished for source in sources):
         return _of_loss(case)
@@ -32,7 +40,7 @@ def of_numbers(case: LogCase) -> LogVerdict | None:
             "hang", silence.line, number, f"{sentence(summary)} {sentence(first.reason)}", first.host, first.rank,
             missing=() if first.rank is None else (first.rank,), suspected=first.reason,
         )  # fmt: skip
-    return _of_loss(case)
+    return _of_loss(case) or _of_spike(case) or _of_speed(case)
 
 
 def _of_loss(case: LogCase) -> LogVerdict | None:
@@ -46,3 +54,41 @@ def _of_loss(case: LogCase) -> LogVerdict | None:
             )
             return LogVerdict("loss_nan", bad.line, number, sentence(summary))
     return None
+
+
+def _of_spike(case: LogCase) -> LogVerdict | None:
+    for number, source in enumerate(case.sources):
+        jump = source.loss_jump
+        if jump is not None and jump.steps_since <= SPIKE_IS_NEWS:
+            return LogVerdict("loss_spike", jump.line, number, sentence(spike_words(source)))
+    return None
+
+
+def _of_speed(case: LogCase) -> LogVerdict | None:
+    for number, source in enumerate(case.sources):
+        if source.slower is not None:
+            return LogVerdict("slow_job", source.slower.line, number, sentence(slower_words(source)))
+    return None
+
+
+def spike_words(source: Source) -> str:
+    """That the loss jumped; empty if it did not."""
+    jump = source.loss_jump
+    if jump is None:
+        return ""
+    at = f"step {jump.peak_step}" if jump.peak_step is not None else f"line {jump.line}"
+    back = f"step {jump.back_step}" if jump.back_step is not None else "the end"
+    after = "it is still high at the end" if jump.lasts else f"it was back by {back}"
+    return f"the loss jumped from {jump.usual:.3g} to {jump.peak:.3g} at {at} (line {jump.line}); {after}"
+
+
+def slower_words(source: Source) -> str:
+    """That steps take longer than before; empty if they do not."""
+    change = source.slower
+    if change is None:
+        return ""
+    since = f"step {change.step}" if change.step is not None else f"line {change.line}"
+    return (
+        f"steps take {change.percent:.1f} % longer since {since} (line {change.line}): "
+        f"{change.after_s:.4g} s, {change.before_s:.4g} s before"
+    )

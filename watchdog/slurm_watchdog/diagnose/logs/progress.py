@@ -9,6 +9,7 @@ from itertools import pairwise
 from math import isfinite
 from statistics import median, median_low
 
+from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, find_spikes
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
@@ -20,6 +21,15 @@ SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 LEAST_SPLIT = 5
 """Values on either side of a change in a series that is too short for slurm_watchdog.analysis.step_statistics."""
+EXCERPT_BEFORE, EXCERPT_AFTER, EXCERPT_APART = 3, 2, 3.0
+"""The same in an excerpt from the middle of a run, whose steps take EXCERPT_STEP_S or more and are averages therefore:
+it may be short, where both sides are that much further apart than each of them is wide."""
+EXCERPT_STEP, EXCERPT_STEP_S = 100, 10.0
+LEAST_LOSSES = 5
+"""Losses before a spike in an excerpt, or at the beginning of a run; there it has to be FEW_PERCENT high."""
+FEW_PERCENT = 25.0
+AS_BEFORE = 0.1
+"""Of a spike's height: the loss is as before where less is left of it at a log's end."""
 MAX_TIMES = 2000
 """Step times that are searched for changes: what is compared with all before it costs the square."""
 RECENT = 20
@@ -61,10 +71,27 @@ class Progress(Struct, frozen=True, kw_only=True):
 
 
 class Change(Struct, frozen=True, kw_only=True):
+    line: int
     step: int | None
     before_s: float
     after_s: float
     percent: float
+
+
+class LossJump(Struct, frozen=True, kw_only=True):
+    """A loss far above what it was for some steps."""
+
+    line: int
+    step: int | None
+    usual: float
+    peak: float
+    peak_step: int | None
+    lasts: bool
+    """Up to the end;"""
+    back_step: int | None
+    """else where it was usual again,"""
+    steps_since: int
+    """and how many were made after that."""
 
 
 class NoNumber(Struct, frozen=True, kw_only=True):
@@ -195,7 +222,9 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
     facts = main_facts(digest)
     if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
         return ()
-    times = _without_first(step_times(facts))
+    times = step_times(facts)
+    excerpt = _is_excerpt(facts, [seconds for _, seconds in times])
+    times = times if excerpt and len(times) < BASELINE else _without_first(times)
     logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
     changes: list[Change] = []
     for whole in _of_one_batch(times):
@@ -206,10 +235,16 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
             for before, after in pairwise(found):
                 changes.append(_change(same[after.begin][0], before.level, after.level))
         else:
-            split = _short_split(values, shift)
+            split = _short_split(values, shift, excerpt)
             if split is not None:
                 changes.append(_change(same[split][0], median(values[:split]), median(values[split:])))
     return tuple(change for change in changes if abs(change.percent) >= 100 * shift * 0.8)
+
+
+def read_slower(digest: Digest) -> Change | None:
+    """The change after which steps take longer, up to the end."""
+    changes = read_changes(digest)
+    return changes[-1] if changes and changes[-1].percent > 0 else None
 
 
 def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:
@@ -265,21 +300,29 @@ def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, floa
     return parts
 
 
-def _short_split(values: list[float], shift: float) -> int | None:
+def _is_excerpt(facts: Sequence[Fact], values: Sequence[float]) -> bool:
+    """Whether it begins in the middle of a run whose steps are long."""
+    return _count(facts[0]) > EXCERPT_STEP and bool(values) and min(values) >= EXCERPT_STEP_S
+
+
+def _short_split(values: list[float], shift: float, excerpt: bool) -> int | None:
     """In a short series: the place from which all values lie beyond all before it, by `shift` and far beyond
     their scatter."""
-    for place in range(LEAST_SPLIT, len(values) - LEAST_SPLIT + 1):
+    least_before, least_after = (EXCERPT_BEFORE, EXCERPT_AFTER) if excerpt else (LEAST_SPLIT, LEAST_SPLIT)
+    for place in range(least_before, len(values) - least_after + 1):
         before, after = values[:place], values[place:]
         low, high = sorted((before, after), key=median)
         apart = min(high) - max(low)
         spread = max(max(low) - min(low), max(high) - min(high))
-        if median(high) >= median(low) * (1 + shift) and apart > spread:
+        few = min(len(before), len(after)) < LEAST_SPLIT
+        if median(high) >= median(low) * (1 + shift) and apart > spread * (EXCERPT_APART if few else 1):
             return place
     return None
 
 
 def _change(fact: Fact, before: float, after: float) -> Change:
     return Change(
+        line=fact.line,
         step=fact.fact.step,
         before_s=round(before, 4),
         after_s=round(after, 4),
@@ -343,6 +386,36 @@ def _with_loss(digest: Digest) -> list[Fact]:
     ]
     usual = (reached[1] - reached[0]) / (len(with_loss) - 1)
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
+
+
+def read_loss_jump(digest: Digest, deviations: float, percent: float) -> LossJump | None:
+    """The last spike of the loss in the last run of the log."""
+    facts = [fact for fact in _with_loss(digest) if fact.fact.loss is not None and isfinite(fact.fact.loss)]
+    begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
+    facts = facts[begin:]
+    losses = [fact.fact.loss or 0.0 for fact in facts]
+    few = len(losses) < LEAST + NEWEST
+    spikes = find_spikes(
+        losses, deviations, max(percent, FEW_PERCENT) if few else percent, LEAST_LOSSES if few else LEAST
+    )
+    if not spikes:
+        return None
+    last = spikes[-1]
+    high = last.usual + AS_BEFORE * (losses[last.peak] - last.usual)
+    end = last.end
+    if end is None and losses[-1] < high:  # too few since to be sure in a run that continues
+        end = next(at + 1 for at in range(len(losses) - 1, -1, -1) if losses[at] >= high)
+    first, peak, back = facts[last.begin], facts[last.peak], None if end is None else facts[end]
+    return LossJump(
+        line=peak.line,
+        step=first.fact.step,
+        usual=last.usual,
+        peak=losses[last.peak],
+        peak_step=peak.fact.step,
+        lasts=back is None,
+        back_step=None if back is None else back.fact.step,
+        steps_since=0 if back is None else int(_count(facts[-1]) - _count(back)),
+    )
 
 
 def read_no_number(digest: Digest, times: int) -> NoNumber | None:

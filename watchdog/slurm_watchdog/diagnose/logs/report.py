@@ -10,7 +10,15 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
-from slurm_watchdog.diagnose.logs.progress import read_changes, read_no_number, read_phases, read_progress
+from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, slower_words, spike_words
+from slurm_watchdog.diagnose.logs.progress import (
+    read_changes,
+    read_loss_jump,
+    read_no_number,
+    read_phases,
+    read_progress,
+    read_slower,
+)
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import last_word, read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
@@ -29,6 +37,8 @@ class Settings:
 
     limits: LimitSettings
     nan_steps: int
+    spike_deviations: float = 8.0
+    spike_percent: float = 10.0
     own: tuple[Pattern, ...] = ()
 
 
@@ -51,7 +61,7 @@ class RunReport:
             "progress": {
                 "first_step": progress.first_step, "last_step": progress.last_step, "total_steps": progress.total_steps,
                 "lines": progress.lines, "last_line": progress.last_line,
-                "advancing": progress.advancing and (self.verdict is None or self.verdict.name == "loss_nan"),
+                "advancing": progress.advancing and (self.verdict is None or self.verdict.name in STILL_TRAINS),
                 "step_seconds_median": progress.step_seconds_median,
             },
             "phases": read_phases(source.digest),
@@ -63,6 +73,7 @@ class RunReport:
             "errors_left_out": max(0, len(source.errors) - len(errors)) + source.digest.left_out,
             "verdict": self._verdict(number),
             "healthy": self.verdict is None,
+            "notes": [] if self.verdict is not None else [words for words in (spike_words(source), slower_words(source)) if words],
             "finished": progress.finished,
             "world_size": self.ranks.world,
         }  # fmt: skip
@@ -151,6 +162,8 @@ def judge_job(
                 if digest.segments is None and path not in older
                 else None,
                 read_no_number(digest, settings.nan_steps),
+                read_loss_jump(digest, settings.spike_deviations, settings.spike_percent),
+                read_slower(digest),
                 rank=name.local if as_rank and name.rank is None else name.rank,
                 host=name.host,
                 part_of=older.get(path),

@@ -392,7 +392,9 @@ def read_loss_jump(digest: Digest, deviations: float, percent: float) -> LossJum
     """The last spike of the loss in the last run of the log."""
     facts = [fact for fact in _with_loss(digest) if fact.fact.loss is not None and isfinite(fact.fact.loss)]
     begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
-    facts = facts[begin:]
+    facts = [
+        fact for at, fact in enumerate(facts) if at == begin or (at > begin and _count(fact) > _count(facts[at - 1]))
+    ]
     losses = [fact.fact.loss or 0.0 for fact in facts]
     few = len(losses) < LEAST + NEWEST
     spikes = find_spikes(

@@ -73,10 +73,16 @@ class RunReport:
             "errors_left_out": max(0, len(source.errors) - len(errors)) + source.digest.left_out,
             "verdict": self._verdict(number),
             "healthy": self.verdict is None,
-            "notes": [] if self.verdict is not None else [words for words in (spike_words(source), slower_words(source)) if words],
+            "notes": self._notes(source),
             "finished": progress.finished,
             "world_size": self.ranks.world,
         }  # fmt: skip
+
+    def _notes(self, source: Source) -> list[str]:
+        """What a run without a verdict has left behind, or lived with to its end."""
+        if self.verdict is not None:
+            return []
+        return [words for words in (spike_words(source), slower_words(source)) if words]
 
     def _verdict(self, number: int) -> dict[str, Any] | None:
         verdict = self.verdict

@@ -112,6 +112,18 @@ def test_the_first_screen_and_an_incident_say_what_to_do_and_who_waits_for_whom(
     look_at(FixedController(*large_cluster(6)), look)
 
 
+def test_the_page_opens_with_a_name_and_a_password_in_its_address() -> None:
+    async def run() -> None:
+        async with (
+            serving(FixedController(*large_cluster(6)), person=SEES_ALL) as url,
+            Browser(url.replace("http://", "http://ann:secret@")) as browser,
+        ):
+            await browser.sees("What you have to do")
+            assert all(each.startswith(f"asked {url}") for each in browser.errors), browser.errors
+
+    asyncio.run(run())
+
+
 def test_a_filter_is_typed_kept_in_the_address_and_holds_where_that_is_opened() -> None:
     nodes = "[...document.querySelectorAll('.map .node')].map((each) => each.textContent.slice(0, 8)).join(' ')"
 

@@ -768,6 +768,28 @@ def test_check_config_prints_every_error_with_its_line_and_exits_with_2(tmp_path
     ]
 
 
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("notify: {slack: {webhook_url_file: 'https://hooks.example/T1'}}", "must be the name of a file that holds"),
+        ("notify: {slack: {webhook_url_file: secrets/slack}}", "must be an absolute path"),
+        ("mode: observe", "Warning: agent.controller_url: not set"),
+        ("detectors: {collective_hang: {floor: 1h}}", "is longer than the timeout of a collective"),
+        ("detectors: {checkpoint_overdue: {mode: act}}", "checkpoint_overdue.mode: act has no effect"),
+        ("policy: {kinds: {disk_full: {mode: act}}}", "policy.kinds.disk_full.mode: act has no effect"),
+    ],
+)
+def test_check_config_says_what_is_hardly_meant(tmp_path: Path, text: str, said: str) -> None:
+    file = tmp_path / "c.yaml"
+    file.write_text(text)
+    assert said in " ".join(run("check-config", str(file)).stdout.split())
+
+
+def test_help_is_no_command_but_what_it_says() -> None:
+    assert run("help").stdout == run("--help").stdout
+    assert run("help", "status").stdout == run("status", "--help").stdout
+
+
 def test_check_config_is_content_with_the_example(checkout: Path) -> None:
     result = run("check-config", str(checkout / "config.example.yaml"))
     assert (result.exit_code, "is fine: mode observe" in result.stdout) == (0, True)

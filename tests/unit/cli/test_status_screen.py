@@ -277,3 +277,11 @@ def test_forty_columns_show_what_matters_most_and_break_no_line() -> None:
     assert "3 s of 60 s" in shown
     assert "rank 3 on node0002" in " ".join(shown.split())
     assert all(heading in drawn(status(jobs=many), 20, 200) for heading in status_screen.HEADINGS)
+
+
+def test_a_hundred_columns_show_the_whole_sentence_of_an_incident() -> None:
+    sentence = (
+        "Job 7 hangs after step 120: no step for 61 s (limit 60 s); rank 3 (pid 4711 on node0002) waits for its lock"
+    )
+    shown = drawn(status(jobs=jobs({}), open=[{**OPEN, "summary": sentence}]), 30, 100)
+    assert sentence in " ".join(shown.split())

@@ -149,6 +149,14 @@ def test_a_stopped_rank_is_named_as_such() -> None:
     assert (found.kind, [c.rank for c in found.culprits]) == ("rank_stopped", [3])
 
 
+def test_a_stopped_rank_stands_in_a_group_that_is_stopped_and_not_one_that_runs() -> None:
+    found = said(job(processes=ranks(state="T"), progress=LATE), JobEvidence(snapshots=still(RECV, RECV, RECV, RECV)))
+    assert [(str(group.place), group.ranks) for group in found.groups] == [
+        ("waits in a collective", (0, 1, 2)),
+        ("is stopped", (3,)),
+    ]
+
+
 def test_a_rank_blocked_on_one_nodes_filesystem_is_named_with_its_file() -> None:
     view, filesystems = stuck(80.0, n1=True, n2=False)
     found = said(view, filesystems=filesystems)

@@ -332,11 +332,11 @@ def test_a_mail_server_that_is_not_there_is_tried_again_and_said(tmp_path: Path)
     [
         ("{name: a, type: pagerduty}", "key_file: required"),
         ("{name: a, type: teams}", "url_file: required"),
-        ("{name: a, type: template, url_file: f}", "template: required"),
-        ("{name: a, type: template, url_file: f, template: '{texts}'}", "{texts} is not known; known: text"),
-        ("{name: A b, type: teams, url_file: f}", "pattern"),
+        ("{name: a, type: template, url_file: /f}", "template: required"),
+        ("{name: a, type: template, url_file: /f, template: '{texts}'}", "{texts} is not known; known: text"),
+        ("{name: A b, type: teams, url_file: /f}", "pattern"),
         ("{name: a, type: sms}", "pagerduty"),
-        ("{name: a, type: teams, url_file: f, route: {kinds: [x]}}", "'x' is no kind"),
+        ("{name: a, type: teams, url_file: /f, route: {kinds: [x]}}", "'x' is no kind"),
         ("{name: a, type: email, sender: w@x.org, server: mail, to: [a@x.org]}", "HOST:PORT"),
         (
             "{name: a, type: email, sender: w@x.org, server: 'mail:25', encryption: none, to: [a@x.org]}",
@@ -348,7 +348,7 @@ def test_a_mail_server_that_is_not_there_is_tried_again_and_said(tmp_path: Path)
             "{name: a, type: email, sender: w@x.org, server: 'mail:25', owner: '{user}', to: [a@x.org]}",
             "is no mail address",
         ),
-        ("{name: a, type: teams, url_file: f}, {name: a, type: teams, url_file: g}", "two are called a"),
+        ("{name: a, type: teams, url_file: /f}, {name: a, type: teams, url_file: /g}", "two are called a"),
     ],
 )
 def test_a_receiver_that_cannot_work_is_refused(receiver: str, words: str) -> None:
@@ -359,8 +359,8 @@ def test_a_receiver_that_cannot_work_is_refused(receiver: str, words: str) -> No
 
 def test_every_receiver_has_its_channel_and_is_tried_by_the_self_test_whatever_its_route() -> None:
     config = parse_config(
-        "notify: {receivers: [{name: a, type: teams, url_file: f, route: {severity: [critical]}}, "
-        "{name: b, type: pagerduty, key_file: f}]}\n"
+        "notify: {receivers: [{name: a, type: teams, url_file: /f, route: {severity: [critical]}}, "
+        "{name: b, type: pagerduty, key_file: /f}]}\n"
     )
     channels = [each.channel for each in make_notifier(config, Journal("sqlite://").outbox).deliveries()]
     assert channels == ["to-a", "to-b"]

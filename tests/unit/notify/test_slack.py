@@ -280,6 +280,21 @@ def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
 
 
 @pytest.mark.parametrize(
+    ("summary", "headline"),
+    [
+        ("Rank 2 (pid 35 on n3) of job 7 is stopped (SIGSTOP): 3 ranks wait.", "Rank 2 on n3 of job 7 is stopped"),
+        ("Rank 3 (pid 41 on n1) of job 7 was killed (SIGKILL). 5 live on.", "Rank 3 on n1 of job 7 was killed"),
+        ("GPU 0 (GPU-77 (H100)) on n1 fell off the bus: Xid 79", "job 7: GPU 0 on n1 fell off the bus"),
+        ("Job 7 ended FAILED after step 39; rank 2 (pid 9) exited", "Job 7 ended FAILED after step 39"),
+        ("Job 7 writes to /a.b/c and waits", "Job 7 writes to /a.b/c and waits"),
+    ],
+)
+def test_the_headline_is_a_clause_with_its_verb(summary: str, headline: str) -> None:
+    header, _ = top_of(parent([notice(Topic.OPENED, incident=replace(INCIDENT, summary=summary))], "a", {}, whole=True))
+    assert header == f"\N{LARGE RED CIRCLE} {headline}"
+
+
+@pytest.mark.parametrize(
     ("last", "ends"),
     [
         (notice(Topic.DECIDED, decision=replace(DECISION, action=Action.REQUEUE)), "(requeued: under way)"),

@@ -61,7 +61,7 @@ def test_webhook_gets_every_event_in_order_with_values_by_their_names(journal: J
     assert (document["version"], document["cluster"]) == (1, "a")
     events = document["events"]
     assert [each["event"] for each in events] == ["opened", "diagnosed", "decided", "ended", "resolved"]
-    assert [each["urgent"] for each in events] == [False, False, False, True, False]
+    assert [each["needs_person"] for each in events] == [False, False, False, True, False]
     opened = events[0]
     assert opened["text"] == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
     assert opened["incident"]["kind"] == "collective_hang"

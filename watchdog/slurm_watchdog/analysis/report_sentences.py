@@ -7,18 +7,22 @@ from collections.abc import Sequence
 from slurm_watchdog.analysis.saved_time import Savings
 from slurm_watchdog.base.text import duration, plural
 
-LEAST_H = 0.05
-"""What is less reads as 0.0."""
+LEAST_H = 0.05  # what is less is not worth a sentence
+
+
+def node_time(hours: float) -> str:
+    """`127.5 node-hours`, below one hour `24 node-minutes`."""
+    return f"{hours:,.1f} node-hours" if hours >= 1 else plural(round(hours * 60), "node-minute")
 
 
 def head(when: str, jobs: int, allocated_h: float, measured_h: float, effective_h: float) -> str:
     """What the jobs had, and how much of it counted; hours are node-hours."""
-    had = f"{when} {plural(jobs, 'job')} had {allocated_h:,.1f} node-hours"
+    had = f"{when} {plural(jobs, 'job')} had {node_time(allocated_h)}"
     if measured_h <= 0:
         return f"{had}; no job's steps could be read."
     return (
-        f"{had}: of the {measured_h:,.1f} whose steps could be read {effective_h / measured_h:.1%} went into steps "
-        f"that were kept, and {measured_h - effective_h:,.1f} were lost."
+        f"{had}: of the {node_time(measured_h)} whose steps could be read {effective_h / measured_h:.1%} went into "
+        f"steps that were kept, and {node_time(measured_h - effective_h)} were lost."
     )
 
 
@@ -28,7 +32,7 @@ def to_be_noticed(hours: Sequence[tuple[str, float]], shown: int = 4) -> str:
         return ""
     kinds = ", ".join(f"{kind} {each:,.1f}" for kind, each in hours[:shown] if each >= LEAST_H)
     of = f" ({kinds})" if kinds else ""
-    return f"Of what was lost {whole_h:,.1f} node-hours were spent waiting to be noticed, before a report{of}."
+    return f"Of what was lost {node_time(whole_h)} were spent waiting to be noticed, before a report{of}."
 
 
 def would_have_saved(found: Savings) -> str:
@@ -37,7 +41,7 @@ def would_have_saved(found: Savings) -> str:
     if not found.observed:
         return f"Mode act would have restarted for nothing: {for_nothing}." if for_nothing else ""
     return (
-        f"In mode act {found.would_save_h:,.1f} node-hours more would have been saved, in "
+        f"In mode act {node_time(found.would_save_h)} more would have been saved, in "
         f"{plural(found.observed, 'run')}: from each decision that was only observed until the run, which made no step "
         "any more, ended"
         f"{f'; {for_nothing}' if for_nothing else ''}."
@@ -52,6 +56,6 @@ def saved(found: Savings) -> str:
         return f"What actions saved in {ended} is unknown: {why}." if found.unknown else ""
     of = f"; unknown for {found.unknown:,} without one to compare with" if found.unknown else ""
     return (
-        f"Actions saved {found.saved_h:,.1f} node-hours in {plural(found.compared, 'incident')}, against "
+        f"Actions saved {node_time(found.saved_h)} in {plural(found.compared, 'incident')}, against "
         f"{duration(found.usual_wait_s or 0.0)} that such incidents of the same jobs took without one (median){of}."
     )

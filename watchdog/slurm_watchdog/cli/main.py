@@ -55,7 +55,9 @@ class Program(click.Group):
     """The commands, and what holds for the output of each."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """As click's; keeps what was typed, for `invoke`."""
+        """As click's; keeps what was typed, for `invoke`. `help COMMAND` is `COMMAND --help`."""
+        if args[:1] == ["help"]:
+            args = [*args[1:], "--help"]
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 

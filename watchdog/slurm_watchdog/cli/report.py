@@ -10,7 +10,7 @@ from typing import IO, Any, Final
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
-from slurm_watchdog.analysis.report_sentences import head, saved, to_be_noticed, would_have_saved
+from slurm_watchdog.analysis.report_sentences import head, node_time, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -22,6 +22,7 @@ WEEK_S: Final = 7 * 86400.0
 HOUR_S: Final = 3600.0
 DATES: Final = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 SHOWN_JOBS, SHOWN_NODES = 15, 10
+ENOUGH_FAILURES: Final = 10  # the mean of fewer is known to a third at best: 1 / sqrt(n)
 SHOWN_SIZES: Final = 4
 """The largest numbers of nodes, for which an interval between checkpoints is said."""
 HEADINGS: Final = ("JOB", "NAME", "USER", "NODES", "RUNS", "NODE-HOURS", "EFFECTIVE", "LOST TO")
@@ -123,7 +124,7 @@ def show(found: Report, save_s: float) -> None:
     print()
     before_h = dict(found.to_be_noticed_h)
     lost = [
-        (cause, f"{hours:,.1f}", f"{hours / whole_h:.1%}", f"{before_h[cause]:,.1f}" if cause in before_h else "-")
+        (cause, _cell(hours), f"{hours / whole_h:.1%}", _cell(before_h[cause]) if cause in before_h else "-")
         for cause, hours in found.lost_h
     ]
     table(("LOST TO", "NODE-HOURS", "SHARE", "TO BE NOTICED"), lost)
@@ -135,11 +136,15 @@ def show(found: Report, save_s: float) -> None:
     _advise(found, save_s)
 
 
+def _cell(hours: float) -> str:
+    return f"{hours:,.1f}" if hours >= 1 else f"{hours * 60:.0f} min"
+
+
 def _row(job: JobTime) -> tuple[str, ...]:
-    lost = ", ".join(f"{cause} {hours:,.1f}" for cause, hours in job.lost_h[:4] if hours >= 0.05)
+    lost = ", ".join(f"{cause} {_cell(hours)}" for cause, hours in job.lost_h[:4] if hours >= job.allocated_h / 1000)
     share = "-" if job.share is None else f"{job.share:.1%}"
     return (
-        job.job_id, job.name, job.user, str(job.nodes), str(job.runs), f"{job.allocated_h:,.1f}", share, lost or "-",
+        job.job_id, job.name, job.user, str(job.nodes), str(job.runs), _cell(job.allocated_h), share, lost or "-",
     )  # fmt: skip
 
 
@@ -166,13 +171,16 @@ def advice(found: Report, save_s: float) -> Iterator[str]:
     if between_h is None:
         yield "No run failed, so nothing is said about the interval between checkpoints."
         return
+    often = f"{count(found.failures, 'run')} failed or had to be ended, one in {node_time(between_h)}"
+    if found.failures < ENOUGH_FAILURES:
+        yield f"{often}: too few to advise an interval between checkpoints."
+        return
     sizes = sorted({job.nodes for job in found.jobs})[-SHOWN_SIZES:]
     advised = [(checkpoint_interval(between_h * HOUR_S / size, save_s), size) for size in sizes]
     intervals = []
     for formula, same in groupby(advised, key=lambda each: each[0].formula):
         of_sizes = (f"{duration(interval.seconds)} on {count(size, 'node')}" for interval, size in same)
         intervals.append(f"{', '.join(of_sizes)} ({formula})")
-    often = f"{count(found.failures, 'run')} failed or had to be ended, one in {between_h:,.1f} node-hours"
     yield (
         f"{often}. With a checkpoint that holds the training up for {duration(save_s)} least is lost by saving every "
         f"{', '.join(intervals)}."

@@ -41,10 +41,7 @@ COLUMN_PRIORITY: Final = (0, 8, 9, 2, 5, 6, 4, 7, 1, 3, 10)
 """Columns, those first that are shown however narrow the screen is."""
 MAX_COLUMN_WIDTH: Final = 28
 """Of a column, when it is counted what fits: the names of nodes may be long."""
-NARROW_WIDTH: Final = 80
-"""Below so many columns sentences go on in the next line."""
-MAX_WRAPPED_LINES: Final = 3
-"""Lines of one of them."""
+MAX_WRAPPED_LINES: Final = 3  # of one sentence
 
 
 class History:
@@ -133,15 +130,9 @@ def job_row(job: Job, times_s: Sequence[float]) -> tuple[str, ...]:
 
 
 def _lines(text: str, width: int) -> list[str]:
-    """The sentence on one line, or on a narrow screen on a few."""
-    if width >= NARROW_WIDTH:
-        return [text]
+    """The sentence on as few lines as it takes; what the last one has no room for is cut when it is drawn."""
     lines = textwrap.wrap(text, width) or [""]
-    return (
-        [*lines[: MAX_WRAPPED_LINES - 1], " ".join(lines[MAX_WRAPPED_LINES - 1 :])]
-        if len(lines) > MAX_WRAPPED_LINES
-        else lines
-    )
+    return [*lines[: MAX_WRAPPED_LINES - 1], " ".join(lines[MAX_WRAPPED_LINES - 1 :])][: len(lines)]
 
 
 def frame(

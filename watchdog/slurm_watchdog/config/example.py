@@ -33,7 +33,7 @@ def _write_section(section: Section, out: list[str], indent: int) -> None:
         if isinstance(value, Section):
             if indent == 0:
                 out.append("")
-            out.extend(f"{pad}# {line}" for line in wrap(type(value).__doc__ or "", 100))
+            out.extend(f"{pad}# {line}" for line in wrap(" ".join((type(value).__doc__ or "").split()), 100))
             out.append(f"{pad}{name}:")
             _write_section(value, out, indent + 1)
             continue

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator
 
 from slurm_watchdog.config.receivers import Receiver, weekly_problems
-from slurm_watchdog.config.types import Seconds, Section, Span, is_url
+from slurm_watchdog.config.types import Seconds, Section, Span, file_problems, is_url
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
 _MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
@@ -60,6 +60,8 @@ class Slack(Section):
     )
 
     def problems(self) -> Iterator[str]:
+        yield from file_problems(self.webhook_url_file, "notify.slack.webhook_url_file")
+        yield from file_problems(self.token_file, "notify.slack.token_file")
         if self.token_file and self.webhook_url_file:
             yield "notify.slack.token_file: name a token or a webhook, not both"
         if self.token_file and not self.channel:
@@ -84,6 +86,8 @@ class Webhook(Section):
     weekly_report: str = Field("", description="As of `notify.slack`: an event `weekly_report`.")
 
     def problems(self) -> Iterator[str]:
+        yield from file_problems(self.url_file, "notify.webhook.url_file")
+        yield from file_problems(self.token_file, "notify.webhook.token_file")
         yield from weekly_problems(self.weekly_report, "notify.webhook.weekly_report")
 
 
@@ -113,6 +117,9 @@ class Heartbeat(Section):
     url_file: str = Field("", description="A file with its address, which may be a secret; empty = none is sent.")
     every: Span = Field(60.0, description="So often.")
     deadline: Span = Field(10.0, description="For one request.")
+
+    def problems(self) -> Iterator[str]:
+        yield from file_problems(self.url_file, "notify.heartbeat.url_file")
 
 
 class Notify(Section):

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.config.job_match import Globs
-from slurm_watchdog.config.types import Section, Span, split_address
+from slurm_watchdog.config.types import Section, Span, file_problems, split_address
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.knowledge.message_templates import PLACEHOLDERS, unknown_placeholders
 
@@ -91,6 +91,8 @@ class Receiver(Section):
         for name in NEEDED[self.type]:
             if not getattr(self, name):
                 yield f"{name}: required by type: {self.type}"
+        for name in ("key_file", "url_file", "token_file", "password_file"):
+            yield from file_problems(getattr(self, name), name)
         for name in sorted(unknown_placeholders(self.template)):
             yield f"template: {{{name[:40]}}} is not known; known: {', '.join(PLACEHOLDERS)}"
         yield from weekly_problems(self.weekly_report, "weekly_report")

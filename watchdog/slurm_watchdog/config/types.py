@@ -13,6 +13,8 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
+from slurm_watchdog.identity.secret_files import CREDENTIALS
+
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|min|h|d)")
@@ -54,7 +56,7 @@ def format_duration(seconds: float) -> str:
     for unit in ("d", "h", "min", "s"):
         if seconds >= _DURATION_UNITS_S[unit] and seconds % _DURATION_UNITS_S[unit] == 0:
             return f"{_number(seconds / _DURATION_UNITS_S[unit])}{unit}"
-    return f"{_number(seconds * 1000)}ms" if seconds < 1 else f"{_number(seconds)}s"
+    return f"{_number(seconds * 1000)}ms" if 0 < seconds < 1 else f"{_number(seconds)}s"
 
 
 def _number(value: float) -> str:
@@ -110,6 +112,14 @@ def is_url(text: str) -> bool:
 def address_problems(address: str, where: str) -> Iterator[str]:
     if split_address(address) == ("", 0):
         yield f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}"
+
+
+def file_problems(file: str, where: str) -> Iterator[str]:
+    """What is wrong with the name of a file that holds a secret; an empty name is fine."""
+    if "://" in file:
+        yield f"{where}: must be the name of a file that holds the address, and this is an address"
+    elif file and not file.startswith(("/", CREDENTIALS)):
+        yield f"{where}: must be an absolute path such as /etc/slurm-watchdog/secret, got {file!r}"
 
 
 def refuse(problems: Iterable[str]) -> None:

@@ -73,7 +73,7 @@ def diagnose(
         kind="unknown",
         summary="",
         ranks=len(ranks),
-        groups=voted.groups,
+        groups=_without_stopped(voted.groups, living),
         undumped=(*voted.undumped, *_missing(living, voted, gathered.silent)),
         missing=voted.missing,
         filesystems=filesystems,
@@ -90,6 +90,21 @@ def diagnose(
         stack_class=stack_class,
         hints=tuple(dict.fromkeys(hints))[:MAX_HINTS],
     )
+
+
+def _without_stopped(groups: Sequence[VoteGroup], living: Sequence[ProcessView]) -> tuple[VoteGroup, ...]:
+    """The groups of equal stacks, with the ranks that a signal or a debugger has stopped in groups of their own."""
+    stopped = {each.process.rank: each.node for each in living if each.process.state in ("T", "t")}
+    apart: list[VoteGroup] = []
+    for group in groups:
+        inside = tuple(rank for rank in group.ranks if rank in stopped)
+        others = tuple(rank for rank in group.ranks if rank not in stopped)
+        if others:
+            apart.append(replace(group, ranks=others))
+        if inside:
+            nodes = tuple(dict.fromkeys(stopped[rank] for rank in inside))
+            apart.append(replace(group, place=Place.STOPPED, ranks=inside, nodes=nodes))
+    return tuple(apart)
 
 
 def _weighed(named: Diagnosis, job: JobView, gathered: JobEvidence) -> Diagnosis:

@@ -50,6 +50,8 @@ class Place(StrEnum):
     REMOTE = "waits for a Ray object"
     GIL = "waits for the interpreter's lock"
     CRASH = "is crashing"
+    STOPPED = "is stopped"
+    """By a signal or a debugger: /proc says so, and no frame."""
     OTHER = "runs elsewhere"
 
 

@@ -135,9 +135,11 @@ def top(story: Sequence[Notice], cluster: str) -> Top:
 
 
 def _headline(incident: Incident) -> str:
-    """The first clause of what is wrong: `Job 4711 hangs after step 120`."""
-    clause = re.split(r"[:;(]\s|\s\(|\.$", incident.summary, maxsplit=1)[0]
-    return with_subject(incident, clause)
+    """The first clause of what is wrong, without its brackets: `Rank 2 on n3 of job 4711 is stopped`."""
+    text = re.sub(r"\(pid \d+ on (\S+?)\)", r"on \1", incident.summary)
+    while (shorter := re.sub(r"\s*\([^()]*\)", "", text)) != text:
+        text = shorter
+    return with_subject(incident, re.split(r"[:;]\s|\.(?:\s|$)", text, maxsplit=1)[0])
 
 
 def _state(story: Sequence[Notice]) -> str:

@@ -86,7 +86,6 @@ def event_json(notice: Notice, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
         "event": notice.topic.value,
         "at": notice.at,
         "text": message_of(notice).sentence,
-        "urgent": notice.urgent,
         "needs_person": notice.needs_person,
         "acknowledged_by": notice.acknowledged_by,
         "links": {

@@ -32,7 +32,7 @@ function ask(make, who, label, path, body) {
 }
 
 async function post(path, body) {
-  const answer = await fetch(path, { method: "POST", body: JSON.stringify(body), signal: AbortSignal.timeout(30000),
+  const answer = await fetch(here(path), { method: "POST", body: JSON.stringify(body), signal: AbortSignal.timeout(30000),
     headers: { "Content-Type": "application/json", "X-Slurm-Watchdog-Page": "1" } });
   const document = await answer.json();
   if (!answer.ok) throw Object.assign(new Error(document.error || answer.statusText), { code: document.code });

@@ -44,3 +44,10 @@ export function ranges(numbers) {
   }
   return found.map(([low, high]) => (low === high ? `${low}` : `${low}-${high}`)).join(", ");
 }
+
+// An address of this page without the name and password that its own may have: fetch refuses those, and the browser sends them anyway.
+export function here(path) {
+  const address = new URL(path, location.href);
+  address.username = address.password = "";
+  return address;
+}

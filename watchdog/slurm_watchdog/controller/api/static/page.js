@@ -2,7 +2,7 @@
 
 import { buttons } from "./actions.js";
 import { besidePeers, chart, rankGrid, rankLetter, timeline, whoWaits } from "./charts.js";
-import { clock, count, known, link, make, part, plain, seconds, svg } from "./dom.js";
+import { clock, count, here, known, link, make, part, plain, seconds, svg } from "./dom.js";
 
 const EVERY_MS = 5000;
 const main = document.getElementById("main");
@@ -258,7 +258,7 @@ function incidents(list) {
 // ------------------------------------------------------------------------------------------------ the whole
 
 async function ask(path) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(10000) });
+  const answer = await fetch(here(path), { signal: AbortSignal.timeout(10000) });
   const document = await answer.json();
   if (!answer.ok) throw Object.assign(new Error(document.error || answer.statusText), { status: answer.status });
   return document;

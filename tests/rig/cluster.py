@@ -58,6 +58,7 @@ from tests.rig.commands import ClusterError, as_user, run_command, search_path, 
 from tests.rig.debian_packages import ensure_packages, why_impossible
 from tests.rig.filesystems import empty, make_filesystem, set_frozen
 from tests.rig.node_process import NodeProcess
+from tests.rig.patience import Patience
 from tests.rig.process_facts import children, signals_held, start_time_ticks
 from tests.rig.rights import HELPER_UID, USER, USER_UID, Place, bind_parts, ensure_user, furnish
 
@@ -503,10 +504,10 @@ class Cluster:
         *logs: str,
     ) -> dict[str, str]:
         wanted = (state,) if isinstance(state, str) else tuple(state)
-        end = time.monotonic() + timeout_s
+        patience = Patience(timeout_s)
         fields: dict[str, str] = {}
         last = "nothing"
-        while time.monotonic() < end:
+        while patience.lasts():
             try:
                 fields = read()
             except ClusterError as error:  # slurmctld may be on its way

@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tests.rig.patience import Patience, busyness
+
 
 class ClusterError(Exception):
     """Something about the cluster did not work. The text says what, where, and what to do next."""
@@ -33,7 +35,9 @@ def run_command(
     shown = shlex.join(command)
     options.setdefault("env", os.environ | {"PATH": search_path()})
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=timeout_s, **options)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=timeout_s * busyness(), **options
+        )
     except FileNotFoundError as error:
         raise ClusterError(f"cannot run {shown}: {error}; call ensure_packages() first") from error
     except subprocess.TimeoutExpired as error:
@@ -62,10 +66,10 @@ def tail(path: Path, lines: int = 12) -> str:
 
 
 def wait_until(condition: Callable[[], object], timeout_s: float, interval_s: float = 0.05) -> bool:
-    """Ask again and again until `condition()` is true; False if it was not within `timeout_s`."""
-    end = time.monotonic() + timeout_s
+    """Ask again and again until `condition()` is true; False if it was not within `timeout_s` of an idle machine."""
+    patience = Patience(timeout_s)
     while not condition():
-        if time.monotonic() > end:
+        if not patience.lasts():
             return False
         time.sleep(interval_s)
     return True

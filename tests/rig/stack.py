@@ -15,6 +15,7 @@ import contextlib
 import http.client
 import json
 import os
+import re
 import secrets
 import signal
 import socket
@@ -27,6 +28,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.rig.cluster import Cluster
+from tests.rig.patience import Patience, busyness
 from tests.rig.rights import AGENT_UID, HELPER_SOCKET, agent_command, helper_command
 from tests.rig.slack_receiver import SlackReceiver
 
@@ -95,7 +97,8 @@ class Watchdog:
     """Agents and controller of one cluster. `settings` override QUICK, section by section; with `shipped`
     they override the configuration as it is shipped.
 
-    `agent_env`: what the agent of a node has in its environment besides.
+    `agent_env`: what the agent of a node has in its environment besides. `pace`: all those times are so many times
+    longer, for a machine that is busy.
     """
 
     def __init__(
@@ -108,6 +111,7 @@ class Watchdog:
         controller_env: Mapping[str, str] | None = None,
         agent_env: Callable[[str], Mapping[str, str]] | None = None,
         shipped: bool = False,
+        pace: float = 1.0,
     ):
         self.cluster = cluster
         self.nodes = tuple(nodes if nodes is not None else cluster.nodes)
@@ -121,7 +125,7 @@ class Watchdog:
         self._env = dict(cluster.env) | dict(controller_env or {})
         self._agent_env = agent_env
         base: Mapping[str, Mapping[str, Any]] = {} if shipped else QUICK
-        self._write_configuration(mode, (base, settings or {}))
+        self._write_configuration(mode, [slower(layer, pace) for layer in (base, settings or {})])
 
     def _write_configuration(self, mode: str, layers: Sequence[Mapping[str, Mapping[str, Any]]]) -> None:
         self.directory.mkdir(mode=0o755)
@@ -160,20 +164,24 @@ class Watchdog:
 
     def __enter__(self) -> Watchdog:
         try:
-            self.start_controller()
-            for node in self.nodes:
-                self.start_helper(node)
-            for node in self.nodes:
-                self.start_agent(node)
-            self.wait_for(
-                lambda: set(self.status()["nodes"]["reporting"]) >= set(self.nodes),
-                COMES_UP_S,
-                "every agent to report",
-            )
+            self.start()
         except BaseException:
             self.close()
             raise
         return self
+
+    def start(self) -> None:
+        """Starts everything, and waits until every agent has reported; leaves it up where that takes too long."""
+        self.start_controller()
+        for node in self.nodes:
+            self.start_helper(node)
+        for node in self.nodes:
+            self.start_agent(node)
+        self.wait_for(
+            lambda: set(self.status()["nodes"]["reporting"]) >= set(self.nodes),
+            COMES_UP_S,
+            "every agent to report",
+        )
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -304,7 +312,7 @@ class Watchdog:
             env=self._env,
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=timeout_s * busyness(),
             check=False,
         )
 
@@ -313,9 +321,10 @@ class Watchdog:
             return str(answer.read().decode())
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str = "") -> Any:
-        """The first true value of `condition`. Raises WatchdogError with the logs when there is none in time."""
-        deadline = time.monotonic() + timeout_s
-        while time.monotonic() < deadline:
+        """The first true value of `condition`. Raises WatchdogError with the logs when there is none in `timeout_s` of
+        an idle machine."""
+        patience = Patience(timeout_s)
+        while patience.lasts():
             with contextlib.suppress(OSError, http.client.HTTPException):
                 value = condition()
                 if value:
@@ -326,6 +335,19 @@ class Watchdog:
             for name in ("controller", *(f"{kind}-{n}" for n in self.nodes for kind in ("helper", "agent")))
         )
         raise WatchdogError(f"waited {timeout_s:g} s for {what or condition}\n{logs}")
+
+
+def slower(layer: Mapping[str, Any], pace: float) -> dict[str, Any]:
+    """Settings with each time in them `pace` times as long."""
+    longer: dict[str, Any] = {}
+    for key, value in layer.items():
+        if isinstance(value, Mapping):
+            longer[key] = slower(value, pace)
+        elif isinstance(value, str) and (time_of := re.fullmatch(r"(\d+)(ms|s)", value)):
+            longer[key] = f"{round(int(time_of[1]) * pace)}{time_of[2]}"
+        else:
+            longer[key] = value
+    return longer
 
 
 def _merge(into: dict[str, Any], layer: Mapping[str, Any]) -> None:

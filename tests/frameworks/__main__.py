@@ -20,6 +20,7 @@ from tests.frameworks.outcome import Outcome
 
 ROOT = Path(__file__).parents[2]
 SHIPPED_PATIENCE_S = 4500.0
+SHIPPED_PHASE_S = 150.0  # 2.5 times the limit of a step
 
 
 def options() -> argparse.Namespace:
@@ -51,7 +52,7 @@ def cases(args: argparse.Namespace, place: Path) -> Iterator[Case]:
             case = Case(framework, fault_named(name), place, args.python, hearer)
             case.directory = place / case.name
             if args.shipped:
-                case.limits, case.patience_s = {}, SHIPPED_PATIENCE_S
+                case.limits, case.patience_s, case.phase_s = {}, SHIPPED_PATIENCE_S, SHIPPED_PHASE_S
             yield case
 
 

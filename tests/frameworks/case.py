@@ -92,6 +92,8 @@ class Case:
     hearer: Hearer
     limits: dict[str, Any] = field(default_factory=lambda: SHORT)
     patience_s: float = 300.0
+    phase_s: float = 60.0
+    """How long the long save and the long evaluation last."""
     fault_at: float | None = None
 
     @property
@@ -161,6 +163,7 @@ class Case:
             "FAULT_RANK": str(self.rank),
             "FAULT_STEP": str(self.framework.fault_step),
             "FAULT_STEPS": str(self.framework.total),
+            "FAULT_SECONDS": str(self.phase_s),
             "FAULT_PLACE": str(self.directory / "truth"),
             "GLOO_SOCKET_IFNAME": "lo",
             "OMP_NUM_THREADS": "1",

@@ -6,10 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from slurm_watchdog.model.supervisor import STATUS_FILE, SupervisorStatus, parse_status, run_directory
 from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit_supervised, training
 from tests.rig.cluster import Cluster
-from tests.rig.stack import Watchdog
+from tests.rig.stack import ROOT, Watchdog
 
 Watch = Callable[..., Watchdog]
 
@@ -95,6 +97,42 @@ def test_a_node_without_power_is_left_out_once_slurm_has_lost_it_too(cluster: Cl
     assert action["end"]["ok"], action
     assert "in its allocation without n2" in action["end"]["detail"]
     assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")
+
+
+SAFE = yaml.safe_load((ROOT / "deploy" / "profiles" / "safe-act.yaml").read_text())["policy"]
+
+
+def lines_of(cluster: Cluster, job: str, words: str) -> list[str]:
+    text = (Path(cluster.directory) / "log" / f"job-{job}.out").read_text(errors="replace")
+    return [line for line in text.splitlines() if words in line]
+
+
+def test_a_node_without_power_is_left_out_by_the_supervisor_itself_where_the_site_only_observes(
+    cluster: Cluster, watch: Watch
+) -> None:
+    watchdog = watch(mode="observe", shipped=True)
+    job = submit_supervised(cluster, nodes=3, spares=1)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    cluster.kill_node("n2")
+    watchdog.wait_for(lambda: lines_of(cluster, job, "start 2 on n[1,3]"), 150, "the start without n2")
+    before = len(lines_of(cluster, job, "iteration"))
+    watchdog.wait_for(lambda: len(lines_of(cluster, job, "iteration")) > before + 5, 60, "the new start to train on")
+    assert lines_of(cluster, job, "Slurm has lost n2: the command is ended and started again without it")
+    assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")
+
+
+def test_a_node_without_power_and_without_a_spare_is_a_requeue_as_slurm_alone_would_have_made_it(
+    cluster: Cluster, watch: Watch
+) -> None:
+    watchdog = watch(mode="observe", shipped=True, settings={"policy": SAFE})
+    job = submit_supervised(cluster, nodes=2, spares=0)
+    training(watchdog, job, at_least=SAVE_INTERVAL + 2)
+    cluster.kill_node("n2")
+    watchdog.wait_for(lambda: cluster.job(job)["Restarts"] == "1", 150, "the requeue")
+    assert lines_of(cluster, job, "Slurm has lost n2, and the command cannot be started again here (no spare is left")
+    before = len(lines_of(cluster, job, "iteration"))
+    watchdog.wait_for(lambda: len(lines_of(cluster, job, "iteration")) > before + 5, 90, "the job to train on")
+    assert (cluster.job(job)["JobState"], cluster.job(job)["NodeList"]) == ("RUNNING", "n[1,3]")
 
 
 def test_where_the_supervisor_dies_over_its_order_the_job_is_requeued_once(cluster: Cluster, watch: Watch) -> None:

@@ -26,9 +26,12 @@ from slurm_watchdog.supervisor.state import (
     Forward,
     Look,
     Looked,
+    Lost,
     NotBegun,
+    NotRequeued,
     Ordered,
     Phase,
+    Requeue,
     Say,
     Settings,
     SignalSteps,
@@ -48,13 +51,15 @@ class Day:
 
     def __init__(
         self, count: int = 3, max_restarts: int = 3, end_at: float | None = None, nodes: tuple[str, ...] = NODES,
-        resume_option: tuple[str, ...] = (),
+        resume_option: tuple[str, ...] = (), least: int | None = None,
     ) -> None:  # fmt: skip
         allocation = Allocation(job_id="7", nodes=nodes, batch_host=nodes[0], end_at=end_at)
         self.now = 0.0
         self.said: list[str] = []
         self.old_steps: tuple[str, ...] = ()
-        settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts, resume_option=resume_option)
+        settings = Settings(
+            allocation=allocation, count=count, max_restarts=max_restarts, resume_option=resume_option, least=least
+        )
         self.run, actions = first(settings, self.now)
         self.did = self._keep(actions)
 
@@ -558,3 +563,51 @@ def test_a_command_that_ends_after_a_notice_leaves_the_rest_to_the_script() -> N
     long_ago.on(Looked({}))
     long_ago.ends(1)
     assert long_ago.run.phase is Phase.PAUSING, "an earlier start was told"
+
+
+def test_a_lost_node_is_left_out_without_an_order_and_an_order_about_it_meanwhile_is_carried_out() -> None:
+    day = Day().runs()
+    assert day.on(Lost(("n2",))) == [SignalSteps("TERM", ("0",)), Look(("n1", "n3", "n4"))]
+    assert day.order("0", ("n2",)) == []
+    day.on(Looked({}))
+    day.ends(143)
+    assert day.started_on == ("n1", "n3", "n4")
+    day.on(StepsSeen(("1",)))
+    status = status_of(day.run, 9)
+    assert (status.answer, status.restarts_left, status.avoided) == (OrderAnswer.STARTED, 2, ("n2",))
+
+
+@pytest.mark.parametrize(
+    ("day", "why"),
+    [
+        (Day(count=4), "no spare is left"),
+        (Day(max_restarts=0), "all of its 0 restarts are used up"),
+        (Day(end_at=65.0), "before the end of the job's time"),
+        (Day(count=4, least=4), "no spare is left"),
+    ],
+)
+def test_a_lost_node_without_which_the_command_cannot_run_is_a_requeue_or_the_end_of_the_job(
+    day: Day, why: str
+) -> None:
+    day.runs()
+    assert day.on(Lost(("n2",))) == [Requeue()]
+    assert why in day.said[-1]
+    assert day.on(Lost(("n2",))) == [Requeue()], "Slurm did not answer"
+    assert len(day.said) == 1
+    assert day.on(NotRequeued()) == [SignalSteps("TERM", ("0",))]
+    day.ends(143)
+    assert (day.run.phase, day.run.exit_code) == (Phase.OVER, 143)
+
+
+def test_a_command_that_can_run_on_fewer_nodes_does_so_where_no_spare_is_left() -> None:
+    day = Day(count=4, least=2).runs()
+    day.on(Lost(("n2",)))
+    day.on(Looked({}))
+    day.ends(143)
+    assert day.started_on == ("n1", "n3", "n4")
+
+
+def test_a_lost_node_changes_nothing_for_a_command_that_is_being_ended() -> None:
+    day = Day().runs()
+    day.on(Asked(TERM, ends=True))
+    assert day.on(Lost(("n2",))) == []

@@ -20,17 +20,16 @@ import psutil
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
-from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.addresses import read_addresses
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.given_input import GivenInput
-from slurm_watchdog.supervisor.job_time import ANSWER_S, asking, queue_id, read_end
+from slurm_watchdog.supervisor.job_nodes import present_nodes
+from slurm_watchdog.supervisor.job_time import ANSWER_S, asking, read_end
 from slurm_watchdog.supervisor.placement import Placement, arguments, environment, gpu_count, task_count
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
-from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, shim_text
+from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, own_paths, shim_text
 from slurm_watchdog.supervisor.steps import Step, nodes_of, own_steps, parse_steps
 
 NO_OPTIONS: Final = (
@@ -227,12 +226,7 @@ class Launcher:
 
     async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""
-        argv = ("squeue", "--noheader", f"--jobs={queue_id(self._allocation.job_id, self._environ)}", "--format=%N")
-        answer = await answer_of(argv, ANSWER_S, asking(self._environ), self.helpers)
-        try:
-            present = frozenset(expand_nodes(answer.output.strip())) if answer.code == 0 else frozenset()
-        except ParseError:
-            present = frozenset()
+        present = await present_nodes(self._allocation.job_id, self._environ, self.helpers)
         gone = {node: "Slurm has taken it out of the job" for node in nodes if present and node not in present}
         return gone, [node for node in nodes if node not in gone]
 
@@ -243,7 +237,7 @@ class Launcher:
         """
         left_out = [node for node in self._allocation.nodes if node not in nodes]
         program = (
-            f"import sys; sys.path[:0] = {_paths()!r}; from slurm_watchdog.supervisor.look import main; "
+            f"import sys; sys.path[:0] = {own_paths()!r}; from slurm_watchdog.supervisor.look import main; "
             "main(sys.argv[1])"
         )
         argv = [
@@ -320,12 +314,6 @@ def is_function(word: str, environ: Mapping[str, str]) -> bool:
     return f"BASH_FUNC_{word}%%" in environ
 
 
-def _paths() -> list[str]:
-    """Where an interpreter that ignores its environment finds what this one has found."""
-    own = str(Path(__file__).parents[2])
-    return list(dict.fromkeys([own, *(each for each in sys.path if each.startswith("/"))]))
-
-
 def _make_shim(environ: Mapping[str, str]) -> Path:
     """A directory of our own with our srun in it, where programs may be executed. Raises OSError."""
     # The first is memory, which always answers.
@@ -337,7 +325,7 @@ def _make_shim(environ: Mapping[str, str]) -> Path:
             directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate))
             (directory / CALLS).mkdir()
             shim = directory / NAME
-            shim.write_text(shim_text(sys.executable, _paths()))
+            shim.write_text(shim_text(sys.executable, own_paths()))
             shim.chmod(0o700)
             if os.access(shim, os.X_OK):  # no: mounted with noexec
                 return directory

@@ -31,9 +31,12 @@ from slurm_watchdog.supervisor.state import (
     Forward,
     Look,
     Looked,
+    Lost,
     NotBegun,
+    NotRequeued,
     Ordered,
     Phase,
+    Requeue,
     Run,
     Say,
     Settings,
@@ -97,6 +100,10 @@ def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
             return _switch(run, present, now)
         case Asked():
             return _asked(run, event, now)
+        case Lost(nodes):
+            return _lost(run, nodes, now, wall)
+        case NotRequeued():
+            return _not_requeued(run, now)
         case Beside(pid):
             return _beside(run, pid)
     return run, ()
@@ -188,7 +195,7 @@ def _start(run: Run, now: float, wall: float) -> Next:
     previous = () if once else run.placement.nodes
     try:
         placement = choose(
-            settings.allocation, settings.count, avoided=run.avoided, suspects=suspects, once=once, previous=previous
+            settings.allocation, _count(run), avoided=run.avoided, suspects=suspects, once=once, previous=previous
         )
     except NoSpare as error:
         return _over(run, now, run.exit_code or TERMINATED, str(error))
@@ -207,6 +214,14 @@ def _start(run: Run, now: float, wall: float) -> Next:
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
+
+
+def _count(run: Run) -> int:
+    """Nodes of the next start: fewer where the command can run on these, and no more are left."""
+    settings = run.settings
+    usable = sum(node not in run.avoided for node in settings.allocation.nodes)
+    least = settings.count if settings.least is None else settings.least
+    return max(min(settings.count, usable), min(least, settings.count))
 
 
 def _steps(run: Run, seen: StepsSeen) -> Next:
@@ -260,7 +275,7 @@ def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float)
         answer=OrderAnswer.TAKEN, words=words,
     )  # fmt: skip
     said = Say(f"{words}: {order.why}" if order.why else words)
-    if run.phase is Phase.LOOKING:
+    if run.phase in (Phase.LOOKING, Phase.ENDING):
         return run, (said,)
     looking, actions = _look(run, now)
     if run.phase is not Phase.RUNNING:
@@ -279,7 +294,7 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return "the job was asked to end"
     if run.beside:
         return beside_words(run.beside)
-    if run.phase is Phase.ENDING:
+    if run.phase is Phase.ENDING and run.order is not None:
         return "the command is being ended for another order"
     if order.step_id != present:
         now_runs = f"{step_words(present)} runs" if present and run.phase is Phase.RUNNING else "no step is known yet"
@@ -297,10 +312,55 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
     try:
         if order.resume_from:
             words_for(run.settings.resume_option, order.resume_from)
-        choose(run.settings.allocation, run.settings.count, avoided=run.avoided | set(order.avoid))
+        after = replace(run, avoided=run.avoided | set(order.avoid))
+        choose(run.settings.allocation, _count(after), avoided=after.avoided)
     except (NoSpare, ValueError) as error:
         return str(error)
     return ""
+
+
+# ------------------------------------------------------------------------------------ lost nodes
+
+
+def _lost(run: Run, nodes: tuple[str, ...], now: float, wall: float) -> Next:
+    """Without `--no-kill` Slurm would end the job and requeue it: what it leaves to us is done in every mode."""
+    if run.phase is not Phase.RUNNING or run.asked_at is not None:
+        return run, ()
+    run = replace(run, avoided=run.avoided | set(nodes))
+    lost = f"Slurm has lost {', '.join(nodes)}"
+    if why := _not_without(run, wall):
+        words = f"{lost}, and the command cannot be started again here ({why}): the job is requeued"
+        said = () if words == run.words else (Say(words),)
+        return replace(run, words=words), (*said, Requeue())
+    words = (
+        f"{lost}: the command is ended and started again without {'it' if len(nodes) == 1 else 'them'} "
+        f"(restart {run.starts} of at most {run.settings.max_restarts})"
+    )
+    looking, actions = _look(run, now)
+    ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM, words=words)
+    return ending, (Say(words), *_signal(run, "TERM"), *actions)
+
+
+def _not_without(run: Run, wall: float) -> str:
+    """Why the command is not started again on the nodes that are left; empty: it is."""
+    if run.restarts_left <= 0:
+        return f"all of its {run.settings.max_restarts} restarts are used up"
+    if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:
+        return f"it is {_late(run, wall)}"
+    try:
+        choose(run.settings.allocation, _count(run), avoided=run.avoided)
+    except NoSpare as error:
+        return str(error)
+    return ""
+
+
+def _not_requeued(run: Run, now: float) -> Next:
+    """Slurm would end such a job, too."""
+    if run.phase is not Phase.RUNNING or run.asked_at is not None:
+        return run, ()
+    words = "Slurm does not requeue the job: it is ended"
+    ends = SignalTree("TERM") if run.in_batch or not run.steps else SignalSteps("TERM", run.steps)
+    return replace(run, asked_at=now, ends=Ends.TERM, words=words), (Say(words), ends)
 
 
 # ------------------------------------------------------------------------------------ ends

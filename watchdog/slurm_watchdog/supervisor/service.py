@@ -17,14 +17,16 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.process_setup import set_name
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, parse_line
+from slurm_watchdog.model.kill_switch import HEARTBEAT, KILL_SWITCH_BASE, parse_line
 from slurm_watchdog.model.supervisor import BATCH_STEP, WRITE_EVERY_S, SupervisorStatus, run_directory
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT
+from slurm_watchdog.supervisor.job_nodes import FILE_S, TAIL_BYTES, JobNodes, log_files, requeue
 from slurm_watchdog.supervisor.launcher import Launcher
+from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.mailbox import (
     is_our_switch,
@@ -47,8 +49,11 @@ from slurm_watchdog.supervisor.state import (
     Forward,
     Look,
     Looked,
+    Lost,
     NotBegun,
+    NotRequeued,
     Phase,
+    Requeue,
     Say,
     Settings,
     SignalSteps,
@@ -71,9 +76,6 @@ BATCH_AFTER_S: Final = 6.0
 """A command of which Slurm has no step by then, and that has called no srun, runs in the batch script."""
 NAME: Final = "slurm-watchdog"
 """Of this process: it is in the batch step as the ranks may be, and no rank (knowledge.launchers.NEVER_A_RANK)."""
-FILE_S: Final = 2.0
-"""For a file on somebody's filesystem."""
-TAIL_BYTES: Final = 65_536
 ERROR_OF_OURS: Final = 70  # sysexits.h: EX_SOFTWARE
 SAME_SIGNAL_S: Final = 1.0
 """What Slurm sends to all processes of a batch script comes to us twice: once through our parent."""
@@ -118,8 +120,9 @@ def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]
     set_name(NAME)
     count = node_count(wanted.nodes, wanted.spares, allocation)
     settings = Settings(
-        allocation=allocation, count=count, max_restarts=wanted.max_restarts, resume_option=wanted.resume_option
-    )
+        allocation=allocation, count=count, max_restarts=wanted.max_restarts, resume_option=wanted.resume_option,
+        least=least_nodes(wanted.command, count),
+    )  # fmt: skip
     launcher = Launcher(wanted.command, allocation, environ, check=wanted.check, checkpoints=wanted.checkpoints)
     own_pid = os.getpid()
     try:
@@ -160,6 +163,9 @@ class _Service:
         self._asking = False
         self._ask_at, self._ask_after_s = 0.0, STEP_FIRST_S
         self._calls: frozenset[int] = frozenset()
+        logs = [*log_files(), f"{self._directory}/{HEARTBEAT}"]
+        elastic = settings.least is not None and settings.least < settings.count
+        self._nodes = JobNodes(settings.allocation.job_id, environ, logs, launcher.helpers, elastic=elastic)
         self._began_at: float | None = clock.monotonic()
         """Until an agent has been seen, or was said to be missing."""
 
@@ -211,6 +217,8 @@ class _Service:
                 self._events.put_nowait(found)
         if self._run.phase is Phase.RUNNING:
             self._ask_for_steps()
+            if self._nodes.is_due():
+                self._spawn(self._look_for_lost(self._run.starts))
         self._launcher.reap()
 
     def _look_for_agent(self) -> None:
@@ -256,6 +264,19 @@ class _Service:
         if steps is not None and late and not self._launcher.waiting_calls():
             await self._events.put(StepsSeen((BATCH_STEP,)))
 
+    async def _look_for_lost(self, start: int) -> None:
+        used = (*self._run.placement.nodes, *self._run.elsewhere)
+        runs_on = self._launcher.step_nodes
+        found = await self._nodes.look([node for node in used if not runs_on or node in runs_on])
+        if found and start == self._run.starts:
+            await self._events.put(Lost(found))
+
+    async def _requeue(self) -> None:
+        """Where Slurm does not answer, the next look asks it again."""
+        code = await requeue(self._run.settings.allocation.job_id, self._environ, self._launcher.helpers)
+        if code:
+            await self._events.put(NotRequeued())
+
     def _write(self) -> None:
         status, now = status_of(self._run, os.getpid()), clock.monotonic()
         if self._run.beside and self._run.phase is Phase.OVER:
@@ -284,6 +305,8 @@ class _Service:
                     self._spawn(self._launcher.signal_steps(name, steps))
                 case SignalTree(name):
                     self._launcher.signal_tree(name)
+                case Requeue():
+                    self._spawn(self._requeue())
                 case Forward(number):
                     self._launcher.forward(number, ends=number in ENDING_SIGNALS)
 
@@ -309,6 +332,7 @@ class _Service:
             self._events.put_nowait(NotBegun(str(error)))
             return
         self._command.put(process.pid)
+        self._nodes.begun()
         self._calls, self._ask_at, self._ask_after_s = frozenset(), clock.monotonic() + STEP_FIRST_S, STEP_FIRST_S
         self._events.put_nowait(Begun(self._launcher.begun_ticks()))
         if in_batch:
@@ -348,11 +372,8 @@ class _Service:
 
     async def _tail(self) -> str:
         """The end of the job's log, where our standard error is a file."""
-        try:
-            path = os.readlink("/proc/self/fd/2")
-        except OSError:
+        path = log_files((2,))
+        if not path:
             return ""
-        if not path.startswith("/") or path.startswith("/dev/"):
-            return ""
-        argv = ("tail", "-c", str(TAIL_BYTES), "--", path)
+        argv = ("tail", "-c", str(TAIL_BYTES), "--", *path)
         return (await answer_of(argv, FILE_S, self._environ, self._launcher.helpers)).output

@@ -27,6 +27,12 @@ def shim_text(python: str, paths: list[str]) -> str:
     return f'#!/bin/sh\nexec {shlex.quote(python)} -I -c {shlex.quote(program)} "${{0%/*}}" "$@"\n'
 
 
+def own_paths() -> list[str]:
+    """Where an interpreter that ignores its environment finds what this one has found."""
+    own = str(Path(__file__).parents[2])
+    return list(dict.fromkeys([own, *(each for each in sys.path if each.startswith("/"))]))
+
+
 def main(directory: str, arguments: list[str]) -> None:
     """Becomes the real srun. `directory`: the shim's."""
     try:

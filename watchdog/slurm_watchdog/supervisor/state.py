@@ -46,6 +46,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     count: int
     """Nodes of a start."""
     max_restarts: int
+    least: int | None = None
+    """Nodes with which the command says that it can run, too; None: `count` alone."""
     resume_option: tuple[str, ...] = ()
     """See supervisor.resume_option; empty: it is not known."""
 
@@ -172,6 +174,16 @@ class Asked(Struct, frozen=True):
     """It asks for the end, as SIGTERM does."""
 
 
+class Lost(Struct, frozen=True):
+    """Nodes of the command are lost: it cannot continue."""
+
+    nodes: tuple[str, ...]
+
+
+class NotRequeued(Struct, frozen=True):
+    """Slurm does not requeue the job."""
+
+
 class Beside(Struct, frozen=True):
     """Another supervisor of this job lives, or none any more."""
 
@@ -179,7 +191,9 @@ class Beside(Struct, frozen=True):
     """0: none."""
 
 
-Event: TypeAlias = Tick | Looked | NotBegun | Begun | StepsSeen | Ordered | Ended | Switch | Asked | Beside
+Event: TypeAlias = (
+    Tick | Looked | NotBegun | Begun | StepsSeen | Ordered | Ended | Switch | Asked | Lost | NotRequeued | Beside
+)
 
 # ------------------------------------------------------------------------------------ actions
 
@@ -219,13 +233,17 @@ class Forward(Struct, frozen=True):
     number: int
 
 
+class Requeue(Struct, frozen=True):
+    """Have Slurm requeue the job, which ends all of it, and report NotRequeued where it does not."""
+
+
 class Say(Struct, frozen=True):
     """A line for people."""
 
     text: str
 
 
-Action: TypeAlias = Look | Begin | SignalSteps | SignalTree | Forward | Say
+Action: TypeAlias = Look | Begin | SignalSteps | SignalTree | Forward | Requeue | Say
 
 # ------------------------------------------------------------------------------------ status
 

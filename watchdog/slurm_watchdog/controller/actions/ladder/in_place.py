@@ -33,6 +33,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
 )
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, Rung
 from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
+from slurm_watchdog.model.supervisor import OrderAnswer
 
 ORDER = (Operation.WRITE_ORDER, Operation.RESTART_STEP)
 Way = tuple[Move | None, str]
@@ -46,6 +47,9 @@ def restart_step(run: ActionRun, stage: Stage, world: Observed, limits: LadderLi
         return _follow(run, stage, world, limits)
     if stage is not Stage.SAME_RUN:
         return _ended_before(run, world)
+    if started_by_itself(run, world):
+        why = "the supervisor has started the command again by itself: nothing is left to do"
+        return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=True)), ""
     for operation in ORDER:
         if refused(run, operation) is not None:
             return None, why_failed(run, operation)
@@ -53,9 +57,6 @@ def restart_step(run: ActionRun, stage: Stage, world: Observed, limits: LadderLi
         if tried(run, operation) and not done(run, operation) and in_vain(run, world, limits, operation):
             # Nobody knows: it may happen yet, and any other way would then end a step that trains.
             return give_up(run, world, why_failed(run, operation)), ""
-    if started_by_itself(run, world):
-        why = "the supervisor has started the command again by itself: nothing is left to do"
-        return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=True)), ""
     if world.paused and not tried(run, Operation.WRITE_ORDER):
         return Wait(reason="paused: the step is not started again until `slurm-watchdog resume`"), ""
     if world.in_place_objection is not None and not tried(run, Operation.WRITE_ORDER):
@@ -83,7 +84,9 @@ def is_closed(run: ActionRun) -> bool:
 def started_by_itself(run: ActionRun, world: Observed) -> bool:
     """Whether the supervisor runs a later start, or step, than that of the decision, and not because of it."""
     status, step_id = world.supervisor, run.decision.step_id
-    if status is None or not status.step_id or not step_id or status.order == run.decision.id:
+    if status is None or not status.step_id or not step_id:
+        return False
+    if status.order == run.decision.id and status.answer is not OrderAnswer.REFUSED:
         return False
     numbers = status.step_id.isdecimal() and step_id.isdecimal()
     return status.starts > run.decision.start > 0 or (numbers and int(status.step_id) > int(step_id))

@@ -1,0 +1,74 @@
+"""When the command has to be started again without a node: never while it may continue."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_watchdog.supervisor.lost_nodes import (
+    AGAIN_S,
+    LOOK_S,
+    PATIENT_S,
+    STILL_S,
+    Watch,
+    least_nodes,
+    lost,
+    seen,
+)
+
+GONE: tuple[str, ...] = ()
+ANSWERS = ("n2",)
+
+
+def found_after(
+    answering: tuple[str, ...] = GONE, *, every_s: float = 0.0, elastic: bool = False, until_s: float = 2000.0
+) -> float | None:
+    """Seconds since n2 was missing first, until the command is to be started again without it; a new step is in the log
+    `every_s`, or never. None: never."""
+    watch, now = seen(Watch(), (), (), {}, 0.0), LOOK_S
+    began = now
+    while now < until_s:
+        step = 100.0 + (now // every_s if every_s else 0)
+        watch = seen(watch, ("n2",), answering, {"megatron": step}, now)
+        if lost(watch, now, elastic=elastic) == ("n2",):
+            return now - began
+        now += AGAIN_S
+    return None
+
+
+@pytest.mark.parametrize(
+    ("found", "at"),
+    [
+        (found_after(), STILL_S),
+        (found_after(ANSWERS), PATIENT_S),
+        (found_after(elastic=True), PATIENT_S),
+        (found_after(every_s=10), None),
+        (found_after(ANSWERS, every_s=600), None),
+        (found_after(elastic=True, every_s=600), None),
+    ],
+    ids=["power cut", "slurmd alone", "elastic", "continues", "slurmd alone, long steps", "elastic, long steps"],
+)
+def test_the_command_is_started_again_only_where_it_makes_no_step(found: float | None, at: float | None) -> None:
+    assert found == at
+
+
+def test_one_answer_of_slurms_and_a_node_that_comes_back_are_nothing() -> None:
+    watch = seen(Watch(), ("n2",), GONE, {}, 0.0)
+    assert lost(watch, PATIENT_S + 1, elastic=False) == ()
+    watch = seen(watch, (), (), {}, 5.0)
+    watch = seen(watch, ("n2",), GONE, {}, 10.0)
+    assert lost(watch, PATIENT_S + 1, elastic=False) == ()
+
+
+@pytest.mark.parametrize(
+    ("command", "least"),
+    [
+        ("srun torchrun --nnodes=2:4 train.py", 2),
+        ("srun torchrun --nnodes 1:8 train.py", 1),
+        ("srun bash -c 'torchrun --nnodes=2:4 train.py'", 2),
+        ("srun torchrun --nnodes=4:4 train.py", 4),
+        ("srun torchrun --nnodes=4 train.py", 4),
+        ("srun python train.py --time 1:30", 4),
+    ],
+)
+def test_how_few_nodes_a_command_can_run_on_is_its_own_word(command: str, least: int) -> None:
+    assert least_nodes(command.split(), 4) == least

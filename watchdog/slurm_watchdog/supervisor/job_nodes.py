@@ -1,0 +1,139 @@
+"""Asks which nodes of the command are lost: Slurm, the nodes themselves, and the command's own log."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.supervisor import lost_nodes
+from slurm_watchdog.supervisor.bounded import answer_of
+from slurm_watchdog.supervisor.job_time import ANSWER_S, asking, queue_id
+from slurm_watchdog.supervisor.lost_nodes import AGAIN_S, LOOK_S, Watch
+from slurm_watchdog.supervisor.reach import DEADLINE_S, MOST
+from slurm_watchdog.supervisor.shim import own_paths
+
+TAIL_BYTES: Final = 65_536
+FILE_S: Final = 2.0
+"""For a file on somebody's filesystem."""
+WITNESSES: Final = 2
+"""Nodes that are still of the job: where none of these answers either, it is our own network."""
+SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*(\d{1,5})", re.MULTILINE)
+ADDRESS: Final = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+)")
+USUAL_PORT: Final = "6818"
+"""Of slurmd (slurm.conf(5))."""
+
+
+async def present_nodes(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> frozenset[str]:
+    """The nodes that the job has now; empty: Slurm does not say. `helpers`: see `bounded`."""
+    argv = ("squeue", "--noheader", f"--jobs={queue_id(job_id, environ)}", "--format=%N")
+    answer = await answer_of(argv, ANSWER_S, asking(environ), helpers)
+    try:
+        return frozenset(expand_nodes(answer.output.strip())) if answer.code == 0 else frozenset()
+    except ParseError:
+        return frozenset()
+
+
+async def requeue(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> int | None:
+    """What scontrol ends with; None: Slurm does not answer. Slurm ends this process itself then."""
+    argv = ("scontrol", "requeue", queue_id(job_id, environ))
+    return (await answer_of(argv, 2 * ANSWER_S, asking(environ), helpers)).code
+
+
+class JobNodes:
+    """The nodes of one command; all of it belongs to one event loop."""
+
+    def __init__(
+        self, job_id: str, environ: Mapping[str, str], logs: Sequence[str], helpers: set[int], *, elastic: bool
+    ):
+        """`logs`: files in which the command says how far it is. `elastic`: it can continue with fewer nodes."""
+        self._job_id, self._environ, self._logs, self._helpers = job_id, environ, tuple(logs), helpers
+        self._elastic, self._watch = elastic, Watch()
+        self._look_at, self._port = clock.monotonic() + LOOK_S, ""
+
+    def begun(self) -> None:
+        """Another start of the command runs."""
+        self._watch, self._look_at = Watch(), clock.monotonic() + LOOK_S
+
+    def is_due(self) -> bool:
+        """Whether it is time for the next look."""
+        return clock.monotonic() >= self._look_at
+
+    async def look(self, needed: Sequence[str]) -> tuple[str, ...]:
+        """Looks once; the nodes of `needed` without which the command has to be started again."""
+        self._look_at = float("inf")
+        try:
+            return await self._look(needed)
+        finally:
+            self._look_at = clock.monotonic() + (AGAIN_S if self._watch.missing else LOOK_S)
+
+    async def _look(self, needed: Sequence[str]) -> tuple[str, ...]:
+        present = await present_nodes(self._job_id, self._environ, self._helpers)
+        if not present:
+            return ()
+        missing = [node for node in needed if node not in present]
+        answering: Collection[str] = ()
+        counts: Mapping[str, float] = {}
+        if missing:
+            answering = await self._answering(missing, [node for node in needed if node in present])
+            counts = _counts(await self._said())
+        self._watch = lost_nodes.seen(self._watch, missing, answering, counts, clock.monotonic())
+        return lost_nodes.lost(self._watch, clock.monotonic(), elastic=self._elastic)
+
+    async def _answering(self, missing: Sequence[str], others: Sequence[str]) -> set[str]:
+        """Those that are not known to be gone."""
+        witnesses = others[:WITNESSES]
+        asked = [*witnesses, *missing[: MOST - WITNESSES]]
+        listed = await self._ask("scontrol", "--oneliner", "show", "node", ",".join(asked))
+        addresses = {node: address for node, address in ADDRESS.findall(listed) if node in asked}
+        if not self._port:
+            found = SLURMD_PORT.search(await self._ask("scontrol", "show", "config"))
+            self._port = found[1] if found is not None else ""
+        program = (
+            f"import sys; sys.path[:0] = {own_paths()!r}; from slurm_watchdog.supervisor.reach import main; "
+            "main(sys.argv[1], sys.argv[2:])"
+        )
+        pairs = [f"{node}={address}" for node, address in addresses.items()]
+        argv = (sys.executable, "-I", "-c", program, self._port or USUAL_PORT, *pairs)
+        answer = await answer_of(argv, 2 * DEADLINE_S, self._environ, self._helpers)
+        gone = set(answer.output.split()) if answer.code == 0 else set()
+        return set(missing) if witnesses and gone.issuperset(witnesses) else set(missing) - gone
+
+    async def _ask(self, *argv: str) -> str:
+        return (await answer_of(argv, ANSWER_S, asking(self._environ), self._helpers)).output
+
+    async def _said(self) -> str:
+        """The ends of the logs."""
+        argv = ("tail", "-q", "-c", str(TAIL_BYTES), "--", *self._logs)
+        return (await answer_of(argv, FILE_S, self._environ, self._helpers)).output if self._logs else ""
+
+
+def _counts(text: str) -> dict[str, float]:
+    """How far the command has come, by the last line of each kind that says so."""
+    # Loaded where a node is missing alone: it is much.
+    from slurm_watchdog.parse.training_log.block_scan import scan
+
+    found: dict[str, float] = {}
+    for _, fact in scan(text.encode()).facts:
+        count = fact.count if fact.step is None else float(fact.step)
+        if count is not None and not fact.initial:
+            found[fact.pattern] = count
+    return found
+
+
+def log_files(fds: Collection[int] = (1, 2)) -> list[str]:
+    """The files that these descriptors of ours are; a terminal and a pipe are none."""
+    found: list[str] = []
+    for fd in fds:
+        try:
+            path = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if path.startswith("/") and not path.startswith("/dev/") and path not in found:
+            found.append(path)
+    return found

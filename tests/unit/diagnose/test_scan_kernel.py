@@ -220,7 +220,11 @@ def test_a_device_that_recovered_excludes_nothing() -> None:
 
 @pytest.mark.parametrize(
     "name",
-    sorted({name for rule in RULES for name in (*rule.effects, *rule.causes)} | set(ENDS) | set(ENDS.values())),
+    sorted(
+        {name for rule in RULES for name in (*rule.effects, *rule.causes)}
+        | set(ENDS)
+        | {name for names in ENDS.values() for name in names}
+    ),
 )
 def test_each_name_of_a_rule_is_a_class_that_exists(name: str) -> None:
     known = {row.name for row in SIGNATURES} | {f"xid_{number}" for number in XIDS}

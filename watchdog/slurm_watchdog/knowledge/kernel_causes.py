@@ -10,14 +10,29 @@ server when its own limit is, and either may be first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
-Same = Literal["gpu", "disk", "node"]
+Same = Literal["gpu", "disk", "port", "node"]
+
+
+class HasThings(Protocol):
+    """A line of the kernel, read or reported."""
+
+    @property
+    def part(self) -> str: ...
+    @property
+    def device(self) -> str | None: ...
+    @property
+    def server(self) -> str | None: ...
+    @property
+    def pci_bus_id(self) -> str | None: ...
+    @property
+    def mount(self) -> str | None: ...
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Effects follow from causes, if both are about the same GPU, disk or (least of all) node, within `within_s`."""
+    """Effects follow from causes, if both are about the same GPU, disk, port of PCIe or (least of all) node, within `within_s`."""
 
     effects: tuple[str, ...]
     causes: tuple[str, ...]
@@ -39,8 +54,8 @@ DISK_BROKEN = (
     "nvme_dead", "nvme_down", "nvme_timeout", "nvme_media_error", "disk_offline", "ata_error", "disk_error", "raid_failure",
     "raid_controller",
 )  # fmt: skip
-GPU_GONE = ("xid_79", "gpu_off_the_bus", "gpu_lost", "amdgpu_lost")
-GPU_LINE = ("xid_*", "gpu_*", "amdgpu_*")
+GPU_GONE = ("xid_79", "gpu_off_the_bus", "gpu_lost", "amdgpu_lost", "accelerator_wedged")
+GPU_LINE = ("xid_*", "gpu_*", "amdgpu_*", "accelerator_*")
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
 
@@ -65,6 +80,8 @@ RULES: tuple[Rule, ...] = (
          LOCAL_NETWORK, "node", 600.0),
     Rule(("rdma_error",), LOCAL_NETWORK, "node", 120.0),
     Rule(("nic_firmware",), ("nic_dead",), "gpu", 120.0),
+    Rule(("pcie_recovery_failed",), ("pcie_fatal",), "port", 60.0),
+    Rule(("amdgpu_firmware",), ("amdgpu_reset_failed",), "gpu", 120.0),
     Rule(("xid_74",), ("sxid",), "node", 10.0),
     Rule(("lustre_connection_lost", "lustre_evicted"), ("lustre_timeout",), "node", 300.0),
     Rule(("lustre_error", "lustre_operation_failed", "lustre_evicted", "lustre_timeout"), ("lustre_connection_lost",), "node", 900.0),
@@ -90,20 +107,30 @@ RULES: tuple[Rule, ...] = (
     Rule(("segfault",), ("memory_failure", "filesystem_error", "disk_error"), "node", 10.0),
 )  # fmt: skip
 
-ENDS: dict[str, str] = {
-    "nfs_server_ok": "nfs_server_silent",
-    "lustre_connection_restored": "lustre_connection_lost",
-    "ceph_session_ok": "ceph_session_lost",
-    "ceph_mds_ok": "ceph_mds_silent",
-    "ceph_osd_up": "ceph_osd_down",
-    "afs_server_ok": "afs_server_silent",
-    "link_up": "link_down",
-    "bond_slave_up": "bond_slave_down",
-    "cpu_throttled_over": "cpu_throttled",
-    "amdgpu_reset_done": "amdgpu_reset",
-    "pcie_recovered": "pcie_fatal",
+ENDS: dict[str, tuple[str, ...]] = {
+    "nfs_server_ok": ("nfs_server_silent",),
+    "lustre_connection_restored": ("lustre_connection_lost",),
+    "ceph_session_ok": ("ceph_session_lost",),
+    "ceph_mds_ok": ("ceph_mds_silent",),
+    "ceph_osd_up": ("ceph_osd_down",),
+    "afs_server_ok": ("afs_server_silent",),
+    "link_up": ("link_down",),
+    "bond_slave_up": ("bond_slave_down",),
+    "cpu_throttled_over": ("cpu_throttled",),
+    "amdgpu_reset_done": ("amdgpu_reset", "amdgpu_reset_failed", "amdgpu_firmware"),
+    "accelerator_recovered": ("accelerator_wedged", "accelerator_failed"),
+    "nic_recovered": ("nic_dead", "nic_firmware"),
+    "pcie_recovered": ("pcie_fatal",),
 }
-"""The line that says that another one's trouble is over, of the same thing."""
+"""The line that says that the trouble of others is over, of the same thing."""
+
+
+def things_of(fact: HasThings) -> tuple[str | None, ...]:
+    """What a line is about, by each name that another line may give it: an adapter has an address and a device."""
+    if fact.part in ("pcie", "nic", "gpu"):
+        return tuple(dict.fromkeys(each for each in (fact.device, fact.pci_bus_id) if each)) or (None,)
+    return (fact.device or fact.server or fact.pci_bus_id or fact.mount,)
+
 
 TRACE_WORDS: tuple[tuple[str, str], ...] = (
     ("nfs", r"\[(?:nfs|nfsv[234]|sunrpc|nfs_acl|lockd)\]|\b(?:nfs4?_|rpc_wait|__rpc_|rpc_execute|nlmclnt_)"),

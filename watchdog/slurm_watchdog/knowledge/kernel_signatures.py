@@ -2,8 +2,8 @@
 that matches is taken.
 
 `heads` are the first three characters of every line that the row can match; a row without heads is for lines
-that may begin with anything, such as a program's name. `needle` is in every such line, in lower case. Head
-and needle are what most lines cost. `regex` is matched from the beginning of the message, so that a program's
+that may begin with anything, such as a program's name. One of the `needles` is in every such line, in lower case. Head
+and needles are what most lines cost. `regex` is matched from the beginning of the message, so that a program's
 name or a file's name inside a line can't play another line. Its groups are the fields of
 slurm_watchdog.parse.kernel_log.line.KernelFact. The words of the rows are from the sources: Linux 4.18 to
 6.18, NVIDIA's open-gpu-kernel-modules 470 to 590, amdgpu, Lustre 2.10 to 2.15, libceph and ceph, mlx5 and its
@@ -35,7 +35,8 @@ class Signature:
 
     name: str
     heads: tuple[str, ...]
-    needle: str
+    needles: tuple[str, ...]
+    """One of them is in every such line, in lower case."""
     regex: re.Pattern[str]
     severity: FaultSeverity
     may_exclude_node: bool = False
@@ -55,7 +56,7 @@ def kernel_row(fields: Fields) -> Signature:
     return Signature(
         fields.name(),
         heads,
-        next(iter(needles), ""),
+        needles,
         fields.expression("pattern", re.IGNORECASE),
         severity,
         fields.flag("excludes_node"),

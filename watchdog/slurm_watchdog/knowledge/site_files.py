@@ -192,7 +192,9 @@ def _matches(kind: str, row: Any, line: str) -> bool:
     low = line.lower()
     if kind == "kernel":
         begins = not row.heads or low[:3] in row.heads
-        return begins and row.needle in low and row.regex.match(line[:SEEN_CHARS]) is not None
+        return (
+            begins and any(needle in low for needle in row.needles) and row.regex.match(line[:SEEN_CHARS]) is not None
+        )
     own = row.signature if kind == "log" else row.pattern if kind == "progress" else row
     return any(needle in low for needle in own.needles) and own.regex.search(line[:SEEN_CHARS]) is not None
 

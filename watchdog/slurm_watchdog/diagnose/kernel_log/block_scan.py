@@ -49,7 +49,7 @@ _BYTES = b'"MESSAGE":['
 @lru_cache(maxsize=2)
 def _cover_of(_site: SiteRows) -> tuple[bytes, ...]:
     """Letters of which some are in the shape of each line that a row may match."""
-    return cover([*(row.needle for row in kernel_rows()), *ELSEWHERE_NEEDLES])
+    return cover([*(needle for row in kernel_rows() for needle in row.needles), *ELSEWHERE_NEEDLES])
 
 
 class KernelScan:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule
+from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule, things_of
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.parse.kernel_log.file import Message
@@ -165,18 +165,14 @@ def _in_time(entries: list[_Entry]) -> list[_Entry]:
 
 def _mark_ends(entries: Sequence[_Entry]) -> None:
     open_now: dict[tuple[str, str | None], list[_Entry]] = defaultdict(list)
-    begins = set(ENDS.values())
+    begins = {name for names in ENDS.values() for name in names}
     for entry in entries:
-        if entry.class_name in begins:
-            open_now[entry.class_name, _thing(entry.fact)].append(entry)
-        ended = ENDS.get(entry.class_name)
-        if ended is not None:
-            for each in open_now.pop((ended, _thing(entry.fact)), ()):
-                each.over_at = entry.message.number
-
-
-def _thing(fact: KernelFact) -> str | None:
-    return fact.device or fact.server or fact.pci_bus_id or fact.mount
+        for thing in things_of(entry.fact):
+            if entry.class_name in begins:
+                open_now[entry.class_name, thing].append(entry)
+            for name in ENDS.get(entry.class_name, ()):
+                for each in open_now.pop((name, thing), ()):
+                    each.over_at = entry.message.number
 
 
 def _mark_causes(entries: Sequence[_Entry]) -> None:
@@ -244,6 +240,8 @@ def _same_thing(effect: _Entry, cause: _Entry, rule: Rule) -> bool:
         if effect.class_name == cause.class_name:
             return False
         return mine is None or theirs is None or mine[:10] == theirs[:10]
+    if rule.same == "port":
+        return bool({*things_of(effect.fact)} & {*things_of(cause.fact)} - {None})
     mine, theirs = disk_of(effect.fact.device), disk_of(cause.fact.device)
     if effect.class_name == cause.class_name:
         return False
@@ -331,12 +329,18 @@ def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> boo
     return controller is None or (node, controller[0]) not in remote
 
 
+def _is_behind_fatal(entry: _Entry) -> bool:
+    """Whether a port of PCIe could not be recovered after a fatal error of its own; after any other error the line
+    only says that a driver has no handler for it."""
+    return entry.class_name == "pcie_recovery_failed" and entry.because_of is not None
+
+
 def _judge_line(
     entry: _Entry, uuids: dict[tuple[str | None, str], str], remote: set[tuple[str | None, str]]
 ) -> JudgedLine:
     fact = entry.fact
-    exclude = fact.may_exclude_node or _is_local_failure(entry, remote)
-    if entry.class_name == "pcie_fatal" and entry.over_at is not None:
+    exclude = fact.may_exclude_node or _is_local_failure(entry, remote) or _is_behind_fatal(entry)
+    if entry.over_at is not None:
         exclude = False  # the device was reset and works again
     role: Role = "cause"
     if fact.severity is FaultSeverity.INFO:

@@ -49,7 +49,7 @@ class KernelFact:
 
 FREE_GATES: tuple[bytes, ...] = (
     b"link", b"error", b"device", b"fault", b"timeout", b"giving up", b"protection", b"oom-killer", b"page allocation",
-    b"bad frame in", b"watchdog", b"unit hang", b"active interface",
+    b"bad frame in", b"watchdog", b"unit hang", b"active interface", b"inaccessible",
 )  # fmt: skip
 """Each needle of a shipped row without heads contains one of these: most lines are sent away after so few searches."""
 
@@ -90,7 +90,7 @@ def _index_of(_site: SiteRows) -> Index:
 
 
 def _needles(rows: tuple[Signature, ...]) -> tuple[bytes, ...]:
-    return tuple(dict.fromkeys(row.needle.encode() for row in rows))
+    return tuple(dict.fromkeys(needle.encode() for row in rows for needle in row.needles))
 
 
 def is_interesting(message: bytes) -> bool:
@@ -120,7 +120,7 @@ def parse_message(message: str, level: int | None = None) -> KernelFact | None:
     looked = False
     index = _index()
     for row in index.by_head.get(low[:3], index.free):
-        if row.needle in low and (match := row.regex.match(message)):
+        if any(needle in low for needle in row.needles) and (match := row.regex.match(message)):
             if not looked:  # hardly any line comes so far
                 looked, about_user = True, _rows_for_user_text(message)
             if about_user is not None and row.name not in about_user:
@@ -155,7 +155,7 @@ def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelF
         process=_process(found.get("process")),
         mount=_name(found.get("mount")),
         server=_name(found.get("server") or found.get("server2")),
-        device=_name(found.get("device") or found.get("device2")),
+        device=_name(found.get("device") or found.get("device2") or (found.get("pci2") if found.get("pci") else None)),
         part=row.part,
     )
     refine = _REFINEMENTS.get(row.name)

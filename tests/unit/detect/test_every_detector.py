@@ -102,6 +102,9 @@ WRONG: dict[str, ClusterView] = {
     IncidentKind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
     IncidentKind.SUSPECT_NODE: cluster(suspects=(SuspectNode(node="n1", score=2.6, place="GPU-0", recent=3),)),
     IncidentKind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
+    IncidentKind.HOST_FAULT: gpus.nodes(events=(
+        gpus.xid(0, FaultSeverity.CRITICAL, name="memory_uncorrected", xid=None, pci_bus_id=None, part="memory", may_exclude_node=True),
+    )),
     IncidentKind.GPU_CLOCK_LOW: cluster(
         four("trains", 1.0, progress=progress(5.0), g2=card(2, "trains", recent_sm_clock_hz=1.2e9, usual_sm_clock_hz=1.98e9),
              **{f"g{n}": card(n, "trains", recent_sm_clock_hz=1.98e9, usual_sm_clock_hz=1.98e9) for n in (0, 1, 3)})

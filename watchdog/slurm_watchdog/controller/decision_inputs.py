@@ -26,7 +26,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.kept_checkpoints import kept_path
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.incidents import HARDWARE_FAULTS, GpuProcess, Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.quarantine import RESERVED_MARK
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
@@ -61,7 +61,7 @@ class TickContext:
     full: tuple[Incident, ...]
     """About filesystems without space left."""
     faults: dict[str, list[Incident]]
-    """Node -> incidents of a GPU there that may exclude it."""
+    """Node -> incidents of its hardware that may exclude it."""
 
 
 class DecisionInputs:
@@ -130,7 +130,7 @@ class DecisionInputs:
             suspects=suspect_nodes(self._judgement.incidents),
             outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
             full=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.DISK_FULL),
-            faults=_by_node(each for each in self._judgement.incidents if each.kind == IncidentKind.GPU_FAULT),
+            faults=_by_node(each for each in self._judgement.incidents if each.kind in HARDWARE_FAULTS),
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:

@@ -24,7 +24,7 @@ from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent
-from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.slurm_states import is_away
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
@@ -80,11 +80,15 @@ def _by_gpu(node: NodeView) -> dict[str, tuple[SeenEvent, ...]]:
     for seen in node.events:
         event = seen.event
         place = event.gpu_uuid or by_address.get(event.pci_bus_id or "") or _of_process(node, event.pid)
-        place = place or event.pci_bus_id
-        about_gpu = event.xid is not None or event.name.startswith(GPU_EVENTS)
-        if about_gpu and place:
+        place = place or event.pci_bus_id or (event.device if event.name.startswith("accelerator") else None)
+        if place and is_of_gpu(event):
             found[place] = (*found.get(place, ()), seen)
     return found
+
+
+def is_of_gpu(event: NodeEvent) -> bool:
+    """Whether a line is about a GPU or a switch between them; an earlier release does not send the part."""
+    return event.xid is not None or event.part == "gpu" or event.name.startswith(GPU_EVENTS)
 
 
 def _of_process(node: NodeView, pid: int | None) -> str | None:

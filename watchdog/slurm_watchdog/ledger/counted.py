@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 
@@ -25,9 +26,6 @@ HALF_LIFE_S: Final = 28 * DAY_S
 """After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
 FORGOTTEN_S: Final = 6 * HALF_LIFE_S
 """An event weighs a sixty-fourth then: it is history."""
-CROWD_S, CROWD_NODES = 600.0, 3
-"""So many nodes with the same kind of event within this time: what they share is to blame. By chance it happens
-once in centuries: 6.5 failures in 1,000 node-days (the same paper, RSC-1) are 0.05 in 10 min on 1,000 nodes."""
 TRAVELS = 3
 """A job that had the same so often within WINDOW_S, and half of it or more elsewhere, takes it along."""
 SAME_S: Final = 1800.0

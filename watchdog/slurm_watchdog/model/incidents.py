@@ -24,6 +24,7 @@ class IncidentKind(StrEnum):
     DEAD_RANK = "dead_rank"
     RANK_STOPPED = "rank_stopped"
     GPU_FAULT = "gpu_fault"
+    HOST_FAULT = "host_fault"
     GPU_IDLE_RANK = "gpu_idle_rank"
     GPU_CLOCK_LOW = "gpu_clock_low"
     ORPHAN_GPU_PROCESS = "orphan_gpu_process"
@@ -47,6 +48,10 @@ class IncidentKind(StrEnum):
     SLURM_UNREACHABLE = "slurm_unreachable"
     SUSPECT_NODE = "suspect_node"
     OPERATOR_RESTART = "operator_restart"
+
+
+HARDWARE_FAULTS = frozenset({IncidentKind.GPU_FAULT, IncidentKind.HOST_FAULT})
+"""Kinds that prove that hardware of a node is broken, where they have nodes to exclude."""
 
 
 class Truth(StrEnum):

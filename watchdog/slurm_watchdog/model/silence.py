@@ -57,6 +57,6 @@ class Silence(Struct, frozen=True, kw_only=True):
         if self.jobs and not (jobs and jobs.issubset(self.jobs)):
             return False
         named = {each.node for each in incident.culprits if each.node} | set(incident.exclude_nodes)
-        if incident.subject.startswith("node:"):
-            named.add(incident.subject.removeprefix("node:"))
+        if incident.subject.startswith(("node:", "host:")):
+            named.add(incident.subject[5:].partition("/")[0])
         return not self.nodes or bool(named and named.issubset(self.nodes))

@@ -307,6 +307,7 @@ class Node:
                 server=fact.server,
                 device=fact.device,
                 may_exclude_node=fact.may_exclude_node,
+                part=fact.part,
             )
 
     def _card_at(self, pci_bus_id: str, pid: int | None) -> str | None:

@@ -46,7 +46,10 @@ _OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
 _PLACES = frozenset({Subject.NODE, Subject.GPU})
 """What is about a place, and names no job."""
 
-HARDWARE = ("gpu:", "node:")
+HOST_FAULT_EXPLAINS_S = 600.0
+"""What begins later after a line of the kernel, which is a moment, is no consequence of it."""
+
+HARDWARE = ("gpu:", "node:", "host:")
 """Beginnings of subjects that outlive the jobs which suffer from them."""
 
 FORGET_AFTER_S = 3600.0
@@ -308,6 +311,8 @@ def _same_matter(incident: Incident, cause: Incident) -> bool:
     """Of two kinds of which one may explain the other: whether they are about the same filesystem, node or job."""
     if cause.subject == "cluster":
         return True
+    if cause.kind == IncidentKind.HOST_FAULT and incident.opened_at - cause.opened_at > HOST_FAULT_EXPLAINS_S:
+        return False
     if incident.subject.startswith(("mount:", "node:")):
         return incident.subject == cause.subject
     if not _same_run(incident, cause):

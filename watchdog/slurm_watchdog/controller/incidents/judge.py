@@ -19,6 +19,7 @@ from slurm_watchdog.controller.incidents.correlate import (
     lasts_in_aftermath,
 )
 from slurm_watchdog.controller.incidents.hang_memory import HangMemory
+from slurm_watchdog.controller.incidents.hardware_cause import with_hardware_cause
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents, within_room
 from slurm_watchdog.controller.incidents.settings_of_jobs import SettingsOfJobs
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -241,7 +242,7 @@ class Judge:
         before = {incident.id: incident for incident in self.incidents}
         settings = CorrelateSettings(hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after)
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
-        findings = self._with_past(findings)
+        findings = self._with_past(with_hardware_cause(findings))
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
         after = correlate(self.incidents, findings, settings, moment, self._new_id, self._settled)

@@ -19,14 +19,17 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.slurm_nodes import is_quiet
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.links import Links
+from slurm_watchdog.knowledge.host_parts import PARTS
 from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, SeenMount, SeenUsage, work_ratio
-from slurm_watchdog.model.observations import Checkpoint, Gpu, GpuHolder, NodeEvent
+from slurm_watchdog.model.observations import Checkpoint, FaultSeverity, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
 NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 """In the place of the empty dictionaries of 80,000 GPUs, 80 bytes each."""
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
+FOLD_S = 60.0
+"""Corrected errors of one part within it are kept as one event with a count."""
 KEPT_HOLDER_S = 86_400.0
 MAX_HOLDERS = 256
 MAX_GPUS = 64
@@ -261,8 +264,28 @@ def _note_event(node: _Node, event: NodeEvent, at: float) -> None:
             )
             if other.xid == event.xid and same_gpu and other.source != event.source and abs(seen.at - at) < SAME_XID_S:
                 return
-    node.events.append(SeenEvent(at=at, event=event))
-    del node.events[:-KEPT_EVENTS]
+    if not _folded(node, event, at):
+        node.events.append(SeenEvent(at=at, event=event))
+    if len(node.events) > KEPT_EVENTS:  # what proves that hardware is broken is forgotten last
+        least = next((place for place, seen in enumerate(node.events) if not seen.event.may_exclude_node), 0)
+        del node.events[least]
+
+
+def _folded(node: _Node, event: NodeEvent, at: float) -> bool:
+    """Whether a warning about a part of the machine is one more of the same minute: thousands of corrected errors may
+    not push out what else is known."""
+    if event.severity is not FaultSeverity.WARNING or event.part not in PARTS or event.part == "none":
+        return False
+    for place in range(len(node.events) - 1, -1, -1):
+        seen = node.events[place]
+        if at - seen.at >= FOLD_S:
+            break
+        other = seen.event
+        if (other.name, other.device, other.pci_bus_id) == (event.name, event.device, event.pci_bus_id):
+            repeats = other.repeats + 1 + event.repeats
+            node.events[place] = replace(seen, event=replace(other, repeats=repeats))
+            return True
+    return False
 
 
 def _usages(node: _Node, report: Report, made_at: float) -> tuple[SeenUsage, ...]:

@@ -18,7 +18,7 @@ from typing import Literal
 
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule, things_of
 from slurm_watchdog.knowledge.xids import describe_xid
-from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.parse.kernel_log.file import Message
 from slurm_watchdog.parse.kernel_log.line import KernelFact
 
@@ -314,15 +314,20 @@ def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:
     return remote
 
 
+def broken_disk(fact: KernelFact | NodeEvent) -> str | None:
+    """The physical disk whose filesystem no longer works by this line; None if it says nothing of the kind. Whether
+    the disk is the node's own is another matter."""
+    message = fact.message if isinstance(fact, KernelFact) else fact.line
+    if fact.severity is FaultSeverity.WARNING or fact.name not in LOCAL_DISK_CLASSES or _NOT_BROKEN.search(message):
+        return None
+    disk = disk_of(fact.device)
+    return disk if disk is not None and _PHYSICAL.fullmatch(disk) else None
+
+
 def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> bool:
-    if entry.fact.severity is FaultSeverity.WARNING:
+    disk, node = broken_disk(entry.fact), entry.message.node
+    if disk is None:
         return False
-    if entry.class_name not in LOCAL_DISK_CLASSES or _NOT_BROKEN.search(entry.fact.message):
-        return False
-    disk = disk_of(entry.fact.device)
-    if disk is None or not _PHYSICAL.fullmatch(disk):
-        return False
-    node = entry.message.node
     if disk.startswith("sd"):
         return (node, "sd") not in remote and (node, disk) not in remote
     controller = re.match(r"nvme\d+", disk)

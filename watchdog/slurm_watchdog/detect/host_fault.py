@@ -1,0 +1,239 @@
+"""`host_fault`: the kernel reports that a part of a node is broken that is no GPU: memory, processor, PCIe, network
+adapter, disk, local filesystem, or heat.
+
+A line is a moment: it counts for `recent`. What was there before the agent started, or before the node did, does not.
+
+Fires: at once for an uncorrected or fatal error (critical), and for one that was survived (warning); for corrected
+errors in 10 minutes of an hour (`corrected_minutes`; warning).
+Names: the node, the part (DIMM, PCI device, adapter, disk), the kernel's line, and the jobs that ran there.
+Note: any restart of a job that had the node at that moment avoids it, if the error was uncorrected or fatal; a hang or
+a rank that dies after it names it as the cause. Where three nodes have the same within 10 min, what they share is to
+blame, and none of them is avoided. What was corrected counts against no node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S, nodes_to_judge
+from slurm_watchdog.base.text import plural
+from slurm_watchdog.detect.gpu_fault import LOUD, JobsOfNodes, is_of_gpu
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
+from slurm_watchdog.diagnose.kernel_log.verdict import broken_disk, disk_of
+from slurm_watchdog.knowledge.host_parts import ENDS, PARTS, SURVIVED, PartWords
+from slurm_watchdog.knowledge.remediation_hints import Hint
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
+from slurm_watchdog.model.node_view import NodeView, SeenEvent
+from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
+from slurm_watchdog.model.slurm_states import is_away
+
+HOUR_S = 3600.0
+SAME_S = 60.0
+"""A PCIe error and the GPU's own line about it, or a recovery and what was recovered from, come within this time."""
+RECOVERS_S = 10.0
+"""A device on the bus is given so long to be recovered, or to be known as a GPU by its driver's own line."""
+SURVIVED_MINUTES = 3
+"""Errors that a driver usually survives are reported when they came in so many minutes of an hour."""
+MAX_LINES = 8
+_LABEL = re.compile(r"\bon (\S*(?:DIMM|_MC#)\S*)")
+"""EDAC: `1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0 (…)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFault:
+    """The kernel says that memory, processor, PCIe, network adapter, disk or cooling of a node is broken.
+
+    Nothing is done about it by itself, unless `policy.kinds.host_fault` has a ladder. A restart of a job
+    that ran there, for whatever reason, avoids the node after an uncorrected or fatal error."""
+
+    recent: float = span(HOUR_S, "A line of the kernel counts for so long, an hour at most.")
+    corrected_minutes: float = option(
+        10, "Corrected errors are reported when they came in so many minutes of an hour.", ge=1, le=60
+    )
+
+
+@dataclass(frozen=True)
+class _Fault:
+    """What the lines of a node say about one place of it."""
+
+    node: NodeView
+    place: str
+    part: str
+    seen: tuple[SeenEvent, ...]
+    """Those that it is reported for, oldest first."""
+    what: str
+    detail: str
+    """The DIMM or device, and how often; empty: not known."""
+    fatal: bool
+
+
+def detect(view: ClusterView, settings: HostFault) -> list[Finding]:
+    """One finding for each place of a node about which its kernel said something."""
+    silent = set(view.silent_nodes)
+    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
+    nodes = [node for node in nodes_to_judge(view) if node.name not in silent and node.name not in away]
+    faults = [fault for node in nodes if node.events for fault in _faults(view, node, settings)]
+    jobs = JobsOfNodes(view, (fault.node.name for fault in faults))
+    crowds = _crowds(faults)
+    found = [_finding(view, jobs, fault, crowds) for fault in faults]
+    told = {each.subject for each in found}
+    names = {node.name for node in nodes}
+    over = [each for each in sorted(view.asked or ()) if each.startswith("host:") and each not in told]
+    well = [SPEC.about(each) for each in over if each[5:].partition("/")[0] in names]
+    if view.watched_s < settings.recent:  # a controller that was started again does not know what was before
+        return [*found, *(each.unknown("it is not known what the kernel reported before") for each in well)]
+    return [*found, *(each.ok("the kernel has reported no error of it lately") for each in well)]
+
+
+def _faults(view: ClusterView, node: NodeView, settings: HostFault) -> list[_Fault]:
+    places: dict[str, list[SeenEvent]] = {}
+    gpus = [each.at for each in node.events if is_of_gpu(each.event) and each.event.may_exclude_node]
+    for seen in node.events:
+        event = seen.event
+        age_s = view.now - seen.at
+        if age_s > settings.recent or event.part not in PARTS or is_of_gpu(event):
+            continue
+        if event.part in ENDS and age_s < RECOVERS_S:
+            continue
+        if event.part == "pcie" and any(abs(seen.at - at) <= SAME_S for at in gpus):
+            continue  # the bus of a GPU that `gpu_fault` names
+        place = _place(seen)
+        if place:
+            places.setdefault(place, []).append(seen)
+    found = (_fault(node, place, seen, settings) for place, seen in places.items())
+    return [each for each in found if each is not None]
+
+
+def _place(seen: SeenEvent) -> str:
+    """Where in its node: one fault is one incident. Empty: about no part of the node."""
+    event = seen.event
+    if event.part in ("disk", "filesystem"):
+        disk = disk_of(event.device)
+        local = disk is not None and not disk.startswith(("loop", "rbd", "nbd", "drbd"))
+        return re.sub(r"^(nvme\d+)n\d+$", r"\1", disk) if disk and local else event.pci_bus_id or ""
+    return PARTS[event.part].place or event.pci_bus_id or event.device or event.part
+
+
+def _fault(node: NodeView, place: str, seen: Sequence[SeenEvent], settings: HostFault) -> _Fault | None:
+    """The worst of what was said about one place; None if none of it is to be reported."""
+    fatal = [each for each in seen if _is_fatal(each, node.events)]
+    if fatal:
+        part = min((each.event.part for each in fatal), key=list(PARTS).index)
+        first = min(fatal, key=lambda each: list(PARTS).index(each.event.part))
+        return _Fault(node, place, part, tuple(fatal), PARTS[part].broken, _detail(first, seen), fatal=True)
+    once = [each for each in seen if each.event.severity in LOUD and not _is_survived(each) and _known(each).failed]
+    if once:
+        worst = min(once, key=lambda each: list(PARTS).index(each.event.part))
+        detail = _detail(worst, seen)
+        return _Fault(node, place, worst.event.part, tuple(once), _known(worst).failed, detail, fatal=False)
+    rated = [each for each in seen if _is_rated(each)]
+    survived = [each for each in rated if _is_survived(each)]
+    for often, minutes in ((survived, SURVIVED_MINUTES), (rated, settings.corrected_minutes)):
+        spread = len({each.at // 60 for each in often})
+        if spread >= minutes:
+            rate = f"{plural(sum(1 + each.event.repeats for each in often), 'line')} in {spread} min of the last hour"
+            detail = ", ".join(each for each in (_detail(often[0], seen), rate) if each)
+            return _Fault(node, place, often[0].event.part, tuple(often), _known(often[0]).often, detail, fatal=False)
+    return None
+
+
+def _known(seen: SeenEvent) -> PartWords:
+    return PARTS[seen.event.part]
+
+
+def _is_survived(seen: SeenEvent) -> bool:
+    return seen.event.name in SURVIVED and not seen.event.may_exclude_node
+
+
+def _is_rated(seen: SeenEvent) -> bool:
+    quiet = seen.event.severity is FaultSeverity.WARNING
+    return bool(_known(seen).often) and (quiet or _is_survived(seen))
+
+
+def _is_fatal(seen: SeenEvent, others: Sequence[SeenEvent]) -> bool:
+    """Whether hardware is certainly broken, and was not recovered from."""
+    event = seen.event
+    end = ENDS.get(event.part)
+    if any(each.event.name == end and 0 <= each.at - seen.at <= SAME_S for each in others):
+        return False
+    return event.may_exclude_node or _breaks_own_disk(event, others)
+
+
+def _breaks_own_disk(event: NodeEvent, others: Sequence[SeenEvent]) -> bool:
+    """An NVMe disk that is not reached over a network; what is called sd may be a stick, or in a storage network."""
+    controller = re.match(r"nvme\d+", broken_disk(event) or "")
+    remote = {each.event.device for each in others if each.event.name == "nvme_fabric"}
+    return controller is not None and controller[0] not in remote
+
+
+def _detail(first: SeenEvent, seen: Sequence[SeenEvent]) -> str:
+    """The DIMM if any line names one, else the device or its address."""
+    labels = (match[1] for each in seen if (match := _LABEL.search(each.event.line)))
+    return next(labels, "") or first.event.device or first.event.pci_bus_id or ""
+
+
+def _crowds(faults: Sequence[_Fault]) -> Counter[tuple[str, int]]:
+    """(part, stretch of time) -> nodes that had their first uncorrected error of it then."""
+    first: dict[tuple[str, str], float] = {}
+    for fault in faults:
+        if fault.fatal:
+            key = fault.node.name, fault.part
+            first[key] = min(fault.seen[0].at, first.get(key, fault.seen[0].at))
+    return Counter((part, int(at // CROWD_S)) for (_, part), at in first.items())
+
+
+def _finding(view: ClusterView, jobs: JobsOfNodes, fault: _Fault, crowds: Counter[tuple[str, int]]) -> Finding:
+    node, seen = fault.node.name, fault.seen
+    began = seen[0].at
+    ran = [job.job.job_id for job in jobs.on(node) if _had_node(view, job, seen[-1].at)]
+    alike = sum(crowds[fault.part, int(began // CROWD_S) + stretch] for stretch in (-1, 0, 1)) if fault.fatal else 0
+    shared = alike >= CROWD_NODES
+    lines = [f"the kernel of {node}, {max(0.0, view.now - each.at):.0f} s ago: {each.event.line}" for each in seen]
+    where = f"; job{'s' if len(ran) > 1 else ''} {', '.join(ran)} ran there" if ran else ""
+    why = f"{alike} nodes have the same at about the same time: what they share is to blame, and none is avoided"
+    detail = f" ({fault.detail})" if fault.detail else ""
+    reason = f"{fault.what[0].lower()}{fault.what[1:]}{detail}"
+    finding = SPEC.about(f"host:{node}/{fault.place}", "", *(ran if fault.fatal else ()))
+    return replace(finding, severity=Severity.CRITICAL if fault.fatal else Severity.WARNING).bad(
+        f"{fault.what} on {node}{detail}{where}.",
+        culprits=(Culprit(node=node, reason=reason),) if fault.fatal else (),
+        facts=(*((why,) if shared else ()), *lines[:MAX_LINES]),
+        duration_s=max(0.0, view.now - began),
+        actionable=fault.fatal and bool(ran) and not shared,
+        exclude_nodes=(node,) if fault.fatal and not shared else (),
+    )
+
+
+def _had_node(view: ClusterView, job: JobView, at: float) -> bool:
+    """Whether this run of the job had begun by then."""
+    start_at = job.job.start_at
+    by_slurm_s = 0.0 if view.date is None or start_at is None else view.date - start_at
+    return max(job.run_age_s, by_slurm_s) >= view.now - at
+
+
+SPEC = DetectorSpec(
+    kind=IncidentKind.HOST_FAULT,
+    detect=detect,
+    settings=HostFault,
+    subject=Subject.NODE,
+    severity=Severity.CRITICAL,
+    blames_node=1.0,
+    sentence="Hardware of a node has a fault",
+    steps_continue=True,
+    explains=(IncidentKind.DEAD_RANK, IncidentKind.LOG_ERROR),
+    site_may_act=True,
+    alerts=("SlurmWatchdogHardwareFault",),
+    hint=Hint(
+        usually="A memory module, a network adapter, a disk, a cable or a fan that has to be repaired or exchanged.",
+        try_next="Drain the node (slurm-watchdog drain); its management controller's log (ipmitool sel list, racadm), "
+        "ras-mc-ctl --errors, lspci -vv of the device and smartctl -a of the disk show more; then record the repair "
+        "(slurm-watchdog nodes, with --mended).",
+        documented="Linux admin guide, RAS",
+    ),
+)

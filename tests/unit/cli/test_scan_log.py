@@ -6,6 +6,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import shutil
 import subprocess
 import sys
@@ -64,8 +65,8 @@ def test_a_healthy_log_gives_no_verdict_and_code_0(tmp_path: Path) -> None:
     [
         (Path(sys.executable).resolve().read_bytes()[:200_000], 2),
         (bytes(3000) + b"step 1 loss 2.0\nstep 2 loss 1.9\n", 0),  # a hole, where a log was cut while it was written to
-        ("Schritt 1 für Gewichte, größer\n".encode("latin-1") * 40, 0),
-        (b"\x1b[32mepoch 1\x1b[0m: 10%\x08\x08\x0820%\r30%\r" * 50 + b"\n", 0),
+        ("Schritt 1 für Gewichte, größer\n".encode("latin-1") * 40, 3),
+        (b"\x1b[32mepoch 1\x1b[0m: 10%\x08\x08\x0820%\r30%\r" * 50 + b"\n", 3),
     ],
     ids=["a program", "a hole of zeros", "another encoding", "colours and bars"],
 )
@@ -74,6 +75,7 @@ def test_a_file_that_is_not_text_is_not_said_to_be_well(tmp_path: Path, data: by
     log.write_bytes(data)
     done = run(log)
     assert (done.exit_code, "is not text" in done.stderr) == (code, code == 2), done.output
+    assert "nothing wrong" not in done.output or code == 0
 
 
 def test_a_log_that_its_time_limit_ended_says_so(tmp_path: Path) -> None:
@@ -249,7 +251,49 @@ def test_scan_log_of_an_unreadable_file_says_why_and_exits_with_2(tmp_path: Path
     assert "absent.log can't be read: No such file or directory" in result.stderr
     assert len(json.loads(result.stdout)["files"]) == 1
     assert run("--at", "soon", crashed).exit_code == 2
-    assert run(tmp_path).exit_code == 2
+
+
+def test_a_directory_stands_for_the_logs_in_it(tmp_path: Path, crashed: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(bytes(range(256)) * 100)
+    assert [file["path"] for file in answer(tmp_path)] == [str(crashed)]
+    (tmp_path / "empty").mkdir()
+    done = run(tmp_path / "empty")
+    assert (done.exit_code, "no file in it is named like a log" in done.stderr) == (2, True)
+
+
+def test_a_named_pipe_and_a_device_are_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.log"
+    os.mkfifo(pipe)
+    for path, word in ((pipe, "is a pipe"), (Path("/dev/zero"), "is a device")):
+        done = run(path)
+        assert (done.exit_code, word in done.stderr, done.stdout) == (2, True, "")
+
+
+UNREAD = {
+    "it is empty": "",
+    "a report of nvidia-smi": "Sat Mar  4 04:38:36 2023\n+-----+\n| NVIDIA-SMI 525.60.13    Driver Version: 525.60.13 |\n|   0  NVIDIA A100  On |\n",
+    "a table of Slurm": "             JOBID PARTITION     NAME     USER ST       TIME  NODES NODELIST(REASON)\n   4711      gpu    train       u1  R 1-02:03:04      2 n[1-2]\n",
+    "a log of a daemon of Slurm": "[2026-05-01T10:00:00.123] sched: Allocate JobId=7 NodeList=n1 #CPUs=8 Partition=gpu\n[2026-05-01T10:00:09.001] _job_complete: JobId=7 WEXITSTATUS 0\n"
+    * 3,
+    "stacks of Python processes": 'Thread 688510 (active): "MainThread"\n    broadcast (torch/distributed/distributed_c10d.py:1191)\n    main (train.py:7)\n',
+    "a batch script": "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
+    "JSON whose records are of no known form": '{"rows": [{"a": 1}, {"a": 2}]}\n',
+    "no step, time, rank or error": "PID 756282:  After clip in _do_batch\nPID 756284:  Before sync_gradients in _do_batch\n",
+    "only how the run ended": "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO TIME LIMIT ***\n",
+    "a list of interfaces": "ib0     Link encap:UNSPEC\n        inet addr:172.0.0.50  Bcast: 172.0.0.255\nCA 'mlx5_0'\n\tPort 1:\n",
+    "a kernel log": "[   12.345678] nvidia 0000:07:00.0: enabling device\n[   12.445678] usb 1-1: new device\n",
+}
+
+
+@pytest.mark.parametrize("looks", UNREAD)
+def test_a_text_in_which_nothing_was_recognised_is_no_good_news(tmp_path: Path, looks: str) -> None:
+    path = tmp_path / "given.txt"
+    path.write_text(UNREAD[looks])
+    done = run(path)
+    first = done.stdout.splitlines()[0]
+    assert (done.exit_code, looks in first, "nothing wrong" in done.stdout) == (3, True, False), done.stdout
+    rows = json.loads(run("--json", path).stdout)["files"]
+    assert (rows[0]["healthy"], looks in rows[0]["unread"]) == (None, True)
 
 
 def test_a_rank_whose_file_is_not_here_is_not_said_to_be_silent(tmp_path: Path) -> None:
@@ -287,7 +331,7 @@ def test_a_configurations_own_patterns_are_tried_on_a_log(tmp_path: Path) -> Non
     config.write_text("jobs: {progress_patterns: ['umdrehung (?P<step>[0-9]+)']}\n")
     result = CliRunner().invoke(main, ["scan-log", str(log), "--config", str(config)])
     assert (result.exit_code, "its last step is 8" in result.stdout) == (0, True)
-    assert "no progress" in CliRunner().invoke(main, ["scan-log", str(log)]).stdout
+    assert "cannot be judged" in CliRunner().invoke(main, ["scan-log", str(log)]).stdout
 
 
 def test_a_hardware_error_of_an_earlier_run_in_the_same_log_is_shown_under_the_good_news(tmp_path: Path) -> None:

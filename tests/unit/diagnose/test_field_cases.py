@@ -35,7 +35,8 @@ def scanned(path: Path) -> list[dict[str, Any]]:
     files = sorted(path.iterdir()) if path.is_dir() else [path]
     done = CliRunner().invoke(main, ["scan-log", "--json", *map(str, files)])
     rows: list[dict[str, Any]] = json.loads(done.stdout)["files"]
-    assert done.exit_code == (0 if all(row["healthy"] for row in rows) else 1)
+    unread = all(row["unread"] for row in rows)
+    assert done.exit_code == (3 if unread else 0 if all(row["healthy"] for row in rows) else 1)
     return rows
 
 
@@ -43,6 +44,8 @@ def judged_wrong(case: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     """What of the answer is not as the label says; empty: it is right."""
     verdict = next((row["verdict"] for row in rows if row["verdict"] is not None), None)
     wrong = []
+    if case.get("unread", False) or rows[0]["unread"]:
+        return [] if rows[0]["unread"] and case.get("unread") else [f"unread: {rows[0]['unread']}"]
     steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
     if "last_step" in case and max(steps, default=None) != case["last_step"]:
         wrong.append(f"last step {max(steps, default=None)}")

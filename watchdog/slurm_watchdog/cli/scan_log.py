@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
@@ -13,6 +14,7 @@ from slurm_watchdog.cli.input_progress import reading, size_of
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
+    EXIT_UNKNOWN,
     EXIT_USAGE,
     Refusal,
     config_option,
@@ -29,12 +31,17 @@ if TYPE_CHECKING:
     from slurm_watchdog.knowledge.progress_patterns import Pattern
 
 SHOWN_ERRORS: Final = 8
+BLIND: Final = ", and no progress either: whether it trains cannot be read in it."
+LOG_NAME: Final = re.compile(
+    r"(?:\.(?:log|out|err|txt|jsonl?|[oe]\d+)|(?:^|[._-])(?:stdout|stderr|log|out|err))(?:\.\d{1,3})?(?:\.(?:gz|bz2|xz|zst))?$"
+)
+"""Of the files in a directory those that a job's output is in: beside them there may be checkpoints."""
 MARKDOWN: Final = (".md", ".markdown")
 MARKDOWN_BYTES: Final = 4 * 1024**2
 
 
 @click.command("scan-log", short_help="What logs alone say: progress, cause and cascade, verdict.")
-@click.argument("files", metavar="FILE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
+@click.argument("files", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--at",
     metavar="TIME",
@@ -50,12 +57,12 @@ MARKDOWN_BYTES: Final = 4 * 1024**2
 def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: str | None, as_json: bool) -> None:
     """Reads logs of training jobs (plain, gzip, bzip2, xz; `-` is standard input; pasted text, Markdown) and
     says how far the run came, what ended it, which rank failed first, and what only followed. Files of one job
-    (standard output and error, one a rank or node) are judged together. It needs no Slurm, no configuration
-    and no root.
+    (standard output and error, one a rank or node) are judged together; a directory stands for the logs in it.
+    It needs no Slurm, no configuration and no root.
 
     \b
     Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end, or is no text, and nothing
-    was found.
+    was found, 3 nothing in a file was recognised as a job's log.
 
     \b
     Examples:
@@ -74,7 +81,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
     if at is not None and parse_time(at, None) is None:
         raise Refusal([f"--at {at}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970"])
     settings = _settings(config_file)
-    read = {path: _read(path, settings.own) for path in dict.fromkeys(files)}
+    read = {path: _read(path, settings.own) for path in dict.fromkeys(_with_folders(files))}
     digests = {path: digest for path, (digest, _) in read.items()}
     readable = [path for path, digest in digests.items() if digest is not None]
     judged = _judge_jobs(readable, digests, at, settings)
@@ -86,7 +93,8 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
             _print(each)
     found = any(each.verdict for each in judged)
     blind = len(readable) < len(digests) or (not found and not all(whole for _, whole in read.values()))
-    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_FINE)
+    unread = any(each.unread is not None for each in judged) and not found
+    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_UNKNOWN if unread else EXIT_FINE)
 
 
 def _warn_of_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:
@@ -117,6 +125,25 @@ def _judge_jobs(
     return judged
 
 
+def _with_folders(paths: Sequence[str]) -> Iterator[str]:
+    """The paths, for each directory the logs in it. Raises Refusal for one without any."""
+    from slurm_watchdog.cli.stack_files import files_in
+
+    for path in paths:
+        if path == "-" or not os.path.isdir(path):
+            yield path
+            continue
+        left_out: list[str] = []
+        found = [each for _, each in files_in([path], left_out) if LOG_NAME.search(os.path.basename(each))]
+        for words in left_out:
+            click.echo(words, err=True)
+        if not found:
+            raise Refusal(
+                [f"{clean(path)}: no file in it is named like a log (.log, .out, .err, .txt, .json); name them"]
+            )
+        yield from found
+
+
 def _settings(config_file: str | None) -> Settings:
     """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file
     is wrong."""
@@ -140,7 +167,7 @@ def _settings(config_file: str | None) -> Settings:
 
 def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
     """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it
-    can't be read."""
+    can't be read or is no text."""
     from slurm_watchdog.diagnose.logs.digest import Collector
     from slurm_watchdog.parse.text_input import Unreadable, is_text
 
@@ -151,6 +178,8 @@ def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
         with reading(path) as file:
             for block in file.blocks:
                 text = is_text(block.data) if block.first_line == 1 else text
+                if not text:
+                    break
                 collector.add(block.data, block.first_line, block.numbers)
     except Unreadable as error:
         click.echo(clean(error), err=True)
@@ -160,7 +189,8 @@ def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
             f"{clean(path)} is not text (a program, an image?): give the file that the job writes its output to",
             err=True,
         )
-    return collector.digest(), text and not file.damaged
+        return None, False
+    return collector.digest(), not file.damaged
 
 
 def _written_at(path: str) -> float | None:
@@ -179,21 +209,33 @@ def _print(judged: RunReport) -> None:
     first = "standard input" if rows[0]["path"] == "-" else rows[0]["path"]
     name = first if len(rows) == 1 else f"{first} and {count(len(rows) - 1, 'more file')} of the same job"
     verdict = judged.verdict
-    if verdict is None:
+    if judged.unread is not None:
+        sentence(f"{name}: the run cannot be judged: {judged.unread}", "yellow")
+    elif verdict is None:
         sentence(f"{name}: {_healthy_words(rows)}", "green")
         for line in _evidence(rows, [_of_a_node(row) for row in rows]):
             sentence(f"  {line}")
+        if _is_blind(rows):
+            from slurm_watchdog.knowledge.frameworks import what_to_do
+
+            sentence(f"  try next: {what_to_do(rows[0]['framework'])}")
     else:
         sentence(f"{name}: {verdict.summary}", "bold red")
         named = [[error for error in row["errors"] if error["role"] != "noise"] for row in rows]
-        for line in _evidence(rows, named):
-            sentence(f"  {line}")
-        for line in _hints(verdict.name, verdict.text):
+        cause = [[error for error in each if error["role"] == "cause"] for each in named]
+        rest = [[error for error in each if error["role"] != "cause"] for each in named]
+        shown = [*_evidence(rows, cause), *_hints(verdict.name, verdict.text), *_evidence(rows, rest)]
+        for line in shown:
             sentence(f"  {line}")
     table(
         ["file", "framework", "steps", "of", "s a step", "lines", "changes of speed"],
         [_progress_row(row) for row in rows if row["progress"]["lines"]],
     )
+
+
+def _is_blind(rows: Sequence[dict[str, Any]]) -> bool:
+    """Whether nothing in them shows progress."""
+    return not any(row["finished"] or row["progress"]["lines"] for row in rows)
 
 
 def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
@@ -202,8 +244,9 @@ def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
     if any(row["finished"] for row in rows):
         return f"{found}{notes}."
     steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
-    counts = any(row["progress"]["advancing"] for row in rows)  # of samples, or in an epoch of unknown length
-    none = "; it made progress, in steps of unknown number." if counts else ", and no progress either."
+    if _is_blind(rows):
+        return f"no error found{_ended_words(rows)}{BLIND}"
+    none = "; it made progress, in steps of unknown number."  # of samples, or in an epoch of unknown length
     last = f"; its last step is {max(steps)}." if steps else none
     return f"{'no error' if notes else 'nothing wrong'} found{_ended_words(rows)}{notes}{last}"
 
@@ -230,18 +273,21 @@ def _of_a_node(row: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _evidence(rows: Sequence[dict[str, Any]], errors: Sequence[list[dict[str, Any]]]) -> list[str]:
-    """Lines with `errors` of each row: the cause, then what followed, few of each file."""
-    lines = []
+    """Lines with `errors` of each row, few of all files together."""
     several = len(rows) > 1
-    for row, found in zip(rows, errors, strict=True):
-        shown = sorted(found, key=lambda error: (error["role"] != "cause", error["line"]))
-        for error in shown[:SHOWN_ERRORS]:
-            who = f"rank {error['rank']}" if error["rank"] is not None else ""
-            who = " ".join(word for word in (who, f"on {error['host']}" if error["host"] else "") if word)
-            where = f"{os.path.basename(row['path'])}:{error['line']}" if several else f"line {error['line']}"
-            lines.append(f"{error['role']:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
-        if len(shown) > SHOWN_ERRORS:
-            lines.append(f"… and {len(shown) - SHOWN_ERRORS} more in {row['path']} (--json has them)")
+    found = [
+        (error, row["path"])
+        for row, mine in zip(rows, errors, strict=True)
+        for error in sorted(mine, key=lambda error: int(error["line"]))
+    ]
+    lines = []
+    for error, path in found[:SHOWN_ERRORS]:
+        who = f"rank {error['rank']}" if error["rank"] is not None else ""
+        who = " ".join(word for word in (who, f"on {error['host']}" if error["host"] else "") if word)
+        where = f"{os.path.basename(path)}:{error['line']}" if several else f"line {error['line']}"
+        lines.append(f"{error['role']:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
+    if len(found) > SHOWN_ERRORS:
+        lines.append(f"… and {len(found) - SHOWN_ERRORS} more (--json has them)")
     return lines
 
 

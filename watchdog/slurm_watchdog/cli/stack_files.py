@@ -50,7 +50,7 @@ def read_stack_files(paths: Sequence[str]) -> StackFiles:
     texts: dict[str, str] = {}
     unreadable: list[str] = []
     recorded = total = 0
-    for name, path in _files(paths, unreadable):
+    for name, path in files_in(paths, unreadable):
         try:
             data = _bytes_of(path)
         except OSError as error:
@@ -106,7 +106,7 @@ def _labels_of_file(name: str) -> tuple[object, ...]:
     return (header.host, header.rank, header.local_rank, header.label)
 
 
-def _files(paths: Sequence[str], unreadable: list[str]) -> Iterator[tuple[str, str]]:
+def files_in(paths: Sequence[str], unreadable: list[str]) -> Iterator[tuple[str, str]]:
     """(the part of its name that may say whose it is, its path), for each file."""
     given = sorted(set(paths))
     common = os.path.commonpath([str(Path(path).absolute().parent) for path in given if path != "-"] or ["/"])

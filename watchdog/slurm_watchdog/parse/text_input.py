@@ -14,6 +14,7 @@ import io
 import lzma
 import os
 import shutil
+import stat
 import subprocess
 import sys
 import zlib
@@ -34,6 +35,7 @@ _MAGIC: tuple[tuple[bytes, Callable[..., Any]], ...] = (
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 _PROBE = 4096
+_OPEN_FILES = ("/dev/null", "/dev/stdin", "/dev/fd/", "/proc/self/fd/", "/dev/tty", "/dev/pts/")
 _LOOKED_AT, _MOST_CONTROLS = 65_536, 0.02
 """Bytes that show whether a file is text; the share of control characters in one. In machine code, images and what is
 packed they are 5 to 20 %; a bar that is redrawn, and colours, use those that are left out here."""
@@ -78,10 +80,24 @@ def read_blocks(
         if path == "-":
             yield from _blocks(_unpack(sys.stdin.buffer, path), lambda: None, on_damage)
             return
+        _refuse_endless(path)
         with open(path, "rb") as file, closing(_unpack(file, path)) as unpacked:
-            yield from _blocks(unpacked, lambda: on_bytes(file.tell()), on_damage)
+            place = (lambda: on_bytes(file.tell())) if file.seekable() else (lambda: None)
+            yield from _blocks(unpacked, place, on_damage)
     except OSError as error:
         raise Unreadable(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _refuse_endless(path: str) -> None:
+    """Raises Unreadable for a named pipe, which may have no writer, and for devices. `/dev/fd/63`, as shells pass the
+    output of a command, has one."""
+    mode = os.stat(path).st_mode
+    if stat.S_ISFIFO(mode) and not path.startswith(("/dev/", "/proc/")):
+        raise Unreadable(f"{path} is a pipe, whose writer may never come: cat {path} | slurm-watchdog scan-log -")
+    if (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)) and not path.startswith(_OPEN_FILES):
+        raise Unreadable(f"{path} is a device, not a file")
+    if stat.S_ISSOCK(mode):
+        raise Unreadable(f"{path} is a socket, not a file")
 
 
 def _unpack(file: Any, path: str) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress
+from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress, main_facts
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.silence import Silence
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
@@ -36,6 +36,12 @@ class Source:
     def goes_on_in(self, other: Source) -> bool:
         """Whether this is an older part, and `other`, which comes later among the sources, a newer one of the same."""
         return self.part_of is not None and self.part_of in (other.path, other.part_of)
+
+    @cached_property
+    def rise_times(self) -> list[float]:
+        """When its steps were made, in order; empty where the last ones have no time."""
+        rises = self.progress.rises
+        return sorted(at for _, at in rises if at is not None) if all(at is not None for _, at in rises[-3:]) else []
 
     @cached_property
     def last_error_line(self) -> int:
@@ -80,14 +86,28 @@ class LogCase:
 
 
 def after_step(case: LogCase, error: FoundError | None = None) -> str:
-    """After which step; of an error the last one that was logged before it in its excerpt."""
+    """After which step; of an error the last one of its rank, or that was logged before it in its excerpt."""
     step = max((s.progress.last_step for s in case.sources if s.progress.last_step is not None), default=None)
+    if error is not None:
+        own = _own_step(case, error)
+        step = step if own is None else own
     segments = case.sources[error.source].digest.segments if error is not None else None
     if error is not None and segments is not None:
         steps = case.sources[error.source].digest.facts
         before = [f.fact.step for f in steps if segments.get(f.line) == error.segment and f.line < error.line]
         step = next((each for each in reversed(before) if each is not None), None)
     return f", after step {step}" if step is not None else ""
+
+
+def _own_step(case: LogCase, error: FoundError) -> int | None:
+    """The last step in the log of the rank that said it, or in its lines where several ranks log their steps."""
+    source, rank = case.sources[error.source], case.ranks.rank_of(error.who)
+    steps = [(fact.fact.rank, fact.fact.step) for fact in main_facts(source.digest) if fact.fact.step is not None]
+    if rank is not None and len({each for each, _ in steps}) > 1:
+        steps = [(each, step) for each, step in steps if each == rank]
+    elif len(case.sources) < 2:
+        return None
+    return steps[-1][1] if steps else None
 
 
 def rank_words(rank: int | None, host: str | None) -> str:

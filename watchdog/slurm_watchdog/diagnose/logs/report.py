@@ -20,9 +20,10 @@ from slurm_watchdog.diagnose.logs.progress import (
     read_slower,
 )
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
-from slurm_watchdog.diagnose.logs.silence import last_word, read_silence
+from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
+from slurm_watchdog.diagnose.logs.unread import why_unread
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import hints_for
@@ -47,6 +48,9 @@ class RunReport:
 
     def __init__(self, sources: list[Source], ranks: Ranks, verdict: LogVerdict | None) -> None:
         self.sources, self.ranks, self.verdict = sources, ranks, verdict
+        unread = [why_unread(source) for source in sources] if verdict is None else [None]
+        self.unread = next(iter(unread)) if all(unread) else None
+        """Why nothing can be said of the run; None if something can."""
 
     def rows(self) -> list[dict[str, Any]]:
         """One for each file, in the shape of `scan-log --json`."""
@@ -72,7 +76,8 @@ class RunReport:
             "errors": errors,
             "errors_left_out": max(0, len(source.errors) - len(errors)) + source.digest.left_out,
             "verdict": self._verdict(number),
-            "healthy": self.verdict is None,
+            "healthy": None if self.unread is not None else self.verdict is None,
+            "unread": self.unread,
             "notes": self._notes(source),
             "finished": progress.finished,
             "world_size": self.ranks.world,
@@ -154,10 +159,11 @@ def judge_job(
     if any(digest.ended_line is not None for digest in digests):
         seen_at = None  # nothing has hung since
     older = rotated_parts(paths)
+    last_said = last_words(digests)
     for number, (path, digest, name) in enumerate(zip(paths, digests, names, strict=True)):
         progress = read_progress(digest)
         written = written_at[number] if written_at and seen_at is not None else None
-        at = parse_time(seen_at, digest.clock) if seen_at is not None else last_word(digest, digests)
+        at = parse_time(seen_at, digest.clock) if seen_at is not None else last_said[number]
         sources.append(
             Source(
                 path,

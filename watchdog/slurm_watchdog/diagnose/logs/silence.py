@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
@@ -84,16 +84,27 @@ def _says_much_new(digest: Digest, line: int) -> bool:
     return len(new) >= BUSY_SHAPES
 
 
-def last_word(digest: Digest, digests: Sequence[Digest]) -> float | None:
-    """When another file of the job was last written to; None if none logs the same steps at the same times, for another
-    clock says nothing of this one."""
-    steps = _last_steps(digest)
-    ends = []
-    for other in digests:
-        apart = [abs(at - steps[step]) for step, at in _last_steps(other).items() if step in steps]
-        if other is not digest and other.clock == digest.clock and apart and max(apart) <= CLOCKS_APART_S:
-            ends.append(other.stamped[-1][1])
-    return max(ends, default=None)
+def last_words(digests: Sequence[Digest]) -> list[float | None]:
+    """Of each file when another one of the job was last written to; None if none logs the same steps at the same times,
+    for another clock says nothing of this one."""
+    if len(digests) < 2:
+        return [None] * len(digests)
+    steps = [_last_steps(digest) for digest in digests]
+    latest = sorted(
+        (place for place, found in enumerate(steps) if found), key=lambda place: -digests[place].stamped[-1][1]
+    )
+    words: list[float | None] = []
+    for place in range(len(digests)):
+        others = (other for other in latest if other != place and digests[other].clock == digests[place].clock)
+        alike = (other for other in others if _is_one_clock(steps[place], steps[other]))
+        other = next(alike, None) if steps[place] else None
+        words.append(None if other is None else digests[other].stamped[-1][1])
+    return words
+
+
+def _is_one_clock(mine: Mapping[int, float], others: Mapping[int, float]) -> bool:
+    apart = [abs(at - mine[step]) for step, at in others.items() if step in mine]
+    return bool(apart) and max(apart) <= CLOCKS_APART_S
 
 
 def _last_steps(digest: Digest) -> dict[int, float]:

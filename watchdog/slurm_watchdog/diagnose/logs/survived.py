@@ -124,8 +124,8 @@ def rises_after(error: FoundError, case: LogCase) -> int:
     most = 0
     for number, source in enumerate(case.sources):
         rises = source.progress.rises
-        if error.own_time and error.at is not None and rises and all(at is not None for _, at in rises[-3:]):
-            count = sum(1 for _, at in rises if at is not None and at > error.at + STEP_SLACK_S)
+        if error.own_time and error.at is not None and source.rise_times:
+            count = len(source.rise_times) - bisect_right(source.rise_times, error.at + STEP_SLACK_S)
             if number != error.source and not case.timed:
                 count = 0
         elif number == error.source:

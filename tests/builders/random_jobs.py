@@ -88,7 +88,9 @@ class Job:
         return recorder
 
 
-def random_job(seed: int, *, stops: bool = False, breaks: bool = False, collectives: bool = True) -> Job:
+def random_job(
+    seed: int, *, stops: bool = False, breaks: bool = False, collectives: bool = True, batches: bool = True
+) -> Job:
     """`stops`: one rank does, somewhere; `breaks`: one operation never ends. Without both it runs to its end."""
     rng = Random(seed)
     number = rng.choice([4, 4, 8])
@@ -97,7 +99,7 @@ def random_job(seed: int, *, stops: bool = False, breaks: bool = False, collecti
         width = rng.choice([2, number // 2])
         groups |= {f"tp{first}": tuple(range(first, first + width)) for first in range(0, number, width)}
         groups |= {f"dp{first}": tuple(range(first, number, width)) for first in range(width)}
-    operations = [each for _ in range(rng.randint(10, 80)) if (each := _operation(rng, groups, collectives))]
+    operations = [each for _ in range(rng.randint(10, 80)) if (each := _operation(rng, groups, collectives, batches))]
     guilty = rng.randrange(number) if stops else None
     programs = [[at for at, each in enumerate(operations) if rank in each.ranks] for rank in range(number)]
     ends = [len(each) for each in programs]
@@ -109,15 +111,16 @@ def random_job(seed: int, *, stops: bool = False, breaks: bool = False, collecti
     return Job(groups, operations, guilty, history, rng.choice([2000, 2000, 300, 12]))
 
 
-def _operation(rng: Random, groups: Mapping[str, Sequence[int]], collectives: bool) -> Operation | None:
+def _operation(rng: Random, groups: Mapping[str, Sequence[int]], collectives: bool, batches: bool) -> Operation | None:
     group, kind = rng.choice(list(groups)), rng.random()
     members = tuple(groups[group])
     if collectives and (kind < 0.45 or len(members) < 2):
         return Operation(group, rng.choice(KINDS), members=members)
     if len(members) < 2:
         return None
-    pairs = {tuple(rng.sample(members, 2)) for _ in range(1 if kind < 0.8 else rng.randint(1, 3))}
-    return Operation(group, "send" if kind < 0.8 else "batch", pairs=tuple(sorted((a, b) for a, b in pairs)))
+    alone = kind < 0.8 or not batches
+    pairs = {tuple(rng.sample(members, 2)) for _ in range(1 if alone else rng.randint(1, 3))}
+    return Operation(group, "send" if alone else "batch", pairs=tuple(sorted((a, b) for a, b in pairs)))
 
 
 def _run(rng: Random, ranks: Sequence[Rank], operations: Sequence[Operation], broken: int | None) -> list[list[Rank]]:

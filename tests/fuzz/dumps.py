@@ -33,7 +33,8 @@ from slurm_watchdog.agent.proc.control_groups import (
     read_group,
 )
 from slurm_watchdog.agent.workers.resource_limits import limit_address_space
-from slurm_watchdog.analysis.collective_order import order_of, words_of
+from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.analysis.collective_words import words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
 from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.nodetest.results import MARK, Line, measured, parse_line

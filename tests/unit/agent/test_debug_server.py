@@ -17,7 +17,8 @@ from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.workers.answer_types import Listeners
 from slurm_watchdog.agent.workers.request_types import AskDebugServer, FindListeners
 from slurm_watchdog.agent.workers.worker_state import WorkerState
-from slurm_watchdog.analysis.collective_order import order_of, words_of
+from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.analysis.collective_words import words_of
 from slurm_watchdog.model.collective_records import CollectiveRecord
 from slurm_watchdog.parse.debug_server import MAX_BYTES, parse_debug_server
 

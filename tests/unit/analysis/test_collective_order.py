@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
+from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.analysis.collective_words import CollectiveOrder, words_of
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 
@@ -45,7 +46,7 @@ def test_the_facts_have_the_last_number_that_each_rank_has_finished() -> None:
     files = sorted((CAPTURES / "missing").iterdir())
     found = order_of([parse_flight_recorder(f.read_bytes(), int(f.name[-1])) for f in files])
     assert found.facts == (
-        "3 ranks wait in all_reduce 7 of default_pg; not entered by rank 2; last finished: number 6 on rank 0, 1, 2, 3",
+        "3 ranks wait in all_reduce 7 of default_pg; not entered by rank 2; last finished: number 6 on ranks 0, 1, 2 and 3",
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.analysis.collective_order import order_of, words_of
+from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.analysis.collective_words import words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records, unreachable
 from slurm_watchdog.model.collective_records import RasAnswer, RasCommunicator, RasRank
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras
@@ -37,7 +38,7 @@ def read(name: str) -> RasAnswer:
         ),
         (
             "2.26-two.txt",
-            "Rank 4 has not entered all_reduce 1 of communicator 27a079b8 of 8, and so 1 more; 6 of 8 ranks wait.",
+            "Ranks 4 and 5 have not entered all_reduce 1 of communicator 27a079b8 of 8; 6 of 8 ranks wait.",
         ),
         ("2.24-missing.txt", "Rank 1 has not entered collective 12 of communicator 27a079b8 of 8; 6 of 7 ranks wait."),
         ("2.28.json", "Rank 5 has not entered all_reduce 64 of communicator ae94423c of 8; 7 of 8 ranks wait."),
@@ -160,11 +161,16 @@ def with_status(ranks: tuple[int, ...]) -> RasAnswer:
     return parse_ras(text.encode())
 
 
-@pytest.mark.parametrize(("ranks", "who"), [((5,), "5"), ((5, 6), "5, 6")])
+@pytest.mark.parametrize(
+    ("ranks", "left"),
+    [
+        ((5,), "rank 5 has left communicator 27a079b8 of 8, or not come to it, and answers"),
+        ((5, 6), "ranks 5 and 6 have left communicator 27a079b8 of 8, or not come to it, and answer"),
+    ],
+)
 def test_ranks_that_left_a_communicator_and_answer_are_said_and_accused_of_nothing(
-    ranks: tuple[int, ...], who: str
+    ranks: tuple[int, ...], left: str
 ) -> None:
-    left = f"rank {who} has left communicator 27a079b8 of 8, or not come to it, and answers"
     answer = with_status(ranks)
     assert ras_facts(answer, processes(nodes=NODES)) == (left,)
     assert [each.rank for each in order_of(ras_records(answer, processes())).odd] == [1], "of those that are in it"

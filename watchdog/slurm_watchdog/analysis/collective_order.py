@@ -13,7 +13,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence, Set
 
-from slurm_watchdog.base.structs import Struct
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.collective_words import CollectiveOrder, Front, OddRank, blind_words, facts_of, signature
+from slurm_watchdog.base.text import listed
 from slurm_watchdog.model.collective_records import Call, CollectiveRecord, Communicator
 
 MAX_ODD = 0.25
@@ -23,58 +26,13 @@ LEAST_AGREEING = 2
 LEAST_WAIT_S = 10.0
 """A rank that has not come so long after another one began to wait, by the records of both, is waited for: dumps are
 written within seconds of one another, and the clocks of two nodes differ by less."""
+TOGETHER_S = 30.0
+"""Dumps of one moment were written within so long; what an older one waited for may have come since."""
 MAX_NAMED = 32
 MAX_FACTS = 8
-MAX_NUMBERS = 4
-
-
-class OddRank(Struct, frozen=True, kw_only=True):
-    """A rank that keeps others waiting."""
-
-    rank: int
-    reason: str
-    """`has not entered all_reduce 61 of default_pg`."""
-    only_spoken_to: bool = False
-    """No collective is known that it has not entered: others send to it, or receive from it, and it does neither."""
-
-
-class CollectiveOrder(Struct, frozen=True, kw_only=True):
-    """What the records of all ranks say together."""
-
-    ranks: int
-    """Of which there is a record."""
-    waiting: tuple[int, ...] = ()
-    """Ranks with a collective that they have not finished."""
-    odd: tuple[OddRank, ...] = ()
-    facts: tuple[str, ...] = ()
-    """Communicator by communicator: how far all are, what each has finished last, who did not come, who called
-    something else."""
-    unclear: str = ""
-    """Why nobody is named, although ranks wait."""
-    missing: tuple[int, ...] = ()
-    """Ranks of communicators in which others wait, and of which there is no record."""
-
-
-class _Front(Struct, frozen=True, kw_only=True):
-    """One collective in which ranks wait."""
-
-    label: str
-    calls: Mapping[int, Call]
-    """By rank."""
-    behind: tuple[int, ...]
-    """Members that have not entered it, and had the time to."""
-    early: bool
-    """Whether there are others, who had not."""
-    missing: tuple[int, ...]
-    finished: Mapping[int, int]
-    """The last collective of its communicator that each rank has finished, where that is known."""
-    known: bool
-    """Whether its members are known; several communicators may share a name otherwise, and accuse nobody."""
-
-    @property
-    def words(self) -> str:
-        name, _ = Counter(call.name for call in self.calls.values()).most_common(1)[0]
-        return f"{name} {next(iter(self.calls.values())).seq} of {self.label}"
+MAX_UNNAMED = 8
+"""Calls that a rank may be behind while nothing says that they need it: of what is left out of a record only the number
+is known, and the root of some broadcasts runs so far ahead."""
 
 
 def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
@@ -82,15 +40,19 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     single = _single(records)
     old = _older(single)
     of_rank = {rank: record for rank, record in single.items() if rank not in old}
+    blind = _blind(of_rank)
+    of_rank |= {rank: _without_waits(of_rank[rank]) for rank in blind}
     fronts = _fronts(of_rank)
     waiting = {record.rank for record in of_rank.values() if _waits(record)}
     # Who has begun to talk to a rank that talks to nobody waits for it.
-    spoken_to = {peer for record in of_rank.values() for peer in _awaited_peers(record, of_rank)}
+    spoken_to = {peer for record in of_rank.values() for peer in _awaited_peers(record, of_rank)} - blind
     behind = {rank for front in fronts for rank in front.behind}
     roots = sorted((behind | spoken_to & of_rank.keys()) - waiting)
     odd = [odd for front in fronts if front.known for odd in _other_calls(front)]
-    facts = [fact for front in fronts for fact in _facts(front)][:MAX_FACTS]
-    facts += [f"the record of rank {_few(old)} is older than others, and does not count"] if old else []
+    by_weight = sorted(fronts, key=lambda front: not front.behind)
+    facts = [fact for front in by_weight for fact in facts_of(front)][:MAX_FACTS]
+    facts += [f"the record of {listed(old, 'rank')} is older than others, and does not count"] if old else []
+    facts += [blind_words(blind)] if blind else []
     missing = tuple(sorted({rank for front in fronts for rank in front.missing} | spoken_to - of_rank.keys()))
     found = CollectiveOrder(
         ranks=len(of_rank), waiting=tuple(sorted(waiting)), facts=tuple(dict.fromkeys(facts)), missing=missing
@@ -100,53 +62,49 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     if odd:
         return _with(found, odd[:MAX_NAMED])
     if len(roots) > max(1, MAX_ODD * len(of_rank)) or len(roots) >= len(waiting):
-        few = _few(sorted(waiting))
-        return _without(
-            found, f"as many did not come as wait, or more: rank {few} may have called what others never do"
-        )
+        few = listed(waiting, "rank")
+        return _without(found, f"as many did not come as wait, or more: {few} may have called what others never do")
     if lossy := [rank for rank in roots if of_rank[rank].lossy]:
-        return _without(found, f"the buffer of rank {_few(lossy)} is too small to say that it waits for nobody")
+        return _without(found, f"the buffer of {listed(lossy, 'rank')} is too small to say that it waits for nobody")
     only_spoken_to = frozenset(roots) - behind
     certain = not missing and _explain(only_spoken_to, of_rank, fronts)
     named = [rank for rank in roots if certain or rank not in only_spoken_to]
     if named:
         return _with(found, [_odd(rank, fronts) for rank in named[:MAX_NAMED]])
+    return _without(found, _unclear(of_rank, fronts, roots, spoken_to, missing, blind))
+
+
+def _unclear(
+    of_rank: Mapping[int, CollectiveRecord],
+    fronts: Sequence[Front],
+    roots: Sequence[int],
+    spoken_to: Set[int],
+    missing: Sequence[int],
+    blind: Set[int],
+) -> str:
+    """Why nobody is named."""
+    if blind:
+        return blind_words(blind)
+    behind = any(front.behind for front in fronts)
+    early = any(front.early for front in fronts)
     if missing:
-        return _without(found, f"there is no record of rank {_few(missing)}")
+        return f"there is no record of {listed(missing, 'rank')}"
     if roots:
-        return _without(found, f"rank {_few(roots)} has nothing unfinished, and may have sent what others wait for")
+        has = "has" if len(roots) == 1 else "have"
+        return f"{listed(roots, 'rank')} {has} nothing unfinished, and may have sent what others wait for"
     if any(not place.comparable and place.waits for record in of_rank.values() for place in record.communicators):
-        return _without(found, "this release of PyTorch numbers the collectives of each rank differently")
+        return "this release of PyTorch numbers the collectives of each rank differently"
     if not all(front.known for front in fronts):
-        return _without(found, "who belongs to a communicator in which ranks wait is not known")
-    if any(_disagree(front) for front in fronts):
-        return _without(found, "ranks called different collectives, and no side has a clear majority")
+        return "who belongs to a communicator in which ranks wait is not known"
+    if any(front.disagrees for front in fronts):
+        return "ranks called different collectives, and no side has a clear majority"
     if _in_a_circle(of_rank, fronts):
-        return _without(
-            found, "ranks wait for one another in a circle: they use their communicators in different order"
-        )
-    if any(front.early for front in fronts) or any({*record.peers} - spoken_to for record in of_rank.values()):
-        return _without(
-            found, "what is unfinished was begun only seconds before one of these records was made, or after"
-        )
+        return "ranks wait for one another in a circle: they use their communicators in different order"
+    if early or any({*record.peers} - spoken_to for record in of_rank.values()):
+        return "what is unfinished was begun only seconds before one of these records was made, or after"
     if behind or spoken_to:
-        return _without(
-            found,
-            "who is waited for waits in what all have entered: it is the network, a GPU, or still under way",
-        )
-    return _without(found, "every rank has entered what it waits for: it is the network, a GPU, or still under way")
-
-
-def words_of(order: CollectiveOrder) -> str:
-    """One sentence."""
-    recorded = f"{order.ranks} rank{'' if order.ranks == 1 else 's'}"
-    if not order.waiting:
-        return f"No collective is unfinished on any of {recorded} that left a record."
-    wait = f"{len(order.waiting)} of {recorded} {'waits' if len(order.waiting) == 1 else 'wait'}"
-    if not order.odd:
-        return f"{wait}, and nobody is named: {order.unclear}."
-    first, more = order.odd[0], len(order.odd) - 1
-    return f"Rank {first.rank} {first.reason}{f', and so {more} more' if more else ''}; {wait}."
+        return "who is waited for waits in what all have entered: it is the network, a GPU, or still under way"
+    return "every rank has entered what it waits for: it is the network, a GPU, or still under way"
 
 
 def _with(found: CollectiveOrder, odd: Sequence[OddRank]) -> CollectiveOrder:
@@ -175,6 +133,9 @@ def _groups(of_rank: Mapping[int, CollectiveRecord]) -> dict[str, dict[int, Comm
     for rank, record in of_rank.items():
         for each in record.communicators:
             groups.setdefault(each.key, {})[rank] = each
+    for key, places in groups.items():
+        if any(each.sends for each in places.values()):
+            groups[key] = {rank: each for rank, each in places.items() if not each.by_status}
     return groups
 
 
@@ -183,24 +144,52 @@ def _older(of_rank: Mapping[int, CollectiveRecord]) -> tuple[int, ...]:
     and there it is not entered. It says nothing of now."""
     found = set[int]()
     for places in _groups(of_rank).values():
-        newest = max(place.together for place in places.values())
-        if not newest or not all(place.comparable for place in places.values()):
+        newest = max(
+            max(place.together, (place.finished or 0) - MAX_UNNAMED if of_rank[rank].active_only else 0)
+            for rank, place in places.items()
+        )
+        if newest <= 0 or not all(place.comparable for place in places.values()):
             continue
         found |= {rank for rank, place in places.items() if place.entered < newest}
         members = next((place.members for place in places.values() if place.members), ())
         absent = [of_rank[rank] for rank in members if rank in of_rank and rank not in places]
         found |= {record.rank for record in absent if record.whole and record.since_start}
+        found |= {record.rank for record in absent if record.active_only and (_at_most(record) or newest) < newest}
     return tuple(sorted(found))
 
 
-def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[_Front]) -> bool:
+def _at_most(record: CollectiveRecord) -> int | None:
+    """The highest number that a rank may have entered in a communicator that is not in its record; None: any."""
+    return 0 if record.whole and not record.active_only else record.elsewhere
+
+
+def _blind(of_rank: Mapping[int, CollectiveRecord]) -> Set[int]:
+    """Ranks that count as unfinished what they must have finished: others have finished the collective behind it, which
+    needs all. What they say of their own waiting is not so; what they have entered is."""
+    found = set[int]()
+    for places in _groups(of_rank).values():
+        done = max((place.finished or 0 for place in places.values() if place.comparable), default=0)
+        found |= {
+            rank
+            for rank, place in places.items()
+            if place.comparable and any(call.needs_all and call.seq <= done for call in place.waits[1:])
+        }
+    return found
+
+
+def _without_waits(record: CollectiveRecord) -> CollectiveRecord:
+    places = tuple(replace(each, waits=()) for each in record.communicators)
+    return replace(record, communicators=places, peers=(), peers_since=(), unsure_peers=(), busy=False)
+
+
+def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[Front]) -> bool:
     """Whether all that wait, wait for one of these in the end, and each is asked for by itself: an operation with
     several peers may wait for another of them."""
     sure = {
         peer
         for record in of_rank.values()
         for peer in _awaited_peers(record, of_rank)
-        if peer not in record.unsure_peers
+        if peer not in record.unsure_peers and (peer not in of_rank or _of_one_moment(record, of_rank[peer]))
     }
     waiting = {rank for rank, record in of_rank.items() if _waits(record)}
     reached, before = set(roots), -1
@@ -213,12 +202,16 @@ def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: S
     return waiting <= reached and roots <= sure
 
 
-def _in_a_circle(of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[_Front]) -> bool:
-    """Whether some ranks wait for each other, and for nobody who waits for none of them."""
+def _in_a_circle(of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[Front]) -> bool:
+    """Whether some ranks wait for each other, and for nobody who waits for none of them. Of one with calls in several
+    communicators, as NCCL's ranks begin them ahead, only the first is waited for, and nobody knows which that is."""
     awaited = {rank: {*_awaited_peers(record, of_rank)} & of_rank.keys() for rank, record in of_rank.items()}
+    places = Counter(rank for front in fronts for rank in front.calls)
     for front in fronts:
         for rank in front.calls:
             awaited[rank].update(front.behind)
+    for rank in [rank for rank in awaited if places[rank] + of_rank[rank].busy > 1]:
+        del awaited[rank]
     while free := [rank for rank, peers in awaited.items() if not peers & awaited.keys()]:
         for rank in free:
             del awaited[rank]
@@ -228,6 +221,11 @@ def _in_a_circle(of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[_Fron
 def _waited(since: float | None, *records: CollectiveRecord) -> bool:
     """Whether all of these were made long after `since`, as far as that is known."""
     return since is None or all(each.made_at is None or each.made_at - since >= LEAST_WAIT_S for each in records)
+
+
+def _of_one_moment(one: CollectiveRecord, other: CollectiveRecord) -> bool:
+    """Whether neither was made long before the other, as far as that is known."""
+    return one.made_at is None or other.made_at is None or abs(one.made_at - other.made_at) <= TOGETHER_S
 
 
 def _awaited_peers(record: CollectiveRecord, of_rank: Mapping[int, CollectiveRecord]) -> Iterable[int]:
@@ -242,12 +240,12 @@ def _waits(record: CollectiveRecord) -> bool:
     return record.busy or any(each.waits for each in record.communicators)
 
 
-def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[_Front]:
+def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[Front]:
     """Every collective that is the first which a rank has not finished."""
     return [front for _, places in sorted(_groups(of_rank).items()) for front in _of_group(places, of_rank)]
 
 
-def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[_Front]:
+def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[Front]:
     """Those of one communicator. Where its members are not known, several may share its name: nobody is behind."""
     comparable = all(each.comparable for each in places.values())
     members = next((each.members for each in places.values() if each.members and comparable), ())
@@ -255,35 +253,26 @@ def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, Collecti
     for rank, place in places.items():
         if place.waits:
             first.setdefault(place.waits[0].seq, {})[rank] = place.waits[0]
-    entered = {
-        rank: places[rank].entered if rank in places else 0
-        for rank in members
-        if rank in places or (rank in of_rank and of_rank[rank].whole)
-    }
+    entered = {rank: places[rank].entered for rank in members if rank in places}
+    for rank in members:
+        if rank not in places and rank in of_rank and (most := _at_most(of_rank[rank])) is not None:
+            entered[rank] = most
     label = next(iter(places.values())).label
     missing = tuple(rank for rank in members if rank not in of_rank)
     for seq in sorted(first):
         calls = [(call.since, of_rank[rank]) for rank, call in first[seq].items()]
         away = [rank for rank, at in entered.items() if at < seq]
         behind = tuple(r for r in away if any(_waited(since, caller, of_rank[r]) for since, caller in calls))
-        yield _Front(
+        yield Front(
             label=label, calls=first[seq], behind=behind, early=len(behind) < len(away), missing=missing,
             finished={rank: place.finished for rank, place in places.items() if place.finished is not None},
             known=bool(members),
         )  # fmt: skip
 
 
-def _signature(call: Call) -> tuple[str, int | None, tuple[str, ...]]:
-    return call.name, call.elements, call.types
-
-
-def _disagree(front: _Front) -> bool:
-    return len({_signature(call) for call in front.calls.values()}) > 1
-
-
-def _other_calls(front: _Front) -> list[OddRank]:
+def _other_calls(front: Front) -> list[OddRank]:
     """The few that called something else than all the rest."""
-    sides = Counter(_signature(call) for call in front.calls.values()).most_common()
+    sides = Counter(signature(call) for call in front.calls.values()).most_common()
     usual, agreeing = sides[0]
     others = len(front.calls) - agreeing
     if len(sides) < 2 or agreeing < LEAST_AGREEING or others > max(1, MAX_ODD * len(front.calls)):
@@ -291,7 +280,7 @@ def _other_calls(front: _Front) -> list[OddRank]:
     return [
         OddRank(rank=rank, reason=f"called {_call_words(call, usual)} as number {call.seq} of {front.label}")
         for rank, call in sorted(front.calls.items())
-        if _signature(call) != usual
+        if signature(call) != usual
     ]
 
 
@@ -304,40 +293,9 @@ def _call_words(call: Call, usual: tuple[str, int | None, tuple[str, ...]]) -> s
     return f"{call.name} of {'/'.join(call.types)} where the others have {'/'.join(types)}"
 
 
-def _odd(rank: int, fronts: Sequence[_Front]) -> OddRank:
+def _odd(rank: int, fronts: Sequence[Front]) -> OddRank:
     front = min((each for each in fronts if rank in each.behind), key=lambda each: len(each.behind), default=None)
     if front is None:
         reason = "does not answer a rank that sends to it or receives from it"
         return OddRank(rank=rank, reason=reason, only_spoken_to=True)
     return OddRank(rank=rank, reason=f"has not entered {front.words}")
-
-
-def _facts(front: _Front) -> Iterable[str]:
-    ranks = len(front.calls)
-    yield (
-        f"{ranks} rank{' waits' if ranks == 1 else 's wait'} in {front.words}"
-        + (f"; not entered by rank {_few(front.behind)}" if front.behind else "")
-        + (f"; no record of rank {_few(front.missing)}" if front.missing else "")
-        + (f"; last finished: {_numbers(front.finished)}" if front.finished else "")
-    )
-    if _disagree(front):
-        sides: dict[str, list[int]] = {}
-        for rank, call in sorted(front.calls.items()):
-            what = call.name if call.elements is None else f"{call.name} of {call.elements} {'/'.join(call.types)}"
-            sides.setdefault(what, []).append(rank)
-        yield f"{front.label} {next(iter(front.calls.values())).seq}: " + ", ".join(
-            f"{what} on rank {_few(sides[what])}" for what in sorted(sides)
-        )
-
-
-def _numbers(finished: Mapping[int, int]) -> str:
-    """`number 7 on rank 0, 1, 3, number 6 on rank 2`: the highest first, with the ranks of each."""
-    ranks: dict[int, list[int]] = {}
-    for rank, number in sorted(finished.items()):
-        ranks.setdefault(number, []).append(rank)
-    shown = [f"number {number} on rank {_few(ranks[number])}" for number in sorted(ranks, reverse=True)[:MAX_NUMBERS]]
-    return ", ".join(shown) + (f" and {len(ranks) - MAX_NUMBERS} other numbers" if len(ranks) > MAX_NUMBERS else "")
-
-
-def _few(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

@@ -7,10 +7,11 @@ ranks has the job's own numbers; in any other, or where those differ, a rank is 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
+from slurm_watchdog.base.text import listed
 from slurm_watchdog.model.collective_records import (
     Call,
     CollectiveRecord,
@@ -131,18 +132,19 @@ def unreachable(answer: RasAnswer, processes: JobProcesses) -> tuple[int, ...]:
 def ras_facts(answer: RasAnswer, processes: JobProcesses) -> tuple[str, ...]:
     """What RAS says of ranks whose counts it does not have."""
     gone = unreachable(answer, processes)
-    said = [f"rank {_few(gone)} does not answer it: stopped, or gone"] if gone else []
+    said = (
+        [f"{listed(gone, 'rank')} {'does' if len(gone) == 1 else 'do'} not answer it: stopped, or gone"] if gone else []
+    )
     for each in answer.communicators:
         numbers = _numbers(each, processes)
         apart = sorted(numbers[rank.rank] for rank in each.ranks if rank.apart and rank.rank in numbers)
         if 0 < len(apart) < len(numbers) - len(apart):
-            said.append(f"rank {_few(apart)} has left {_label(each)}, or not come to it, and answers")
+            who = f"{listed(apart, 'rank')} {'has' if len(apart) == 1 else 'have'}"
+            said.append(
+                f"{who} left {_label(each)}, or not come to it, and {'answers' if len(apart) == 1 else 'answer'}"
+            )
     return tuple(said[:MAX_FACTS])
 
 
 def _label(communicator: RasCommunicator) -> str:
     return f"communicator {communicator.key.partition(' ')[0][:8]} of {communicator.size}"
-
-
-def _few(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks[:6])) + (f" and {len(ranks) - 6} more" if len(ranks) > 6 else "")

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _PLAIN = re.compile(r"[^ -~]|[&<>]")
 """What has to be looked at one by one; most text holds none of it."""
+WRITTEN_OUT = 8
+"""Numbers or ranges that a sentence has one by one."""
 _HALF = re.compile(r"&[a-z]{0,3}$")
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 
@@ -70,6 +72,21 @@ def size(value: float) -> str:
 def plural(number: int, one: str) -> str:
     """`1 job`, `5,000 jobs`."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"
+
+
+def listed(numbers: Iterable[int], one: str) -> str:
+    """`rank 3`, `ranks 9 and 14`; of more than WRITTEN_OUT in ranges: `ranks 0-7, 12 and 14`; of many ranges the first,
+    and how many more there are."""
+    found = sorted(set(numbers))
+    if len(found) <= WRITTEN_OUT:
+        parts = [str(each) for each in found]
+    else:
+        ranges = list(_ranges(set(found)))
+        parts = [str(low) if low == high else f"{low}-{high}" for low, high in ranges[:WRITTEN_OUT]]
+        if more := sum(high - low + 1 for low, high in ranges[WRITTEN_OUT:]):
+            parts.append(f"{more} more")
+    words = f"{', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else "".join(parts)
+    return f"{one}{'' if len(found) == 1 else 's'} {words}"
 
 
 def fold(names: Iterable[str]) -> list[str]:

@@ -31,7 +31,8 @@ _RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
 def diagnose_dumps(directory: Path, *, as_json: bool) -> None:
     """Says who keeps the others waiting, and exits: 0 nobody waits, 1 somebody is named, 3 nothing can be said."""
     from slurm_watchdog.agent.workers.resource_limits import limit_address_space
-    from slurm_watchdog.analysis.collective_order import order_of, words_of
+    from slurm_watchdog.analysis.collective_order import order_of
+    from slurm_watchdog.analysis.collective_words import words_of
 
     limit_address_space(MEMORY_BYTES)
     gc.disable()  # what dumps hold is no cycle, and walking over it again and again takes most of the time
@@ -83,7 +84,7 @@ def _files(directory: Path) -> list[tuple[int, Path]]:
 
 def _body(path: Path) -> tuple[bytes, float]:
     """What is in a file, bounded, and when it was written. Raises OSError."""
-    from slurm_watchdog.parse.flight_recorder import MAX_BYTES
+    from slurm_watchdog.parse.flight_recorder_format import MAX_BYTES
 
     with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_NOFOLLOW)) as file:
         about = os.fstat(file.fileno())

@@ -15,9 +15,10 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.collective_order import CollectiveOrder, order_of, words_of
+from slurm_watchdog.analysis.collective_order import order_of
+from slurm_watchdog.analysis.collective_words import CollectiveOrder, who_and_why, words_of
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.culprit_words import and_more, what_they_do
+from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.everybody_waits import with_links
 from slurm_watchdog.diagnose.stacks.places import main_thread
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, StackSnapshot
@@ -100,11 +101,10 @@ def _heard(
     confirmed = sorted(rank for rank in reasons if rank in accused)
     if confirmed:
         kept = tuple(each for each in found.culprits if each.rank in reasons or each.rank not in order.waiting)
-        more = and_more(len(confirmed))
-        words = f"{source.source} has it, too: rank {confirmed[0]} {reasons[confirmed[0]]}{more}"
+        words = f"{source.source} has it, too: {who_and_why({rank: reasons[rank] for rank in confirmed})}"
         return replace(found, culprits=kept, words=(*found.words, words))
     if accused and accused <= set(order.waiting):
-        named = f", and rank {order.odd[0].rank} {order.odd[0].reason}" if order.odd else ""
+        named = f", and {who_and_why(reasons)}" if reasons else ""
         words = f"but {source.source} has rank {min(accused, key=str)} wait as the others do{named}: nobody is named"
         return replace(found, culprits=(), words=(*found.words, words), disagree=True)
     if accused or not reasons or found.disagree:

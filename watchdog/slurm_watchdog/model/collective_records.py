@@ -17,6 +17,8 @@ class Call(Struct, frozen=True, kw_only=True):
     """Of its input, where all ranks have to hand in as many; None: they need not, or it is not known."""
     types: tuple[str, ...] = ()
     """Of its input, where they have to be the same on all ranks."""
+    needs_all: bool = False
+    """Whether no rank finishes it before all have entered it."""
     since: float | None = None
     """When this rank entered it, as a date of its node's clock; None: not known."""
 
@@ -39,6 +41,11 @@ class Communicator(Struct, frozen=True, kw_only=True):
     together: int = 0
     """Number of the last collective that it has finished, and that no rank finishes before all have entered it; 0:
     none is known. A record in which another rank has not entered that one is older than this."""
+    sends: bool = False
+    """This rank sends or receives in it."""
+    by_status: bool = False
+    """Its numbers are those of a status, which counts sends and receives, where there are any, in place of
+    collectives."""
     comparable: bool = True
     """False: ranks count its collectives differently, and no number says who is behind."""
 
@@ -49,7 +56,9 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     rank: int
     communicators: tuple[Communicator, ...] = ()
     whole: bool = True
-    """False: it has more communicators than are in it; of one that is not, nothing is known."""
+    """False: it has more communicators than are in it; of one that is not, only `elsewhere` is known."""
+    elsewhere: int | None = None
+    """It has entered no collective beyond this number in a communicator that is not in it; None: not known."""
     peers: tuple[int, ...] = ()
     """Ranks with which it has begun to send or receive, and has not finished."""
     peers_since: tuple[float | None, ...] = ()
@@ -64,6 +73,8 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     """Whether it holds all that the rank did: nothing had left its buffer."""
     lossy: bool = False
     """Whether what the rank has not finished may have left its buffer, which is small."""
+    active_only: bool = False
+    """What had finished was left out of it: `finished` of its communicators is known all the same."""
     point_to_point: bool = True
     """Whether its sending and receiving is recorded: with gloo it is not."""
 

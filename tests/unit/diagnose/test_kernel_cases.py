@@ -57,3 +57,23 @@ def test_a_kernel_log_of_the_field_is_judged_right(case: dict[str, Any], tmp_pat
     file = tmp_path / "dmesg"
     file.write_text(case["text"])
     assert scan_kernel([str(file)], as_json=False) == (1 if any(line.role != "news" for line in lines) else 0)
+
+
+def rows(file: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((CAPTURES / file).read_text())
+    return found
+
+
+@pytest.mark.parametrize("case", rows("vendors.yaml"), ids=lambda case: case["line"][:80])
+def test_a_line_of_each_vendor_has_its_class_its_severity_and_its_weight(case: dict[str, Any]) -> None:
+    (line,) = judged(f"[81000.5] {case['line']}\n")
+    found = {"class": line.class_name, "severity": line.fact.severity.value, "exclude": line.may_exclude_node}
+    assert found == {key: case[key] for key in found}
+
+
+@pytest.mark.parametrize("case", rows("lookalikes.yaml"), ids=lambda case: case["lines"][0][:80])
+def test_what_recovered_was_corrected_or_only_looks_alike_excludes_nothing(case: dict[str, Any]) -> None:
+    lines = judged("".join(f"{each}\n" for each in case["lines"]))
+    assert not any(line.may_exclude_node for line in lines)
+    worst = max((SEVERITIES.index(line.fact.severity.value) for line in lines), default=0)
+    assert worst <= SEVERITIES.index(case["worst"])

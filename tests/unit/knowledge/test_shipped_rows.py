@@ -16,7 +16,7 @@ from slurm_watchdog.knowledge.progress_patterns import PATTERNS, SIGNS, progress
 from slurm_watchdog.knowledge.shipped import DATA
 from slurm_watchdog.knowledge.stack_frames import CLASSES, FRAMES, NATIVE, THREADS
 from slurm_watchdog.knowledge.stack_frames import READERS as FRAME_READERS
-from slurm_watchdog.knowledge.xids import XIDS, xid_row
+from slurm_watchdog.knowledge.xids import XIDS, nvlink_row, xid_row
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.parse.training_log.text import split_prefix
@@ -27,6 +27,7 @@ READERS = {
     "progress": progress_row,
     "kernel": kernel_row,
     "xid": xid_row,
+    "nvlink": nvlink_row,
     **FRAME_READERS,
     "ending": ending_row,
 }
@@ -62,7 +63,9 @@ def lines(entry: Entry, key: str) -> list[str]:
 
 def test_the_files_hold_all_rows_that_the_program_has() -> None:
     held = {kind: len(found) for kind, found in ROWS.by_kind.items()}
-    assert {kind: held[kind] for kind in held if kind not in {"ending", *FRAME_READERS} - {"frame", "native"}} == {
+    assert {
+        kind: held[kind] for kind in held if kind not in {"ending", "nvlink", *FRAME_READERS} - {"frame", "native"}
+    } == {
         "log": len(SIGNATURES),
         "sign": len(SIGNS),
         "progress": len(PATTERNS),

@@ -6,12 +6,12 @@ import pytest
 
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.knowledge.shipped import read_shipped
-from slurm_watchdog.knowledge.xids import XIDS, describe_xid, xid_row
+from slurm_watchdog.knowledge.xids import XIDS, describe_xid, nvlink_row, xid_row
 from slurm_watchdog.model.observations import FaultSeverity
 
 
 def test_no_number_is_described_twice() -> None:
-    rows = read_shipped("xids.conf", {"xid": xid_row})["xid"]
+    rows = read_shipped("xids.conf", {"xid": xid_row, "nvlink": nvlink_row})["xid"]
     assert len(XIDS) == len(rows)
     assert all(number == row.number for number, row in XIDS.items())
 
@@ -38,7 +38,7 @@ def test_xid_of_hardware_says_so(number: int) -> None:
     assert describe_xid(number).blame == "hardware"
 
 
-@pytest.mark.parametrize("number", [48, 64, 79, 95, 119, 120, 140, 143, 171, 172, 173])
+@pytest.mark.parametrize("number", [46, 48, 62, 64, 79, 95, 119, 120, 140, 143, 158, 171, 172, 173])
 def test_a_gpu_that_is_broken_or_needs_a_reset_may_exclude_its_node(number: int) -> None:
     row = describe_xid(number)
     assert row.may_exclude_node

@@ -106,7 +106,8 @@ def is_hardware(seen: SeenEvent) -> bool:
     event = seen.event
     if event.xid is not None:
         row = describe_xid(event.xid)
-        return (row.blame in ("hardware", "driver") or event.may_exclude_node) and event.severity in LOUD
+        wrong = row.blame in ("hardware", "driver") or row.needs_reset or event.may_exclude_node
+        return wrong and event.severity in LOUD
     return event.severity in LOUD
 
 

@@ -14,6 +14,8 @@ often says more than the number (see slurm_watchdog.parse.kernel_log.line).
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
@@ -37,6 +39,23 @@ class XidRow:
     may_exclude_node: bool = False
     consequence: bool = False
     """It follows from something else, which is to be looked for before it."""
+    needs_reset: bool = False
+    """NVIDIA's catalogue asks for a reset of the GPU before it is used again."""
+
+
+Side = Literal["gpu", "link", "peer", "none"]
+"""Whose an event of NVLink is: this GPU's, the wire's, the other end's, or nobody's."""
+SIDES: tuple[Side, ...] = get_args(Side)
+
+
+@dataclass(frozen=True)
+class NvlinkUnit:
+    """How a unit of NVLink numbers its events (Xids 144 to 150)."""
+
+    names: tuple[str, ...]
+    by_event: bool
+    """Its code is that of the link's event; otherwise the unit's status."""
+    sides: Mapping[int, Side]
 
 
 def xid_row(fields: Fields) -> XidRow:
@@ -50,10 +69,20 @@ def xid_row(fields: Fields) -> XidRow:
         FaultSeverity(severity or FaultSeverity.WARNING),
         fields.flag("excludes_node"),
         fields.flag("consequence"),
+        fields.flag("needs_reset"),
     )
 
 
-XIDS: dict[int, XidRow] = {row.number: row for row in read_shipped("xids.conf", {"xid": xid_row})["xid"]}
+def nvlink_row(fields: Fields) -> NvlinkUnit:
+    """The row of a section [nvlink UNIT]."""
+    names = (fields.entry.name, *fields.text("also").split())
+    by_event = fields.choice("code", ("event", "status")) == "event"
+    sides = {int(code, 16): side for side in SIDES for code in fields.text(side).split()}
+    return NvlinkUnit(names, by_event, sides)
+
+
+_ROWS = read_shipped("xids.conf", {"xid": xid_row, "nvlink": nvlink_row})
+XIDS: dict[int, XidRow] = {row.number: row for row in _ROWS["xid"]}
 """Every number that is known to be used. Numbers that NVIDIA's lists call unused are absent."""
 
 
@@ -64,3 +93,25 @@ def describe_xid(number: int) -> XidRow:
     if row is not None:
         return row
     return XidRow(number, "unknown", f"Xid {number}: not in our table", "either", FaultSeverity.WARNING)
+
+
+NVLINK: dict[str, NvlinkUnit] = {name: row for row in _ROWS["nvlink"] for name in row.names}
+"""Each unit, by each name that a driver prints."""
+_NVLINK_EVENT = re.compile(
+    r",? (?P<unit>[a-z_0-9]+)(?:/\w+)? (?P<word>non-?fatal|fatal) xc\d i\d+ link -?\d+ "
+    r"\((?P<info>0x[0-9a-f]{1,8}) (?P<status>0x[0-9a-f]{1,8})\b"
+)
+EVENT_CODE = 0x3F << 20
+"""Bits of the first number: the code of a link's event."""
+
+
+def side_of_nvlink_event(rest: str) -> Side | None:
+    """Whose the event is that an Xid 144 to 150 reports, by the text (in lower case) behind its number; None: the
+    line does not say, or says a code that is not known."""
+    match = _NVLINK_EVENT.match(rest)
+    unit = NVLINK.get(match["unit"].upper()) if match else None
+    if match is None or unit is None:
+        return None
+    code = (int(match["info"], 16) & EVENT_CODE) >> 20 if unit.by_event else int(match["status"], 16)
+    side = unit.sides.get(code)
+    return "none" if side == "gpu" and match["word"] != "fatal" else side

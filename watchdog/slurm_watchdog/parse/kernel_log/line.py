@@ -12,7 +12,7 @@ from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, Signature, kernel_rows
 from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
 from slurm_watchdog.knowledge.site_rows import SiteRows
-from slurm_watchdog.knowledge.xids import describe_xid
+from slurm_watchdog.knowledge.xids import describe_xid, side_of_nvlink_event
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.parse.kernel_log.prefix import strip_prefix
 
@@ -186,8 +186,8 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
     severity, exclude = row.severity, row.may_exclude_node
     if number == 74 and "nvlink: fatal error" in rest:  # longer than a program's name, which stands in `rest`, too
         severity, exclude = FaultSeverity.CRITICAL, True
-    elif 144 <= number <= 150 and " fatal " in rest:
-        severity = FaultSeverity.ERROR
+    elif 144 <= number <= 150:
+        severity, exclude = _nvlink_event(rest)
     elif number == 154:
         severity, exclude = _recovery_action(rest)
     elif _ASKS_FOR_RESET.search(rest):
@@ -196,6 +196,15 @@ def _refine_xid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
         fact, xid=number, severity=severity, may_exclude_node=exclude,
         consequence=row.consequence or "caused by previous xid" in rest
     )  # fmt: skip
+
+
+def _nvlink_event(rest: str) -> tuple[FaultSeverity, bool]:
+    """Of this GPU it is a fault of its hardware; of a link or of the other end it only stops what runs."""
+    side = side_of_nvlink_event(rest)
+    if side == "gpu":
+        return FaultSeverity.CRITICAL, True
+    fatal = re.search(r"\bfatal\b(?<!non-fatal)", rest) is not None
+    return FaultSeverity.ERROR if fatal else FaultSeverity.WARNING, False
 
 
 _ASKS_FOR_RESET = re.compile(

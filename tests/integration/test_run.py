@@ -16,19 +16,10 @@ from typing import Any
 import pytest
 
 from tests.agent_tree import tree_of
+from tests.integration.ordinary import prefix
 from tests.rig.stack import COMMAND, QUICK, TRAINER
 
 PATIENCE_S = 120.0
-
-
-ORDINARY = ("unshare", "--user", "--map-user=1000", "--map-group=1000", "setpriv", "--no-new-privs")
-"""User 1000 of a user namespace: no capability is left, and nothing sees root in it. For machines where the
-interpreter is root's alone."""
-
-
-def prefix() -> tuple[str, ...]:
-    """What the command line begins with, so that it is called by an ordinary user."""
-    return ORDINARY if os.geteuid() == 0 else ()
 
 
 class Started:
@@ -59,10 +50,11 @@ class Started:
             )  # fmt: skip
 
     def output(self) -> str:
-        try:
-            return (self.directory / "output.log").read_text(errors="replace")
-        except FileNotFoundError:
-            return ""
+        found = ""
+        for name in ("output.log", "errors.log"):
+            with contextlib.suppress(FileNotFoundError):
+                found += (self.directory / name).read_text(errors="replace")
+        return found
 
     def until(self, condition: Callable[[], object], what: str) -> None:
         deadline = time.monotonic() + PATIENCE_S

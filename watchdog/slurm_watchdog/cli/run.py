@@ -102,7 +102,9 @@ class Options:
     help="Directory of this run's log, journal and kill switch. [default: below ~/.local/state/slurm-watchdog]",
 )
 @click.option("--no-page", is_flag=True, help="Serve no page.")
-@click.option("--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR/output.log.")
+@click.option(
+    "--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR, output.log and errors.log."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
 def run(**given: Any) -> None:
     """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
@@ -116,7 +118,7 @@ def run(**given: Any) -> None:
 
     Elsewhere COMMAND is watched as a cluster's job is: the same detectors, incidents, page. It finds in
     $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit. What it
-    prints goes to DIR/output.log, and is shown.
+    prints is shown, and kept in DIR/output.log. A terminal, Ctrl-C and exit codes are as without `run`.
 
     \b
     Examples:

@@ -15,7 +15,7 @@ import os
 import pwd
 import shlex
 import signal
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +27,7 @@ from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmVi
 from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.placed import PlacedCommand
+from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor.endings import stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
 from slurm_watchdog.supervisor.job_time import JobTime
@@ -41,6 +42,7 @@ KILL_WAIT_S = 30.0
 RESTART_DELAY_S = 15.0
 """A command that has failed starts again after so long: its last words have been read and judged by then."""
 POLL_S = 0.2
+INTERRUPTED = 128 + signal.SIGINT
 STEP_GRACE_S = 5.0
 """Between a signal to steps and that to the processes here, which would end them at once."""
 TAIL_BYTES = 65_536
@@ -82,6 +84,10 @@ class LocalSlurm:
         """`output`: file that the command's lines are appended to. `kill_switch`: path template with {job_id}
         and {restarts}. `placed`: for a command on several nodes of a job of Slurm's."""
         self.command, self.job_id, self.node, self.output = tuple(command), job_id, node, output
+        self.errors = output
+        """File for its standard error."""
+        self.terminal: Terminal | None = None
+        """Takes the place of its input and of these files, as far as ours are a terminal."""
         self.state, self.held, self.restarts = "PENDING", False, 0
         self.start_at: float | None = None
         self.exit_code: int | None = None
@@ -95,8 +101,11 @@ class LocalSlurm:
         """Of the job of Slurm's that this is in; None: in none."""
         self._told_at: float | None = None
         """When a signal was handed to the present run; None: none was."""
-        self._output_at = 0
-        """Size of `output` when the present run began."""
+        self._interrupted_at: float | None = None
+        """When SIGINT was; None: it was not."""
+        self.interrupts = 0
+        self._errors_at = 0
+        """Size of `errors` when the present run began."""
         self._last = False
         """Its last run has ended: it is not started again, though it failed."""
         self.not_ours: set[int] = placed.helpers if placed is not None else set()
@@ -124,28 +133,52 @@ class LocalSlurm:
             command, environ = await self._placed.prepare(self.restarts)
         if self._input.is_lost(self.restarts):
             log.warning(NO_INPUT)
-        with self.output.open("ab") as lines, self._input.of_start(self.restarts) as given:
-            self._output_at = os.fstat(lines.fileno()).st_size
+        with contextlib.suppress(FileNotFoundError):
+            self._errors_at = self.errors.stat().st_size
+        with self._streams() as (given, lines, errors, before):
             self._process = await asyncio.create_subprocess_exec(
-                *command, stdin=given, stdout=lines, stderr=lines, env=environ | own,
-                start_new_session=True,
+                *command, stdin=given, stdout=lines, stderr=errors, env=environ | own,
+                start_new_session=True, preexec_fn=before,
             )  # fmt: skip
         if self._placed is not None:
             self._placed.begun(self._process.pid)
         self.state, self.start_at, self.exit_code, self._told_at = "RUNNING", clock.wall(), None, None
+        self._interrupted_at = None
         self.over.clear()
-        self._spawn(self._watch(self._process, self.restarts))
+        self.spawn(self._watch(self._process, self.restarts))
 
-    def _spawn(self, work: object) -> None:
+    @contextlib.contextmanager
+    def _streams(self) -> Iterator[tuple[int, int, int, Callable[[], None] | None]]:
+        """Standard input, output and error of a start, and what its process does before it is executed."""
+        with contextlib.ExitStack() as opened:
+            given: list[int] = [opened.enter_context(self._input.of_start(self.restarts))]
+            given += [opened.enter_context(each.open("ab")).fileno() for each in (self.output, self.errors)]
+            terminal = self.terminal
+            if terminal is None or not terminal.fds:
+                yield given[0], given[1], given[2], None
+                return
+            slave = terminal.begin(given[1] if 1 in terminal.fds else given[2] if 2 in terminal.fds else 0)
+            opened.callback(os.close, slave)
+            for fd in terminal.fds:
+                given[fd] = slave
+            yield given[0], given[1], given[2], lambda: terminal.in_child(slave)
+
+    def spawn(self, work: object) -> None:
+        """Has it done beside everything else, until the command is stopped for good."""
         task = asyncio.ensure_future(work)  # type: ignore[call-overload]
         self._work.add(task)
         task.add_done_callback(self._work.discard)
 
     async def _watch(self, process: asyncio.subprocess.Process, run: int) -> None:
         code = await process.wait()
+        if self.terminal is not None:
+            self.terminal.drain()
         self._set_exit_code(code)
         if self.state != "RUNNING" or self.restarts != run:
             return  # it was ended on purpose
+        if self.is_interrupted():
+            await self._end_interrupted()
+            return
         if code < 0:
             self._write_signal_line(process.pid, -code)
         # It is judged before the state says FAILED: what failed is about to be started again.
@@ -172,6 +205,18 @@ class LocalSlurm:
             self.restarts += 1
             await self._begin()
 
+    def is_interrupted(self) -> bool:
+        """Whether the present run was sent SIGINT not long ago: an end of it is the answer to that."""
+        return self._interrupted_at is not None and clock.monotonic() - self._interrupted_at <= TOLD_S
+
+    async def _end_interrupted(self) -> None:
+        """Nothing is started again. A launcher that reports the interruption as an error of its own ends with 1."""
+        self._last, self.state = True, "CANCELLED"
+        code = self.exit_code
+        await self._end()
+        self.exit_code = INTERRUPTED if code == 1 else code
+        self.over.set()
+
     def _stopped_by(self) -> str:
         """Who ended its step, where this is in a job of Slurm's: see `endings`; or that its time is nearly over."""
         if self.job_time is None:
@@ -179,9 +224,9 @@ class LocalSlurm:
         if self._told_at is not None and (age_s := clock.monotonic() - self._told_at) <= TOLD_S:
             return told_words(age_s)
         try:
-            with self.output.open("rb") as lines:
+            with self.errors.open("rb") as lines:
                 size = lines.seek(0, os.SEEK_END)
-                lines.seek(max(self._output_at, size - TAIL_BYTES))
+                lines.seek(max(self._errors_at, size - TAIL_BYTES))
                 return stopped_by(lines.read(TAIL_BYTES).decode(errors="replace"))
         except OSError:
             return ""
@@ -193,7 +238,7 @@ class LocalSlurm:
     def _write_signal_line(self, pid: int, number: int) -> None:
         """A process that a signal ends has no last words: a line like a shell's, below its own."""
         words = signal.strsignal(number) or f"Signal {number}"
-        with contextlib.suppress(OSError), self.output.open("a") as lines:
+        with contextlib.suppress(OSError), self.errors.open("a") as lines:
             lines.write(f"slurm-watchdog run: line 1: {pid} {words:<22} {shlex.join(self.command)}\n")
 
     def _exit_text(self) -> str:
@@ -202,6 +247,8 @@ class LocalSlurm:
 
     def how_it_ended(self) -> str:
         """For a sentence with the command as its subject."""
+        if self._interrupted_at is not None and self._last:
+            return f"was interrupted by you and ended with exit code {self.exit_code}"
         return "was stopped" if self.exit_code is None else f"ended with {self._exit_text()}"
 
     async def _begin(self) -> None:
@@ -289,6 +336,24 @@ class LocalSlurm:
         function = is_function(self.command[0], self._environ)
         self._signal(receivers(self.processes(), main, number, function=function), number)
 
+    async def interrupt(self) -> None:
+        """Ctrl-C: SIGINT once to each process that a terminal would send it to. Whether it ends is the command's."""
+        self.interrupts += 1
+        if self.state != "RUNNING" or self._process is None:
+            return
+        self._interrupted_at = clock.monotonic()
+        if self._placed is not None:
+            await self._placed.signal_steps("INT")
+        else:
+            self.signal_foreground(signal.SIGINT)
+
+    def signal_foreground(self, number: int) -> None:
+        """As a key of a terminal does: to the command's process group, or to that which has its terminal."""
+        group = self.terminal.group() if self.terminal is not None else None
+        if self._process is not None and self._process.returncode is None:
+            with contextlib.suppress(OSError):
+                os.killpg(group or self._process.pid, number)
+
     async def stop(self) -> None:
         """Ends the command for good."""
         if self.state not in OVER:
@@ -317,6 +382,7 @@ class LocalSlurm:
             starts_again=self.state == "FAILED" and not self._last and self.restarts < self._max_restarts,
             held=self.held,
             stdout=str(self.output),
+            stderr=str(self.errors),
             workdir=os.getcwd(),
             node_count=1,
         )
@@ -358,7 +424,7 @@ class LocalSlurm:
         self.restarts += 1
         self.held, self.state = True, "COMPLETING"
         self.over.clear()
-        self._spawn(self._end_and_wait())
+        self.spawn(self._end_and_wait())
 
     async def _end_and_wait(self) -> None:
         await self._end()
@@ -385,7 +451,7 @@ class LocalSlurm:
     async def cancel(self, job_id: str) -> None:
         self._check(job_id)
         if self.state not in OVER:
-            self._spawn(self.stop())
+            self.spawn(self.stop())
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
         self._check(job_id)

@@ -38,6 +38,7 @@ from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.local_slurm import LocalSlurm
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
 from slurm_watchdog.standalone.placed import PlacedCommand
+from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.job_time import JobTime, read_end
 from slurm_watchdog.supervisor.launcher import Launcher
@@ -50,6 +51,10 @@ PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 AGENT_PAUSE_S: Final = 5.0
 """Before an agent that has ended is started again."""
 FINAL_WAIT_S: Final = 2.0
+FINAL_SHARE: Final = 0.1
+"""Of the time that the command took: it is not waited for longer once it has ended well."""
+INTERRUPTS: Final = 2
+"""So many SIGINTs are handed on, as torchrun and Python programs expect; one more ends the command with SIGTERM."""
 TAIL_S: Final = 0.2
 TAIL_BYTES: Final = 1 << 20
 PAGE_LISTEN: Final = "127.0.0.1:9767"
@@ -202,7 +207,7 @@ def page_notes(config: Config) -> list[str]:
 
 
 async def _run(config: Config, wanted: RunRequest, journal: Journal, started: own_runs.OwnRun) -> int:
-    placed = _placed(wanted)
+    placed, terminal = _placed(wanted), Terminal()
     helpers: set[int] = placed.helpers if placed is not None else set()
     job = LocalSlurm(
         wanted.command,
@@ -214,26 +219,36 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         max_restarts=wanted.max_restarts,
         placed=placed,
     )
-    job.not_ours, job.job_time = helpers, _job_time(wanted.allocation, helpers)
+    job.not_ours, job.job_time, job.terminal = helpers, _job_time(wanted.allocation, helpers), terminal
+    if not is_one_stream():
+        job.errors = wanted.directory / "errors.log"
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
     controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
     doors = await open_doors(controller, page_password(config, wanted.directory), agents)
     stop, asked, began = asyncio.Event(), asyncio.Event(), clock.monotonic()
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        loop.add_signal_handler(number, asked.set)
+    for number, do in {
+        signal.SIGTERM: asked.set,
+        signal.SIGHUP: asked.set,
+        signal.SIGINT: lambda: _interrupt(job, asked),
+        signal.SIGQUIT: lambda: job.signal_foreground(signal.SIGQUIT),
+    }.items():
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup; a script's `run … &`
+            loop.add_signal_handler(number, do)
     for number in OTHER_SIGNALS:
         loop.add_signal_handler(number, job.hand_on, number)
     agent = asyncio.create_task(_keep_agent(config, job))
     watching = asyncio.create_task(live(controller, notifier, stop))
-    tail = None if wanted.quiet else asyncio.create_task(_tail(job.output))
+    tails = [] if wanted.quiet else [asyncio.create_task(_tail(job.output, 1))]
+    if not wanted.quiet and job.errors != job.output:
+        tails.append(asyncio.create_task(_tail(job.errors, 2)))
     try:
         await job.start()
         report.print_lines(
             report.greeting(started, mode=config.mode, page=config.controller.page_listen, notes=page_notes(config))
         )
-        await _until_over(job, controller, config, asked)
+        await _until_over(job, controller, config, asked, began)
         if asked.is_set():
             log.warning("asked to end: the command gets SIGTERM")
             await job.stop()
@@ -245,8 +260,9 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
             await door.cleanup()
         if placed is not None:
             placed.close()
-        if tail is not None:
-            await asyncio.sleep(2 * TAIL_S)
+        terminal.close()
+        await asyncio.sleep(2 * TAIL_S if tails else 0)
+        for tail in tails:
             tail.cancel()
         took_s = clock.monotonic() - began
         report.print_lines(
@@ -287,7 +303,24 @@ def own_job_id(environ: Mapping[str, str]) -> str:
     return given if given.isdecimal() else str(os.getpid())
 
 
-async def _until_over(job: LocalSlurm, controller: Controller, config: Config, asked: asyncio.Event) -> None:
+def _interrupt(job: LocalSlurm, asked: asyncio.Event) -> None:
+    """The first Ctrl-C, and a second one, are the command's own business; a third one ends it."""
+    if job.interrupts < INTERRUPTS:
+        job.spawn(job.interrupt())
+    else:
+        asked.set()
+
+
+def is_one_stream() -> bool:
+    """Whether our standard output and error are one file, pipe or terminal: then the order of their lines is kept."""
+    with contextlib.suppress(OSError):
+        return os.path.samestat(os.fstat(1), os.fstat(2))
+    return False
+
+
+async def _until_over(
+    job: LocalSlurm, controller: Controller, config: Config, asked: asyncio.Event, began: float
+) -> None:
     """Returns when a signal asks us to end, or when the command has ended, has been judged, and is not about
     to be started again."""
     asking = asyncio.create_task(asked.wait())
@@ -297,8 +330,13 @@ async def _until_over(job: LocalSlurm, controller: Controller, config: Config, a
         over.cancel()
         if asked.is_set():
             break
+        if job.is_interrupted():
+            break
         # Its last lines are on their way; an action that waited for its end continues.
-        await asyncio.sleep(config.agent.interval + FINAL_WAIT_S)
+        judged_s = config.agent.interval + FINAL_WAIT_S
+        if job.exit_code == 0:  # of what has ended well, and soon, there is little to be said
+            judged_s = min(judged_s, (clock.monotonic() - began) * FINAL_SHARE)
+        await asyncio.sleep(judged_s)
         if controller.actions.acting():
             continue
         if job.over.is_set():
@@ -335,10 +373,10 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
             await asyncio.sleep(AGENT_PAUSE_S)
 
 
-async def _tail(output: Path) -> None:
+async def _tail(output: Path, out: int) -> None:
     """Shows the command's lines as they come. The command itself writes to the file: a blocked terminal delays
     nothing."""
-    offset, out = 0, sys.stdout.fileno()
+    offset = 0
     while True:
         with contextlib.suppress(FileNotFoundError), output.open("rb") as lines:
             lines.seek(offset)

@@ -61,6 +61,7 @@ SWITCH_GONE_S: Final = 30.0
 """After the kill switch was taken away, that no order came: it was no restart."""
 LOOK_MORE_S: Final = 3.0
 """Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up."""
+SIGINT: Final = 2
 INTERRUPTED: Final = 130
 TERMINATED: Final = 143
 """128 + SIGINT, 128 + SIGTERM: as a shell has them."""
@@ -434,7 +435,8 @@ def _asked(run: Run, event: Asked, now: float) -> Next:
         run = replace(run, asked_at=now if run.asked_at is None else run.asked_at)
         if run.phase is Phase.ENDING:
             return run, ()
-        action = SignalSteps("TERM", run.steps) if once and not run.in_batch else Forward(event.number)
+        name = "INT" if event.number == SIGINT else "TERM"
+        action = SignalSteps(name, run.steps) if once and not run.in_batch else Forward(event.number)
         return replace(run, ends=Ends.TERM if run.ends is Ends.NOT else run.ends), (action,)
     return _over(run, now, run.exit_code or 128 + event.number, "the job was asked to end")
 

@@ -273,7 +273,6 @@ LOST_TOO = (41.0, "[rank3]: RuntimeError: [1] Connection closed by peer [10.0.0.
 @pytest.mark.parametrize(
     ("lines", "changes"),
     [
-        ((*TABLES, *table_row(3)), {}),
         ((*TABLES, *table_row(3, -15)), {}),
         ((*TABLES, (40.0, "Sending process 103 closing signal SIGTERM")), {}),  # it handled that, and left with 0
         # n2's launcher has no table: it was ended itself, and its rank with it
@@ -292,6 +291,12 @@ def test_below_torchrun_nobody_is_said_to_have_left_first_if(
 ) -> None:
     finding = judge_ended(*LOST, *lines, **{"seats": GONE, **changes})
     assert (finding.truth, finding.culprits) == (Truth.BAD, ())
+
+
+def test_below_torchrun_the_rank_that_exited_without_a_word_while_all_others_lost_it_is_named() -> None:
+    finding = judge_ended(*LOST, *TABLES, *table_row(3), seats=GONE)
+    assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
+    assert "rank 3 on n2 exited with code 1" in finding.summary
 
 
 def test_who_left_first_is_not_looked_for_where_a_line_says_why() -> None:
@@ -328,12 +333,13 @@ def test_the_rank_that_torchrun_saw_die_of_a_signal_is_named() -> None:
     assert "rank 3 on n2 was killed (SIGKILL)" in finding.summary
     early = tuple((age_s + 2, line) for age_s, line in (worker_died(-9, 103), *LAUNCHERS_LEAVE))
     assert "exitcode: -9" in judge_ended(*early, *LOST).summary, "its launcher speaks before those that lost it"
-    for code, pid in (
-        (-6, 103),
-        (-15, 103),
-        (-9, 999),
-    ):  # an abort follows from a lost peer; TERM is the launcher's; no rank
-        assert judge_ended(*LOST, worker_died(code, pid), *LAUNCHERS_LEAVE).culprits == ()
+    for code, how in ((-6, "died of SIGABRT"), (-15, "was ended by SIGTERM"), (137, "was killed (SIGKILL)")):
+        # of all ranks the only one that does not say that it lost another one
+        finding = judge_ended(*LOST, worker_died(code, 103), *LAUNCHERS_LEAVE)
+        assert [c.rank for c in finding.culprits] == [3] and f"rank 3 on n2 {how}" in finding.summary
+    lost_too = (41.0, "[rank3]: RuntimeError: [1] Connection closed by peer [10.0.0.2]:4711")
+    for code, pid, more in ((-6, 103, lost_too), (-15, 103, lost_too), (-9, 999, lost_too)):  # a victim; no rank
+        assert judge_ended(*LOST, more, worker_died(code, pid), *LAUNCHERS_LEAVE).culprits == ()
 
 
 def test_a_label_of_srun_before_a_launchers_line_is_no_rank() -> None:

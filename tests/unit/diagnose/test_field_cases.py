@@ -64,6 +64,8 @@ def judged_wrong(case: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
         "summary": verdict["summary"],
         "advice": json.dumps(verdict["hints"]),
     }
+    if "not_advice" in case and case["not_advice"] in shown["advice"]:
+        wrong.append(f"advice {shown['advice']}")
     wrong += [f"{key} {text}" for key, text in shown.items() if key in case and case[key] not in text]
     return wrong
 
@@ -71,3 +73,13 @@ def judged_wrong(case: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
 @pytest.mark.parametrize(("path", "case"), cases())
 def test_a_log_of_the_field_is_read_right(path: Path, case: dict[str, Any]) -> None:
     assert judged_wrong(case, scanned(path)) == []
+
+
+ENDINGS = [pytest.param(case, id=case["name"]) for case in yaml.safe_load((FIELD / "endings.yaml").read_text())]
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_how_a_rank_ended_is_read_right(case: dict[str, Any], tmp_path: Path) -> None:
+    log = tmp_path / "train.log"
+    log.write_text(case["log"])
+    assert judged_wrong(case, scanned(log)) == []

@@ -1,35 +1,65 @@
 """How launchers write that a process ended: the rows of `data/launcher_exits.conf`, one a way, with whom it
 names and how it ended.
 
-Some need two or three lines for it (a table, a box, a sentence that is wrapped): each has its own row, and
-what the lines of one table say together is put together by `together`.
+Some need two or three lines for it (a table, a box, a sentence that is wrapped): each has its own row.
 """
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable
-
-from msgspec.structs import replace
+from collections.abc import Mapping
+from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 
-KILLS = frozenset({4, 7, 8, 9, 11})
-"""Signals that nobody dies of because his peers have ended: ILL, BUS, FPE, KILL, SEGV. (ABRT follows from a
-lost connection, TERM and INT are the launcher's.)"""
-CLASSES = {
-    9: "killed",
-    11: "segmentation_fault",
-    7: "bus_error",
-    4: "illegal_instruction",
-    8: "floating_point_trap",
+CLASSES: Final[Mapping[int, str]] = {
+    signal.SIGABRT: "abort",
+    signal.SIGBUS: "bus_error",
+    signal.SIGFPE: "floating_point_trap",
+    signal.SIGILL: "illegal_instruction",
+    signal.SIGKILL: "killed",
+    signal.SIGSEGV: "segmentation_fault",
+    signal.SIGTERM: "terminated",
 }
 """Signal -> row of slurm_watchdog.knowledge.log_signatures."""
-SHELL = 128
-"""A shell between adds it to the number of the signal."""
+SENT_IN_ORDER: Final[frozenset[int]] = frozenset(
+    {
+        signal.SIGALRM, signal.SIGHUP, signal.SIGINT, signal.SIGPIPE, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1,
+        signal.SIGUSR2,
+    }
+)  # fmt: skip
+"""With which launchers, Slurm and people end a process, or which follows from a closed connection."""
+FIRST_HAND: Final[frozenset[int]] = frozenset(signal.Signals) - SENT_IN_ORDER - {signal.SIGABRT}
+"""Signals that no process dies of because its peers have ended. (Libraries abort when they lose a peer.)"""
+SHELL: Final = 128
+"""A shell, or a container's runtime, between adds it to the number of the signal."""
+BYTE: Final = 256
+"""A launcher in Python that exits with the -9 of its child exits with 247."""
+_NAMED_BY_WORDS: Final = {words: number for number in signal.Signals if (words := signal.strsignal(number))}
+"""`Aborted`, `Bus error`, `Killed`: as shells, Slurm and MPI write a signal."""
+
+
+def code_of(number: int) -> int:
+    """An exit code as Python writes it, below 0 the number of a signal, from how a shell or launcher passes it on."""
+    if SHELL < number <= SHELL + signal.SIGSYS:
+        return SHELL - number
+    return number - BYTE if BYTE - number in CLASSES else number
+
+
+def code_in_words(text: str) -> int | None:
+    """The exit code that words such as `Aborted (core dumped)` and `Exited with exit code 137` mean; None: they name
+    none."""
+    found = _CODE.search(text)
+    if found is not None:
+        return code_of(int(found["code"]))
+    number = next((number for words, number in _NAMED_BY_WORDS.items() if text.startswith(words)), None)
+    return -number if number is not None else -signal.SIGKILL if text.startswith("Out Of Memory") else None
+
+
+_CODE = re.compile(r"\b[Ee]xit(?:ed with exit)? code (?P<code>\d{1,3})\b")
 
 
 class Ending(Struct, frozen=True, kw_only=True):
@@ -47,6 +77,16 @@ class Ending(Struct, frozen=True, kw_only=True):
         return -self.code if self.code is not None and self.code < 0 else None
 
     @property
+    def row(self) -> str | None:
+        """The row of the signatures that its signal stands for; None: it was none, or one with no row."""
+        return CLASSES.get(self.signal) if self.signal is not None else None
+
+    @property
+    def first_hand(self) -> bool:
+        """Whether it cannot have followed from the end of another process."""
+        return self.signal in FIRST_HAND
+
+    @property
     def words(self) -> str:
         """`was killed (SIGKILL)`, `exited with code 1`; `ended` where the line does not say how."""
         if self.code is None:
@@ -54,7 +94,9 @@ class Ending(Struct, frozen=True, kw_only=True):
         if self.signal is None:
             return f"exited with code {self.code}"
         name = _signal_name(self.signal)
-        return f"was killed ({name})" if self.signal == signal.SIGKILL else f"died of {name}"
+        if self.signal == signal.SIGKILL:
+            return f"was killed ({name})"
+        return f"was ended by {name}" if self.signal in SENT_IN_ORDER else f"died of {name}"
 
 
 def _signal_name(number: int) -> str:
@@ -70,7 +112,7 @@ def ending_row(fields: Fields) -> re.Pattern[str]:
 
 
 _ROWS: tuple[re.Pattern[str], ...] = read_shipped("launcher_exits.conf", {"ending": ending_row})["ending"]
-_NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at")
+_NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at", "aborted", "killed", ": line ")
 
 
 def ending_of(text: str) -> Ending | None:
@@ -88,8 +130,10 @@ def ending_of(text: str) -> Ending | None:
         code = -int(groups["signal"])
     elif groups.get("name"):
         code = -getattr(signal, groups["name"], 0) or None
-    elif code is not None and code > SHELL and code - SHELL in KILLS:
-        code = SHELL - code
+    elif groups.get("words"):
+        code = code_in_words(groups["words"])
+    elif code is not None:
+        code = code_of(code)
     return Ending(
         rank=_number(groups.get("rank")),
         local=_number(groups.get("local")),
@@ -101,26 +145,3 @@ def ending_of(text: str) -> Ending | None:
 
 def _number(text: str | None) -> int | None:
     return int(text) if text is not None else None
-
-
-def together(endings: Iterable[Ending]) -> list[Ending]:
-    """What the lines say in their order, those of one table or box as one: who, and then how."""
-    found: list[Ending] = []
-    for each in endings:
-        last = found[-1] if found else None
-        names = each.rank is not None or each.local is not None or each.pid is not None
-        if last is not None and not names and last.rank is None and last.local is None and last.pid is None:
-            found[-1] = each if each.signal is not None or last.code is None else last
-        elif last is not None and not names and last.code in (None, each.signal):
-            # MPICH writes the signal's number as an exit code, and then says that it was one.
-            found[-1] = replace(last, code=each.code)
-        elif last is not None and last.pid is not None and each.pid == last.pid:
-            found[-1] = replace(
-                last,
-                rank=last.rank if each.rank is None else each.rank,
-                local=last.local if each.local is None else each.local,
-                code=last.code if each.code is None else each.code,
-            )
-        else:
-            found.append(each)
-    return found

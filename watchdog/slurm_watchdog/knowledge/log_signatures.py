@@ -147,6 +147,14 @@ common causes include: (1) the process was killed by the OOM killer, …")."""
 GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
 """One of them is in each lower-cased line that GUESSES matches."""
 
+BOILERPLATE = re.compile(
+    r"(?:CUDA|HIP) kernel errors might be asynchronously reported.{0,120}?\bincorrect\b"
+    r"|consider passing (?:CUDA_LAUNCH_BLOCKING=1|AMD_SERIALIZE_KERNEL=\d)"
+    r"|[Cc]ompile with \W?TORCH_USE_(?:CUDA|HIP)_DSA\W? to enable device-side assertions"
+    r"|[Dd]evice-side assertions? (?:tracking was not enabled|were explicitly omitted)"
+)
+"""What torch puts below every error of CUDA: it says nothing of this one."""
+
 COMMAND_LINE = re.compile(
     r"\s*(?:\d{1,5}: )?(?:\+{1,8} (?!Exception Group\b)"
     r"|(?:(?:if|elif|while|until) )?(?:! )?(?:\[\[ |(?:echo|printf|trap|z?e?grep|awk|sed|case|def) "

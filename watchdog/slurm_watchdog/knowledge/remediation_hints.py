@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.log_signatures import BOILERPLATE
 
 
 class Hint(Struct, frozen=True, kw_only=True):
@@ -59,6 +60,18 @@ def _row(name: str, classes: str, usually: str, try_next: str, documented: str =
 _COLLECTIVES = "nccl_watchdog collective_timeout collective_hang collective barrier_timeout collective_desync"
 
 # fmt: off
+_KILLED = (
+    "SIGKILL (exit code 137 or -9) is sent by the kernel if memory is used up, by a container's or Slurm's memory limit, or by a person or program.",
+    "The kernel's log of the node at that time (dmesg -T, slurm-watchdog scan-log --kernel) names a process that it killed for memory; "
+    "sacct -j JOB --format=JobID,State,MaxRSS,ExitCode.",
+    "cgroup.conf, ConstrainRAMSpace",
+)
+_BUS_ERROR = (
+    "SIGBUS (exit code 135 or -7): a page of a memory map was unavailable, most often because /dev/shm is full (data loaders and NCCL keep tensors there; a "
+    "container has 64 MiB by default), or the disk behind a memory-mapped file.",
+    "df -h /dev/shm inside the job or container; a larger --shm-size or --ipc=host; space and health of the filesystem of memory-mapped data.",
+    "docker run --shm-size",
+)
 HINTS: tuple[HintRow, ...] = (
     # ------------------------------------------------------------------ rows that need words: they say most
     _row("dataloader_at_evaluation", "dataloader collective_hang",
@@ -111,7 +124,7 @@ HINTS: tuple[HintRow, ...] = (
          "DataLoader workers pass tensors as open files; the limit of open files of the job is too small.",
          "ulimit -n 65536 in the job script, or torch.multiprocessing.set_sharing_strategy('file_system').",
          "PyTorch, Multiprocessing package, Sharing strategies", pattern=r"too many open files|received 0 items of ancdata"),
-    _row("worker_killed", "dataloader_worker oom_kill killed host_oom",
+    _row("worker_killed", "dataloader_worker oom_kill host_oom",
          "The kernel killed a DataLoader worker, most often because the job's memory was used up: each worker holds its own copy of what the data set touches.",
          "Fewer workers or a smaller prefetch_factor; more memory (--mem); arrays instead of lists of Python objects in the data set.",
          DATALOADER, pattern=r"DataLoader worker.*(?:Killed|SIGKILL|signal: 9)|exited unexpectedly"),
@@ -130,7 +143,7 @@ HINTS: tuple[HintRow, ...] = (
     _row("peer_over_nvlink", "cuda_error gpu_lost",
          "Access to another GPU over NVLink failed: a link, the NVSwitch, or fabric manager on this node.",
          "The kernel's lines of the node (Xid 74, SXid): slurm-watchdog scan-log --kernel; look whether nvidia-fabricmanager runs.",
-         XIDS, pattern=r"peer GPU memory over nvlink|system not yet initialized|fabric"),
+         XIDS, pattern=r"nvlink|system not yet initialized|fabric"),
     _row("nvlink_link", "nvlink_fault",
          "A link between GPUs of this node, or to its NVSwitch, failed: this end, the other end, or the wire.",
          "nvidia-smi nvlink -e on the node; reset its GPUs (nvidia-smi -r) while no job runs there; if it comes again, exchange the GPU or the switch.",
@@ -214,14 +227,10 @@ HINTS: tuple[HintRow, ...] = (
     _row("stale_kill_switch", "crash_loop",
          "The job ends by itself at each start: a kill-switch file of the last run is still there.",
          "Remove the file that the trainer looks for (--kill-switch-path, --exit-signal and the like) before the next start.", "", pattern=r"kill.?switch"),
-    _row("exit_137", "task_exit killed lingering_job dead_rank",
-         "Exit code 137 is SIGKILL: nearly always the kernel's out-of-memory killer or Slurm's memory limit.",
-         "sacct -j JOB --format=JobID,State,MaxRSS,ExitCode; the node's kernel log: slurm-watchdog scan-log --kernel.",
-         "cgroup.conf, ConstrainRAMSpace", pattern=r"exit code 137|-9\b|signal 9|SIGKILL"),
-    _row("exit_bus_error", "task_exit launcher bus_error",
-         "Exit by SIGBUS (-7, 135): a page of a memory map could not be had, most often because /dev/shm or the disk behind a map is full.",
-         "df -h /dev/shm inside the job or container, a larger --shm-size; the filesystem of memory-mapped data.",
-         "docker run --shm-size", pattern=r"exitcode: -7|exit code 135|Bus error"),
+    _row("exit_137", "task_exit launcher lingering_job dead_rank", _KILLED[0], _KILLED[1], _KILLED[2],
+         pattern=r"\bexit(?: ?code|ed with code|s with return code =)?:? (?:137|-9)\b|signal 9|SIGKILL"),
+    _row("exit_bus_error", "task_exit launcher", _BUS_ERROR[0], _BUS_ERROR[1], _BUS_ERROR[2],
+         pattern=r"\bexit(?: ?code|ed with code|s with return code =)?:? (?:135|-7)\b|Bus error|SIGBUS"),
     _row("py_spy_not_allowed", "undumpable",
          "The stack could not be read: the user may not trace the process (yama, a container without SYS_PTRACE), or the process is in a system call that does not come back.",
          "If others on the same node could be read, it is the process: /proc/PID/status, wchan, stack and open files say where it stands. If none could: root, or --cap-add=SYS_PTRACE.",
@@ -243,7 +252,7 @@ HINTS: tuple[HintRow, ...] = (
          "A link, adapter or the peer below NCCL failed.",
          "ibstat and the kernel's lines on both nodes; perfquery for errors; NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=NET; NCCL_IB_HCA to leave the adapter out for a trial.",
          NCCL_ENV),
-    _row("peer_lost", "peer_lost nccl_error",
+    _row("peer_lost", "peer_lost nccl_error ending_process",
          "Another rank or its node went away: this line is a consequence.",
          "The rank that ended first, and why: its lines, and srun's or Slurm's word on its node.",
          NCCL_TROUBLE),
@@ -255,7 +264,15 @@ HINTS: tuple[HintRow, ...] = (
          "The model, its activations or one unusually long batch does not fit.",
          "A smaller micro batch, activation checkpointing, sharding; if it came late in a run: the longest batch, or what is kept from step to step.",
          "PyTorch, Understanding CUDA Memory Usage"),
-    _row("out_of_host_memory", "oom_kill host_oom killed memory_kill",
+    _row("killed", "killed", _KILLED[0], _KILLED[1], _KILLED[2]),
+    _row("bus_error", "bus_error", _BUS_ERROR[0], _BUS_ERROR[1], _BUS_ERROR[2]),
+    _row("watchdog_stuck", "watchdog_stuck",
+         "The thread of that rank that watches its collectives could not proceed: another thread holds the interpreter's lock (GIL) inside a call of CUDA, or a call of "
+         "the driver does not return. It is no timeout of a collective.",
+         "Stacks of all threads of that rank (py-spy dump --native, slurm-watchdog diagnose JOB); the kernel's lines of its node (Xid); "
+         "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC if it is only slow.",
+         TORCH_NCCL_ENV),
+    _row("out_of_host_memory", "oom_kill host_oom memory_kill",
          "The job used more memory than its cgroup or the node has: DataLoader workers, loading a checkpoint on every rank at once, a leak.",
          "seff or sacct --format=MaxRSS; fewer workers; load with mmap=True or one rank at a time; --mem.",
          "cgroup.conf, ConstrainRAMSpace"),
@@ -323,7 +340,7 @@ HINTS: tuple[HintRow, ...] = (
     _row("network_wait", "network", "A rank waits for a server outside the cluster: a hub, a tracker, an object store.",
          "A deadline and retries for that call; do it in the background or on rank 0 only, not inside a collective's reach.", ""),
     _row("subprocess", "subprocess", "The rank waits for a program that it started.", "What that program does: ps --forest, and its own stack.", ""),
-    _row("worker_says_nothing", "launcher task_exit mpi_abort",
+    _row("worker_says_nothing", "launcher task_exit mpi_abort terminated",
          "The launcher saw a worker fail, and the worker's own words are elsewhere or were mixed with those of others.",
          "torchrun --role $(hostname -s): --tee 3 (or srun --label) puts host and rank before each line; --log-dir keeps a file a rank; @record on main keeps the traceback.",
          "torchrun (Elastic Launch), --tee, --log-dir; torch.distributed.elastic.multiprocessing.errors.record"),
@@ -380,7 +397,7 @@ HINTS: tuple[HintRow, ...] = (
          "srun, NOTES; pyxis, Usage"),
     _row("duplicate_gpu", "duplicate_gpu", "Two ranks chose the same GPU.",
          "torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before the process group; one GPU a task with --gpus-per-task needs device 0.", NCCL_TROUBLE),
-    _row("segmentation_fault", "segmentation_fault abort glibc_abort bus_error segfault", "A native library crashed.",
+    _row("segmentation_fault", "segmentation_fault abort glibc_abort segfault", "A native library crashed.",
          "ulimit -c unlimited for a core file and gdb's `thread apply all bt`; PYTHONFAULTHANDLER=1; the newest change of a native package first.", "Python, faulthandler"),
     _row("dataset_error", "dataset_error", "A file of the data set is damaged or not what the reader expects.",
          "Read that file alone; clear the cache of the data set; compare its size with the source.", ""),
@@ -397,7 +414,7 @@ def hints_for(class_name: str, text: str) -> tuple[Hint, ...]:
     unknown one there is nothing. `text` is the line, the stack or the summary that the class was found in,
     and may be empty.
     """
-    searched = text[:MAX_TEXT]
+    searched = BOILERPLATE.sub("", text[:MAX_TEXT])
     rows = [row for row in HINTS if class_name in row.classes]
     telling = [row.hint for row in rows if row.pattern is not None and row.pattern.search(searched)]
     general = [row.hint for row in rows if row.pattern is None]

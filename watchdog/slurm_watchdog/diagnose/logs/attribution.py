@@ -14,21 +14,14 @@ from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, Failure, Ranks, short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
+from slurm_watchdog.knowledge.launcher_exits import CLASSES
 
 ALIKE_SHARE = 0.5
 """Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
-SIGNAL_NAMES = {
-    -9: "killed",
-    -11: "segmentation_fault",
-    -7: "bus_error",
-    -4: "illegal_instruction",
-    -8: "floating_point_trap",
-}
-"""Exit codes of signals that nobody sends to end a run in order; 6 and 15 are how it is ended after another's
-failure."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
-_NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+):")
+_NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+): (?P<why>.*\S)")
+_LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (?P<why>.*\S)")
 _FIRST_OF_STEP = re.compile(r"^srun: StepId=\S+ task (?P<task>\d+): exited abnormally")
 """Of one task alone, after `srun --wait` has waited for the others."""
 _SSH_ENDED = re.compile(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code")
@@ -192,7 +185,7 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     Workers that the launcher ended, or that aborted because a peer was lost, are other rows; a launcher may
     list such a one first. What Python `raised` ends a process with code 1.
     """
-    codes = {code for code, signal in SIGNAL_NAMES.items() if signal == name} or {1, 2}
+    codes = {-signal for signal, row in CLASSES.items() if row == name} or {1, 2}
     if name in ("oom_kill", "killed"):
         codes = {-9}
     if name in ("abort", "cuda_error", "glibc_abort", "device_assert", "gpu_ecc"):
@@ -208,6 +201,24 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
 
 
 _SRUN_ENDED = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
+
+
+def reason_of_launch(first: FoundError, roots: Sequence[FoundError]) -> FoundError:
+    """Of a step that did not start on several nodes the line with the reason that srun gives for all: on the others the
+    launch was only given up."""
+    whole = next((found for error in roots if (found := _LAUNCH_FAILED.search(error.raw_text))), None)
+    if whole is None or _NOT_STARTED.search(first.raw_text) is None:
+        return first
+    why = whole["why"]
+    nodes = ((error, _NOT_STARTED.search(error.raw_text)) for error in roots)
+    return next((error for error, found in nodes if found is not None and found["why"] == why), first)
+
+
+def is_launch_of_several(first: FoundError, alike: Sequence[FoundError]) -> bool:
+    """Whether srun gives the same reason for several nodes."""
+    mine = _NOT_STARTED.search(first.raw_text)
+    found = [match for error in alike if (match := _NOT_STARTED.search(error.raw_text)) is not None]
+    return mine is not None and len({match["host"] for match in found if match["why"] == mine["why"]}) > 1
 
 
 def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:

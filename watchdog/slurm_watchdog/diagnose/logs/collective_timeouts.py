@@ -16,6 +16,9 @@ from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 FEW_SILENT = 0.25
 """Those that say nothing in a cascade are named if they are at most this share of the ranks."""
 LEAST_SAID = 2
+FEW_TASKS = 2
+ALIKE_SHARE = 0.5
+"""Where JAX's coordinator lists more than half of the tasks, it is the coordinator that was not reached."""
 SURELY_MANY = 7
 """So many ranks that say the same are hardly an excerpt: a gap among their numbers is a rank that said nothing."""
 _WORK = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
@@ -38,7 +41,6 @@ _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
 _JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")
 """It was there, and waited."""
 _JAX_TASK = re.compile(r"/job:jax_worker/replica:\d+/task:(?P<task>\d+)")
-_STUCK = re.compile(r"detected no heartbeat of its watchdog|watchdog got stuck")
 _STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
 
 
@@ -62,11 +64,16 @@ def suspects_of(
     """Whom a cascade points at. `rank_of` has for the place of each error the rank that said it, or None;
     `known`: ranks seen anywhere in the log; `world`: how many there are, if the log says so; `more`: ranks
     that said so as well, in lines that were not kept."""
-    suspects = _named_by_library(errors)
+    suspects = _named_by_library(errors, world)
     if suspects is not None:
         return suspects
     timeouts = [place for place, error in enumerate(errors) if error.name in ("nccl_watchdog", "collective_timeout")]
     ranks_that_said = {rank for place in timeouts if (rank := rank_of.get(place)) is not None} | more
+    speakers = {rank for rank in rank_of.values() if rank is not None}
+    seen = world or max([*known, *ranks_that_said, *speakers], default=0) + 1
+    stuck = _stuck(errors, rank_of, ranks_that_said, seen)
+    if stuck is not None:
+        return stuck
     if len(ranks_that_said) < LEAST_SAID:
         return None
     return (
@@ -76,7 +83,7 @@ def suspects_of(
     )
 
 
-def _named_by_library(errors: Sequence[FoundError]) -> Suspects | None:
+def _named_by_library(errors: Sequence[FoundError], world: int | None) -> Suspects | None:
     """Somebody says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
     for error in errors:
         for text in (error.raw_text, *error.detail):
@@ -88,11 +95,6 @@ def _named_by_library(errors: Sequence[FoundError]) -> Suspects | None:
         stalled = _stalled(error.detail)
         if stalled:
             return Suspects(stalled, "had not joined what the others waited in", error.line)
-    stuck = {error.who.rank for error in errors if _STUCK.search(error.raw_text) and error.who.rank is not None}
-    others = {error.who.rank for error in errors} - stuck - {None}
-    if len(stuck) == 1 and others:
-        line = next(error.line for error in errors if _STUCK.search(error.raw_text))
-        return Suspects(tuple(stuck), "says that its own watchdog thread is stuck", line)
     tasks: dict[int, int] = {}
     for error in errors:
         if error.name not in ("heartbeat_lost", "collective_timeout"):
@@ -102,9 +104,25 @@ def _named_by_library(errors: Sequence[FoundError]) -> Suspects | None:
             for text in texts:
                 for match in _JAX_TASK.finditer(_JAX_CAME.sub("", text)):
                     tasks.setdefault(int(match["task"]), error.line)
-    if tasks and len(tasks) <= 2:
-        return Suspects(tuple(sorted(tasks)), "stopped answering the coordinator", min(tasks.values()))
+    few = max(FEW_TASKS, ALIKE_SHARE * max(world or 0, max(tasks, default=0) + 1))
+    if tasks and len(tasks) <= few:
+        reason = "stopped answering the coordinator, which calls such a task unhealthy"
+        return Suspects(tuple(sorted(tasks)), reason, min(tasks.values()))
     return None
+
+
+def _stuck(
+    errors: Sequence[FoundError], rank_of: dict[int, int | None], ranks_that_said: set[int], known: int
+) -> Suspects | None:
+    """The few of whose watchdog threads torch says that they are stuck. One that reported a collective itself got stuck
+    later, in aborting it."""
+    places = [place for place, error in enumerate(errors) if error.name == "watchdog_stuck"]
+    stuck = {rank for place in places if (rank := rank_of.get(place)) is not None} - ranks_that_said
+    if not stuck or len(stuck) > max(1, int(FEW_SILENT * known)):
+        return None
+    line = next(errors[place].line for place in places if rank_of.get(place) in stuck)
+    reason = "reports it of its own thread" if len(stuck) == 1 else "report it of their own threads"
+    return Suspects(tuple(sorted(stuck)), reason, line)
 
 
 def _stalled(detail: Sequence[str]) -> tuple[int, ...]:

@@ -19,8 +19,9 @@ _NO_END = re.compile(
     r"|\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
     re.IGNORECASE,
 )
-_ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event")
-"""A port of InfiniBand that has changed its state: transfers wait, and mostly continue."""
+_ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event(?!.*catastrophic)")
+"""A port of InfiniBand that has changed its state: transfers wait, and mostly continue. (An adapter that has failed
+does not.)"""
 _QUOTED = re.compile(r"""\s*(?:- )?(?:"[^"]{1,600}"|'[^']{1,600}'),?\s*$""")
 """An entry of a list that a program prints."""
 _SETTING = re.compile(

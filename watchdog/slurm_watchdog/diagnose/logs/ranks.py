@@ -8,12 +8,12 @@ starts several in each.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_watchdog.diagnose.logs.line import Line, Who
 from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
-from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
+from slurm_watchdog.knowledge.launcher_exits import Ending, code_in_words, code_of, ending_of
 from slurm_watchdog.knowledge.ray_train import died_of, seat_of
 
 LOCAL_RANKS = 16
@@ -51,21 +51,13 @@ _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 BOX_LINES = 20
 """Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
-_ENDS = {
-    "Killed": "killed", "exit code 137": "killed", "Segmentation fault": "segmentation_fault",
-    "exit code 139": "segmentation_fault",
-    "Out Of Memory": "oom_kill", "Bus error": "bus_error", "exit code 135": "bus_error",
-}  # fmt: skip
-"""What srun writes of a task that died of a signal; a shell between adds 128 to the signal's number."""
 _TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
 _RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
-_RETURNED = re.compile(r"exits with return code = (?P<code>-?\d+)")
-_OLD_EXIT = re.compile(r"failed \(exitcode: (?P<code>-?\d+)\) local_rank: (?P<local>\d+) \(pid: (?P<pid>\d+)\)")
 
 
 @dataclass
 class Failure:
-    """A row of torchrun's table of failures."""
+    """What a launcher says of a process that ended: a row of torchrun's table of failures, a line, a box."""
 
     line: int
     root: bool
@@ -89,10 +81,22 @@ class Task:
     task: int | None
     what: str
 
+    number: int = 1
+    """How many tasks."""
+
+    @property
+    def out_of_memory(self) -> bool:
+        return self.what.startswith("Out Of Memory")
+
+    @property
+    def code(self) -> int | None:
+        """How it ended, as Python writes it; None: Slurm does not say."""
+        return code_in_words(self.what)
+
     @property
     def signal(self) -> str | None:
         """The row that the way it ended stands for, if it was no ordinary exit."""
-        return next((name for word, name in _ENDS.items() if word in self.what), None)
+        return "oom_kill" if self.out_of_memory else Ending(code=self.code).row
 
 
 @dataclass
@@ -108,8 +112,8 @@ class Ranks:
     host_numbers_are_ranks: bool = True
     failures: list[Failure] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
-    exits: list[tuple[int, int]] = field(default_factory=list)
-    """(line, exit code), from a launcher's own line of an error."""
+    closed: int = 0
+    """Processes that torchrun ended because another one had failed."""
     seen: set[int] = field(default_factory=set)
     """Ranks that said anything."""
     rank_hosts: dict[int, str] = field(default_factory=dict)
@@ -230,8 +234,9 @@ def read_ranks(lines: Sequence[Line]) -> Ranks:
         elif who.number is not None and who.host is not None:
             on_hosts.setdefault(who.number, set()).add(who.host)
         mixed = mixed or (who.local is not None and (who.number is not None or _TEED.match(line.raw) is not None))
-    ranks.failures = [*_read_tables(lines), *_read_words(lines)]
-    ranks.launcher = ranks.launcher or bool(ranks.failures)
+    tables = list(_read_tables(lines))
+    ranks.failures = [*tables, *_read_words(lines, {row.pid for row in tables})]
+    ranks.launcher = ranks.launcher or any(row.rank is not None or row.local is not None for row in ranks.failures)
     ranks.tasks_are_ranks = not ranks.launcher and not mixed
     ranks.host_numbers_are_ranks = all(len(each) == 1 for each in on_hosts.values())
     if ranks.host_numbers_are_ranks:
@@ -276,11 +281,9 @@ def _read_ends(line: Line, ranks: Ranks) -> None:
         task = _TASKS.search(line.text)
         if task:
             number = int(task["tasks"]) if task["tasks"].isdecimal() else None
-            ranks.tasks.append(Task(line.number, task["host"], number, task["what"]))
-    if "exitcode" in line.text or "return code = " in line.text:
-        ended = _OLD_EXIT.search(line.text) or _RETURNED.search(line.text)
-        if ended:
-            ranks.exits.append((line.number, int(ended["code"])))
+            several = len(_tasks_in(task["tasks"])) or 1
+            ranks.tasks.append(Task(line.number, task["host"], number, task["what"], several))
+    ranks.closed += "closing signal" in line.text and closed_by_torchrun(line.text) is not None
 
 
 def tasks_that_failed(text: str) -> tuple[int, ...]:
@@ -288,8 +291,13 @@ def tasks_that_failed(text: str) -> tuple[int, ...]:
     found = _TASKS.search(text) if "srun: error" in text else None
     if found is None or found["what"].endswith("exit code 0"):
         return ()
+    return _tasks_in(found["tasks"])
+
+
+def _tasks_in(text: str) -> tuple[int, ...]:
+    """`0-2,5` -> (0, 1, 2, 5); empty if it is no such list."""
     tasks: list[int] = []
-    for part in found["tasks"].split(","):
+    for part in text.split(","):
         first, _, last = part.partition("-")
         if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) >= MAX_WORLD:
             return ()
@@ -339,22 +347,25 @@ def _read_tables(lines: Iterable[Line]) -> Iterable[Failure]:
     yield from open_rows.values()
 
 
-def _read_words(lines: Iterable[Line]) -> list[Failure]:
-    """What other launchers say of a worker that ended, in one line or in those of a box."""
+def _read_words(lines: Iterable[Line], in_tables: Collection[str | None]) -> list[Failure]:
+    """What launchers and shells say of a process that ended, in one line or in those of a box."""
     found: list[Failure] = []
-    open_row: Failure | None = None
     for line in lines:
         ending = ending_of(line.raw) or ending_of(line.text)
-        if ending is None or ending.local is not None or _of_torchruns_table(ending, line):
-            continue
-        rank = ending.rank if ending.rank is not None or ending.pid is None else line.who.rank
-        if rank is None and ending.pid is None:
-            if open_row is not None and line.number - open_row.line <= BOX_LINES and ending.code is not None:
-                open_row.code = ending.code if open_row.code in (None, -ending.code) else open_row.code
+        if ending is None or _of_torchruns_table(ending, line):
             continue
         pid = None if ending.pid is None else str(ending.pid)
-        open_row = Failure(line.number, not found, ending.host, rank, None, ending.code, pid)
-        found.append(open_row)
+        if pid is not None and pid in in_tables:
+            continue
+        if (ending.rank, ending.local, pid, ending.host) == (None, None, None, None):
+            near = found[-1] if found and line.number - found[-1].line <= BOX_LINES else None
+            if near is not None and ending.code is not None:
+                near.code = ending.code if near.code in (None, -ending.code) else near.code
+            if near is not None or ending.code is None:
+                continue
+        rank = ending.rank if ending.rank is not None or pid is None or ending.local is not None else line.who.rank
+        host = ending.host or line.who.host
+        found.append(Failure(line.number, not found, host, rank, ending.local, ending.code, pid))
     return found
 
 
@@ -375,7 +386,7 @@ def _fill(row: Failure, key: str, value: str, line: Line) -> None:
     elif key == "exitcode":
         match = _EXIT.match(value)
         if match:
-            row.code, row.pid, row.line = int(match["code"]), match["pid"], line.number
+            row.code, row.pid, row.line = code_of(int(match["code"])), match["pid"], line.number
 
 
 def _closed(row: Failure, line: int) -> Failure:

@@ -19,11 +19,10 @@ from slurm_watchdog.diagnose.logs.digest import Digest, put_on_clock, take_apart
 from slurm_watchdog.diagnose.logs.grouping import local_is_rank, named_by, with_rank
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.diagnose.logs.progress import Progress
-from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, read_ranks, short_host
+from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks, short_host
 from slurm_watchdog.diagnose.logs.survived import STEP_SLACK_S
 from slurm_watchdog.diagnose.logs.tracebacks import find_errors
 from slurm_watchdog.diagnose.logs.verdict import ordered_case
-from slurm_watchdog.knowledge.launcher_exits import Ending, ending_of
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 
 APART_S = 10.0
@@ -96,7 +95,7 @@ def case_of(run: ReportedRun) -> LogCase:
     ranks = read_ranks([line for lines in read for line in lines])
     if not run.seats:
         read = [_without_unknown_tasks(lines, ranks) for lines in read]
-    ranks = _with_seats(ranks, read, run)
+    ranks = _with_seats(ranks, run)
     sources = [_source(path, lines) for (_, path), lines in zip(files, read, strict=True)]
     case = ordered_case(sources, ranks)
     case.said = _beyond_what_was_kept(run)
@@ -164,7 +163,7 @@ def _source(path: str, lines: list[Line]) -> Source:
     return Source(path, digest, Progress(), find_errors(lines, origin=digest.origin))
 
 
-def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) -> Ranks:
+def _with_seats(ranks: Ranks, run: ReportedRun) -> Ranks:
     """What the lines say about ranks, with what is known of their processes."""
     ranks.world, ranks.excerpt = max(ranks.world or 0, run.ranks) or None, True
     for seat in run.seats:
@@ -181,20 +180,12 @@ def _with_seats(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) 
         ranks.tasks_are_ranks = ranks.tasks_are_ranks and all(
             task.task in seats and short_host(seats[task.task].node) == short_host(task.host) for task in tasks
         )
-    _name_failures(ranks, read, run)
+    _name_failures(ranks, run)
     return ranks
 
 
-def _name_failures(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRun) -> None:
+def _name_failures(ranks: Ranks, run: ReportedRun) -> None:
     """Gives the rows of launchers that name a process or a local rank their ranks."""
-    known = {row.pid for row in ranks.failures}
-    for lines in read:
-        for line in lines:
-            ending = ending_of(line.raw) or ending_of(line.text)
-            if ending is None or ending.pid is None or ending.local is None or str(ending.pid) in known:
-                continue
-            known.add(str(ending.pid))
-            ranks.failures.append(_row(ending, line.number, not ranks.failures))
     for row in ranks.failures:
         if row.rank is None and row.pid is not None:
             row.rank = ranks.rank_of_pid(row.pid, _node_of(row.host, run))
@@ -202,12 +193,6 @@ def _name_failures(ranks: Ranks, read: Sequence[Sequence[Line]], run: ReportedRu
             row.rank = row.local
         if row.host is None and row.rank is not None:
             row.host = ranks.rank_hosts.get(row.rank)
-
-
-def _row(ending: Ending, line: int, root: bool) -> Failure:
-    return Failure(
-        line, root, ending.host, ending.rank, ending.local, ending.code, None if ending.pid is None else str(ending.pid)
-    )  # fmt: skip
 
 
 def _order_by_arrival(case: LogCase, run: ReportedRun) -> None:

@@ -4,38 +4,40 @@ die. Pure."""
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterable, Sequence
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.diagnose.logs.attribution import SIGNAL_NAMES, rank_of_dead_process, task_of
+from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, suspects_of
+from slurm_watchdog.diagnose.logs.first_to_end import End, FirstToEnd, first_to_end
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
-from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks, Task
+from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
-from slurm_watchdog.knowledge.launcher_exits import Ending
 from slurm_watchdog.knowledge.log_signatures import log_table
 
-TIMED_OUT = ("nccl_watchdog", "collective_timeout", "barrier_timeout", "collective_desync", "heartbeat_lost")
+TIMED_OUT = (
+    "nccl_watchdog",
+    "collective_timeout",
+    "barrier_timeout",
+    "collective_desync",
+    "heartbeat_lost",
+    "watchdog_stuck",
+)
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
-_TERMINATED = re.compile(r"srun: error: \S+: tasks? [\d,-]+: Terminated\b")
-_FAILED = re.compile(r"Exited with exit code (?!0\b|9\b|15\b|130\b|137\b|143\b)\d+")
-"""Not by a signal that ends a run in order."""
+_WORK = re.compile(r"WorkNCCL\(.{1,300}?\) ran for \d+")
+LEAST_OF_A_GROUP = 3
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
 """NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
-_CODE = re.compile(r"Exited with exit code (\d+)")
-_SLURMS_HOW = (
-    ("Killed", "was killed (SIGKILL)"), ("Segmentation fault", "died of SIGSEGV"), ("Bus error", "died of SIGBUS"),
-    ("Aborted", "died of SIGABRT"), ("Out Of Memory", "was killed: out of memory"), ("Illegal instruction",
-    "died of SIGILL"),
-)  # fmt: skip
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 
 
 def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: FoundError | None) -> LogVerdict | None:
-    """No line says why. What is known: who is missing from the cascade, or what the launcher saw die by a signal.
+    """No line says why. What is known: who ended first by the words of a launcher or of Slurm, who is missing from the
+    cascade.
 
     `ended_by` is the line with which somebody ended the run from outside.
     """
@@ -45,30 +47,49 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
         for error in felt_errors
         if error.name in log_table().felt and error.name not in LAST_CHOICE and not error.weak
     ]
-    if ended_by is not None and not timeouts and not _failed_before(ended_by, felt_errors):
+    cut = _cut(case, ended_by)
+    first = _first_to_end(case, felt, cut)
+    one = first.one if first is not None else None
+    if ended_by is not None and not timeouts and not _failed_before(ended_by, first):
         return None
-    row = _killed_first(case.ranks.failures)
-    if row is not None and not timeouts:
-        return _of_row(case, row, felt_errors)
+    if one is not None and one.how.first_hand and (not timeouts or one.line < timeouts[0].line):
+        return _of_end(case, one, felt_errors)
     if timeouts:
         return _of_timeouts(case, timeouts, felt_errors)
-    if any(task.signal for task in case.ranks.tasks):
-        return _of_tasks(case, felt_errors)
     died = [error for error in felt_errors if error.name == "ray_actor_died"]
     if died and rank_of_dead_process(case)[0] not in (
         None,
         *(case.ranks.rank_of(error.who) for error in felt),
     ):
         return _of_ends(case, died, felt_errors)
+    if one is not None and (one.how.rank is not None or not felt):
+        return _of_end(case, one, felt_errors)
     if felt:
         return _of_lost(case, felt, felt_errors) or _unexplained(case, felt[0], felt_errors)
-    last = [error for error in felt_errors if not _ends_nothing(error)]
+    last = [e for e in felt_errors if not _ends_nothing(e) and (cut is None or e.line < cut or e.name != "task_exit")]
     if not last:
         return None
-    failed = [row for row in case.ranks.failures if row.root and row.code not in (None, -15, -6, 0)]
-    if failed and len({row.rank for row in failed}) == 1:
-        return _of_row(case, failed[0], felt_errors)
+    if first is not None and not any(error.name in ("ray_actor_died", "mpi_abort") for error in last):
+        return _of_several(case, first, felt_errors)
     return _of_ends(case, last, felt_errors)
+
+
+def _cut(case: LogCase, ended_by: FoundError | None) -> int | None:
+    """The line from which on Slurm ended what was left: it says so of a step, too, one of whose tasks has failed."""
+    lines = [error.line for error in case.errors if error.name == "cancelled" and case.role.get(id(error)) != "noise"]
+    return min([*lines, *([ended_by.line] if ended_by is not None else [])], default=None)
+
+
+def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) -> FirstToEnd | None:
+    survived = {error.line for error in case.errors if case.role.get(id(error)) == "noise"}
+    alive = [error for error in case.errors if case.role.get(id(error)) != "noise"]
+    segments = case.sources[alive[0].source].digest.segments if alive else None
+    here = alive[0].segment if alive else 0
+
+    def counts(line: int) -> bool:
+        return line not in survived and (segments is None or segments.get(line) == here)
+
+    return first_to_end(case.ranks, {case.ranks.rank_of(error.who) for error in felt}, cut, counts)
 
 
 def _ends_nothing(error: FoundError) -> bool:
@@ -78,33 +99,36 @@ def _ends_nothing(error: FoundError) -> bool:
     return in_passing or error.name in log_table().from_outside or error.name == "terminated"
 
 
-def _failed_before(ended_by: FoundError, felt_errors: Sequence[FoundError]) -> bool:
-    """Whether tasks had failed by themselves before somebody cancelled the job: a time limit or preemption
-    needs no such reason, and some programs end with a code of their own when they are told to end."""
-    if ended_by.name != "cancelled" or "DUE TO" in ended_by.raw_text:
+def _failed_before(ended_by: FoundError, first: FirstToEnd | None) -> bool:
+    """Whether a process had failed by itself before somebody ended the run: a time limit or preemption needs no such
+    reason, and some programs end with a code of their own when they are told to end."""
+    if first is None:
         return False
-    return any(_FAILED.search(error.raw_text) for error in felt_errors if error.name == "task_exit")
+    if first.one is not None and first.one.explains:
+        return True
+    own = any(end.how.signal is None or end.explains for end in first.ends)
+    return own and ended_by.name == "cancelled" and "DUE TO" not in ended_by.raw_text
 
 
 def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:
     by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
-    for place, error in enumerate(timeouts):
-        if by_place[place] is None and error.group_rank is not None and _group_is_all(timeouts, case.ranks.world):
-            by_place[place] = error.group_rank
+    if _group_is_all(timeouts, case.ranks):
+        by_place = {place: timeouts[place].group_rank if rank is None else rank for place, rank in by_place.items()}
     suspects = suspects_of(
         timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
     ) or lost_rank(felt_errors, case.ranks)
     if suspects is not None and suspects.silent and case.ranks.files and not set(suspects.ranks) <= case.ranks.files:
         suspects = None  # its file is not here
     logged_by = sorted({rank for rank in by_place.values() if rank is not None} | _ranks_that_logged(case, TIMED_OUT))
-    first = timeouts[0]
+    line = suspects.line if suspects is not None else None
+    first = next((error for error in timeouts if error.line == line), timeouts[0])
     name = "collective_mismatch" if suspects is not None and "another collective" in suspects.reason else first.name
     case.role[id(first)] = "cascade"
     rank = suspects.ranks[0] if suspects is not None and len(suspects.ranks) == 1 else None
     host = (
         case.ranks.rank_hosts.get(rank) if rank is not None else _marked_dead(felt_errors) if suspects is None else None
     )
-    waited = f"{len(logged_by)} ranks said so" if len(logged_by) > 1 else "no line says why"
+    waited = f"{len(logged_by)} ranks logged this" if len(logged_by) > 1 else "no line says why"
     suspected = (
         _suspected(suspects) if host is None or rank is not None else f"host {host} is suspect: it was marked dead"
     )
@@ -149,124 +173,104 @@ def _suspected(suspects: Suspects | None) -> str:
     return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
 
 
-def _group_is_all(timeouts: Sequence[FoundError], world: int | None) -> bool:
+def _group_is_all(timeouts: Sequence[FoundError], ranks: Ranks) -> bool:
     """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself,
     or there are more than half of all, for other groups divide them."""
     named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
     if named:
         return all(e.who.rank == e.group_rank for e in named)
-    if world is not None and max(e.group_rank or 0 for e in timeouts) >= world / 2:
+    if ranks.world is not None and max(e.group_rank or 0 for e in timeouts) >= ranks.world / 2:
+        return True
+    unnamed = ranks.world is None and not ranks.excerpt and not any("[PG" in e.raw_text for e in timeouts)
+    if unnamed and _is_one_group(timeouts):
         return True
     return any("default_pg" in e.raw_text for e in timeouts) and all(
         "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
     )
 
 
-def _killed_first(failures: Sequence[Failure]) -> Failure | None:
-    """The worker that died of a signal which nobody sends in order, as torchrun's table has it."""
-    rows = [row for row in failures if row.code in SIGNAL_NAMES]
-    roots = [row for row in rows if row.root]
-    if any(row.root for row in failures):
-        # The launcher kills who does not end by itself: such rows are none.
-        return roots[0] if len({row.rank for row in roots}) == 1 else None
-    return rows[0] if len(rows) == 1 else None
+def _is_one_group(timeouts: Sequence[FoundError]) -> bool:
+    """Whether each rank speaks of one collective of its own alone, where torch (before 2.2) names no group: in a job of
+    several groups their ranks have the same numbers."""
+    works: dict[int, set[str]] = {}
+    for error in timeouts:
+        if error.group_rank is not None and (work := _WORK.search(error.raw_text)) is not None:
+            works.setdefault(error.group_rank, set()).add(work[0])
+    return len(works) >= LEAST_OF_A_GROUP and all(len(each) == 1 for each in works.values())
 
 
-def _of_row(case: LogCase, row: Failure, felt_errors: Sequence[FoundError]) -> LogVerdict:
-    name = SIGNAL_NAMES.get(row.code or 0, "launcher")
-    rank_text = rank_words(row.rank, row.host) or "a worker"
-    how = Ending(code=row.code).words
-    for error in felt_errors:
-        if abs(error.line - row.line) <= 8:
-            case.role[id(error)] = "cause"
-            break
-    summary = f"{rank_text} {how}{after_step(case)} (line {row.line}), and its own words are not in the log"
-    source = next((e.source for e in felt_errors if abs(e.line - row.line) <= 400), 0)
-    return LogVerdict(
-        name, row.line, source, sentence(summary), row.host, row.rank, how,
-        followed=max(0, len(felt_errors) - 1), explained=row.code in SIGNAL_NAMES, how=how,
-    )  # fmt: skip
-
-
-def _of_tasks(case: LogCase, felt_errors: Sequence[FoundError]) -> LogVerdict | None:
-    """Slurm saw tasks die of a signal: those are first, whatever the others felt."""
-    died = [task for task in case.ranks.tasks if task.signal]
-    first = died[0]
-    aborted = next((e.line for e in case.errors if e.name == "cancelled"), None)
-    if aborted is not None and first.line > aborted:
-        return None  # srun's own kill
-    alone = len([task for task in died if aborted is None or task.line < aborted]) == 1
-    rank = first.task if alone and case.ranks.tasks_are_ranks else None
-    host = first.host if len({task.host for task in died if aborted is None or task.line < aborted}) == 1 else None
-    source = 0
-    for error in felt_errors:
-        if error.line == first.line:
-            case.role[id(error)], source = "cause", error.source
-    name = first.signal or "killed"
-    rank_text = rank_words(rank, host)
+def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVerdict:
+    """One process ended first."""
+    how, error = end.how, _error_at(case, end)
+    host = how.host or (case.ranks.host_of(Who(), how.rank) if how.rank is not None else None)
+    process = f"local rank {how.local}" if how.local is not None else "a process"
+    who = rank_words(how.rank, host) if how.rank is not None else f"{process} on {host}" if host else process
+    memory = how.signal == signal.SIGKILL and not end.out_of_memory
+    likely, see = (", as the kernel does for memory", "see dmesg and sacct; ") if memory else ("", "")
+    said = f"Slurm says {end.slurms}; " if end.slurms else ""
     summary = (
-        f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
-        f"(line {first.line}): Slurm says {first.what}; its own words are not in the log"
+        f"{who} {end.words}{likely}{after_step(case, error)} (line {end.line}): {said}{see}"
+        "its own words are not in the log"
     )
     return LogVerdict(
-        name, first.line, source, sentence(summary), host, rank, first.what,
-        followed=max(0, len(felt_errors) - 1), explained=False, how=how_slurm_says(first.what),
+        end.row, end.line, error.source if error else 0, sentence(summary), host, how.rank, _words_of(end, error),
+        followed=max(0, len(felt_errors) - 1), explained=end.explains, how=end.words,
     )  # fmt: skip
+
+
+def _of_several(case: LogCase, first: FirstToEnd, felt_errors: Sequence[FoundError]) -> LogVerdict:
+    """Several ended alike, or nothing shows which of them was first."""
+    if first.one is not None:
+        return _of_end(case, first.one, felt_errors)
+    end = first.ends[0]
+    error = _error_at(case, end)
+    alike = len({each.words for each in first.ends}) == 1
+    ranks = sorted({each.how.rank for each in first.ends if each.how.rank is not None})
+    what = "tasks" if end.slurms else "ranks" if ranks else "processes"
+    where = f", all on {first.host}," if first.host is not None else ""
+    how = f"{end.words.replace('was ', 'were ', 1)} alike" if alike else "ended"
+    summary = (
+        f"{first.number} {what}{where} {how}{after_step(case, error)} (line {end.line}): nothing shows which of them "
+        "was first, and their own words are not in the log"
+    )
+    names = {each.row for each in first.ends}
+    return LogVerdict(
+        end.row if len(names) == 1 else "launcher", end.line, error.source if error else 0, sentence(summary),
+        first.host, None, _words_of(end, error), tuple(ranks), max(0, len(felt_errors) - 1), explained=False,
+        how=end.words if alike else "",
+    )  # fmt: skip
+
+
+def _error_at(case: LogCase, end: End) -> FoundError | None:
+    """The line that says how it ended, which gets its role; None if it is none of the errors."""
+    error = next((error for error in case.errors if error.line == end.line), None)
+    if error is not None:
+        case.role[id(error)] = "cause"
+    return error
+
+
+def _words_of(end: End, error: FoundError | None) -> str:
+    """The line itself, and how that is read."""
+    return f"{error.text} ({end.words})" if error is not None else end.slurms or end.words
 
 
 def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:
-    """Only the launcher or Slurm says that something ended."""
+    """Only the launcher or Slurm says that something ended, and nothing of how."""
     first = last[0]
-    ranks = case.ranks
-    name = SIGNAL_NAMES.get(_first_code(ranks), first.name)
-    others = [task for task in ranks.tasks if task.line != first.line]
-    told_after = all(task.line > first.line and _is_srun_s_kill(task) for task in others)
-    of_slurm = (
-        first.raw_text.startswith("srun: StepId=")
-        or "srun: error" in first.raw_text
-        or first.raw_text.startswith("pdsh@")
-    )
-    ended = _TERMINATED.search(first.raw_text) is not None  # by srun, for another one's failure
-    task = task_of(first, name, ranks) if of_slurm and told_after and not ended else None
+    of_slurm = first.raw_text.startswith(("srun: StepId=", "pdsh@")) or "srun: error" in first.raw_text
+    task = task_of(first, first.name, case.ranks) if of_slurm and not case.ranks.tasks else None
     of_ray = rank_of_dead_process(case) if first.name == "ray_actor_died" else (None, None)
     rank, host = task if task is not None else of_ray
     case.role[id(first)] = "cause"
     rank_text = rank_words(rank, host)
     summary = (
-        f"{log_table().means[name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
+        f"{log_table().means[first.name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
         f"(line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
     )
     return LogVerdict(
-        name, first.line, first.source, sentence(summary), host, rank, first.text,
+        first.name, first.line, first.source, sentence(summary), host, rank, first.text,
         followed=len(felt_errors) - 1, explained=False,
-        how=how_slurm_says(first.text) if of_slurm else _how(first, ranks),
     )  # fmt: skip
-
-
-def how_slurm_says(what: str) -> str:
-    """`was killed (SIGKILL)`, `exited with code 1`, from Slurm's word of a task; empty if that says nothing of it."""
-    code = _CODE.search(what)
-    if code:
-        return f"exited with code {code[1]}"
-    return next((how for word, how in _SLURMS_HOW if word in what), "")
-
-
-def _how(first: FoundError, ranks: Ranks) -> str:
-    code = _first_code(ranks) if first.name == "launcher" else 0
-    return Ending(code=code).words if code else ""
-
-
-def _first_code(ranks: Ranks) -> int:
-    """The exit code that launchers reported first; 0 where none did, or where later ones may be first-hand, too:
-    an ordinary code before others, or two different signals."""
-    codes = [code for _, code in ranks.exits]
-    by_signal = {code for code in codes if code in SIGNAL_NAMES}
-    first_hand = len(set(codes)) == 1 or (bool(codes) and by_signal == {codes[0]})
-    return codes[0] if first_hand else 0
-
-
-def _is_srun_s_kill(task: Task) -> bool:
-    return task.what.startswith(("Terminated", "Killed"))
 
 
 def _lost_daemon(error: FoundError) -> str | None:

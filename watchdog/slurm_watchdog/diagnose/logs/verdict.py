@@ -17,12 +17,14 @@ from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,
     is_everybody,
+    is_launch_of_several,
     locate_errors,
     node_of_all,
     node_of_workers,
     place_in_table,
     rank_beside,
     rank_of_dead_process,
+    reason_of_launch,
     speaker_of,
     who_felt_it,
 )
@@ -52,6 +54,12 @@ FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota",
 NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 """Settings: the rank that notices first is no more to blame than the others."""
 _WHY_NOT_WRITTEN = frozenset({"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"})
+_SAYS_MORE = {
+    "infiniband": re.compile(r"catastrophic error|DEVICE_FATAL", re.IGNORECASE),
+    "not_started": re.compile(r"\bpyxis:\s{2,}"),
+}
+"""Of several lines of one library the special one: an adapter's own fault before the calls that fail for it, the
+reason of a container before the word that it did not start."""
 _UNREACHED = re.compile(
     r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=(?:IBV_WC_\w+\()?)1[23]\b"
 )
@@ -293,7 +301,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None} | case.said.get(name, frozenset())
     )
     unordered = not case.timed and len({error.source for error in alike}) > 1
-    if rank is None and not unordered:
+    if rank is None and not unordered and not is_launch_of_several(first, alike):
         rank, host = locate_errors(first, name, case, host)
     everybody = is_everybody(ranks, alike, case)
     if name in log_table().headers and len(ranks) > 1:
@@ -340,6 +348,10 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
 def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: LogCase) -> FoundError:
     """The error that was first; where the same process says of it what it was, that line."""
     first = next((error for error in roots if error.name not in log_table().headers), roots[0])
+    if first.name in _SAYS_MORE:
+        first = next((e for e in roots if e.name == first.name and _SAYS_MORE[first.name].search(e.text)), first)
+    if first.name == "not_started":
+        first = reason_of_launch(first, roots)
     if first.name == "checkpoint_write":
         first = next((e for e in alive if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "dataloader_worker":

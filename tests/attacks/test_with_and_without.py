@@ -64,6 +64,7 @@ from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from slurm_watchdog.parse.error_file import parse_error_file
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
+from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.line import parse_line
 from slurm_watchdog.wire import codec
 from slurm_watchdog.wire.rate_limits import Limits, report_rate
@@ -310,6 +311,12 @@ def kernel_line_of_a_name(stage: Stage) -> bool:
     return bool(forgeries())
 
 
+def kernel_line_of_another_device(stage: Stage) -> bool:
+    """Words of a driver with its device's address, in a record that is of no device: a user made the kernel print them."""
+    line = "mlx5_core 0000:5e:00.0: poll_health:738:(pid 0): device's health compromised - reached miss count"
+    return parse_message(line, 3, "") is not None
+
+
 def storm_of_one(stage: Stage) -> bool:
     """Fifty jobs of Mallory's in the same trouble, and as many restarts: the victim's job is not helped."""
     mine = decide(INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), LIMITS, "d")
@@ -550,6 +557,7 @@ ROWS = {
     "empty lines in an error file": Row("H5", "user", empty_lines_in_an_error_file, (("slurm_watchdog.parse.error_file._FRAME", re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)),)),
     "a key in an error line": Row("H6 L6", "user", key_in_an_error_line, (("slurm_watchdog.parse.training_log.text.mask_cut", same),)),
     "a kernel line by a program's name": Row("L1", "user", kernel_line_of_a_name, (("slurm_watchdog.parse.kernel_log.line.USER_TEXT", ()),)),
+    "a kernel line in no record of its device": Row("L1", "user", kernel_line_of_another_device, (("slurm_watchdog.parse.kernel_log.line._is_of", yes),)),
     "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.guards.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
     "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),

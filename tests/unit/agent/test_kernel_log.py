@@ -41,9 +41,10 @@ class Ring:
         self.open_error: int | None = None
         self.opened = 0
 
-    def say(self, text: str, at: float, priority: int = 3) -> None:
+    def say(self, text: str, at: float, priority: int = 3, device: str = "") -> None:
         stamp = int((at - self.clock_behind_s) * 1e6)
-        self.records[self.next] = f"{priority},{self.next},{stamp},-;{text}\n".encode()
+        fields = f" SUBSYSTEM=pci\n DEVICE={device}\n" if device else ""
+        self.records[self.next] = f"{priority},{self.next},{stamp},-;{text}\n{fields}".encode()
         self.records.pop(self.next - self.capacity, None)
         self.next += 1
 

@@ -142,7 +142,7 @@ def test_a_link_that_falls_is_one_event_however_often_it_flaps(
     journal: Journal, seen: dict[str, object], processes: bool, number: int
 ) -> None:
     ledger = a_ledger(journal)
-    line = {"source": "kernel_log", "name": "link_down", "severity": "error", "age_s": 3.0, **seen}
+    line = {"source": "kernel_log", "name": "nic_dead", "severity": "critical", "age_s": 3.0, **seen}
     fallen = convert(line, LinkLine)
     report = Report(
         node="n1",

@@ -308,11 +308,11 @@ def test_links_that_are_down_are_said_and_waited_for() -> None:
         (found,) = detect(cluster(view, nodes=nodes), CollectiveHang())
         return found
 
-    down = linked("link_down")
+    down = linked("nic_dead")
     assert (down.truth, down.actionable) == (Truth.BAD, False)
     assert down.summary.endswith("so nobody is named; mlx5_0 of n2 is down, as last seen.")
-    assert linked("link_down", age_s=1900.0).actionable
-    back = linked("link_down", "link_up")
+    assert linked("nic_dead", age_s=1900.0).actionable
+    back = linked("nic_dead", "nic_recovered")
     assert back.actionable
     assert "mlx5_0" not in back.summary
 

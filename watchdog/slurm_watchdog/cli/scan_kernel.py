@@ -114,6 +114,11 @@ def _print(path: str, verdict: KernelVerdict) -> None:
     )
     if len(rows) > MAX_ROWS:
         sentence(f"{len(rows) - MAX_ROWS} more rows: `--json` has them all.")
+    if any(line.may_exclude_node for line, _ in rows):
+        sentence(
+            "A file has only the kernel's words, and a user can make it print some. The agent believes a line about "
+            "a device only if the record's own device field names it."
+        )
     if verdict.dropped:
         sentence(f"{count(verdict.dropped, 'further line')} with a fault were too many to be judged.")
 

@@ -16,7 +16,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.knowledge.kernel_causes import LOCAL_NETWORK
+from slurm_watchdog.knowledge.kernel_causes import ADAPTER
 from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S, SAME_S, Counted
 from slurm_watchdog.ledger.from_incident import MAX_WHAT, blamed, events_of
 from slurm_watchdog.ledger.suspicion import Suspicion, by_node, suspicions
@@ -144,7 +144,7 @@ class NodeLedger:
         if not report.processes:
             return  # a link of a node that is set up or shut down falls, too
         for seen in report.node_events:
-            if seen.name not in LOCAL_NETWORK or seen.backlog:
+            if seen.name not in ADAPTER or seen.backlog:
                 continue
             at, device = self._wall() - seen.age_s, seen.device or ""
             key = f"link:{report.node}:{device}:{at // SAME_S:.0f}"  # that it flaps is one event

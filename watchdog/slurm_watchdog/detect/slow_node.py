@@ -63,7 +63,6 @@ CORRECTIONS = frozenset(
         "machine_check",
         "pcie_corrected",
         "rdma_error",
-        "link_down",
         "nic_firmware",
     }
 )

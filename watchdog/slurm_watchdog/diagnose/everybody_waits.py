@@ -18,7 +18,7 @@ from slurm_watchdog.analysis.unlike_peers import congestion
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.places import contexts_of, main_thread
 from slurm_watchdog.diagnose.stacks.vote import Vote
-from slurm_watchdog.knowledge.kernel_causes import LOCAL_NETWORK
+from slurm_watchdog.knowledge.kernel_causes import ADAPTER
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
@@ -99,8 +99,8 @@ def links_said(nodes: Sequence[NodeView]) -> tuple[str, ...]:
 
 
 def links_down(job: JobView, nodes: Iterable[NodeView]) -> tuple[str, ...]:
-    """Of the job's nodes, each network device of which the kernel said last that its link is down, or that it is
-    dead, or whose link is seen to be down: `mlx5_0 of n2`. For DOWN_S, since about the last step, and not one that is
+    """Of the job's nodes, each network device of which the kernel said last that it is dead, or whose link is seen
+    to be down: `mlx5_0 of n2`. For DOWN_S, since about the last step, and not one that is
     known to carry little."""
     mine = [node for node in nodes if node.name in job.job.nodes]
     now = max((node.reported_at for node in mine), default=0.0)
@@ -122,10 +122,10 @@ def links_down(job: JobView, nodes: Iterable[NodeView]) -> tuple[str, ...]:
 def _down(events: Iterable[SeenEvent]) -> list[tuple[str, float]]:
     down: dict[str, float | None] = {}
     for seen in events:
-        if seen.event.name in LOCAL_NETWORK:
+        if seen.event.name in ADAPTER:
             device = seen.event.device or ""
             at = down.get(device)
             down[device] = seen.at if at is None else at
-        elif seen.event.name == "link_up":
+        elif seen.event.name == "nic_recovered":
             down[seen.event.device or ""] = None
     return [(device, at) for device, at in down.items() if at is not None]

@@ -49,7 +49,9 @@ SILENT_SERVER = (
     "lustre_operation_failed", "gpfs_*", "ceph_session_lost", "ceph_mds_silent", "ceph_blocklisted", "ceph_osd_down",
     "cifs_server_silent", "afs_server_silent", "weka_frontend_down", "beegfs_error", "gfs2_withdrawn",
 )  # fmt: skip
-LOCAL_NETWORK = ("nic_dead", "nic_stuck", "link_down", "ipoib_stuck", "pcie_device_gone")
+ADAPTER = ("nic_dead", "nic_stuck", "pcie_device_gone")
+"""What the kernel says of a network adapter. Of links it is not believed while jobs run: a user may make interfaces."""
+LOCAL_NETWORK = (*ADAPTER, "link_down", "ipoib_stuck")
 DISK_BROKEN = (
     "nvme_dead", "nvme_down", "nvme_timeout", "nvme_media_error", "disk_offline", "ata_error", "disk_error", "raid_failure",
     "raid_controller",

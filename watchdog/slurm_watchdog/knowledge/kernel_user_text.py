@@ -7,7 +7,8 @@ has at most 15 characters (TASK_COMM_LEN), a file's name 255, and both may hold 
 
 Sources: arch/*/mm/fault.c, arch/x86/kernel/traps.c, kernel/signal.c, fs/exec.c, mm/oom_kill.c,
 mm/page_alloc.c, kernel/exit.c, fs/drop_caches.c, block/blk-core.c, mm/mmap.c, kernel/capability.c,
-security/yama, kernel/audit.c, fs/coredump.c of Linux 4.18 to 6.18.
+security/yama, kernel/audit.c, fs/coredump.c, fs/fs_parser.c, fs/super.c, fs/overlayfs, fs/fuse, net/9p, net/ceph,
+drivers/net/bonding, mm/vmalloc.c, mm/memfd.c of Linux 4.18 to 6.18.
 """
 
 from __future__ import annotations
@@ -80,6 +81,31 @@ USER_TEXT: tuple[UserText, ...] = (
           "warn_alloc: {comm}: page allocation stalls for 10000ms, order:0"),
     _form("fatal signal", rf"{_COMM}: potentially unexpected fatal signal ", "", "{comm}: potentially unexpected fatal signal 11."),
     _form("beyond the end", rf"{_COMM}: attempt to access beyond end of device", "disk_error", "{comm}: attempt to access beyond end of device"),
+    # fs/fs_parser.c, fs/super.c and the option parsers of filesystems: whoever has a user namespace may mount, with any words
+    _form(
+        "mount options",
+        r"[\w.-]{1,20}(?: error| warning)?(?: \([^()]{0,40}\))?: (?:[\w: ]{0,40})?(?:unknown (?:parameter|mount option|option|subsys)|bad (?:value|option|mount option|or missing)|"
+        r"unrecogni[sz]ed (?:mount )?option|(?:invalid|unsupported|unexpected|conflicting) (?:mount )?(?:option|value|argument)|failed to (?:resolve|parse|look ?up|open)|"
+        r"no channels available|could not find|can't (?:find|open|look ?up)|special device|duplicate)",
+        "",
+        "overlayfs: unrecognized mount option \"{file}\" or missing value", "tmpfs: Unknown parameter '{file}'", "fuse: Bad value for '{file}'",
+        "overlay: Unknown parameter '{file}'", "overlayfs: failed to resolve '{file}': -2", "libceph: bad option at '{file}'", "ceph: Unknown parameter '{file}'",
+        "nfs: Unknown parameter '{file}'", "NFS: bad mount option value specified: {file}", "cifs: Unknown parameter '{file}'", "CIFS: VFS: Unknown mount option {file}",
+        "9pnet_virtio: no channels available for device {file}", "9pnet: Could not find request transport: {file}", "cgroup1: Unknown subsys name '{file}'",
+        "EXT4-fs (loop0): Unrecognized mount option \"{file}\" or missing value", "F2FS-fs (loop0): Unrecognized mount option \"{file}\"", "xfs: Unknown parameter '{file}'",
+        "BTRFS error: unrecognized mount option '{file}'", "gfs2: Unknown parameter '{file}'", "beegfs: Unknown parameter '{file}'", "lustre: Unknown parameter '{file}'",
+        "wekafs: Unknown parameter '{file}'", "bpf: Unknown parameter '{file}'", "squashfs: Unknown parameter '{file}'",
+    ),
+    _form("mount source", r".*: Can't (?:look ?up|open|mount)\b[\w ,]*$", "", "{file}: Can't lookup blockdev", "{file}: Can't open blockdev", "{file}: Can't mount, would change RO state"),
+    _form("label", r"BTRFS(?: info)?: device (?:label|fsid) ", "", "BTRFS: device label {file} devid 1 transid 7 /dev/loop0 scanned by {comm} ({pid})"),
+    # a bond, bridge or team in a network namespace has any name, and prints the values it is given
+    _form("interface option", r"\S{1,15}: option \w+: ", "", "{ifname}: option mode: invalid value ({file})"),
+    _form("vmalloc", rf"{_COMM}: vmalloc (?:error|size)", "", "{comm}: vmalloc error: size 4096, failed to allocate pages, mode:0x0(), nodemask=(null),cpuset={file},mems_allowed=0"),
+    _form("memfd", r"memfd_create\(\)|\S+: memfd_create\(\)", "", "memfd_create() without MFD_EXEC nor MFD_NOEXEC_SEAL, pid={pid} '{comm}'"),
+    _form("program", r"program \S+ is using|futex_wake_op: |sched: |netlink: |printk: |input: |hid-generic |usb \S+: (?:Product|Manufacturer|SerialNumber): ", "",
+          "program {comm} is using a deprecated SCSI ioctl, please convert it to SG_IO", "futex_wake_op: {comm} tries to shift op by -1; fix this program",
+          "netlink: 4 bytes leftover after parsing attributes in process `{comm}'.", "printk: {comm}: 41 output lines suppressed due to ratelimiting",
+          "usb 1-4: Product: {file}", "input: {file} as /devices/virtual/input/input7"),
     _form("promiscuous", r"(?:device )?\S{1,15}: (?:renamed from|entered promiscuous|left promiscuous)", "", "{ifname}: renamed from eth0"),
 )  # fmt: skip
 """Those that match a line say what it may give. That a driver's line names a program behind its own prefix

@@ -10,7 +10,7 @@ Sees: faults of GPUs, disks, memory, network, filesystem clients, with the GPU, 
 From: `/dev/kmsg`
 How often: every tick; 10,000 records read, equal ones folded, 256 reported; its position is kept with the
     boot's id
-Never: lines that a program wrote there
+Never: lines that a program wrote there; of links of the network; of a device that the record is not about
 """
 
 from __future__ import annotations
@@ -41,6 +41,9 @@ from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 log = logging.getLogger(__name__)
 
 KEY = "state"
+LINK = "link"
+"""Lines about links of the network are not reported: a user makes interfaces of any name in a network namespace, and
+takes them down. What links do is read in sysfs (slurm_watchdog.agent.collectors.link)."""
 MAX_RECORDS = 10_000
 """Read in one tick, at 2 to 4 us each; the rest waits in the kernel's ring for the next."""
 MAX_RECENT = 64
@@ -56,8 +59,9 @@ SETTLE_S = 0.1
 
 
 @lru_cache(maxsize=256)
-def _parse(message: bytes, level: int) -> KernelFact | None:
-    return parse_message(readable(message), level)
+def _parse(message: bytes, level: int, device: str) -> KernelFact | None:
+    fact = parse_message(readable(message), level, device)
+    return None if fact is None or fact.part == LINK else fact
 
 
 class KernelLogReader:
@@ -219,7 +223,7 @@ class KernelLogReader:
 
 def _take(fold: Deduplicator, sequence: int, data: bytes) -> None:
     record = parse_record(data)
-    fact = _parse(record.message, record.level) if record is not None else None
+    fact = _parse(record.message, record.level, record.device) if record is not None else None
     if record is not None and fact is not None:
         fold.add(fact, sequence, record.time_us)
 

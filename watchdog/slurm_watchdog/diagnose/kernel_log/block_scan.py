@@ -22,7 +22,7 @@ from slurm_watchdog.diagnose.kernel_log.verdict import ELSEWHERE_NEEDLES, STUCK,
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.kernel_signatures import kernel_rows
 from slurm_watchdog.knowledge.site_rows import SiteRows
-from slurm_watchdog.parse.kernel_log.file import Message, kernel_text_of, read_line
+from slurm_watchdog.parse.kernel_log.file import Message, is_indented, is_stamped, kernel_text_of, read_line
 from slurm_watchdog.parse.training_log.block_scan import PIECE_BYTES, cover, letters, pieces
 
 MAX_LINE_BYTES = 65536
@@ -39,6 +39,7 @@ TRACE_REACH = 5000
 over each other."""
 
 SENTENCE_LINES = 6
+MAX_RECORD_LINES = 64
 MAX_NODES = 4096
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
 """Colours, and the kernel's way to write a byte: letters that are none of the message."""
@@ -88,6 +89,8 @@ class KernelScan:
                     line_number = number + first + at if isinstance(number, int) else number[first + at]
                     text = lines[at][:MAX_LINE_BYTES].decode("utf-8", "replace").rstrip("\r")
                     message = read_line(line_number, text)
+                    if message is not None and message.fact is not None and _is_continued(lines, at):
+                        message = replace(message, fact=None)
                     if line_number > self._follow_until:
                         self._following.clear()
                     if message is not None:
@@ -181,6 +184,18 @@ class KernelScan:
                 self._speaks[shape] = speaks
         self.counted += sum(times for shape, times in counts.items() if speaks_of[shape])
         return loud
+
+
+def _is_continued(lines: Sequence[bytes], at: int) -> bool:
+    """Whether a line is a further one of the record before it."""
+    first = at
+    while first > 0 and at - first < MAX_RECORD_LINES and is_indented(_text(lines[first])):
+        first -= 1
+    return first < at and is_stamped(_text(lines[first]))
+
+
+def _text(line: bytes) -> str:
+    return line[:MAX_LINE_BYTES].decode("utf-8", "replace")
 
 
 def _is_stamped(line: bytes) -> bool:

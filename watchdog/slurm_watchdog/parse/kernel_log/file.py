@@ -34,9 +34,22 @@ class Message:
 
 def read_messages(lines: Iterable[str]) -> Iterator[Message]:
     """Every line in which the kernel speaks, with what the knowledge makes of it. Lines of programs are left out."""
+    in_record = False
     for number, line in enumerate(lines, start=1):
+        in_record = is_stamped(line) or (in_record and is_indented(line))
         if (message := read_line(number, line)) is not None:
-            yield message
+            yield replace(message, fact=None) if in_record and is_indented(line) else message
+
+
+def is_stamped(line: str) -> bool:
+    """Whether a record of the kernel begins here, with what dmesg, the journal or syslog write before it."""
+    return _KERNELS_OWN.match(line) is not None
+
+
+def is_indented(line: str) -> bool:
+    """Whether this is no beginning of a record that stands behind one: a message may hold line ends, and a user may
+    have written them (a mount option), so that its second line reads as a driver's. Those are printed indented."""
+    return line[:1] in (" ", "\t") and not _KERNELS_OWN.match(line.lstrip())
 
 
 def read_line(number: int, line: str) -> Message | None:
@@ -46,11 +59,11 @@ def read_line(number: int, line: str) -> Message | None:
         return None
     if match := _REPEATED.match(text.text):
         text = replace(text, text=match["text"])
-    return _understood(Message(number, text.text, text.node, parse_time(text.stamp)))
+    return _understood(Message(number, text.text, text.node, parse_time(text.stamp)), text.device)
 
 
-def _understood(message: Message) -> Message:
-    if is_interesting(message.text.encode()) and (fact := parse_message(message.text)):
+def _understood(message: Message, device: str | None) -> Message:
+    if is_interesting(message.text.encode()) and (fact := parse_message(message.text, device=device)):
         return replace(message, fact=fact)
     match = _NODE_ALONE.match(message.text)
     if match and is_interesting(match["rest"].encode()) and (fact := parse_message(match["rest"])):
@@ -129,7 +142,8 @@ def _from_json(text: str) -> KernelText | None:
         return None
     host = next((record[key] for key in _HOST_KEYS if isinstance(record.get(key), str)), None)
     stamp = next((record[key] for key in _TIME_KEYS if isinstance(record.get(key), str)), found.stamp)
-    return replace(found, node=host or found.node, stamp=stamp)
+    device = record.get("_KERNEL_DEVICE")
+    return replace(found, node=host or found.node, stamp=stamp, device=device if isinstance(device, str) else None)
 
 
 _MESSAGE_KEYS = ("MESSAGE", "message", "msg", "log", "MSG")

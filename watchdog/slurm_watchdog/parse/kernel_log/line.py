@@ -111,10 +111,12 @@ def parse_kernel_line(text: str) -> KernelFact | None:
     return parse_message(message) if message else None
 
 
-def parse_message(message: str, level: int | None = None) -> KernelFact | None:
+def parse_message(message: str, level: int | None = None, device: str | None = None) -> KernelFact | None:
     """The fact in a message of the kernel without any prefix. `level` is its severity (syslog(3)), where the
     record says it: no line that the kernel holds for mere information takes a node away, but for rows that
-    say so."""
+    say so. `device` is that of the record; None: not known, as in most files, then the words are believed."""
+    if device is not None and not _is_of(message, device):
+        return None
     low = message.lower()
     about_user: frozenset[str] | None = None
     looked = False
@@ -132,6 +134,19 @@ def parse_message(message: str, level: int | None = None) -> KernelFact | None:
                 return replace(fact, may_exclude_node=False)
             return fact
     return None
+
+
+_ADDRESSED = re.compile(r"[\w.-]+ ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b")
+_OF_A_DEVICE = re.compile(r"(?:nvme nvme\d+|thermal [\w-]+|(?:habanalabs|accel) \w+|infiniband [\w.-]+): ")
+"""Beginnings that dev_printk() makes of a driver and a device: then the record says of which device it is."""
+
+
+def _is_of(message: str, device: str) -> bool:
+    """Whether a message that begins with a driver and its device comes from that device: a user can make the kernel
+    print any words, but not in a record of a device."""
+    if match := _ADDRESSED.match(message):
+        return device == f"+pci:{match[1]}"
+    return bool(device) or _OF_A_DEVICE.match(message) is None
 
 
 def _rows_for_user_text(message: str) -> frozenset[str] | None:

@@ -24,8 +24,12 @@ class Record:
     """By the kernel's local clock, which starts with the machine and is not disciplined by NTP."""
     message: bytes
     """As the kernel escaped it."""
+    device: str = ""
+    """The device that the kernel itself says the record is about (dev_printk), `+pci:0000:c1:00.0`, `c240:0`; no
+    text of a message, and no program that writes to /dev/kmsg, can set it."""
 
 
+_DEVICE = b" DEVICE="
 _ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
@@ -41,7 +45,9 @@ def parse_record(data: bytes) -> Record | None:
         priority, sequence, time_us = int(fields[0]), int(fields[1]), int(fields[2])
     except ValueError:
         return None
-    return Record(priority >> 3, priority & 7, sequence, time_us, text.partition(b"\n")[0])
+    message, *dictionary = text.split(b"\n")
+    device = next((line[len(_DEVICE) :] for line in dictionary if line.startswith(_DEVICE)), b"")
+    return Record(priority >> 3, priority & 7, sequence, time_us, message, device.decode("ascii", "replace"))
 
 
 def readable(message: bytes) -> str:
@@ -94,6 +100,8 @@ class KernelText:
     node: str | None = None
     stamp: str | None = None
     """Time as it is written: seconds since the boot, or a date."""
+    device: str | None = None
+    """The device of the record, as in Record; None where a file does not keep it."""
 
 
 def strip_prefix(line: str) -> str | None:

@@ -298,7 +298,7 @@ def test_a_worker_that_was_killed_is_reported_of_a_run_that_was_followed_by_anot
         if f.subject == "run:7.0"
     ]  # fmt: skip
     assert finding.truth is Truth.BAD
-    assert "rank 1 on n1 was killed (SIGKILL), and its own words are not in the log" in finding.summary
+    assert "rank 1 on n1 was killed (SIGKILL), as the kernel does for memory" in finding.summary
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,11 @@ import json
 import re
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
@@ -57,13 +60,18 @@ LESS_IS_KNOWN: dict[str, str] = {
 """Cases of which a live incident knows less, and why. It may then name nobody, and never another one."""
 
 
-def trace_of(text: str, nodes: tuple[str, ...]) -> Iterator[dict[str, object]]:
-    """A run that writes `text`, a line a second, and fails: its log is read on the first node, none of its
-    ranks was seen."""
+def trace_of(text: str, nodes: tuple[str, ...], ranks: int = 0) -> Iterator[dict[str, object]]:
+    """A run that writes `text`, a line a second, and fails: its log is read on the first node. The first `ranks` ranks
+    were seen there before."""
     yield {
         "t": 0.0, "kind": "job", "job_id": "7", "state": "RUNNING", "nodes": nodes, "restarts": 0, "name": "m", "user": "u",
         "batch_host": nodes[0],
     }  # fmt: skip
+    for rank in range(ranks):
+        yield {
+            "t": 0.5, "kind": "proc", "node": nodes[0], "job_id": "7", "rank": rank, "pid": 4710 + rank, "start": 10.0 + rank,
+            "state": "S", "cpu_s": 100.0,
+        }  # fmt: skip
     at = 0
     for at, line in enumerate(text.splitlines(), 1):
         yield {
@@ -82,9 +90,9 @@ def trace_of(text: str, nodes: tuple[str, ...]) -> Iterator[dict[str, object]]:
         yield from ({"t": at + SLURM_SAYS_S + later, "kind": "report", "node": node} for node in nodes)
 
 
-def live(text: str, nodes: tuple[str, ...]) -> tuple[Cause | None, list[Incident]]:
+def live(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[Cause | None, list[Incident]]:
     """(the cause that was found, the incidents that were opened about errors in the log)."""
-    data = "".join(json.dumps(record) + "\n" for record in trace_of(text, nodes)).encode()
+    data = "".join(json.dumps(record) + "\n" for record in trace_of(text, nodes, ranks)).encode()
     pieces = iter([data])
     tally, numbers = ParseStats(), count()
     player = TracePlayer(Config(), tally, lambda: f"i{next(numbers)}", 5.0)
@@ -123,3 +131,29 @@ def test_cause_and_culprit_are_the_same_live_and_in_the_whole_log(name: str) -> 
         assert found == expected
     accused = {(culprit.rank, culprit.node) for incident in incidents for culprit in incident.culprits}
     assert not accused or (found is not None and accused == {found[1:]})
+
+
+ENDINGS = [
+    pytest.param(case, id=case["name"])
+    for case in yaml.safe_load((Path(__file__).parents[2] / "captures/field/endings.yaml").read_text())
+]
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+@pytest.mark.parametrize("seen", [0, 4])
+def test_how_a_rank_ended_is_in_the_incident(case: dict[str, Any], seen: int) -> None:
+    """`seen`: so many ranks were known before, with their processes, all on the first node."""
+    nodes = nodes_of(case["log"], None)
+    _, incidents = live(case["log"], nodes, seen)
+    accused = {(culprit.rank, culprit.node) for incident in incidents for culprit in incident.culprits}
+    ranks = {*case.get("ranks", [None]), *case.get("live_ranks", [])}
+    hosts = {*case.get("hosts", [None]), *case.get("live_hosts", []), *([nodes[0]] if seen else [])}
+    assert {rank for rank, _ in accused} <= {*ranks, None} and {node for _, node in accused} <= hosts | {None}
+    if not case["incident"]:
+        assert not accused
+    elif None not in ranks and ranks <= set(range(seen or 9)):
+        assert {rank for rank, _ in accused} == ranks, [incident.summary for incident in incidents]
+    else:
+        assert incidents
+    for words in [case["live"]] if "live" in case else []:
+        assert any(words in incident.summary for incident in incidents), [incident.summary for incident in incidents]

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
-from slurm_watchdog.diagnose.logs.own_words import facts_of_ends, who_failed_first
-from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
+from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
+from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
@@ -68,7 +68,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.unknown(f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending")
     if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
         return finding.unknown(f"job {job_id} has not begun, or has made its last step")
-    known = who_failed_first(job, dead)
+    known = failed_first(job, dead, now)
     first = known or max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
     if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
@@ -86,15 +86,17 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         )
     if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
-    culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in ((first,) if known else dead))
+    named = (first,) if known else dead
+    culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in named)
     kept = {each.process.rank: words for each in dead if (words := not_ended(each))}
     last_lines = last_words(job, first)
-    how = how_they_ended(job, [r.process.rank for r in dead], now)
+    how = how_they_ended(job, [r.process.rank for r in named], now)
+    followed = f", {len(dead) - 1} followed" if known and len(dead) > 1 else ""
     error = last_error_before_end(job, first, now)
     return finding.bad(
         f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
-        f"{'and ' + str(len(dead) - 1) + ' more ' if len(dead) > 1 else ''}{how} {age_s:.0f} s ago, "
-        f"after {progress.place}; "
+        f"{'and ' + str(len(dead) - 1) + ' more ' if len(named) > 1 else ''}{how} {age_s:.0f} s ago"
+        f"{followed}, after {progress.place}; "
         f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}"
         f"{''.join(f' Of rank {rank}: {words}.' for rank, words in list(kept.items())[:1])}",
         culprits=culprits,

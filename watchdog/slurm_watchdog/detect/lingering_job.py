@@ -40,8 +40,8 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
-from slurm_watchdog.diagnose.logs.own_words import facts_of_ends, who_failed_first
-from slurm_watchdog.diagnose.logs.root_cause import how_they_ended, last_error_before_end
+from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
+from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.model.actions import Rung
@@ -112,7 +112,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
         return finding.unknown(f"not every rank of job {job_id} has been seen")
     if not dead:
         return finding.ok(f"no rank of job {job_id} is missing")
-    known = who_failed_first(job, dead)
+    known = failed_first(job, dead, now)
     if known is not None and dead_for_s(known) >= dead_for_s(dead[0]) - TOGETHER_S:
         dead.remove(known)
         dead.insert(0, known)
@@ -241,7 +241,7 @@ def _bad_finding(
     if not waits and (not left_over or age_s < PATIENCE * grace_s):
         return finding.unknown(f"{ended}, and the others are not seen to wait")
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
-    with_it = [first] if who_failed_first(job, dead) is first else with_it
+    with_it = [first] if failed_first(job, dead, now) is first else with_it
     culprits, followed = _named(with_it), len(dead) - len(with_it)
     last_lines = last_words(job, first)
     how = killed or how_they_ended(job, [rank.process.rank for rank in with_it], now)

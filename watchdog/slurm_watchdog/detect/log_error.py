@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.analysis.memory_kills import OOM_KILL
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.collective_hang import CollectiveHang
@@ -118,7 +119,7 @@ def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
     what = f"Job {job_id} has made no step since an error {after}"
-    return _bad_finding(finding, cause, run, what, age_s, facts)
+    return _bad_finding(view, finding, cause, run, what, age_s, facts)
 
 
 def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings) -> str | None:
@@ -172,7 +173,7 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
         return finding
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     what = f"Run {run.restarts} of job {job_id} ended {after}"
-    finding_of_run = _bad_finding(finding, cause, run, what, age_s, ("it was requeued",))
+    finding_of_run = _bad_finding(view, finding, cause, run, what, age_s, ("it was requeued",))
     return replace(finding_of_run, severity=Severity.WARNING)  # the job continues; what it cost is in the facts
 
 
@@ -212,7 +213,7 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
             duration_s=age_s,
         )
     facts = (f"Slurm says {job.state}", *_kernel_words(view, job.nodes, ended.ended_at))
-    return _bad_finding(finding, cause, run, ended_so, age_s, facts)
+    return _bad_finding(view, finding, cause, run, ended_so, age_s, facts)
 
 
 # ---------------------------------------------------------------------------------------- the sentence
@@ -221,6 +222,7 @@ KERNEL_WORDS = frozenset(
     {"oom_kill", "segfault", "xid", "gpu_off_the_bus", "memory_failure", "filesystem_read_only", "no_space"}
 )
 """What a kernel says of the death of a process, or of what it died of."""
+KILLED, KERNEL_LOG = "SIGKILL", "kernel_log"
 KERNEL_BEFORE_S, KERNEL_AFTER_S = 120.0, 30.0
 
 
@@ -237,20 +239,41 @@ def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple
     )[:4]
 
 
+def _likely(view: ClusterView, cause: Cause, run: PastRun) -> str:
+    """What SIGKILL most often means, where the kernel's log of the nodes does not say otherwise."""
+    if KILLED not in cause.how:
+        return ""
+    nodes = [node for node in view.nodes if node.name in ((cause.node,) if cause.node else run.nodes)]
+    kernels = [seen for node in nodes for seen in node.events if seen.event.source == KERNEL_LOG]
+    if kernels and not any(seen.event.name == OOM_KILL for seen in kernels):
+        return " (the kernel's log has no kill for memory)"
+    return ", as the kernel does for memory (see dmesg and sacct)"
+
+
 def _rank_words(cause: Cause) -> str:
     rank = f"rank {cause.rank}" if cause.rank is not None else "a rank"
     return f"{rank} on {cause.node}" if cause.node is not None else rank
 
 
 def _bad_finding(
-    finding: Finding, cause: Cause, run: PastRun, what: str, duration_s: float, facts: tuple[str, ...]
+    view: ClusterView,
+    finding: Finding,
+    cause: Cause,
+    run: PastRun,
+    what: str,
+    duration_s: float,
+    facts: tuple[str, ...],
 ) -> Finding:
     culprit = culprit_of(cause)
+    likely = _likely(view, cause, run)
     named: tuple[Culprit, ...] = (culprit,) if culprit is not None else ()
     if cause.how == LEFT_FIRST:
         explanation = f"{_rank_words(cause)} left first: it {LEFT_FIRST}, which then lost their connection to it"
     elif cause.how:
-        explanation = f"{_rank_words(cause)} {cause.how}, and its own words are not in the log"
+        explanation = f"{_rank_words(cause)} {cause.how}{likely}, and its own words are not in the log"
+        if cause.rank is None and cause.alike > 1:
+            how = cause.how.replace("was ", "were ", 1)
+            explanation = f"{cause.alike} ranks {how}{likely} alike, and nothing shows which of them was first"
     elif cause.only_consequence:
         explanation = f"no line says why, and the first error is a consequence: {cause.words}"
         if cause.rank is not None:

@@ -27,6 +27,7 @@ from slurm_watchdog.diagnose.filesystem import (
     call_words,
 )
 from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
+from slurm_watchdog.diagnose.logs.root_cause import failed_first
 from slurm_watchdog.diagnose.outliers import compare
 from slurm_watchdog.diagnose.recorded_collectives import weigh
 from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
@@ -132,8 +133,11 @@ def _verdict(
         return _left_over(f"{name} is over", place, base, voted, living)
     gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)
     if dead and living and not _steps_since(job, gone_s - job.read_later_s):
-        named, live_on = _named(dead, "is gone"), _count(len(living), "rank lives", "ranks live")
-        return _hangs(base, "lingering_job", f"{name} lost {describe_all(named)}{place}; {live_on} on.", named)
+        first, live_on = failed_first(job, dead, 0.0), _count(len(living), "rank lives", "ranks live")
+        named = _named(dead if first is None else [first], "is gone")
+        followed = f", {len(dead) - 1} followed" if first is not None and len(dead) > 1 else ""
+        lost = f"{name} lost {describe_all(named)}{place}{followed}; {live_on} on."
+        return _hangs(base, "lingering_job", lost, named)
     stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]
     if stuck and not _steps_since(job, blocked_for_s):
         kind = "filesystem_outage" if stuck[0].scope == Scope.OUTAGE else "filesystem_stall"

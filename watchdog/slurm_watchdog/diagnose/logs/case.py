@@ -59,6 +59,8 @@ class LogVerdict:
     rank: int | None = None
     text: str = ""
     first_ranks: tuple[int, ...] = ()
+    alike: int = 0
+    """Processes that ended alike, where a launcher or Slurm says so of several."""
     followed: int = 0
     missing: tuple[int, ...] = ()
     suspected: str = ""

@@ -15,7 +15,7 @@ from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
 from slurm_watchdog.diagnose.logs.left_first import left_first
-from slurm_watchdog.diagnose.logs.own_words import words_of
+from slurm_watchdog.diagnose.logs.own_words import who_failed_first, words_of
 from slurm_watchdog.diagnose.logs.reported_run import (
     MAX_RUNS_REMEMBERED,
     READ_APART_S,
@@ -49,8 +49,8 @@ class Cause(Struct, frozen=True, kw_only=True):
     only_consequence: bool = False
     """No line says why; this is the first that says that something is wrong."""
     alike: int = 0
-    """Ranks that said the same, the first one included; 0: no line names its rank. Where so many did that
-    none is named, it is their number."""
+    """Ranks that said or did the same, the first one included; 0: no line names its rank. Where so many did
+    that none is named, it is their number."""
     followed: int = 0
     """Further lines, of consequences or of later failures."""
     suspects: tuple[Culprit, ...] = ()
@@ -128,7 +128,7 @@ def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
         rank=verdict.rank,
         pid=pid_of(verdict.rank, node, run),
         only_consequence=not verdict.explained,
-        alike=len(verdict.first_ranks),
+        alike=max(len(verdict.first_ranks), verdict.alike),
         followed=followed,
         how=verdict.how,
     )
@@ -172,6 +172,16 @@ def running(job: JobView, now: float) -> PastRun:
             if r.process.rank is not None
         ),
     )
+
+
+def failed_first(job: JobView, dead: Sequence[ProcessView], now: float) -> ProcessView | None:
+    """Of those that are gone the one that failed first: by what ranks wrote of their own ends, else by the log. None
+    where neither shows one."""
+    known = who_failed_first(job, dead)
+    cause = find_cause(running(job, now)) if known is None and job.errors else None
+    if cause is None or cause.rank is None or cause.from_outside:
+        return known
+    return next((rank for rank in dead if rank.process.rank == cause.rank), None)
 
 
 def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str:

@@ -236,8 +236,8 @@ def _of_several(case: LogCase, first: FirstToEnd, felt_errors: Sequence[FoundErr
     names = {each.row for each in first.ends}
     return LogVerdict(
         end.row if len(names) == 1 else "launcher", end.line, error.source if error else 0, sentence(summary),
-        first.host, None, _words_of(end, error), tuple(ranks), max(0, len(felt_errors) - 1), explained=False,
-        how=end.words if alike else "",
+        first.host, None, _words_of(end, error), tuple(ranks), first.number, max(0, len(felt_errors) - 1),
+        explained=False, how=end.words if alike else "",
     )  # fmt: skip
 
 

@@ -7,8 +7,8 @@ job that makes a new step has left the loop.
 
 Fires: three runs one after the other died before their first new step, each within 30 min.
 Names: the cause that they have in common, if there is one.
-Note: preemption, and runs that a person requeued, do not count. `policy.kinds` may give it the ladder
-`[hold]`.
+Note: preemption, and runs that a person requeued, do not count. Nor do runs before a hold: a job that is held starts
+no more, and who releases it has looked. `policy.kinds` may give it the ladder `[hold]`.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.past_runs import PastRun
+from slurm_watchdog.model.slurm_states import WAITING
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
 QUICK_S = 30.0
@@ -63,6 +64,8 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: Cr
         is_new = highest is None or not job.progress.step_known or job.progress.step > highest
         if job.progress.steps_seen > 1 and is_new:
             return finding.ok(f"job {job_id} makes new steps")
+    if job.job.held and job.job.state in WAITING:
+        return finding.ok(f"job {job_id} is held: it does not start before `scontrol release {job_id}`")
     past = _by_themselves(past)
     if len(past) < settings.runs:
         return finding.unknown(f"{len(past)} earlier runs of job {job_id} are known")
@@ -82,9 +85,11 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: Cr
 
 
 def _by_themselves(past: Sequence[PastRun]) -> Sequence[PastRun]:
-    """The runs since the last one that made steps until we ended it, without others that we ended: that we
-    held a job is no way out of its loop."""
-    lived = [place for place, run in enumerate(past) if run.touched_at is not None and run.steps_seen > 0]
+    """The runs since the last one that made steps until we ended it, or after which the job was held, without others
+    that we ended: a requeue is no way out of a loop."""
+    lived = [
+        place for place, run in enumerate(past) if run.held_after or (run.touched_at is not None and run.steps_seen > 0)
+    ]
     return [run for run in past[lived[-1] + 1 if lived else 0 :] if run.touched_at is None]
 
 

@@ -64,6 +64,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """Where it ran, as far as Slurm has said."""
     touched_at: float | None = None
     """When an action of ours first touched it (kill switch, signal, requeue, cancel)."""
+    held_after: bool = False
+    """It ended by itself, and the job was held before it ran again."""
     errors: tuple[LoggedError, ...] = ()
     """Bounded: the first and the last ones, in the order of their coming."""
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()

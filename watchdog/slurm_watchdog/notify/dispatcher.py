@@ -33,8 +33,8 @@ from slurm_watchdog.notify.delivery import (
 )
 from slurm_watchdog.notify.job_status_message import PULSE_ID, JobPulse, pulse_message
 from slurm_watchdog.notify.notification import (
-    BUSY,
     KEPT_JOBS,
+    TRANSIENT_GUARDS,
     Caller,
     Delivery,
     Notice,
@@ -57,11 +57,6 @@ MAX_LEGACY_MESSAGES = 10
 ROWS_AT_ONCE = 5000
 HOLD_BACK_S = 60.0
 """A decision by a transient guard is announced only if no other decision replaces it within this time."""
-TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
-"""Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
-while another action of the job, which ends this incident too, is under way."""
-
-
 OUTCOMES = ("sent", "failed", "dropped")
 
 
@@ -150,11 +145,11 @@ class Notifier:
             self._add(Topic.DECIDED, incident, decision=decision)
 
     def release(self) -> None:
-        """Announces what was held back for HELD_S, and was followed by nothing."""
-        now = self._wall()
+        """Announces what was held back for HOLD_BACK_S, and was followed by nothing, with the incident as it is now."""
+        now, firing = self._wall(), {each.id: each for each in self.sources.firing()}
         for key in [key for key, (at, _, _) in self._held.items() if not 0 <= now - at < HOLD_BACK_S]:
             _, incident, decision = self._held.pop(key)
-            self._add(Topic.DECIDED, incident, decision=decision)
+            self._add(Topic.DECIDED, firing.get(incident.id, incident), decision=decision)
 
     def ended(self, incident: Incident, run: ActionRun) -> None:
         """Announce how an action ended."""

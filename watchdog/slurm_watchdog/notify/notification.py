@@ -21,6 +21,9 @@ KEPT_CHARS = 500
 unreachable Slack."""
 BUSY = frozenset({"busy"})
 """Guards that hold an action back since one is under way already."""
+TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
+"""Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
+while another action of the job, which ends this incident too, is under way."""
 KEPT_JOBS = 8
 """Jobs of one incident that are stored with it."""
 

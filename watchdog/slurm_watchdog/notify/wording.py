@@ -12,7 +12,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
-from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, Notice, Topic
+from slurm_watchdog.notify.notification import TEST_SUBJECT, TRANSIENT_GUARDS, Caller, Notice, Topic
 
 SEVERITY_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
 
@@ -135,7 +135,8 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
         sentence = f"{subject} would have been {done}, but was not touched"
         todo = f"Manually: {manual_command(decision, job, caller)}. To have it done: {HOW_TO_ACT[caller]}"
     else:
-        sentence = f"{subject} was not {done} (guard: {decision.by})"
+        yet = " yet" if decision.by in TRANSIENT_GUARDS else ""
+        sentence = f"{subject} was not {done}{yet} (guard: {decision.by})"
         todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {manual_command(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
     left_out = (*decision.avoid, *decision.avoid_once) or decision.exclude
@@ -203,6 +204,8 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
             f"{end.detail}{'; ' if cost else ''}{', '.join(cost)}"
         )
         todo = "Nothing to do" if decision.process is not None else "Nothing to do for the job"
+        if decision.action is Action.HOLD:
+            todo = f"Find the first error of each run, mend the cause, then: scontrol release {job}"
         if decision.blamed:
             todo += f". Nodes to look at: {', '.join(decision.blamed)}"
         if end.resumed_at_step is not None:

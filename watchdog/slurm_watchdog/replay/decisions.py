@@ -284,5 +284,5 @@ class ReplayDecisions:
     def close_incident(self, incident: Incident, why: str) -> None:
         """Ends an incident because its action has ended, or was refused."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=self._at, resolution=why)
-        self._judge.close(incident.id)
+        self._judge.close(over)
         self._on_change(IncidentChange(before=incident, after=over), self._at)

@@ -112,7 +112,15 @@ def correlate(
     causes = _by_what_they_explain(after, moment)
     ended = (*settled, *(incident for incident in after if incident.state is IncidentState.RESOLVED))
     inhibited = [
-        _in_aftermath(_inhibit(incident, causes.get(incident.kind, ()), suspected, moment), ended, settings, moment)
+        incident
+        if incident.state is IncidentState.RESOLVED  # what was explained to its end is no news
+        else _in_aftermath(
+            _inhibit(incident, causes.get(incident.kind, ()), suspected, moment),
+            incident.inhibited_by,
+            ended,
+            settings,
+            moment,
+        )
         for incident in after
     ]
     return [
@@ -285,22 +293,26 @@ def lasts_in_aftermath(ended: Incident, wall: float) -> bool:
 
 
 def _in_aftermath(
-    incident: Incident, ended: Sequence[Incident], settings: CorrelateSettings, moment: CorrelateContext
+    incident: Incident,
+    explained_by: str | None,
+    ended: Sequence[Incident],
+    settings: CorrelateSettings,
+    moment: CorrelateContext,
 ) -> Incident:
-    """A pending incident that nothing explains now, held back by one that has ended and explained it from its
-    first moment on."""
-    if (
-        incident.state is not IncidentState.PENDING
-        or incident.inhibited_by is not None
-        or not spec_of(incident.kind).has_aftermath
-    ):
+    """An incident that nothing explains now, held back by one that has ended: one that is pending, and that it
+    explained from its first moment on; one that fires, and that was `explained_by` it until then."""
+    if incident.inhibited_by is not None or not spec_of(incident.kind).has_aftermath:
         return incident
     lasts_s = AFTERMATH_OF_RUNS_S if run_named(incident.subject) is not None else AFTERMATH_S
     for other in ended:
+        if incident.state is IncidentState.FIRING and other.id != explained_by:
+            continue
         if other.kind not in causes_of(incident.kind) or other.resolved_at is None:
             continue
         of_nodes = spec_of(other.kind).subject in _OF_NODES
-        began_before = other.resolved_at + (BEGINS_AFTER_S if of_nodes else -settings.resolve_after_s)
+        # An action, or the end of its run, has ended it while it lasted; else it was gone for so long by then.
+        gone_s = 0.0 if other.clear_mono is None else settings.resolve_after_s
+        began_before = other.resolved_at + (BEGINS_AFTER_S if of_nodes else -gone_s)
         young = moment.wall - other.resolved_at <= lasts_s
         if young and incident.opened_at < began_before and _same_matter(incident, other):
             return replace(incident, inhibited_by=other.id)

@@ -144,9 +144,10 @@ class Judge:
         """Opens an incident that no detector found: a person's request."""
         self._open.add(incident)
 
-    def close(self, incident_id: str) -> None:
-        """Forgets an open incident because its action has ended, or was refused."""
-        self._open.close(incident_id)
+    def close(self, over: Incident) -> None:
+        """Ends an open incident because its action has ended, or was refused."""
+        self._open.close(over.id)
+        self._settled.append(over)
 
     @property
     def slurm_patience_s(self) -> float:

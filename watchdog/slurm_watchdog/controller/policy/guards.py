@@ -43,11 +43,11 @@ def _job_changed(incident: Incident, s: PolicyInput, _: GuardLimits) -> str | No
         return None  # its job is over: that is what the incident says
     if s.job is None:
         return "Slurm does not know the job (any more)"
+    if Rung.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
+        return None if s.job.state in {*RESTARTABLE, *CAN_BE_HELD} else f"the job is {s.job.state}"
     runs = dict(incident.runs)
     if s.job.job_id not in runs:
         return "the job's run was not known when the incident fired"
-    if Rung.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
-        return None if s.job.state in {*RESTARTABLE, *CAN_BE_HELD} else f"the job is {s.job.state}"
     if s.job.restarts != runs[s.job.job_id]:
         return f"the job has restarted since (restart {s.job.restarts}, the incident is about {runs[s.job.job_id]})"
     if s.job.state not in RESTARTABLE:

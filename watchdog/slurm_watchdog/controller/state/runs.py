@@ -87,6 +87,8 @@ class Runs:
                 mark_unseen(run)
             run.inactive_since = now if run.inactive_since is None else run.inactive_since
             run.job = job
+        if job.held and job.state in WAITING and job.job_id in self._runs:
+            _note_held(self._runs[job.job_id])
 
     def _begin(self, job: SlurmJob, now: float, before: Run | None, wall: float | None) -> Run:
         run = self._runs[job.job_id] = new_run(job, now, before, wall, self._left_out)
@@ -214,6 +216,13 @@ class Runs:
                 run=past,
                 past=run.past,
             )
+
+
+def _note_held(run: Run) -> None:
+    """A requeue of ours holds the job for a moment, too: that says nothing of the run before."""
+    last = run.past[-1] if run.past else None
+    if last is not None and last.touched_at is None and not last.held_after:
+        run.past = (*run.past[:-1], replace(last, held_after=True))
 
 
 def _continue(run: Run, job: SlurmJob, now: float, wall: float | None) -> None:

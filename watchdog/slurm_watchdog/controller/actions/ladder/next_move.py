@@ -46,7 +46,7 @@ from slurm_watchdog.model.actions import (
     Rung,
     answer_shown,
 )
-from slurm_watchdog.model.slurm_states import WAITING
+from slurm_watchdog.model.slurm_states import OVER, WAITING
 
 _WITHOUT_US = {
     Stage.HELD: "the job was requeued and held without this action: nothing is left to do",
@@ -184,8 +184,14 @@ def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         return give_up(run, world, "Slurm does not know the job any more")
     if job.held and job.state != "COMPLETING":
         ours = tried(run, Operation.HOLD)
-        by = "the job is held: `scontrol release` lets it run" if ours else "the job is held already"
-        return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=by))
+        what = f"`scontrol release {job.job_id}` lets it run, once the cause is mended"
+        by = (
+            "slurm-watchdog keeps it in the queue, for it"
+            if ours
+            else "a user or an administrator holds it already; it"
+        )
+        detail = f"{by} restarted and died again and again; {what}"
+        return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=detail))
     if job.state == "RUNNING":
         before = decision.step_at_decision
         if world.next_first_step is not None and (before is None or world.next_first_step > before):
@@ -196,7 +202,7 @@ def _hold(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
     if job.state == "COMPLETING":
         return Wait(reason="the job is ending")
     if job.state not in WAITING:
-        return give_up(run, world, f"the job is {job.state}: there is nothing to hold")
+        return give_up(run, world, f"the job is {job.state}: there is nothing to hold", needless=job.state in OVER)
     if world.paused:
         return Wait(reason="paused: the job is not held until `slurm-watchdog resume`")
     refusal = refused(run, Operation.HOLD)

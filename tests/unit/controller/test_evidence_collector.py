@@ -24,7 +24,7 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.evidence_collection import Collected, came_late, processes_of
+from slurm_watchdog.controller.state.evidence_collection import Collected, follows, processes_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
@@ -958,12 +958,52 @@ def test_the_diagnosis_of_a_collection_is_plain_json(controller: Controller) -> 
     } <= document.keys()
 
 
-def test_of_a_job_that_steps_again_evidence_says_when_that_was_seen() -> None:
-    seen = Diagnosis(job_id="7", is_hang=False, kind="progressing", summary="Job 7 makes progress: step 8.")
-    assert came_late(seen, IncidentKind.FILESYSTEM_OUTAGE, 11.4).summary == (
-        "Job 7 makes progress: step 8. This was seen 11 s after this incident began: "
-        "stacks that were taken by then may show nothing of it."
-    )
-    assert came_late(seen, IncidentKind.SLOW_JOB, 11.4) == seen
-    hangs = replace(seen, kind="collective_hang", is_hang=True)
-    assert came_late(hangs, IncidentKind.FILESYSTEM_OUTAGE, 11.4) == hangs
+NAMED = Culprit(node="n1", rank=3, pid=11, reason="waits for its data loader")
+
+
+@pytest.mark.parametrize(
+    ("kind", "diagnosis", "said"),
+    [
+        (
+            IncidentKind.COLLECTIVE_HANG,
+            {"is_hang": False, "kind": "progressing", "summary": "Job 7 makes progress: step 8."},
+            "Job 7 makes progress: step 8. This was seen 11 s after this incident began: stacks that were taken by then "
+            "may show nothing of it.",
+        ),
+        (
+            IncidentKind.SLOW_JOB,
+            {"is_hang": False, "kind": "progressing", "summary": "Job 7 makes progress: step 8."},
+            "Job 7 makes progress: step 8.",
+        ),
+        (
+            IncidentKind.COLLECTIVE_HANG,
+            {"is_hang": True, "kind": "collective_hang", "summary": "Job 7 hangs.", "culprits": (NAMED,)},
+            "Job 7 hangs.",
+        ),
+        (
+            IncidentKind.COLLECTIVE_HANG,
+            {
+                "is_hang": None,
+                "kind": "unknown",
+                "summary": "Job 7: no rank is identified.",
+                "lacks": "rank 2 is missing",
+            },
+            "What was collected after the verdict adds nothing to it: rank 2 is missing.",
+        ),
+        (
+            IncidentKind.COLLECTIVE_HANG,
+            {
+                "is_hang": True,
+                "kind": "collective_hang",
+                "summary": "Job 7 hangs: rank 5.",
+                "culprits": (replace(NAMED, rank=5),),
+            },
+            "Job 7 hangs: rank 5. The verdict, from what was seen before, named rank 3 on n1.",
+        ),
+    ],
+)
+def test_evidence_that_follows_a_verdict_never_contradicts_it_silently(
+    kind: str, diagnosis: dict[str, Any], said: str
+) -> None:
+    found = Diagnosis(job_id="7", **diagnosis)
+    assert follows(found, incident(kind=kind, culprits=(NAMED,)), 11.4).summary == said

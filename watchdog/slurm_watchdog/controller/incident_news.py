@@ -89,18 +89,15 @@ class IncidentNews:
                 self.writer.write_or_queue(lambda: self.journal.hang_places.save(place))
             for said in self.judge.hangs.said(incident.id):
                 self.writer.add_note(incident, said)
-            self._keep_evidence(incident, now)
             self.writer.write_or_queue(lambda: self.notifier.opened(incident))
+            self._keep_evidence(incident, now)
         if resolved:
             log.warning("%s is over: %s", incident.kind, incident.resolution)
             self.writer.add_note(incident, f"resolved: {incident.resolution}")
             self.writer.write_or_queue(lambda: self.notifier.resolved(incident))
             self.judge.settle(change, now)
-        if (
-            before is not None
-            and before.inhibited_by != incident.inhibited_by
-            and incident.state is IncidentState.FIRING
-        ):
+        firing_on = before is not None and before.state is incident.state is IncidentState.FIRING
+        if before is not None and firing_on and before.inhibited_by != incident.inhibited_by:
             self.writer.add_note(
                 incident,
                 f"explained by incident {incident.inhibited_by}" if incident.inhibited_by else "stands alone",
@@ -112,7 +109,7 @@ class IncidentNews:
         and gives it back."""
         if incident.inhibited_by is None:
             self.writer.write_or_queue(lambda: self.notifier.opened(incident))
-        elif before.inhibited_by is None and before.state is IncidentState.FIRING:
+        elif before.inhibited_by is None:
             cause = self.judge.incidents.get(incident.inhibited_by)
             self.writer.write_or_queue(lambda: self.notifier.explained(incident, cause))
 
@@ -132,7 +129,7 @@ class IncidentNews:
         """Ends an incident because its action has ended, or was refused: everybody who got a message that it began
         gets one."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall(), resolution=why)
-        self.judge.close(incident.id)
+        self.judge.close(over)
         self._report_change(IncidentChange(before=incident, after=over), clock.monotonic())
 
     def add_incident(self, incident: Incident) -> None:

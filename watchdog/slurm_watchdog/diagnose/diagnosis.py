@@ -35,6 +35,8 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     kind: str
     """Name of what is wrong, as detectors have it; `progressing`, `busy` or `unknown` otherwise."""
     summary: str
+    lacks: str = ""
+    """Why no rank is identified, in a few words."""
     culprits: tuple[Culprit, ...] = ()
     ranks: int = 0
     groups: tuple[VoteGroup, ...] = ()

@@ -189,11 +189,12 @@ def _steps_since(job: JobView, seconds: float) -> bool:
 
 def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
     if not voted.groups:
-        return replace(base, summary=f"{name}{place}: no stack of any rank could be had, so nothing can be said.")
+        lacks = "no stack of any rank could be read"
+        return replace(base, lacks=lacks, summary=f"{name}{place}: {lacks}, so nothing can be said.")
     if voted.missing or voted.moving is None:
         few = ", ".join(map(str, voted.missing[:6]))
         why = f"the stacks of rank {few} are missing" if few else "the dumps do not show whether its ranks move"
-        return replace(base, summary=f"{name}{place}: {why}, so no rank is identified as the cause.")
+        return replace(base, lacks=why, summary=f"{name}{place}: {why}, so no rank is identified as the cause.")
     waiting = _count(voted.waiting, "rank waits", "ranks wait")
     busy = _busy(job, voted, waiting)
     if busy:
@@ -204,8 +205,9 @@ def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote) 
         return _hangs(base, "collective_hang", f"{name} hangs{place}: {text}.", culprits[:MAX_NAMED])
     if voted.waiting:
         rest = f" and {voted.elsewhere} not" if voted.elsewhere else " and none is outside it"
-        text = f"{name} hangs{place}: {waiting} in a collective{rest}, so nobody is named."
-        return _hangs(base, "collective_hang", text, ())
+        lacks = f"{waiting} in a collective{rest}"
+        text = f"{name} hangs{place}: {lacks}, so no rank is identified as the cause."
+        return _hangs(replace(base, lacks=lacks), "collective_hang", text, ())
     nothing = f"{name}{place}: nothing moves, and no rank waits in a collective."
     return replace(base, kind="stalled_progress", summary=nothing)
 

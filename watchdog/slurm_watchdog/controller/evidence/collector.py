@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine, Mapping
+from collections.abc import Coroutine, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
@@ -20,6 +20,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.evidence.known_collections import KnownCollections
@@ -34,9 +35,9 @@ from slurm_watchdog.controller.state.evidence_collection import (
     RankRow,
     SharedFrames,
     addresses_of,
-    came_late,
     diagnosis_json,
     dumps_to_ask,
+    follows,
     gathered_of,
     main_call,
     own_words_of,
@@ -173,7 +174,9 @@ class Collector:
             found.shared_with.add(incident_id)
             if not self._writer.write(lambda: self._journal.evidence.share(incident_id, found.id, stored_with)):
                 found.lost = True
-            self._report(found, incident_id)
+            if found.diagnosis is not None:  # what it says was announced with the first of them, and is of then
+                ago = duration(max(0.0, clock.monotonic() - found.began))
+                self._note(incident_id, f"{found.sentence()}, collected {ago} before, for incident {stored_with}")
         return found
 
     def known(self, collection_id: str) -> Collected | None:
@@ -218,7 +221,7 @@ class Collector:
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._request_probes(found)
-                found.dumps_asked = dumps_to_ask(self._cluster.job_view(found.job.job_id, found.began))
+                found.dumps_asked, found.known = dumps_to_ask(self._cluster.job_view(found.job.job_id, found.began))
                 ids = filter(None, (found.incident_id, *found.shared_with))
                 incidents = filter(None, map(self._judgement.incidents.get, ids))
                 found.ras_nodes = ras_nodes(found, self._cluster, incidents, found.began)
@@ -231,6 +234,7 @@ class Collector:
             raise
         finally:
             found.rows, found.packed, found.settings, found.dumps, found.ras, found.shared = [], [], {}, {}, None, None
+            found.known = ()
             found.addresses, found.recorded = {}, ()
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
@@ -363,24 +367,27 @@ class Collector:
             return
         incident = self._judgement.incidents.get(found.incident_id)
         if incident is not None:
-            found.diagnosis = came_late(found.diagnosis, incident.kind, clock.wall() - incident.opened_at)
+            found.diagnosis = follows(found.diagnosis, incident, clock.wall() - incident.opened_at)
         document = {"job_id": found.job.job_id, **diagnosis_json(found)}
         self.store.keep(found, "diagnosis", pack(msgspec.json.encode(document)))
-        for incident_id in (found.incident_id, *sorted(found.shared_with)):
-            self._report(found, incident_id)
+        ids = (found.incident_id, *sorted(found.shared_with))
+        for incident_id in ids:
+            self._note(incident_id, f"{found.sentence()}. {found.diagnosis.summary}")
+        self._announce(ids, found.diagnosis)
 
-    def _report(self, found: Collected, incident_id: str) -> None:
-        """Says in an incident's timeline, and to people, what the evidence tells; nothing before it is judged."""
-        diagnosis = found.diagnosis
-        if diagnosis is not None:
-            note = f"{found.sentence()}. {diagnosis.summary}"
-            self._writer.write(lambda: self._journal.add_note(incident_id, clock.wall(), note))
-            self._announce(incident_id, diagnosis)
+    def _note(self, incident_id: str, note: str) -> None:
+        self._writer.write(lambda: self._journal.add_note(incident_id, clock.wall(), note))
 
-    def _announce(self, incident_id: str, diagnosis: Diagnosis) -> None:
-        """Says what the evidence tells, while the incident is there and people know of it."""
-        incident = self._judgement.incidents.get(incident_id)
-        if incident is None or not is_announced(incident):
+    def _announce(self, incident_ids: Iterable[str], diagnosis: Diagnosis) -> None:
+        """Says once what the evidence tells, with one of its incidents that people know of: that of its own kind, if
+        there is one."""
+        known = [
+            incident
+            for each in incident_ids
+            if (incident := self._judgement.incidents.get(each)) is not None and is_announced(incident)
+        ]
+        incident = next((each for each in known if each.kind == diagnosis.kind), known[0] if known else None)
+        if incident is None:
             return
         groups = [f"{group_words(group)}." for group in diagnosis.groups[:4]]
         hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]

@@ -24,7 +24,7 @@ from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
 from slurm_watchdog.model.evidence import Frame, LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack
-from slurm_watchdog.model.incidents import Culprit, IncidentKind
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.parse.flight_recorder import MAX_COMMUNICATORS, MAX_MEMBERS, MAX_PEERS, MAX_WAITS
@@ -64,6 +64,8 @@ class Collected:
     nodes: dict[str, NodeProgress]
     dumps_asked: int = DUMPS
     """Fewer where some are known already: see `dumps_to_ask`."""
+    known: tuple[StackSnapshot, ...] = ()
+    """Those, with their ages when the nodes were asked."""
     incident_id: str | None = None
     """With which incident it is stored."""
     shared_with: set[str] = field(default_factory=set)
@@ -238,13 +240,13 @@ def _known_dumps(view: JobView) -> tuple[StackSnapshot, ...]:
     return view.snapshots if view.row is None or view.row.over else view.row.snapshots
 
 
-def dumps_to_ask(view: JobView | None) -> int:
-    """How many dumps a collection still needs. Those that are known count, unless somebody moved in them: then what
-    they show is over."""
+def dumps_to_ask(view: JobView | None) -> tuple[int, tuple[StackSnapshot, ...]]:
+    """How many dumps a collection still needs, and those that are known and count: unless somebody moved in them, for
+    then what they show is over."""
     known = () if view is None else _known_dumps(view)
     if view is None or not known or vote(known, view.ranks).moving:
-        return DUMPS
-    return DUMPS - min(len(known), KNOWN_COUNT)
+        return DUMPS, ()
+    return DUMPS - min(len(known), KNOWN_COUNT), known
 
 
 def gathered_of(found: Collected, view: JobView, now: float) -> JobEvidence:
@@ -265,13 +267,24 @@ def gathered_of(found: Collected, view: JobView, now: float) -> JobEvidence:
     }
     silent = {name: node.error or "no answer" for name, node in found.nodes.items() if node.state == "failed"}
     collectives = collectives_of(found, view, now)
-    taken = _snapshots(found, now)
-    known = _known_dumps(view) if taken and found.dumps_asked < DUMPS else ()
-    before = [each for each in known if each.age_s > taken[0].age_s]
     return JobEvidence(
-        snapshots=(*before, *taken), facts=tuple(facts), settings=found.settings, locks=locks,
+        snapshots=_with_known(found, view, now), facts=tuple(facts), settings=found.settings, locks=locks,
         silent=silent, collectives=collectives,
     )  # fmt: skip
+
+
+def _with_known(found: Collected, view: JobView, now: float) -> tuple[StackSnapshot, ...]:
+    """The dumps that were known when the nodes were asked, and those that they took; the former alone where the others
+    add nothing but a rank that could not be compared any more."""
+    later_s = now - found.began
+    known = tuple(replace(each, age_s=each.age_s + later_s) for each in found.known)
+    whole = (*known, *_snapshots(found, now))
+    return known if known and _is_whole(known, view) and not _is_whole(whole, view) else whole
+
+
+def _is_whole(snapshots: tuple[StackSnapshot, ...], view: JobView) -> bool:
+    voted = vote(snapshots, view.ranks)
+    return voted.moving is not None and not voted.missing
 
 
 def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
@@ -330,17 +343,26 @@ def diagnosis_json(found: Collected) -> dict[str, Any]:
     }
 
 
-def came_late(diagnosis: Diagnosis, kind: str, since_s: float) -> Diagnosis:
-    """The diagnosis of a collection for an incident that began `since_s` seconds before it was complete. Of a
-    job that stood, and makes steps by now, it says when that was seen: its stacks may be those of a job that
-    is well."""
-    if diagnosis.kind != "progressing" or spec_of(kind).steps_continue:
-        return diagnosis
-    when = f"{duration(max(0.0, since_s))} after this incident began"
-    return replace(
-        diagnosis,
-        summary=f"{diagnosis.summary} This was seen {when}: stacks that were taken by then may show nothing of it.",
-    )
+def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnosis:
+    """The diagnosis as what was seen after the verdict of an incident that began `since_s` seconds before.
+
+    Of a job that stood, and makes steps or works by now, it says when that was seen: its stacks may be those of a
+    job that is well. Where it identifies nobody, or another rank, it says that the verdict did."""
+    named = {(each.node, each.rank) for each in incident.culprits if each.rank is not None}
+    now = {(each.node, each.rank) for each in diagnosis.culprits if each.rank is not None}
+    summary = diagnosis.summary
+    if diagnosis.is_hang is False and not spec_of(incident.kind).steps_continue:
+        when = f"{duration(max(0.0, since_s))} after this incident began"
+        summary += f" This was seen {when}: stacks that were taken by then may show nothing of it."
+    elif diagnosis.lacks and incident.culprits:
+        summary = f"What was collected after the verdict adds nothing to it: {diagnosis.lacks}."
+    elif named and now and not named & now:
+        summary += f" The verdict, from what was seen before, named {_ranks(named)}."
+    return replace(diagnosis, summary=summary)
+
+
+def _ranks(named: Set[tuple[str | None, int | None]]) -> str:
+    return ", ".join(f"rank {rank} on {node}" for node, rank in sorted(named, key=lambda each: each[1] or 0))
 
 
 def _culprit(culprit: Culprit) -> dict[str, Any]:

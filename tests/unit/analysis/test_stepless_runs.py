@@ -173,7 +173,7 @@ def test_the_only_process_that_stands_still_in_code_nobody_knows_is_reported_wit
 def test_the_only_process_that_raised_and_cannot_exit_is_named_with_its_exception() -> None:
     found = hang(alone(RAISED, errors=(raised(800.0),)))
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
-    assert "It said before: RuntimeError: bad sample in shard 17" in found.summary
+    assert "Its log says why: RuntimeError: bad sample in shard 17" in found.summary
     with_steps = alone(RAISED, errors=(raised(70.0),), progress=progress(80.0, last_increase_age_s=80.0), motion=None)
     assert [c.rank for c in hang(with_steps).culprits] == [0]
     before = replace(with_steps, errors=(raised(90.0),))
@@ -318,7 +318,7 @@ def test_a_rank_of_two_that_raised_and_cannot_exit_is_named_with_its_exception_t
     error = raised(800.0, rank=1)
     found = hang(stepless((*BACKWARD[:2], "train (t.py)"), leaving, errors=(error,)))
     assert (found.truth, [c.rank for c in found.culprits]) == (Truth.BAD, [1])
-    assert "It said before: RuntimeError: bad sample in shard 17" in found.summary
+    assert "Its log says why: RuntimeError: bad sample in shard 17" in found.summary
 
 
 def test_a_starved_rank_that_every_dump_found_running_is_never_said_to_do_nothing() -> None:

@@ -457,7 +457,7 @@ def test_collective_hang_reports_the_culprits_errors_since_the_last_step(rank, a
     error = Event(**given, pattern="python_exception", line="ValueError: shapes do not fit")
     finding = judge(**HUNG, errors=tuple(ErrorLine(node="n2", age_s=age_s, event=each) for each in (error, head)))
     assert finding.truth is Truth.BAD and [c.rank for c in finding.culprits] == [2]
-    assert ("It said before: ValueError: shapes do not fit." in finding.summary) is told
+    assert ("Its log says why: ValueError: shapes do not fit." in finding.summary) is told
 
 
 JOINS = (

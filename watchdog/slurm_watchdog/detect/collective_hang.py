@@ -65,6 +65,7 @@ from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
+from slurm_watchdog.diagnose.hang_cause import with_logged_cause
 from slurm_watchdog.diagnose.hang_findings import (
     error_window_s,
     finding_beyond_limit,
@@ -136,11 +137,18 @@ def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     return [
         _not_under_a_debugger(
             with_other_sources(
-                job, hang_finding(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit)
+                job, _with_cause(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit)
             )
         )
         for job in view.jobs
     ]
+
+
+def _with_cause(job: JobView, now: float, settings: CollectiveHang) -> Finding:
+    found = hang_finding(job, now, settings)
+    if found.truth is not Truth.BAD:
+        return found
+    return with_logged_cause(job, found, now, error_window_s(job, loop_clock(job, now, settings), settings))
 
 
 def _not_under_a_debugger(found: Finding) -> Finding:
@@ -201,8 +209,8 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     round_and_round = spinning(job, voted, now, limit.seconds, settings.busy_limit)
     if round_and_round:
         return spinning_finding(job, finding, limit, voted, round_and_round, busy_limit_s)
-    window_s = error_window_s(job, clock, settings)
-    alone = standing_alone(job, voted, loop_state(job, now, limit.seconds), window_s)
+    seen = loop_state(job, now, limit.seconds)
+    alone = standing_alone(job, voted, seen, error_window_s(job, clock, settings))
     clock = replace(clock, limit=limit)
     objection = objection_to_hang(
         job,
@@ -213,7 +221,7 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     )
     if objection and age_s >= limit.seconds:
         return finding.unknown(f"{clock.words}, and {objection}")
-    found = finding_beyond_limit(job, finding, clock, voted, max(busy_limit_s, limit.seconds), window_s, alone)
+    found = finding_beyond_limit(job, finding, clock, voted, max(busy_limit_s, limit.seconds), alone)
     if everybody and found.truth is Truth.BAD:
         patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
         found = with_everybody(job, found, loop_state(job, now, limit.seconds), patient_s)

@@ -12,14 +12,12 @@ from slurm_watchdog.analysis.job_state import has_trained, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, LoopSettings, has_just_grown, look_apart_s
 from slurm_watchdog.analysis.rank_activity import LoopState, working_process
-from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding
-from slurm_watchdog.parse.training_log.text import split_prefix
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
 """Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep)
@@ -66,14 +64,15 @@ def spinning_finding(
 def standing_alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
     and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
-    `window_s`: see `_logged_error`."""
+    `window_s`: see `error_window_s`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if len(job.ranks) != 1 or (job.ranks[0].process.world_size or 1) > 1 or not still or len(voted.groups) != 1:
         return ()
     group, rank = voted.groups[0], job.ranks[0]
     reason = f"{group.place}, in {group.frames[0]}"
     culprit = rank.culprit(reason)
-    raised = group.place is Place.TEARDOWN and bool(_logged_error(job, (culprit,), window_s))
+    own = (each for each in job.errors if each.event.rank in (rank.process.rank, None))
+    raised = group.place is Place.TEARDOWN and any(each.age_s <= window_s for each in own)
     return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
 
 
@@ -107,7 +106,6 @@ def finding_beyond_limit(
     clock: LoopClock,
     voted: Vote,
     busy_limit_s: float,
-    window_s: float,
     alone: tuple[Culprit, ...] = (),
 ) -> Finding:
     """Beyond the limit: BAD if the stacks do not move while ranks wait in a collective. Otherwise it is no hang
@@ -143,12 +141,10 @@ def finding_beyond_limit(
         named = f"{ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so nobody is named"
     else:
         named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
-    error = _logged_error(job, culprits, window_s)
     held = process_on_storage(job)
     saves = has_just_grown(job, GROWS_S) and age_s < busy_limit_s
     return finding.bad(
-        f"Job {job.job.job_id} hangs {last}: {clock.words} "
-        f"(limit {limit.seconds:.0f} s, {limit.reason}); {named}{f'. It said before: {error}' if error else ''}.",
+        f"Job {job.job.job_id} hangs {last}: {clock.words} (limit {limit.seconds:.0f} s, {limit.reason}); {named}.",
         culprits=culprits,
         facts=(*facts_of(job, voted), *waited_for(held, saves=saves)),
         actionable=(progress is not None or has_trained(job) or clock.unread)
@@ -168,18 +164,3 @@ def error_window_s(job: JobView, clock: LoopClock, settings: LoopSettings) -> fl
     if progress is None:
         return job.run_age_s
     return min(progress.age_s, progress.last_increase_age_s or progress.age_s)
-
-
-def _logged_error(job: JobView, culprits: tuple[Culprit, ...], within_s: float) -> str:
-    """The error that the one culprit's own rank has logged within so many seconds: why it is where it is.
-    Empty: none is known."""
-    if len(culprits) != 1 or culprits[0].rank is None:
-        return ""
-    sole = len(job.ranks) == 1  # a line that names no rank is its own
-    own = [
-        each
-        for each in job.errors
-        if (each.event.rank == culprits[0].rank or (sole and each.event.rank is None)) and each.age_s <= within_s
-    ]
-    last = min(own, key=lambda each: (each.event.pattern == "traceback", each.age_s), default=None)
-    return "" if last is None else shortened(split_prefix(last.event.line)[0], EXCERPT_CHARS).rstrip(".:")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
+from itertools import takewhile
 
 from slurm_watchdog.base.by_identity import ByIdentity
 from slurm_watchdog.base.structs import Struct
@@ -268,8 +269,17 @@ def _locate(stack: ProcessStack) -> RankPlace:
         holds_gil=thread.owns_gil,
         gil_held_by=_gil_holder(stack, thread),
         raw=thread.frames,
-        doing=PLACES_OF_CALLS.get(stack.syscall or "", Place.OTHER) if place is Place.OTHER else place,
+        doing=_doing(place, thread.frames, stack.syscall),
     )
+
+
+def _doing(place: Place, frames: Sequence[Frame], call: str | None) -> Place:
+    """The place in words for people: `Queue.get` waits for a queue, by a lock of its own."""
+    if place is Place.OTHER:
+        return PLACES_OF_CALLS.get(call or "", Place.OTHER)
+    rooms = takewhile(lambda frame: is_native(frame.file) or is_waiting_room(frame.file), frames)
+    by_queue = place is Place.LOCK and any(place_of(each.function, each.file) is Place.QUEUE for each in rooms)
+    return Place.QUEUE if by_queue else place
 
 
 def contexts_of(frames: Sequence[Frame]) -> frozenset[str]:

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
+from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.checkpoint_keeper import CheckpointKeeper
 from slurm_watchdog.controller.decider import Decider
@@ -28,6 +29,7 @@ from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.node_ledger import ledger_of
 from slurm_watchdog.controller.owned_paths import OwnedPaths
+from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import (
@@ -90,6 +92,7 @@ class Controller:
         outside: Outside = NOTHING_OUTSIDE,
     ):
         self.config = config
+        self._mode_words = mode_words(rule_book_of(config), config.mode)
         self.recorder = recorder
         self.journal = journal
         self.slurm = slurm
@@ -414,6 +417,7 @@ class Controller:
                 limits_s=self.judge.limits_s,
                 incidents=self.judge.incidents,
                 mode=self.config.mode,
+                mode_words=self._mode_words,
                 tick_age_s=tick_age_s,
                 journal_error=self.journal_error,
                 slurm_error=self.slurm_error,

@@ -46,6 +46,8 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
     incidents: Collection[Incident]
     """Open ones."""
     mode: str
+    mode_words: str = ""
+    """It, with what the policy does otherwise; empty: nothing."""
     tick_age_s: float | None
     """Since the last complete tick; None: there was none."""
     journal_error: str | None = None
@@ -234,7 +236,7 @@ def _watched(seen: HealthInputs, jobs: Sequence[JobHealth]) -> str:
     states = Counter(each.state for each in jobs)
     how = ", ".join(f"{number} {state}" for state, number in states.most_common(5))
     watched = f"{plural(len(jobs), 'job')} watched{f' ({how})' if how else ''}"
-    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode}"
+    return f"{watched}, {plural(len(seen.view.reporting_nodes), 'node')} reporting, mode {seen.mode_words or seen.mode}"
 
 
 def _unknown(text: str) -> Reason:

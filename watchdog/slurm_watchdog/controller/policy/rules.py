@@ -6,17 +6,21 @@ A later layer replaces single fields of the ones before. The job's owner can onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
-from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.detect.registry import MAY_ACT, spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, HARMLESS
 from slurm_watchdog.model.actions import Action, Rung, Wish
 from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.slurm import SlurmJob
+
+NAMED: Final = 4
+"""Kinds that a headline names."""
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -92,6 +96,25 @@ def rule_for(book: RuleBook, kind: str, job: SlurmJob | None) -> Rule:
     of_kind = (each for each in book.overrides if not each.kinds or kind in each.kinds)
     override = next((each for each in of_kind if job is not None and each.match.matches(job)), None)
     return rule if override is None else _change(rule, override.change)
+
+
+def mode_words(book: RuleBook, mode: str) -> str:
+    """The general mode, with the kinds that the policy treats otherwise: `observe, but acts on collective_hang`."""
+    watched = [kind for kind in MAY_ACT if book.modes.get(kind) != "off"]
+    with_ladder = [kind for kind in watched if rule_for(book, kind, None).ladder]
+    acting = [kind for kind in with_ladder if rule_for(book, kind, None).mode == "act"]
+    others = [each.change.mode for each in book.overrides if each.change.mode not in (None, mode)]
+    if mode == "act":
+        idle = _names([kind for kind in with_ladder if kind not in acting])
+        return f"act, but not on {idle}" if idle else "act"
+    some = "some jobs (policy.overrides)" if "act" in others else ""
+    on = " and ".join(filter(None, (_names(acting), some)))
+    return f"{mode}, but acts on {on}" if on else mode
+
+
+def _names(kinds: Sequence[str]) -> str:
+    more = f" and {len(kinds) - NAMED} more kinds" if len(kinds) > NAMED else ""
+    return ", ".join(kinds[:NAMED]) + more
 
 
 def _change(rule: Rule, change: RuleChange) -> Rule:

@@ -28,7 +28,7 @@ from slurm_watchdog.agent.workers.request_types import (
     WriteSwitch,
 )
 from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump
+from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadState
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, compose_line
 from slurm_watchdog.model.observations import Event, EventKind, MountProbe, Role
 from slurm_watchdog.model.protocol import CollectEvidence, CommandResult, JobWatch, ProbeMount
@@ -316,6 +316,7 @@ class Agent:
                 pid=each.pid, start_ticks=each.start_ticks, role=each.role, rank=each.rank, local_rank=each.local_rank,
                 dumps=(StackDump(after_s=0.0, threads=each.threads, cpu_s=each.cpu_s, main_cpu_s=each.main_cpu_s),),
                 state=each.state, error=each.error,
+                threads=(ThreadState(thread_id=each.pid, state=each.state or "", syscall=each.syscall),),
             )
             for each in self._stacks(pids)
         )  # fmt: skip

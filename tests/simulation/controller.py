@@ -224,7 +224,7 @@ class Life:
         except JournalError:
             return  # exit code 2; systemd starts it again
         people = SlackChannel(NoPeople(), "simulated", name="people", pace=MessageRate(1000, gap_s=0.0))
-        notifier = Notifier(self.journal.outbox, (people,), "simulated", poll_s=30.0)
+        notifier = Notifier(self.journal.outbox, (people, *self.sim.listeners), "simulated", poll_s=30.0)
         try:
             self.controller = Controller(
                 self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics(),

@@ -19,6 +19,7 @@ import sqlalchemy as sa
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.journal import JournalError
 from slurm_watchdog.model.actions import Action, Decision, Verdict
+from slurm_watchdog.notify.delivery import Channel
 from tests.accuracy.training import Plan
 from tests.simulation.agents import Agent
 from tests.simulation.cluster import FORMS, Cluster, SimJob
@@ -53,6 +54,8 @@ class Simulation:
     script: Callable[[Simulation], None] | None = None
     """In the place of what is drawn from the seed: puts its own events on the timeline."""
     circumstances: dict[str, Circumstances] = field(default_factory=dict)
+    listeners: list[Channel] = field(default_factory=list)
+    """Who gets every message, besides the people that nobody reads."""
     complaints: list[str] = field(default_factory=list)
     """What the product's own boundaries caught: a tick, a poll or a detector that raised."""
 

@@ -335,6 +335,7 @@ SPEC = DetectorSpec(
     sentence="Processes of the job did not end with the others",
     job_state="cannot end",
     explained_by=STORAGE,
+    explains=(IncidentKind.MEMORY_KILL,),
     has_aftermath=False,
     wants_evidence=True,
     ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),

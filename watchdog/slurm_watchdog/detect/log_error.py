@@ -23,6 +23,7 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.memory_kills import OOM_KILL
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
@@ -163,7 +164,7 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
     if run.touched_at is not None:
         return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
-        return finding.ok(f"run {run.restarts} of job {job_id} ended {age_s:.0f} s ago")
+        return finding.ok(f"run {run.restarts} of job {job_id} ended more than {duration(settings.recent)} ago")
     if trains_again and age_s > LEAST_REPORTED_S:
         return finding.ok(f"run {run.restarts} of job {job_id} has ended, and the job makes steps again")
     cause = find_cause(run)
@@ -194,7 +195,7 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
     if run.touched_at is not None:
         return finding.ok(f"job {job.job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
-        return finding.ok(f"job {job.job_id} ended {age_s:.0f} s ago")
+        return finding.ok(f"job {job.job_id} ended {job.state} more than {duration(settings.recent)} ago")
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
         return finding.unknown("its last words may be on their way")
@@ -320,6 +321,6 @@ SPEC = DetectorSpec(
         IncidentKind.CRASH_LOOP,
     ),
     wants_evidence=True,
-    why_no_action="errors in the log are reported only: a restart does not mend a program",
+    why_no_action="the error is reported; a job that hangs, or stays without the rank, is decided about as that",
     alerts=("SlurmWatchdogJobHangs",),
 )

@@ -4,8 +4,8 @@ that lost it, errors in the log) is explained by it.
 Fires: the kernel's log names a process of the job that it killed for memory: a rank at once; another process where
 the run ended within 5 min for no reason of its own, or is beyond the limit of a step. Not once a step was made since.
 Names: the rank, what it held, and whether its job had no memory left or the node.
-Note: a restart with the same memory often ends in the same way: nothing is done by itself. `lingering_job`
-follows, if Slurm does not end the job.
+Note: a restart with the same memory often ends in the same way: nothing is done about the kill by itself.
+`lingering_job` takes over, with the kill in its sentence, if Slurm does not end the job.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job, kills_in_run, memory_kills, why_not
 from slurm_watchdog.analysis.progress_limit import progress_limit
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.culprit_words import describe_all
@@ -74,7 +75,8 @@ def _finding(
         unheard = set(job.nodes) - {node.name for node in view.nodes}
         if unheard or (isinstance(run, JobView) and (run.silent_nodes or run.run_age_s < settings.recent)):
             return finding.unknown(f"not every node of job {job.job_id} reports, or has for long enough")
-        return finding.ok(finding.summary)
+        ago = f"the newest kill in job {job.job_id} is more than {duration(settings.recent)} old"
+        return finding.ok(ago if kills else finding.summary)
     reasons = [why_not(each, run, view.now) for each in recent]
     if all(reasons):
         return finding.ok(reasons[0])
@@ -114,6 +116,7 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(IncidentKind.CRASH_LOOP,),
     explains=(IncidentKind.DEAD_RANK, IncidentKind.LOG_ERROR),
-    why_no_action="with the same memory a restart often ends in the same way",
+    not_delayed_by=(IncidentKind.LINGERING_JOB,),
+    why_no_action="the kill is reported; a job that stays without the rank is decided about as lingering_job",
     alerts=("SlurmWatchdogRankLost",),
 )

@@ -14,8 +14,8 @@ from slurm_watchdog.detect.gpu_fault import GpuFault
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
-from slurm_watchdog.model.node_view import GpuView, SlurmNodeView
-from slurm_watchdog.model.observations import FaultSeverity, HungProbe
+from slurm_watchdog.model.node_view import GpuView, SeenEvent, SlurmNodeView
+from slurm_watchdog.model.observations import FaultSeverity, HungProbe, NodeEvent
 from tests.builders.gpu_faults import NOW, card, nodes, xid
 from tests.builders.views import cluster, job
 
@@ -263,3 +263,43 @@ def test_where_the_past_is_not_known_the_odd_card_of_a_node_is_accused() -> None
 def test_few_cards_convict_nobody(number: int) -> None:
     cards = [card(0, recent_sm_clock_hz=1.0e9), *(card(each) for each in range(1, number))]
     assert clocks(*cards).truth is Truth.UNKNOWN
+
+
+def line(name: str, *, age_s: float = 5.0, **changes: Any) -> SeenEvent:
+    given = {
+        "source": "kernel_log",
+        "name": name,
+        "part": "gpu",
+        "severity": FaultSeverity.CRITICAL,
+        "line": f"the words of {name}",
+    }
+    return SeenEvent(at=NOW - age_s, event=NodeEvent(age_s=0.0, **{**given, **changes}))
+
+
+def test_a_gpu_that_an_assertion_does_not_name_excludes_its_node_once() -> None:
+    lost = line("gpu_lost", may_exclude_node=True)
+    (found,) = faults(nodes(events=(lost,)))
+    assert found.summary == "A GPU of n1, which its driver does not name: 5 s ago: the words of gpu_lost."
+    assert (found.exclude_nodes, found.job_ids, found.culprits[0].gpu_uuid) == (("n1",), ("7",), None)
+    named = xid(79, FaultSeverity.CRITICAL, may_exclude_node=True)
+    (found,) = faults(nodes(events=(named, lost)))
+    assert found.culprits[0].gpu_uuid == "GPU-n1-0"
+
+
+def test_a_reset_that_failed_and_succeeded_later_is_no_fault() -> None:
+    failed = line("amdgpu_reset_failed", pci_bus_id="0000:00:00.0", age_s=50.0, may_exclude_node=True)
+    done = line("amdgpu_reset_done", pci_bus_id="0000:00:00.0", severity=FaultSeverity.INFO)
+    other = line("amdgpu_reset_done", pci_bus_id="0000:07:00.0", severity=FaultSeverity.INFO)
+    assert not faults(nodes(events=(failed, done)))
+    for events in (
+        (failed,),
+        (failed, other),
+        (line("amdgpu_reset_failed", pci_bus_id="0000:00:00.0", age_s=1.0, may_exclude_node=True), done),
+    ):
+        (found,) = faults(nodes(events=events))
+        assert found.exclude_nodes == ("n1",)
+
+
+def test_a_gpu_that_needs_a_reset_is_reported_and_excludes_nothing() -> None:
+    (found,) = faults(nodes(events=(xid(109, FaultSeverity.ERROR),)))
+    assert "needs a reset" in found.summary and found.exclude_nodes == ()

@@ -13,6 +13,7 @@ any restart of the job avoids the node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
@@ -33,6 +35,10 @@ vanished."""
 GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
 """Beginnings of the names of kernel lines that are about a GPU."""
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
+UNNAMED = "unnamed"
+"""Place of a GPU that a line of its driver does not name: an assertion prints a status, and no address."""
+SAME_S = 120.0
+"""A driver's assertions come so close to its own line (Xid 79) about the same GPU."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,13 +83,33 @@ def _by_gpu(node: NodeView) -> dict[str, tuple[SeenEvent, ...]]:
     """The kept lines about GPUs, by UUID where the PCI address is one of the node's GPUs, else by that address."""
     by_address = {gpu.gpu.pci_bus_id: gpu.gpu.uuid for gpu in node.gpus if gpu.gpu.pci_bus_id}
     found: dict[str, tuple[SeenEvent, ...]] = {}
-    for seen in node.events:
+    unnamed: list[SeenEvent] = []
+    for seen in unended(node.events):
         event = seen.event
         place = event.gpu_uuid or by_address.get(event.pci_bus_id or "") or _of_process(node, event.pid)
         place = place or event.pci_bus_id or (event.device if event.name.startswith("accelerator") else None)
         if place and is_of_gpu(event):
             found[place] = (*found.get(place, ()), seen)
-    return found
+        elif event.name.startswith("gpu_") and event.severity is FaultSeverity.CRITICAL:
+            unnamed.append(seen)
+    named = [each.at for seen in found.values() for each in seen if each.event.severity is FaultSeverity.CRITICAL]
+    unnamed = [seen for seen in unnamed if not any(abs(seen.at - at) <= SAME_S for at in named)]
+    return {**found, UNNAMED: tuple(unnamed)} if unnamed else found
+
+
+def unended(events: Sequence[SeenEvent]) -> list[SeenEvent]:
+    """The lines but for those about a device which its driver reported later as recovered."""
+    over = {
+        (name, thing): seen.at
+        for seen in events
+        for name in ENDS.get(seen.event.name, ())
+        for thing in things_of(seen.event)
+    }
+    return [
+        seen
+        for seen in events
+        if not any(over.get((seen.event.name, thing), -math.inf) >= seen.at for thing in things_of(seen.event))
+    ]
 
 
 def is_of_gpu(event: NodeEvent) -> bool:
@@ -232,11 +258,16 @@ def _judge_stranger(
     unlisted = ", which NVML does not list" if addressed else ""
     sentence = f"The GPU or switch at {place} of {node.name}{unlisted}: {lines[0][1]}."
     ranks = jobs.ranks_on(node.name, "", _pids(loud))
+    job_ids = _jobs_of(ranks)
+    if place == UNNAMED:
+        sentence = f"A GPU of {node.name}, which its driver does not name: {lines[0][1]}."
+        there = jobs.on(node.name)
+        job_ids = tuple(job.job.job_id for job in there) if len(there) == 1 else ()
     facts = tuple(text for _, text in lines[1:9]) + _computing(ranks)
     finding = _finding(node, place, Truth.BAD, sentence, severity, lines[0][1], facts, view.now - loud[0].at)
     stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
     finding = _with_rank(finding, ranks, loud)
-    return _to_avoid(replace(finding, job_ids=_jobs_of(ranks)), node, loud) if stops else finding
+    return _to_avoid(replace(finding, job_ids=job_ids), node, loud) if stops else finding
 
 
 def _to_avoid(finding: Finding, node: NodeView, events: Iterable[SeenEvent], *, broken: bool = False) -> Finding:
@@ -338,7 +369,7 @@ def _finding(
     facts: tuple[str, ...] = (),
     duration_s: float = 0.0,
 ) -> Finding:
-    is_uuid = ":" not in place
+    is_uuid = any(gpu.gpu.uuid == place for gpu in node.gpus)
     return Finding(
         kind=SPEC.kind,
         subject=f"gpu:{node.name}/{place}",

@@ -139,11 +139,12 @@ HARMLESS_NEEDLES = (
 """One of them is in each lower-cased line that HARMLESS matches: to search for these is much quicker."""
 
 GUESSES = re.compile(
-    r"\b(?:potential|possible|common|likely|typical|probable|usual) (?:root )?(?:causes?|reasons?)\b|^\s*(?:\(\d\)|\d\)) ",
+    r"\b(?:potential|possible|common|likely|typical|probable|usual) (?:root )?(?:causes?|reasons?)\b|^\s*(?:\(\d\)|\d\)) (?!(?!(?:the|an?|it|your) )[a-z][\w ]{2,30}: )",
     re.IGNORECASE,
 )
 """What stands behind it is a list of what may have happened, and says nothing about what did (Ray: "Some
-common causes include: (1) the process was killed by the OOM killer, …")."""
+common causes include: (1) the process was killed by the OOM killer, …"). A number before the name of an error and a
+colon is an error's own (`(1) segmentation fault: …`)."""
 GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
 """One of them is in each lower-cased line that GUESSES matches."""
 

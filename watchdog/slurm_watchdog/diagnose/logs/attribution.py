@@ -215,10 +215,11 @@ def reason_of_launch(first: FoundError, roots: Sequence[FoundError]) -> FoundErr
 
 
 def is_launch_of_several(first: FoundError, alike: Sequence[FoundError]) -> bool:
-    """Whether srun gives the same reason for several nodes."""
+    """Whether srun could not launch on several nodes, and does not give the reason of one of them for all."""
     mine = _NOT_STARTED.search(first.raw_text)
     found = [match for error in alike if (match := _NOT_STARTED.search(error.raw_text)) is not None]
-    return mine is not None and len({match["host"] for match in found if match["why"] == mine["why"]}) > 1
+    whole = any(_LAUNCH_FAILED.search(error.raw_text) for error in alike)
+    return mine is not None and len({each["host"] for each in found if not whole or each["why"] == mine["why"]}) > 1
 
 
 def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:

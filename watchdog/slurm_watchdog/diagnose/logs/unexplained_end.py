@@ -30,6 +30,8 @@ _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<hos
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
 _WORK = re.compile(r"WorkNCCL\(.{1,300}?\) ran for \d+")
 LEAST_OF_A_GROUP = 3
+FEW = 3
+"""So many are all in the sentence."""
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
 """NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
@@ -179,24 +181,26 @@ def _group_is_all(timeouts: Sequence[FoundError], ranks: Ranks) -> bool:
     named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
     if named:
         return all(e.who.rank == e.group_rank for e in named)
+    groups_are_named = any("[PG" in e.raw_text for e in timeouts)
+    works = _works_of_ranks(timeouts)
+    if not groups_are_named and any(len(each) > 1 for each in works.values()):
+        return False  # ranks of several groups with the same numbers
     if ranks.world is not None and max(e.group_rank or 0 for e in timeouts) >= ranks.world / 2:
         return True
-    unnamed = ranks.world is None and not ranks.excerpt and not any("[PG" in e.raw_text for e in timeouts)
-    if unnamed and _is_one_group(timeouts):
+    if not groups_are_named and ranks.world is None and not ranks.excerpt and len(works) >= LEAST_OF_A_GROUP:
         return True
     return any("default_pg" in e.raw_text for e in timeouts) and all(
         "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
     )
 
 
-def _is_one_group(timeouts: Sequence[FoundError]) -> bool:
-    """Whether each rank speaks of one collective of its own alone, where torch (before 2.2) names no group: in a job of
-    several groups their ranks have the same numbers."""
+def _works_of_ranks(timeouts: Sequence[FoundError]) -> dict[int, set[str]]:
+    """Of each rank in its group what it waited for, and for how long: of one process it is the same in all lines."""
     works: dict[int, set[str]] = {}
     for error in timeouts:
         if error.group_rank is not None and (work := _WORK.search(error.raw_text)) is not None:
             works.setdefault(error.group_rank, set()).add(work[0])
-    return len(works) >= LEAST_OF_A_GROUP and all(len(each) == 1 for each in works.values())
+    return works
 
 
 def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVerdict:
@@ -226,12 +230,16 @@ def _of_several(case: LogCase, first: FirstToEnd, felt_errors: Sequence[FoundErr
     error = _error_at(case, end)
     alike = len({each.words for each in first.ends}) == 1
     ranks = sorted({each.how.rank for each in first.ends if each.how.rank is not None})
-    what = "tasks" if end.slurms else "ranks" if ranks else "processes"
+    what = "ranks" if ranks else "tasks" if end.slurms else "processes"
     where = f", all on {first.host}," if first.host is not None else ""
+    who = f"{first.number} {what}{where}"
+    if len(ranks) == first.number <= FEW:
+        on = [f"{each.how.rank}{f' ({each.how.host})' if each.how.host else ''}" for each in first.ends]
+        who = f"ranks {' and '.join(on)}"
     how = f"{end.words.replace('was ', 'were ', 1)} alike" if alike else "ended"
     summary = (
-        f"{first.number} {what}{where} {how}{after_step(case, error)} (line {end.line}): nothing shows which of them "
-        "was first, and their own words are not in the log"
+        f"{who} {how}{after_step(case, error)} (line {end.line}): nothing shows which of them was first, and their own "
+        "words are not in the log"
     )
     names = {each.row for each in first.ends}
     return LogVerdict(

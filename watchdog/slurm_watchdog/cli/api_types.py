@@ -62,6 +62,8 @@ class Job(Answer, frozen=True, kw_only=True):
     state: str = ""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
+    restarts_in_place: int = 0
+    """Of the present run, by its supervisor: of its own accord, and by order."""
     step: int | None = None
     total_steps: int | None = None
     step_s: float | None = None

@@ -251,7 +251,7 @@ def _row(job: Job) -> tuple[str, ...]:
         f"{duration(round(job.progress_age_s))} ago" if job.progress_age_s is not None else "-",
         duration(job.limit_s),
         shown(job.checkpoint_step),
-        str(job.restarts),
+        str(job.restarts + job.restarts_in_place),
     )
 
 

@@ -427,6 +427,7 @@ class Controller:
                 paused=None if paused is None else (paused[0], paused[1]),
                 warming_up=self._warming_s(now) is not None,
                 acting=self.actions.under_way(clock.wall()),
+                restarting=self.actions.restarting(),
                 deliveries=self.notifier.deliveries(),
                 busy_share=self._busy.share(),
                 report_interval_s=self.state.report_interval_s,

@@ -33,6 +33,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.slurm_states import FAILED, is_lost
+from slurm_watchdog.model.supervisor import SupervisorState
 
 SLURMS_WORD = FAILED - {"FAILED"}
 """Of the states of a run that failed, the ones that say by themselves what happened: an exit code can mean anything."""
@@ -75,13 +76,17 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
     for job in (*view.jobs, *view.waiting):
         again = _trains_again(job, limits)
-        findings += [_past_finding(job.job.job_id, run, view, settings, again) for run in job.past if run.errors]
+        findings += [_past_finding(job.job.job_id, run, view, settings, again) for run in job.past if _counts(run)]
     for ended in view.ended:
         again = ended.run is not None and ended.run.steps_seen >= RISES
-        findings += [_past_finding(ended.job.job_id, run, view, settings, again) for run in ended.past if run.errors]
-        if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD):
+        findings += [_past_finding(ended.job.job_id, run, view, settings, again) for run in ended.past if _counts(run)]
+        if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD or ended.job.ended_with):
             findings.append(_ended_finding(ended, ended.run, view, settings))
     return findings
+
+
+def _counts(run: PastRun) -> bool:
+    return bool(run.errors or run.started_again)
 
 
 def _finding(job_id: str, restarts: int, summary: str) -> Finding:
@@ -96,9 +101,13 @@ def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
         return finding
+    if again := _restarting(job):
+        return _again_finding(view, finding, running(job, now), again, 0.0)
     fine = finding.unknown(f"job {job_id} has logged no error, and no new step of it has been seen yet")
     if makes_steps(job, limits):
         fine = finding.ok(f"job {job_id} has logged no error since its last step")
+    if job.supervisor is not None and job.supervisor.failed:
+        fine = finding.ok(f"job {job_id} makes steps again")
     if not job.errors:
         return fine
     run = running(job, now)
@@ -121,6 +130,29 @@ def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
     what = f"Job {job_id} has made no step since an error {after}"
     return _bad_finding(view, finding, cause, run, what, age_s, facts)
+
+
+def _restarting(job: JobView) -> str:
+    """That its supervisor starts the command again by itself, a clause, until that is seen to make steps."""
+    status = job.supervisor
+    if status is None or not status.failed or status.state in (SupervisorState.OVER, SupervisorState.WAITING):
+        return ""
+    runs = status.state is SupervisorState.RUNNING and job.step_id == status.step_id
+    return "" if runs and job.progress is not None and job.progress.rises >= RISES else status.failed
+
+
+def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: str, age_s: float) -> Finding:
+    """The command of `run` has ended and is started again, whatever the log says of it: people are told, and nobody is
+    needed."""
+    cause = find_cause(run)
+    after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
+    what = f"Job {', '.join(finding.job_ids)}: {clause}, {after}"
+    if cause is None or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
+        words = (f"last words: {cause.error.line}",) if cause is not None else ()
+        found = finding.bad(f"{what}; no line says why", facts=(*words, *work_lost(run)), duration_s=age_s)
+    else:
+        found = _bad_finding(view, finding, cause, run, what, age_s, ())
+    return replace(found, severity=Severity.WARNING)
 
 
 def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings) -> str | None:
@@ -165,8 +197,10 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
         return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
     if age_s > settings.recent:
         return finding.ok(f"run {run.restarts} of job {job_id} ended more than {duration(settings.recent)} ago")
-    if trains_again and age_s > LEAST_REPORTED_S:
-        return finding.ok(f"run {run.restarts} of job {job_id} has ended, and the job makes steps again")
+    if trains_again and (run.started_again or age_s > LEAST_REPORTED_S):
+        return finding.ok(f"job {job_id} was started again, and makes steps")
+    if run.started_again:
+        return _again_finding(view, finding, run, run.started_again, age_s)
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
         return finding.unknown("its last words may be on their way")
@@ -199,21 +233,26 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
         return finding.unknown("its last words may be on their way")
+    if job.starts_again:
+        return _again_finding(view, finding, run, job.starts_again, age_s)
     after = "before its first step was seen" if run.last_step is None else f"after step {run.last_step}"
-    ended_so = f"Job {job.job_id} ended {job.state} {after}"
+    ended_so = f"Job {job.job_id} ended {f'with {job.ended_with}' if job.ended_with else job.state} {after}"
     down = tuple(n.name for n in view.slurm_nodes if n.name in job.nodes and is_lost(n.state))
-    if cause is None and job.state not in SLURMS_WORD:
+    if cause is None and job.state not in SLURMS_WORD and not job.ended_with:
         return finding
     if cause is None or (cause.only_consequence and job.state in SLURMS_WORD):
         facts = (*_kernel_words(view, job.nodes, ended.ended_at), *work_lost(run))
         facts += tuple([f"last words: {cause.error.line}"] if cause is not None else [])
         return finding.bad(
-            f"{ended_so}: that is Slurm's word, its log does not say why.",
+            f"{ended_so}: its log does not say why."
+            if job.ended_with
+            else f"{ended_so}: that is Slurm's word, its log does not say why.",
             culprits=tuple(Culprit(node=n, reason="Slurm has lost it") for n in down),
             facts=facts,
             duration_s=age_s,
         )
-    facts = (f"Slurm says {job.state}", *_kernel_words(view, job.nodes, ended.ended_at))
+    said = () if job.ended_with else (f"Slurm says {job.state}",)
+    facts = (*said, *_kernel_words(view, job.nodes, ended.ended_at))
     return _bad_finding(view, finding, cause, run, ended_so, age_s, facts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
@@ -84,6 +85,10 @@ class Fence(Struct, frozen=True, kw_only=True):
     job_id: str
     restarts: int
     start_at: float | None
+
+
+RESTARTING: Final = "restarting"
+"""`Decision.by` where `slurm-watchdog run` starts the command again by itself, so that nothing else is done."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):

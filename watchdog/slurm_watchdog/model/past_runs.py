@@ -56,6 +56,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """Of the newest complete checkpoint that was seen and is no newer than the last step."""
     state: str = ""
     """Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued."""
+    started_again: str = ""
+    """See `SlurmJob.starts_again`."""
     log_read: bool = False
     """Whether an agent could read its logs: otherwise that nothing was logged means nothing."""
     unseen: bool = False

@@ -91,8 +91,11 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     """What was given to sbatch; empty for a script that came by standard input."""
     not_requeueable: str = ""
     """Why a requeue would not do what it should under this release of Slurm, a sentence; empty if it would."""
-    starts_again: bool = False
-    """It has ended, and what runs it starts it again by itself within a moment, as `slurm-watchdog run` does."""
+    starts_again: str = ""
+    """It has ended, and what runs it starts it again by itself within a moment, as `slurm-watchdog run` does: a clause
+    that says how it ended, and which restart that is."""
+    ended_with: str = ""
+    """How it ended, where more is known than its state: `exit code 7`."""
     unreadable: tuple[str, ...] = ()
     """Names of the fields that Slurm answered in a form that cannot be read: their values here mean nothing."""
 

@@ -98,6 +98,9 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     """It knows the trainer's option that resumes from a named checkpoint (--resume-option)."""
     resumed_from: str = ""
     """The checkpoint that the present start resumes from by that option; empty: the trainer's own choice."""
+    failed: str = ""
+    """A clause: why the supervisor starts, or has last started, the command again by itself, and which restart that is;
+    empty: it was started by an order, or for the first time."""
     beside: int = 0
     """Process of another supervisor of this job, which writes the same file; 0: there is none. While there is one
     neither takes an order, nor says where its command runs."""

@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.actions import ActionRun, Decision
+from slurm_watchdog.model.actions import RESTARTING, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -19,8 +19,8 @@ KEPT_CULPRITS = 30
 KEPT_CHARS = 500
 """Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an
 unreachable Slack."""
-BUSY = frozenset({"busy"})
-"""Guards that hold an action back since one is under way already."""
+BUSY = frozenset({"busy", RESTARTING})
+"""What a decision is by that leaves the job to an action that is under way already."""
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
 """Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
 while another action of the job, which ends this incident too, is under way."""

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, plural
-from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
+from slurm_watchdog.model.actions import RESTARTING, Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.notify.notification import TEST_SUBJECT, TRANSIENT_GUARDS, Caller, Notice, Topic
 
@@ -128,6 +128,8 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
     if decision.acts:
         sentence = f"{subject} is being {done}"
         todo = "Nothing to do. To stop this and every other action: slurm-watchdog pause"
+    elif decision.by == RESTARTING:
+        sentence, todo = f"{subject} is restarting", "Nothing to do"
     elif decision.verdict is Verdict.ALLOWED:
         sentence = f"{subject}: alert only" if job or decision.process is not None else "alert only"
         todo = f"Look at it: slurm-watchdog explain {incident.id}"

@@ -33,7 +33,7 @@ from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
 from slurm_watchdog.supervisor.job_time import JobTime
 from slurm_watchdog.supervisor.last_minute import TOLD_S
 from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, is_function, receivers
-from slurm_watchdog.supervisor.sentences import told_words
+from slurm_watchdog.supervisor.sentences import restarting_words, told_words
 
 log = logging.getLogger(__name__)
 
@@ -379,13 +379,19 @@ class LocalSlurm:
             restarts=self.restarts,
             start_at=self.start_at,
             requeueable=True,
-            starts_again=self.state == "FAILED" and not self._last and self.restarts < self._max_restarts,
+            starts_again=self._starts_again(),
+            ended_with=self._exit_text() if self.state in OVER and self.exit_code is not None else "",
             held=self.held,
             stdout=str(self.output),
             stderr=str(self.errors),
             workdir=os.getcwd(),
             node_count=1,
         )
+
+    def _starts_again(self) -> str:
+        if self.state != "FAILED" or self._last or self.restarts >= self._max_restarts:
+            return ""
+        return f"its command ended with {self._exit_text()}, {restarting_words(self.restarts + 1, self._max_restarts)}"
 
     def notes(self) -> tuple[str, ...]:
         """Nothing: there is no Slurm."""

@@ -18,7 +18,7 @@ from slurm_watchdog.supervisor.last_minute import LAST_S, TOLD_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
 from slurm_watchdog.supervisor.resume_option import words_for
-from slurm_watchdog.supervisor.sentences import beside_words, code_words, elsewhere_words, told_words
+from slurm_watchdog.supervisor.sentences import beside_words, code_words, elsewhere_words, restarting_words, told_words
 from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
@@ -273,7 +273,7 @@ def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float)
     words += f", from {order.resume_from}" if order.resume_from else ""
     run = replace(
         run, order=order, avoided=run.avoided | set(avoid), once=order.once, resume_from=order.resume_from,
-        answer=OrderAnswer.TAKEN, words=words,
+        answer=OrderAnswer.TAKEN, words=words, failed="",
     )  # fmt: skip
     said = Say(f"{words}: {order.why}" if order.why else words)
     if run.phase in (Phase.LOOKING, Phase.ENDING):
@@ -338,7 +338,8 @@ def _lost(run: Run, nodes: tuple[str, ...], now: float, wall: float) -> Next:
         f"(restart {run.starts} of at most {run.settings.max_restarts})"
     )
     looking, actions = _look(run, now)
-    ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM, words=words)
+    failed = f"Slurm has lost {', '.join(nodes)}, and its command is {_restarting(run)}"
+    ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM, words=words, failed=failed)
     return ending, (Say(words), *_signal(run, "TERM"), *actions)
 
 
@@ -386,7 +387,12 @@ def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
         f"last lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
     )
     left = _end_all(run, "TERM")
-    return replace(run, phase=Phase.PAUSING, since=now, words=words), (Say(words), *left)
+    failed = f"its command ended with {code_words(event.code)}, {_restarting(run)}"
+    return replace(run, phase=Phase.PAUSING, since=now, words=words, failed=failed), (Say(words), *left)
+
+
+def _restarting(run: Run) -> str:
+    return restarting_words(run.starts, run.settings.max_restarts)
 
 
 def _not_again(run: Run, event: Ended, now: float, wall: float) -> str | None:

@@ -13,6 +13,11 @@ def code_words(code: int) -> str:
     return f"exit code {code} (signal {code - 128})" if 128 < code <= 128 + SIGRTMAX else f"exit code {code}"
 
 
+def restarting_words(number: int, most: int) -> str:
+    """Which restart is under way; a part of a sentence."""
+    return f"restarting ({number} of {most})"
+
+
 def elsewhere_words(start: int, nodes: Sequence[str]) -> str:
     """That a start runs on nodes that it was to leave out."""
     return (

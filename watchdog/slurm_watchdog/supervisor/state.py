@@ -93,6 +93,8 @@ class Run(Struct, frozen=True, kw_only=True):
     answered: str = ""
     answer: OrderAnswer = OrderAnswer.NONE
     words: str = ""
+    failed: str = ""
+    """See SupervisorStatus."""
 
     @property
     def in_batch(self) -> bool:
@@ -270,5 +272,6 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
         spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),
         avoided=tuple(n for n in nodes if n in run.avoided and n not in run.elsewhere),
         takes_once=True, takes_resume=bool(run.settings.resume_option), resumed_from=run.resume_from,
+        failed=run.failed[:500],
         order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

@@ -21,13 +21,15 @@ from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.policy.suspect_nodes import suspects_of
 from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
-from slurm_watchdog.model.actions import Action, ActionRun, OperationRecord
+from slurm_watchdog.model.actions import Action, ActionRun, Operation, OperationOutcome, OperationRecord
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 
 log = logging.getLogger(__name__)
 
 EXPIRY_EVERY_S = 60.0
 """Between two looks at what we did to nodes and may be taken back."""
+RESTARTS = frozenset({Operation.REQUEUE_HOLD, Operation.WRITE_ORDER, Operation.RESUBMIT})
+"""Operations that end a run to have it started again."""
 DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
 
@@ -138,6 +140,16 @@ class Actions:
             what = str(driver.run.decision.action).replace("_", " ")
             found[job_id] = f"its {what} is under way" + (f", {waits}{at_most}" if waits else "")
         return found | self.stuck()
+
+    def restarting(self) -> frozenset[str]:
+        """Jobs whose run is ended, or being ended, by an action that has it started again: nothing is left to do but to
+        wait."""
+        return frozenset(
+            job_id
+            for job_id, driver in self._on_jobs()
+            if not driver.held_up_on and not driver.run.decision.held_why
+            and any(each.operation in RESTARTS and each.outcome is OperationOutcome.DONE for each in driver.run.records)
+        )  # fmt: skip
 
     def stuck(self) -> dict[str, str]:
         """Job -> why its restart does not come about, where its old run does not end on a node. No user's

@@ -151,6 +151,7 @@ def job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
     progress = view.progress
     return {
         **fields_of(view.job, "job_id", "name", "user", "state", "nodes", "restarts"),
+        "restarts_in_place": 0 if view.supervisor is None else max(0, view.supervisor.starts - 1),
         "step": progress.known_step if progress else None,
         "total_steps": progress.total_steps if progress else None,
         "step_s": progress.step_s if progress else None,

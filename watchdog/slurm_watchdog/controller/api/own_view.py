@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.api.json_views import status_json
 from slurm_watchdog.controller.health.cluster import ORDER, Health, is_announced
-from slurm_watchdog.controller.health.job import Level
+from slurm_watchdog.controller.health.job import RESTARTING, Level
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident
 
@@ -36,7 +36,9 @@ def own_status(
         silent_nodes=tuple(node for node in view.silent_nodes if node in nodes),
     )
     of_jobs = tuple(each for each in found.jobs if each.job_id in ids)
-    firing = sum(map(is_announced, incidents))
+    again = {each.job_id for each in of_jobs if each.state == RESTARTING}
+    in_hand = {each.id for each in incidents if each.job_ids and again.issuperset(each.jobs_now or each.job_ids)}
+    firing = sum(is_announced(each) and each.id not in in_hand for each in incidents)
     levels = [each.level for each in of_jobs] + [Level.CRITICAL] * bool(firing)
     level = min(levels, key=ORDER.index, default=Level.OK)
     wrong = f"{plural(firing, 'incident')} firing; " if firing else ""

@@ -12,10 +12,20 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.health.busy import FULL
-from slurm_watchdog.controller.health.job import Blind, JobHealth, Level, NotJudged, job_context, job_health
+from slurm_watchdog.controller.health.job import (
+    Blind,
+    JobHealth,
+    Level,
+    NotJudged,
+    job_context,
+    job_health,
+    restarting_jobs,
+)
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
@@ -62,6 +72,8 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
     warming_up: bool = False
     acting: Mapping[str, str] = {}
     """Job -> what the action on it waits for, or that it is under way."""
+    restarting: frozenset[str] = frozenset()
+    """Jobs that an action has started again, or is about to, and that are not seen to train yet."""
     deliveries: Sequence[Delivery] = ()
     busy_share: float | None = None
     """See `busy`; None: not known."""
@@ -99,9 +111,11 @@ def health(seen: HealthInputs) -> Health:
     """The judgement."""
     view = seen.view
     blind = _all_blind(seen)
+    seen = replace(seen, restarting=seen.restarting | restarting_jobs(view))
     sight = job_context(
         view, seen.limits_s, seen.incidents, seen.acting, blind, patience_s=seen.patience_s, personal=seen.personal
     )
+    sight = replace(sight, restarting=seen.restarting)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
     reasons = [
         *_incidents(seen),
@@ -153,6 +167,10 @@ def _all_blind(seen: HealthInputs) -> Blind | None:
 
 def _incidents(seen: HealthInputs) -> Iterable[Reason]:
     firing = [each for each in seen.incidents if is_announced(each)]
+    again = {job_id for each in firing if _is_in_hand(each, seen) for job_id in each.jobs_now or each.job_ids}
+    firing = [each for each in firing if not _is_in_hand(each, seen)]
+    if again:
+        yield _warning(f"{'job' if len(again) == 1 else 'jobs'} {', '.join(sorted(again))} restarting")
     firing.sort(key=lambda each: (each.severity is not Severity.CRITICAL, each.opened_at))
     if firing:
         first = public_sentence(firing[0]).rstrip(".")
@@ -160,6 +178,11 @@ def _incidents(seen: HealthInputs) -> Iterable[Reason]:
     pending = sum(each.state is IncidentState.PENDING for each in seen.incidents)
     if pending:
         yield Reason(level=Level.WARNING, text=f"{plural(pending, 'incident')} pending")
+
+
+def _is_in_hand(incident: Incident, seen: HealthInputs) -> bool:
+    jobs = incident.jobs_now or incident.job_ids
+    return bool(jobs) and seen.restarting.issuperset(jobs)
 
 
 def _controller(seen: HealthInputs) -> Iterable[Reason]:

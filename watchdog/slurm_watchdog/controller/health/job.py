@@ -16,10 +16,12 @@ from slurm_watchdog.analysis.rank_motion import is_proven
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.detect.log_error import RISES
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.supervisor import SupervisorState
 
 
 class Level(StrEnum):
@@ -52,6 +54,7 @@ TRAINING: Final = "training"
 TRAINING_UNREAD: Final = "training, steps unread"
 """Its ranks are seen to move, or it saves in a rhythm: it is judged by that."""
 STARTING: Final = "starting"
+RESTARTING: Final = "restarting"
 BEYOND: Final = "beyond its limit"
 NOT_JUDGED: Final = "not judged"
 NO_TRAINING: Final = "no training seen"
@@ -99,11 +102,25 @@ class JobContext(Struct, frozen=True, kw_only=True):
     """Job -> its open incidents."""
     acting: Mapping[str, str]
     """Job -> what the action on it waits for."""
+    restarting: frozenset[str] = frozenset()
+    """See `HealthInputs`."""
     blind: Blind | None = None
     patience_s: tuple[float, float] | None = None
     """Time without a step after which a job whose ranks all do nothing is reported, and any other; None: never."""
     personal: bool = False
     """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
+
+
+def restarting_jobs(view: ClusterView) -> frozenset[str]:
+    """Jobs whose command `slurm-watchdog run` starts again by itself, until they are seen to make steps."""
+    ended = {each.job.job_id for each in view.ended if each.job.starts_again}
+    again = {job.job.job_id for job in (*view.jobs, *view.waiting) if job.past and job.past[-1].started_again}
+    trains = {job.job.job_id for job in view.jobs if job.progress is not None and job.progress.rises >= RISES}
+    in_place = {job.job.job_id: job.supervisor.state for job in view.jobs if job.supervisor and job.supervisor.failed}
+    between = (SupervisorState.STARTING, SupervisorState.ENDING)
+    ended |= {job_id for job_id, state in in_place.items() if state in between}
+    over = {job_id for job_id, state in in_place.items() if state is SupervisorState.OVER}
+    return frozenset(ended | ((again | in_place.keys()) - trains - over))
 
 
 def job_context(
@@ -140,6 +157,11 @@ def job_health(view: JobView, sight: JobContext) -> JobHealth:
     firing = [each for each in open_ones if each.state is IncidentState.FIRING]
     pending = len(firing) < len(open_ones)
     waits = sight.acting.get(job_id, "")
+    if job_id in sight.restarting:
+        return JobHealth(
+            job_id=job_id, state=RESTARTING, level=Level.WARNING, by_incident=bool(firing),
+            reason=waits or "its command ended, and is started again",
+        )  # fmt: skip
     stuck = min((each for each in firing if spec_of(each.kind).delays_steps), key=_first_cause, default=None)
     if stuck is not None:
         under_way = f"; {waits}" if waits else ""

@@ -22,10 +22,10 @@ from slurm_watchdog.controller.policy.search_restart import to_leave_out, to_lea
 from slurm_watchdog.controller.policy.suspect_nodes import to_avoid
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
-from slurm_watchdog.model.actions import Action, Decision, Fence, Rung, Verdict
+from slurm_watchdog.model.actions import RESTARTING, Action, Decision, Fence, Rung, Verdict
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm_states import is_out
-from slurm_watchdog.model.supervisor import in_use
+from slurm_watchdog.model.supervisor import SupervisorState, in_use
 
 
 def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, decision_id: str) -> Decision:
@@ -48,6 +48,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     reason = f"{'a person asked for it' if asked else 'the evidence is clear'} and no guard holds it back"
     if action is Action.NONE:
         reason = _why_none(incident, rule)
+        if restarts_itself(situation):
+            by, reason = RESTARTING, "`slurm-watchdog run` starts the command again by itself"
     else:
         for name, guard in GUARDS:
             objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)
@@ -112,6 +114,13 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         process_since=situation.process_since,
         uid=None if job is None else job.uid,
     )
+
+
+def restarts_itself(s: PolicyInput) -> bool:
+    """Whether the job's command has ended, and what runs it is about to start it again."""
+    status = s.supervisor
+    waits = status is not None and status.state in (SupervisorState.STARTING, SupervisorState.ENDING)
+    return bool(s.job is not None and s.job.starts_again) or (waits and status is not None and bool(status.failed))
 
 
 def _why_none(incident: Incident, rule: Rule) -> str:

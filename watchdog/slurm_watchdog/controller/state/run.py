@@ -241,6 +241,7 @@ def past_run(run: Run, now: float) -> PastRun:
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=_checkpoint_step(run, last_step),
         state=run.job.state,
+        started_again=run.job.starts_again,
         log_read=bool(run.log_offsets or run.clocks or run.errors.lines),
         unseen=run.unseen,
         nodes=run.job.nodes,

@@ -177,10 +177,14 @@ OTHER_LABEL = re.compile(
     r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b"
     r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|shards|tokens|download|upload|epoch_eval|ddim|plms)\b"
 )
+OTHER_EPOCH = re.compile(
+    r"\b(?:valid\w*|val|eval\w*|test\w*|infer\w*|predict\w*|(?:pre-?)?process\w*|token\w*|download\w*|load\w*)\b"
+)
+"""The same of a line about an epoch."""
 OTHER_UNIT = re.compile(
     r"\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b"
 )
-"""Both are searched for in the lower-cased line."""
+"""All are searched for in the lower-cased line."""
 
 # What else such a line may say, whatever the framework. These are searched for in the lower-cased line, from
 # where it has the needle.

@@ -13,6 +13,7 @@ import gzip
 import io
 import lzma
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -40,6 +41,19 @@ _LOOKED_AT, _MOST_CONTROLS = 65_536, 0.02
 """Bytes that show whether a file is text; the share of control characters in one. In machine code, images and what is
 packed they are 5 to 20 %; a bar that is redrawn, and colours, use those that are left out here."""
 _CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\r\x1b\b\f\a\v")) + b"\x7f"
+
+
+_BEHIND_BRACKET = re.compile(rb"\](?:[^\s\],|)\r:\[]|\[(?:rank|default|[EWI]\d{0,4} ))")
+_BAR_ENDS = re.compile(rb"(?:\d[\w.]*/s|s/[a-z]+)(?:, [^\[\]\n]{0,300})?$")
+"""A bar of tqdm ends so, and with a bracket; what follows at once is not of it."""
+_BAR_BYTES = 320
+_OF_SLURM = (b"slurmstepd: ", b"srun: ")
+_BEFORE_SLURM = re.compile(
+    rb"[^\s:\]/\w-](?=(?:slurmstepd|srun): (?:error|Job step|launch/slurm|forc|Terminat|\*\*\*))"
+    rb"|\w(?=slurmstepd: error: )"
+)
+MAX_GLUED = 10_000
+"""Of a block."""
 
 
 class Unreadable(Exception):
@@ -220,13 +234,29 @@ def _blocks(file: IO[bytes], on_read: Callable[[], None], on_damage: Callable[[]
 def _block(data: bytes, number: int) -> Block:
     if b"\x00" in data:
         data = data.replace(b"\x00", b"")
-    if b"\r" not in data:
+    if b"\r" in data:
+        data = data.replace(b"\r\n", b"\n")
+    glued = _places_of_glue(data)
+    if b"\r" not in data and not glued:
         return Block(data, number)
-    data = data.replace(b"\r\n", b"\n")
-    if b"\r" not in data:
-        return Block(data, number)
+    for place in reversed(glued):
+        data = data[:place] + b"\r" + data[place:]
     numbers = array("q")
     for line in data.split(b"\n"):
         numbers.extend([number] * (line.count(b"\r") + 1))
         number += 1
     return Block(data.replace(b"\r", b"\n"), numbers[0], numbers)
+
+
+def _places_of_glue(data: bytes) -> list[int]:
+    """Where another writer's line begins behind one that has no end of its own, such as a bar that is drawn."""
+    places: set[int] = set()
+    if b"/s" in data or b"s/" in data:
+        for match in _BEHIND_BRACKET.finditer(data):
+            bracket = match.start()
+            bar = data[max(0, bracket - _BAR_BYTES, data.rfind(b"\n", 0, bracket) + 1) : bracket]
+            if (b"/s" in bar or b"s/" in bar) and _BAR_ENDS.search(bar):
+                places.add(bracket + 1)
+    if any(word in data for word in _OF_SLURM):
+        places |= {match.end() for match in _BEFORE_SLURM.finditer(data)}
+    return sorted(places)[:MAX_GLUED]

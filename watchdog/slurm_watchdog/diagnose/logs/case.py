@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from slurm_watchdog.diagnose.logs.digest import Digest
+from slurm_watchdog.diagnose.logs.only_waiting import Waiting
 from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress, main_facts
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.silence import Silence
@@ -25,6 +26,7 @@ class Source:
     no_number: NoNumber | None = None
     loss_jump: LossJump | None = None
     slower: Change | None = None
+    waiting: Waiting | None = None
     roles: dict[int, str] = field(default_factory=dict)
     """Of each error's place its role."""
     rank: int | None = None

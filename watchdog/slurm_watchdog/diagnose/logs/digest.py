@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from slurm_watchdog.diagnose.logs.line import Line, classify, host_word, read_line
 from slurm_watchdog.diagnose.logs.sections import with_sections, without_line_numbers, without_modules
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, origin_of, stamp_of
+from slurm_watchdog.diagnose.logs.wrapped import unwrapped
 from slurm_watchdog.knowledge.progress_patterns import LONE_LOSS, LONE_LOSS_NEEDLES, Pattern
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import MAX_LINE_BYTES, ShapeMemory, letters, scan
@@ -123,6 +124,7 @@ class Collector:
     def add(self, data: bytes, first_line: int, numbers: Sequence[int] | None = None) -> None:
         """`numbers`: of each line of `data` its number in the file, where it is not simply counted on from
         `first_line`."""
+        data, numbers = unwrapped(data, first_line, numbers)
         found = scan(data, self._seen, self._own)
         self._left_out += found.left_out
 

@@ -40,7 +40,25 @@ def of_numbers(case: LogCase) -> LogVerdict | None:
             "hang", silence.line, number, f"{sentence(summary)} {sentence(first.reason)}", first.host, first.rank,
             missing=() if first.rank is None else (first.rank,), suspected=first.reason,
         )  # fmt: skip
-    return _of_loss(case) or _of_spike(case) or _of_speed(case)
+    return _of_waiting(case) or _of_loss(case) or _of_spike(case) or _of_speed(case)
+
+
+def _of_waiting(case: LogCase) -> LogVerdict | None:
+    """Every file that logs anything ends with signs of life alone, or with less."""
+    waiting = [(number, source) for number, source in enumerate(case.sources) if source.waiting is not None]
+    if not waiting or any(source.progress.rises and source.waiting is None for source in case.sources):
+        return None
+    number, source = waiting[0]
+    found, step = source.waiting, source.progress.last_step
+    assert found is not None
+    after = f"after step {step}" if step is not None else "at start, before a first step"
+    return LogVerdict(
+        "hang", found.line, number,
+        sentence(
+            f"hang {after}: from line {found.line} to the time limit (line {found.ended_line}) "
+            f"only signs of life were logged, {found.times} times ({found.words})"
+        ),
+    )  # fmt: skip
 
 
 def _of_loss(case: LogCase) -> LogVerdict | None:

@@ -11,6 +11,7 @@ from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, slower_words, spike_words
+from slurm_watchdog.diagnose.logs.only_waiting import read_waiting
 from slurm_watchdog.diagnose.logs.progress import (
     read_changes,
     read_loss_jump,
@@ -176,6 +177,7 @@ def judge_job(
                 read_no_number(digest, settings.nan_steps),
                 read_loss_jump(digest, settings.spike_deviations, settings.spike_percent),
                 read_slower(digest),
+                read_waiting(digest) if digest.segments is None and not progress.finished else None,
                 rank=name.local if as_rank and name.rank is None else name.rank,
                 host=name.host,
                 part_of=older.get(path),

@@ -32,6 +32,7 @@ from slurm_watchdog.knowledge.progress_patterns import (
     MAPPING_NEEDLES,
     NOT_PROGRESS,
     NOT_PROGRESS_NEEDLES,
+    OTHER_EPOCH,
     OTHER_LABEL,
     OTHER_UNIT,
     PROSE,
@@ -61,6 +62,7 @@ LONGEST_EPOCH = 1e9
 """Steps of an epoch whose length is not known: epoch and step become one number that rises."""
 _BAR_BEGINS = re.compile(r"\[(?:0?0:)?00:00<\?|\[(?:0?0:)?00:00, \?")
 _BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count"})
+_EPOCHS = frozenset({"epoch_pair", "epoch_loss"})
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -197,6 +199,8 @@ def _is_other(row: Pattern, match: re.Match[str], text: str, lower: str) -> bool
     """Whether it only looks like the row: a numbered list in prose, a bar of something else."""
     if row.counted:
         return PROSE.fullmatch(text, match.end()) is not None
+    if row.name in _EPOCHS:
+        return OTHER_EPOCH.search(lower, 0, match.start()) is not None
     if row.name not in _BARS:
         return False
     label = lower[max(0, match.start() - MAX_LINE) : match.start()]

@@ -16,11 +16,12 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.knowledge.kernel_causes import ADAPTER
 from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S, SAME_S, Counted
 from slurm_watchdog.ledger.from_incident import MAX_WHAT, blamed, events_of
 from slurm_watchdog.ledger.suspicion import Suspicion, by_node, suspicions
-from slurm_watchdog.ledger.words import event_words, repeated, tells_of_work
+from slurm_watchdog.ledger.words import event_words, repeated
 from slurm_watchdog.model.incidents import Finding, Incident
 from slurm_watchdog.model.node_comparison import KeptComparison
 from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind, SuspectNode
@@ -124,13 +125,13 @@ class NodeLedger:
             self.record(event)
 
     def note_drains(self, nodes: Iterable[SlurmNode]) -> None:
-        """Slurm's newest listing: who was drained by somebody else, and for a fault."""
+        """Slurm's newest listing: who was drained by somebody else, and for a fault of the node."""
         for node in nodes:
             if node.reason_at is None or not node.reason or not is_drained(node.state):
                 continue
             key = f"drain:{node.name}:{node.reason_at:.0f}"
             ours = node.reason.startswith(self._our_reason)
-            if ours or key in self._events or tells_of_work(node.reason):
+            if ours or key in self._events or drain_meaning(node.reason) is not DrainMeaning.NODE:
                 continue
             if node.reason_at < self._wall() - FORGOTTEN_S:
                 continue

@@ -13,8 +13,6 @@ from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEventKind
 
 MAX_SAID: Final = 4
 """Earlier events in one sentence."""
-ON_PURPOSE: Final = ("maint", "upgrade", "update", "reboot", "firmware", "reserved", "test", "install", "power sav")
-"""Words of a drain's reason that tell of work, not of a fault."""
 KIND_WORDS: Final = {
     NodeEventKind.TEST_FAILED: "a test of it failed",
     NodeEventKind.TEST_PASSED: "a test of it passed",
@@ -37,11 +35,6 @@ KIND_WORDS: Final = {
 def kind_words(kind: str) -> str:
     """An event of this kind, for everybody."""
     return KIND_WORDS[NodeEventKind(kind)] if kind in OWN_KINDS else spec_of(kind).sentence
-
-
-def tells_of_work(reason: str) -> bool:
-    """Whether a drain's reason tells of planned work, and not of a fault."""
-    return any(word in reason.lower() for word in ON_PURPOSE)
 
 
 def ago(age_s: float) -> str:

@@ -23,7 +23,7 @@ class NodeEventKind(StrEnum):
     USER_TEST_PASSED = "user_test_passed"
     """Of tests that a user ran for himself: to be read, held against nobody, and no reason to give a node back."""
     DRAINED = "drained"
-    """A person, or Slurm itself, has drained it, and not for planned work."""
+    """A person, a health check or Slurm itself has drained it, for a fault of the node."""
     LINK_DOWN = "link_down"
     """A network device of it lost its link, or died, as its kernel says."""
     RESTART_HELPED = "restart_helped"

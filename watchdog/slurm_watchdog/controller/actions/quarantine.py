@@ -17,7 +17,7 @@ from slurm_watchdog.actuate import drain
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, objection_to_witnesses, verdict
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.ledger.words import tells_of_work
+from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
@@ -153,7 +153,8 @@ async def _attend_reserved(
 
 def _taken(tools: QuarantineTools, entry: Quarantine, what: str, reason_at: float | None = None) -> None:
     """Slurm has our drain, or our reservation. What is reported again, after a death in between, is one event."""
-    fault = bool(entry.asked_by) and not tells_of_work(entry.reason)  # as if the person had used scontrol
+    said = entry.reason.partition(f" {entry.asked_by}: ")[2]
+    fault = bool(entry.asked_by) and drain_meaning(said) is DrainMeaning.NODE  # as if the person had used scontrol
     _tell(tools, entry, NodeEventKind.DRAINED if fault else _kind(entry), what)
     tools.journal.quarantines.drained(entry.id, reason_at)
     log.warning("%s is %s", entry.node, what)

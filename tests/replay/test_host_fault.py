@@ -45,8 +45,8 @@ def test_lines_of_a_kernel_become_what_is_reported(case: dict[str, Any]) -> None
     story.train(12)
     lines = [(at, text) for at, text in case.get("lines", ())]
     if "every" in case:
-        apart_s, for_s, text = case["every"]
-        lines += [(n * apart_s, text) for n in range(int(for_s / apart_s))]
+        apart_s, for_s, *texts = case["every"]
+        lines += [(n * apart_s + 0.1 * m, text) for n in range(int(for_s / apart_s)) for m, text in enumerate(texts)]
     with_kernel(story, lines, begin=story.t + 1.0)
     story.train(max(6, int(max(at for at, _ in lines) / 10) + 3))
     found = of_kind(told(story), "host_fault")

@@ -22,10 +22,10 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S, nodes_to_judge
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.detect.gpu_fault import LOUD, JobsOfNodes, is_of_gpu
+from slurm_watchdog.detect.gpu_fault import LOUD, JobsOfNodes, is_of_gpu, unended
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.kernel_log.verdict import broken_disk, disk_of
-from slurm_watchdog.knowledge.host_parts import ENDS, PARTS, SURVIVED, PartWords
+from slurm_watchdog.knowledge.host_parts import PARTS, RECOVER, SURVIVED
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
@@ -35,7 +35,7 @@ from slurm_watchdog.model.slurm_states import is_away
 
 HOUR_S = 3600.0
 SAME_S = 60.0
-"""A PCIe error and the GPU's own line about it, or a recovery and what was recovered from, come within this time."""
+"""A PCIe error and the GPU's own line about it come within this time."""
 RECOVERS_S = 10.0
 """A device on the bus is given so long to be recovered, or to be known as a GPU by its driver's own line."""
 SURVIVED_MINUTES = 3
@@ -94,82 +94,60 @@ def detect(view: ClusterView, settings: HostFault) -> list[Finding]:
 def _faults(view: ClusterView, node: NodeView, settings: HostFault) -> list[_Fault]:
     places: dict[str, list[SeenEvent]] = {}
     gpus = [each.at for each in node.events if is_of_gpu(each.event) and each.event.may_exclude_node]
+    remote = {each.event.device for each in node.events if each.event.name == "nvme_fabric"}
+    standing = {id(each) for each in unended(node.events)}
     for seen in node.events:
-        event = seen.event
-        age_s = view.now - seen.at
+        event, age_s = seen.event, view.now - seen.at
         if age_s > settings.recent or event.part not in PARTS or is_of_gpu(event):
             continue
-        if event.part in ENDS and age_s < RECOVERS_S:
+        if (event.part in RECOVER and age_s < RECOVERS_S) or (event.severity in LOUD and id(seen) not in standing):
             continue
         if event.part == "pcie" and any(abs(seen.at - at) <= SAME_S for at in gpus):
             continue  # the bus of a GPU that `gpu_fault` names
-        place = _place(seen)
-        if place:
+        place = _place(event)
+        if place and place not in remote:
             places.setdefault(place, []).append(seen)
     found = (_fault(node, place, seen, settings) for place, seen in places.items())
     return [each for each in found if each is not None]
 
 
-def _place(seen: SeenEvent) -> str:
+def _place(event: NodeEvent) -> str:
     """Where in its node: one fault is one incident. Empty: about no part of the node."""
-    event = seen.event
-    if event.part in ("disk", "filesystem"):
-        disk = disk_of(event.device)
+    disk = disk_of(event.device)
+    if event.part == "filesystem" or disk is not None:
         local = disk is not None and not disk.startswith(("loop", "rbd", "nbd", "drbd"))
-        return re.sub(r"^(nvme\d+)n\d+$", r"\1", disk) if disk and local else event.pci_bus_id or ""
+        return re.sub(r"^(nvme\d+)n\d+$", r"\1", disk) if disk and local else ""
     return PARTS[event.part].place or event.pci_bus_id or event.device or event.part
 
 
 def _fault(node: NodeView, place: str, seen: Sequence[SeenEvent], settings: HostFault) -> _Fault | None:
-    """The worst of what was said about one place; None if none of it is to be reported."""
-    fatal = [each for each in seen if _is_fatal(each, node.events)]
-    if fatal:
-        part = min((each.event.part for each in fatal), key=list(PARTS).index)
-        first = min(fatal, key=lambda each: list(PARTS).index(each.event.part))
-        return _Fault(node, place, part, tuple(fatal), PARTS[part].broken, _detail(first, seen), fatal=True)
-    once = [each for each in seen if each.event.severity in LOUD and not _is_survived(each) and _known(each).failed]
-    if once:
-        worst = min(once, key=lambda each: list(PARTS).index(each.event.part))
-        detail = _detail(worst, seen)
-        return _Fault(node, place, worst.event.part, tuple(once), _known(worst).failed, detail, fatal=False)
-    rated = [each for each in seen if _is_rated(each)]
-    survived = [each for each in rated if _is_survived(each)]
-    for often, minutes in ((survived, SURVIVED_MINUTES), (rated, settings.corrected_minutes)):
-        spread = len({each.at // 60 for each in often})
-        if spread >= minutes:
-            rate = f"{plural(sum(1 + each.event.repeats for each in often), 'line')} in {spread} min of the last hour"
-            detail = ", ".join(each for each in (_detail(often[0], seen), rate) if each)
-            return _Fault(node, place, often[0].event.part, tuple(often), _known(often[0]).often, detail, fatal=False)
+    """The worst of what was said about one place, if it was said often enough to be reported."""
+    by_weight: dict[str, list[SeenEvent]] = {}
+    for each in seen:
+        by_weight.setdefault(_weight(each.event), []).append(each)
+    least = {"broken": 1, "failed": 1, "survived": SURVIVED_MINUTES, "often": settings.corrected_minutes}
+    for weight, minutes in least.items():
+        found = by_weight.get(weight, ())
+        spread = len({each.at // 60 for each in found})
+        if not found or spread < minutes:
+            continue
+        first = min(found, key=lambda each: list(PARTS).index(each.event.part))
+        words = PARTS[first.event.part]
+        what = {"broken": words.broken, "failed": words.failed}.get(weight, words.often)
+        rate = f"{plural(sum(1 + each.event.repeats for each in found), 'line')} in {spread} min of the last hour"
+        detail = ", ".join(each for each in (_detail(first, seen), rate if minutes > 1 else "") if each)
+        if what:
+            return _Fault(node, place, first.event.part, tuple(found), what, detail, fatal=weight == "broken")
     return None
 
 
-def _known(seen: SeenEvent) -> PartWords:
-    return PARTS[seen.event.part]
-
-
-def _is_survived(seen: SeenEvent) -> bool:
-    return seen.event.name in SURVIVED and not seen.event.may_exclude_node
-
-
-def _is_rated(seen: SeenEvent) -> bool:
-    quiet = seen.event.severity is FaultSeverity.WARNING
-    return bool(_known(seen).often) and (quiet or _is_survived(seen))
-
-
-def _is_fatal(seen: SeenEvent, others: Sequence[SeenEvent]) -> bool:
-    """Whether hardware is certainly broken, and was not recovered from."""
-    event = seen.event
-    end = ENDS.get(event.part)
-    if any(each.event.name == end and 0 <= each.at - seen.at <= SAME_S for each in others):
-        return False
-    return event.may_exclude_node or _breaks_own_disk(event, others)
-
-
-def _breaks_own_disk(event: NodeEvent, others: Sequence[SeenEvent]) -> bool:
-    """An NVMe disk that is not reached over a network; what is called sd may be a stick, or in a storage network."""
-    controller = re.match(r"nvme\d+", broken_disk(event) or "")
-    remote = {each.event.device for each in others if each.event.name == "nvme_fabric"}
-    return controller is not None and controller[0] not in remote
+def _weight(event: NodeEvent) -> str:
+    """`broken`: certainly. An NVMe disk of the node itself is; what is called sd may be a stick, or elsewhere."""
+    if event.may_exclude_node or (broken_disk(event) or "").startswith("nvme"):
+        return "broken"
+    if event.severity in LOUD:
+        return "survived" if event.name in SURVIVED else "failed"
+    return "often" if event.severity is FaultSeverity.WARNING else ""
 
 
 def _detail(first: SeenEvent, seen: Sequence[SeenEvent]) -> str:

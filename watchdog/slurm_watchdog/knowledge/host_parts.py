@@ -45,5 +45,5 @@ SURVIVED: Final = frozenset(
 )  # fmt: skip
 """Lines that a driver writes as errors, and usually survives (a reset, another try, a device that no job uses): they
 are weighed as corrected ones are."""
-ENDS: Final = {"pcie": "pcie_recovered", "nic": "nic_recovered"}
-"""Part -> the line which says that a fatal error of it was recovered from."""
+RECOVER: Final = frozenset({"pcie", "nic"})
+"""Parts whose driver may report some seconds after a fatal error that it has recovered."""

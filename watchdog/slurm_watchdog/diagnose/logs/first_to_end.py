@@ -116,6 +116,7 @@ def _differs(ends: Sequence[End]) -> bool:
 
 def _of_launchers(ranks: Ranks) -> list[End]:
     rows = [row for row in ranks.failures if row.code != 0]
+    rows = [row for row in rows if row.code is not None] or rows  # of some only the line with the name was reported
     any_root = any(row.root for row in rows)
     return [_of_failure(row, alone=not any_root) for row in rows]
 

@@ -3,12 +3,16 @@ people write them."""
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.cli.main import main
 from slurm_watchdog.doctor.cluster_rules import settings_of
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
 from slurm_watchdog.doctor.job_facts import JobFacts, SlurmSettings, WatchedJob
@@ -204,7 +208,7 @@ def test_of_a_pytorch_that_records_by_itself_the_pipe_is_suggested_for_a_job_of_
         GPUS + "source ./settings.sh\n",
     ):  # fmt: skip
         assert rules(silent) == set(), silent
-    assert rules(one.replace("gpu:h100:1", "gpu:h100:4")) == {"nccl_flight_recorder_pipe"}
+    assert rules(one.replace("gpu:h100:1", "gpu:h100:4")) == {"nccl_flight_recorder_pipe", "tasks"}
     assert rules(GPUS.replace("module load pytorch/2.13\n", ""), torch=(2, 14)) == {"nccl_flight_recorder_pipe"}
 
 
@@ -214,7 +218,10 @@ def test_the_right_name_of_the_variable_depends_on_the_release_of_pytorch() -> N
     (old,) = advice(bare, torch=(1, 13))
     assert old.add == "export NCCL_ASYNC_ERROR_HANDLING=1"
     assert advice(bare, torch=(2, 0)) == advice(bare, torch=(2, 2)) == []  # on by itself
-    assert advice(bare.replace("python train.py", "torchrun train.py"), torch=(1, 13)) == []  # it sets it itself
+    launched = bare.replace("python train.py", "torchrun train.py").replace(
+        "--ntasks-per-node=8", "--ntasks-per-node=1"
+    )
+    assert advice(launched, torch=(1, 13)) == []  # it sets it itself
 
 
 @pytest.mark.parametrize(
@@ -347,3 +354,28 @@ def test_no_text_is_too_odd_to_be_read(text: str) -> None:
 
 def test_a_very_large_script_is_read_in_bounded_time() -> None:
     assert isinstance(advice("A=$A$A\n" * 20_000 + "srun $A python x.py\n" + "'" * 100_000), list)
+
+
+TASKS = {
+    "tasks_and_tasks_of_a_node": ("--nodes=1 --ntasks=1 --ntasks-per-node=2 --gres=gpu:2", "python t.py", "contradicts"),
+    "fewer_than_the_nodes_hold": ("-N 4 -n 8 --ntasks-per-node=8 --gpus-per-node=8", "python t.py", "contradicts"),
+    "more_than_the_nodes_hold": ("--nodes=2 --ntasks=24 --ntasks-per-node=8", "python t.py", "contradicts"),
+    "one_task_for_eight_gpus": ("--nodes=2 --ntasks-per-node=1 --gres=gpu:h100:8", "python t.py", "7 GPUs of each node"),
+    "a_launcher_in_each_task": ("--nodes=2 --ntasks-per-node=8 --gpus-per-node=8", "torchrun t.py", "8 times on each node"),
+    "as_many_as_asked": ("--nodes=2 --ntasks=16 --ntasks-per-node=8 --gpus-per-node=8", "python t.py", None),
+    "a_launcher_a_node": ("--nodes=2 --ntasks-per-node=1 --gpus-per-node=8", "torchrun t.py", None),
+    "fewer_by_the_step": ("--nodes=2 --ntasks=16 --ntasks-per-node=8", "--ntasks=2 --ntasks-per-node=1 python t.py", None),
+    "nodes_in_a_range": ("--nodes=2-4 --ntasks=16 --ntasks-per-node=8", "python t.py", None),
+    "nodes_left_to_slurm": ("--ntasks=16 --ntasks-per-node=8", "python t.py", None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_numbers_of_tasks_that_contradict_each_other(name: str, tmp_path: Path) -> None:
+    options, command, words = TASKS[name]
+    script = tmp_path / "t.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH {options}\nsrun {command}\n")
+    done = CliRunner().invoke(main, ["doctor", str(script), "--json"])
+    found = [each for each in json.loads(done.stdout)["findings"] if each["rule"] == "tasks"]
+    assert [words in each["sentence"] for each in found if words] == ([True] if words else []), found
+    assert words is not None or not found

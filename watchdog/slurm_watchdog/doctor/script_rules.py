@@ -18,6 +18,7 @@ from slurm_watchdog.doctor.script import (
     programs,
     uses_launcher,
 )
+from slurm_watchdog.doctor.task_rules import TASK_RULES
 from slurm_watchdog.doctor.torch_rules import TORCH_RULES
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 
@@ -254,4 +255,5 @@ SCRIPT_RULES: tuple[Rule[JobFacts], ...] = (
     _buffered,
     _watched,
     *RUN_RULES,
+    *TASK_RULES,
 )

@@ -152,7 +152,9 @@ SCENES: dict[str, Scene] = {
         dies(kernel=OOM), ("memory_kill", "lingering_job"), ("killed by the kernel", "is being requeued"), minutes=12.0
     ),
     "a rank raises and the job stays": Scene(
-        dies(*ASSERT), ("log_error", "lingering_job"), ("device-side assert", "cannot continue", "is being requeued")
+        dies(*ASSERT, "srun: error: n1: task 1: Exited with exit code 1"),
+        ("log_error", "lingering_job"),
+        ("device-side assert", "cannot continue", "exited with code 1", "is being requeued"),
     ),
     "a rank raises and Slurm ends the job": Scene(
         dies(*ASSERT, ends_after_s=12.0), ("log_error",), ("device-side assert",), minutes=12.0

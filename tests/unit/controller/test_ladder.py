@@ -125,6 +125,17 @@ def test_the_rungs_of_a_requeue_in_their_order() -> None:
     assert "without n1" in end.detail
 
 
+@pytest.mark.parametrize(
+    ("loaded", "words"),
+    [(400, "first new step 401"), (401, "its log continues at step 401"), (None, "first new step 401")],
+)
+def test_the_step_of_the_checkpoint_itself_is_not_said_to_be_a_new_one(loaded: int | None, words: str) -> None:
+    operations = (Operation.REQUEUE_HOLD, Operation.EXCLUDE, Operation.RELEASE)
+    world = {"next_first_step": 401, "loaded_step": loaded}
+    end = move({**NEXT, "excluded_nodes": ("n1",)}, *map(record, operations), **world).end
+    assert words in end.detail
+
+
 def test_the_rungs_of_a_graceful_restart_in_their_order() -> None:
     def graceful(job: dict[str, Any], *records: OperationRecord, **world: Any) -> Any:
         return move(job, *records, decision=GRACEFUL, **world)

@@ -19,7 +19,7 @@ from slurm_watchdog.controller.policy.owner_directives import (
     problem_of_path,
 )
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
-from slurm_watchdog.controller.policy.rules import Rule, RuleBook, RuleChange, action_of, permit, rule_for
+from slurm_watchdog.controller.policy.rules import Rule, RuleBook, RuleChange, action_of, mode_words, permit, rule_for
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.knowledge.rungs import ENDINGS, HARMLESS, ORDER, problem_of
 from slurm_watchdog.model.actions import Action, Rung
@@ -295,3 +295,23 @@ def test_a_script_is_submitted_again_with_what_slurm_tells_of_the_job() -> None:
         "--hold", "--comment=mine mark=1", "--dependency=afterany:7", "--job-name=t", "--partition=gpu", "--account=a", "--qos=high",
         "--nodes=2", "--time=61", "--exclude=n9,n1",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("mode: observe", "observe"),
+        ("mode: act", "act"),
+        ("policy: {kinds: {collective_hang: {mode: act}}}", "observe, but acts on collective_hang"),
+        ("policy: {kinds: {crash_loop: {mode: act}}}", "observe"),
+        ("policy: {kinds: {crash_loop: {mode: act, ladder: [hold]}}}", "observe, but acts on crash_loop"),
+        ("mode: act\npolicy: {kinds: {rank_stopped: {mode: observe}}}", "act, but not on rank_stopped"),
+        (
+            "policy: {overrides: [{match: {partition: gpu}, mode: act}]}",
+            "observe, but acts on some jobs (policy.overrides)",
+        ),
+    ],
+)
+def test_the_mode_in_words_says_what_may_happen(text: str, words: str) -> None:
+    config = parse_config(text)
+    assert mode_words(rule_book_of(config), config.mode) == words

@@ -109,7 +109,10 @@ def print_explanation(found: Explanation, now: float) -> None:
     )
     sentence(incident.summary)
     if incident.inhibited_by:
-        sentence(f"It is not acted on and not announced, for this explains it: {incident.inhibited_by}.")
+        kind = incident.inhibited_by.removeprefix("suspicion:")
+        held = f"It is held back for a moment: {kind} is suspected, and would explain it."
+        explained = f"Incident {kind} explains it and is reported in its place: nothing is done about this one."
+        sentence(explained if kind == incident.inhibited_by else held)
     if incident.resolution:
         sentence(f"Resolved: {incident.resolution}")
     if incident.details_for:

@@ -312,6 +312,10 @@ def scope_sentence(mount: str, state: Assessment) -> str:
                 f"{mount} fails on several nodes{f' ({unanswering})' if unanswering else ''}: its "
                 "server or the network, no node's fault"
             )
+        case Scope.ONE_NODE if not state.answering:
+            return (
+                f"{mount} is a filesystem of this node alone ({', '.join(state.strangers[:4])} have another one there)"
+            )
         case Scope.ONE_NODE:
             return f"{mount} answers elsewhere{f' ({answering})' if answering else ''}: it is this node"
         case Scope.ONE_FILE:

@@ -169,7 +169,8 @@ class ProvenConnection:
         credential = self._encode(encode_offer(session, epoch))
         answer = self._inner.post_kept(where, b"", {**headers, "Authorization": f"Munge {credential}"}, answer_s)
         if answer.status != 200:
-            raise AuthenticationFailed(f"the controller refuses our credential: {_sentence(answer)}")
+            does = "takes no sessions yet" if answer.status >= 500 else "refuses our credential"
+            raise AuthenticationFailed(f"the controller {does}: {_sentence(answer)}")
         self._believe(session, answer)
         return session
 

@@ -160,6 +160,6 @@ def job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "limit_s": limit_s,
         "phase": (progress.phase or "training") if progress else "starting",
         "ranks": len(view.ranks),
-        "ranks_alive": len(view.living_ranks),
+        "ranks_alive": sum(rank.node not in view.silent_nodes for rank in view.living_ranks),
         "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
     }

@@ -6,8 +6,10 @@ named where nothing names him.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -28,12 +30,17 @@ from slurm_watchdog.diagnose.logs.reported_run import (
     reported,
 )
 from slurm_watchdog.diagnose.logs.verdict import judge_errors
+from slurm_watchdog.knowledge.launcher_exits import Ending
 from slurm_watchdog.knowledge.log_signatures import LogTable, log_table
 from slurm_watchdog.model.cluster_view import JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 from slurm_watchdog.parse.training_log.text import split_prefix
+
+EXIT_CODE: Final = re.compile(r"[Ee]xited with exit code (\d+)")
+LEAST_SIGNAL: Final = 128
+"""Of codes from here on a shell says which signal it was: that is the launcher's to say, and may be its own deed."""
 
 
 class Cause(Struct, frozen=True, kw_only=True):
@@ -187,9 +194,25 @@ def failed_first(job: JobView, dead: Sequence[ProcessView], now: float) -> Proce
 def how_they_ended(job: JobView, ranks: Sequence[int | None], now: float) -> str:
     """`was killed (SIGKILL)`, `exited with code 1`, as a launcher or Slurm has told it of the one rank; else
     `ended`."""
-    cause = find_cause(running(job, now)) if job.errors and len(ranks) == 1 else None
-    known = cause is not None and cause.how and ranks[0] is not None and cause.rank == ranks[0]
-    return cause.how if cause is not None and known else "ended"
+    if not job.errors or len(ranks) != 1 or ranks[0] is None:
+        return "ended"
+    run = running(job, now)
+    cause = find_cause(run)
+    if cause is not None and cause.how and cause.rank == ranks[0]:
+        return cause.how
+    code = _exit_codes(reported(run, lines_since_last_step(run))).get(ranks[0])
+    return "ended" if code is None else Ending(code=code).words
+
+
+@lru_cache(maxsize=MAX_RUNS_REMEMBERED)
+def _exit_codes(run: ReportedRun) -> dict[int, int]:
+    """Rank -> the code with which it left by itself, as a launcher or Slurm has told it, whatever it said before."""
+    ranks = case_of(run).ranks
+    codes = {row.rank: row.code for row in ranks.failures if row.rank is not None and row.code}
+    if ranks.tasks_are_ranks:
+        told = ((each.task, EXIT_CODE.search(each.what)) for each in ranks.tasks)
+        codes |= {task: int(code[1]) for task, code in told if task is not None and code is not None}
+    return {rank: code for rank, code in codes.items() if 0 < code < LEAST_SIGNAL}
 
 
 def last_error_before_end(job: JobView, gone: ProcessView, now: float) -> str:

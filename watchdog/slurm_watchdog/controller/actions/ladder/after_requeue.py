@@ -236,10 +236,15 @@ def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float, 
     words = "" if lost is None else f"{counted}, {lost.words}"
     if lost is not None and lost.at_most and decision.step_s is not None:
         words += f" (about {work_words(lost, decision.step_s)} of work)"
+    begun = f"first new step {first}"
+    if (
+        world.loaded_step is not None and 0 < first <= world.loaded_step
+    ):  # the line of the checkpoint that it has loaded
+        begun = f"its log continues at step {first}"
     return ActionEnd(
         ok=True,
         ended_at=world.now,
-        detail=f"{what}; first new step {first}{words}",
+        detail=f"{what}; {begun}{words}",
         resumed_at_step=first,
         steps_lost=None if lost is None else lost.at_least,
         steps_lost_at_most=None if lost is None or lost.at_most == lost.at_least else lost.at_most,

@@ -112,7 +112,7 @@ def ending_row(fields: Fields) -> re.Pattern[str]:
 
 
 _ROWS: tuple[re.Pattern[str], ...] = read_shipped("launcher_exits.conf", {"ending": ending_row})["ending"]
-_NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at", "aborted", "killed", ": line ")
+_NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at", "abort", "killed", ": line ")
 
 
 def ending_of(text: str) -> Ending | None:

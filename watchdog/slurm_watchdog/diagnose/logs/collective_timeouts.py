@@ -40,7 +40,7 @@ _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
 """Horovod's own word, a line for each rank that has not handed in its tensors."""
 _JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")
 """It was there, and waited."""
-_JAX_TASK = re.compile(r"/job:jax_worker/replica:\d+/task:(?P<task>\d+)")
+_JAX_TASK = re.compile(r"/job:(?:jax_worker|worker|tpu_worker)/replica:\d+/task:(?P<task>\d+)")
 _STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
 
 

@@ -212,13 +212,15 @@ def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVe
     memory = how.signal == signal.SIGKILL and not end.out_of_memory
     likely, see = (", as the kernel does for memory", "see dmesg and sacct; ") if memory else ("", "")
     said = f"Slurm says {end.slurms}; " if end.slurms else ""
+    name, words = end.row, end.words
+    if error is not None and error.name == "mpi_abort":
+        name, words = error.name, "called MPI_Abort"
     summary = (
-        f"{who} {end.words}{likely}{after_step(case, error)} (line {end.line}): {said}{see}"
-        "its own words are not in the log"
+        f"{who} {words}{likely}{after_step(case, error)} (line {end.line}): {said}{see}its own words are not in the log"
     )
     return LogVerdict(
-        end.row, end.line, error.source if error else 0, sentence(summary), host, how.rank, _words_of(end, error),
-        followed=max(0, len(felt_errors) - 1), explained=end.explains, how=end.words,
+        name, end.line, error.source if error else 0, sentence(summary), host, how.rank, _words_of(end, error),
+        followed=max(0, len(felt_errors) - 1), explained=end.explains, how=words,
     )  # fmt: skip
 
 

@@ -43,6 +43,7 @@ from tests.accuracy.cases_log import (
 )
 from tests.accuracy.cases_machine import (
     driver_stall,
+    host_fault,
     killed_for_memory,
     link_fault,
     near_a_limit,
@@ -325,6 +326,7 @@ CASES: tuple[Case, ...] = (
     Case(22, "near_a_limit", near_a_limit, (1, 2, 8)),
     Case(23, "driver_stall", driver_stall),
     Case(24, "link_fault", link_fault, (1, 2, 8, 48)),
+    Case(25, "host_fault", host_fault, (1, 2, 8)),
 )
 """Rows 17 and 19 are about what the watchdog does, not what it sees (tests/unit/controller/test_ladder.py,
 tests/simulation); 20 is healthy, and from 21 on the machines tell."""

@@ -220,6 +220,37 @@ def link_fault(s: Setup) -> Scene:
     return scene
 
 
+HOST_LINES = {
+    "memory": (
+        "mce: Uncorrected hardware memory error in user-access at 1cf600800",
+        "EDAC MC3: 1 UE memory read error on CPU_SrcID#1_MC#1_Chan#2_DIMM#0 (channel:2 slot:0 page:0xb757589 offset:0xdc0)",
+    ),
+    "cpu": ("mce: [Hardware Error]: CPU 3: Machine Check: 0 Bank 5: be00000000800400",),
+    "nic": ("mlx5_core 0000:5e:00.0: poll_health:738:(pid 0): device's health compromised - reached miss count",),
+    "pcie": (
+        "mlx5_core 0000:5e:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
+    ),
+    "disk": ("nvme nvme4: Disabling device after reset failure: -19",),
+    "heat": ("thermal thermal_zone0: critical temperature reached (105 C), shutting down",),
+}
+"""Of a part of a machine that is broken for certain."""
+
+
+def host_fault(s: Setup) -> Scene:
+    """A part of one node that is no GPU breaks, as its kernel says; the job trains on."""
+    scene = s.scene(Expect(("host_fault",), within_s=10.0 + 2 * REPORT_S))
+
+    def begin(t: float) -> None:
+        node = scene.job.nodes[s.rng.randrange(len(scene.job.nodes))]
+        node.kernel += [(t, line) for line in HOST_LINES[s.rng.choice(tuple(HOST_LINES))]]
+        scene.expect.nodes = frozenset({node.name})
+        scene.fault(t, node.name)
+
+    scene.world.at(s.warm_s(scene.job.plan), begin)
+    scene.until_s = s.warm_s(scene.job.plan) + 300.0
+    return scene
+
+
 # ------------------------------------------------------------------------------------ records of collectives
 
 

@@ -110,6 +110,7 @@ def _kernel_events(said: Said) -> Iterator[NodeEvent]:
                 server=fact.server,
                 device=fact.device,
                 may_exclude_node=fact.may_exclude_node,
+                part=fact.part,
             )
 
 

@@ -14,11 +14,18 @@ from tests.accuracy.training import Node
 
 MANY_PROCESSES = 4_000_000
 """No pid of the simulated job."""
+CORRECTED = (
+    "EDAC MC0: 1 CE memory read error on CPU_SrcID#0_MC#0_Chan#1_DIMM#0 (channel:1 slot:0 page:0x123 offset:0x0 grain:32)",
+    "nvme 0000:01:00.0: PCIe Bus Error: severity=Corrected, type=Physical Layer, (Receiver ID)",
+    "mce: [Hardware Error]: Machine check events logged",
+)
+"""Lines of a kernel about what was put right."""
 
 
 def memory(s: Setup) -> Scene:
     """The job's group is full of cache of files, and for moments of memory; helpers of it are killed by the kernel and
-    it trains on; data loader's workers are killed by their own parent; and others are killed for memory beside it."""
+    it trains on; data loader's workers are killed by their own parent; and others are killed for memory beside it.
+    Errors of memory and of the bus are corrected now and then."""
     scene = scene_with(s, 2 * H, step_s=s.rng.choice((5.0, 15.0)), workers=2, save_every=60, save_s=30.0)
     job, rng = scene.job, s.rng
 
@@ -43,6 +50,7 @@ def memory(s: Setup) -> Scene:
         node, pid = rng.choice(job.nodes), MANY_PROCESSES + int(t)
         whose = rng.choice((job.job_id, "77", None))
         node.kernel += [(t, line) for line in kill_lines(pid, whose, rng.choice(("python", "sshd", "git")))]
+        node.kernel += [(t, line) for line in rng.sample(CORRECTED, rng.randrange(len(CORRECTED)))]
         if job.state == "RUNNING" and rng.random() < 0.5:  # their own parent ends them, at the end of an epoch
             for rank in job.ranks:
                 for worker in rank.workers:

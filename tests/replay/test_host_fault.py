@@ -11,6 +11,7 @@ import yaml
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.host_fault import HostFault, detect
+from slurm_watchdog.ledger.from_incident import blamed
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
@@ -143,6 +144,33 @@ def test_heat_in_a_room_excludes_no_node() -> None:
     assert [each.exclude_nodes for each in bad(cluster(job(), nodes=nodes("n1", "n2", **hot)))] == [("n1",), ("n2",)]
 
 
+SITE = "mode: act\npolicy: {cooldown: 0s, budget_percent: 100, kinds: {host_fault: {ladder: [requeue]}}}\n"
+
+
+@pytest.mark.parametrize(("config", "verdicts"), [("", [("none", "allowed")]), (SITE, [("requeue", "allowed")])])
+def test_nothing_is_done_about_it_until_a_site_gives_it_a_ladder(config: str, verdicts: list[tuple[str, str]]) -> None:
+    story = Story(per_node=1, every_s=10.0)
+    story.train(12)
+    with_kernel(story, [(0.0, UE)], node="n1", begin=story.t + 1.0)
+    story.train(4)
+    found = told(story, config)
+    (fault,) = of_kind(found, "host_fault")
+    decided = [each for each in found.decided if each.incident_id == fault.id]
+    assert [(str(each.action), str(each.verdict)) for each in decided] == verdicts
+    assert all(each.exclude == ("n1",) for each in decided if each.action == "requeue")
+
+
+def test_a_dead_adapter_and_a_dimm_are_two_faults_of_a_node_that_its_history_keeps() -> None:
+    nic = line(name="nic_dead", part="nic", device=None, pci_bus_id="0000:5e:00.0", age_s=20.0)
+    node = NodeView(name="n1", reported_at=NOW - 2.0, events=(nic, line()))
+    found = bad(cluster(job(run_age_s=900.0), nodes=(node,)))
+    assert [each.subject for each in found] == ["host:n1/0000:5e:00.0", "host:n1/board"]
+    assert [blamed(each) for each in found] == [(("n1", ""),)] * 2
+    minutes = tuple(line(60.0 * n, severity=FaultSeverity.WARNING, may_exclude_node=False) for n in range(20, 0, -1))
+    (often,) = bad(cluster(nodes=(NodeView(name="n1", reported_at=NOW - 2.0, events=minutes),)))
+    assert (often.severity, blamed(often)) == (Severity.WARNING, ())
+
+
 @pytest.mark.parametrize("changes", [{"may_exclude_node": False, "severity": FaultSeverity.WARNING}, {"age_s": 3700.0}])
 def test_what_was_corrected_or_is_old_says_nothing(changes: dict[str, Any]) -> None:
     assert bad(cluster(job(run_age_s=9000.0), nodes=nodes("n1", **changes))) == []
@@ -155,6 +183,6 @@ def test_it_ends_when_an_hour_has_passed() -> None:
     assert young.truth is Truth.UNKNOWN, "a controller that was started again has not seen the line"
 
 
-def test_the_dispatch_of_what_an_earlier_agent_sends_is_not_lost() -> None:
+def test_a_line_that_an_earlier_agent_sends_without_its_part_counts() -> None:
     (found,) = bad(cluster(nodes=nodes("n1", part="none")))
     assert found.summary.startswith("Hardware failed on n1")

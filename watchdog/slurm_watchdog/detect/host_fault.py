@@ -25,7 +25,7 @@ from slurm_watchdog.base.text import plural
 from slurm_watchdog.detect.gpu_fault import LOUD, JobsOfNodes, is_of_gpu, unended
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
 from slurm_watchdog.diagnose.kernel_log.verdict import broken_disk, disk_of
-from slurm_watchdog.knowledge.host_parts import PARTS, RECOVER, SURVIVED
+from slurm_watchdog.knowledge.host_parts import PARTS, SURVIVED
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
@@ -100,7 +100,7 @@ def _faults(view: ClusterView, node: NodeView, settings: HostFault) -> list[_Fau
         event, age_s = seen.event, view.now - seen.at
         if age_s > settings.recent or event.part not in PARTS or is_of_gpu(event):
             continue
-        if (event.part in RECOVER and age_s < RECOVERS_S) or (event.severity in LOUD and id(seen) not in standing):
+        if (event.part == "pcie" and age_s < RECOVERS_S) or (event.severity in LOUD and id(seen) not in standing):
             continue
         if event.part == "pcie" and any(abs(seen.at - at) <= SAME_S for at in gpus):
             continue  # the bus of a GPU that `gpu_fault` names

@@ -45,5 +45,3 @@ SURVIVED: Final = frozenset(
 )  # fmt: skip
 """Lines that a driver writes as errors, and usually survives (a reset, another try, a device that no job uses): they
 are weighed as corrected ones are."""
-RECOVER: Final = frozenset({"pcie", "nic"})
-"""Parts whose driver may report some seconds after a fatal error that it has recovered."""

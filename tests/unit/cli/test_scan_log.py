@@ -307,7 +307,7 @@ def test_a_rank_whose_file_is_not_here_is_not_said_to_be_silent(tmp_path: Path) 
         )
     verdict = answer(*paths)[0]["verdict"]
     assert (verdict["rank"], verdict["missing_ranks"]) == (None, [])
-    assert "7 ranks said so" in verdict["summary"]
+    assert "7 ranks logged this" in verdict["summary"]
 
 
 def test_a_file_named_for_an_address_is_of_that_host(tmp_path: Path) -> None:

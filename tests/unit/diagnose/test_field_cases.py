@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from slurm_watchdog.cli.main import main
 
 FIELD = Path(__file__).parents[2] / "captures" / "field"
-FOLDERS = ("logs", "seeds")
+FOLDERS = ("logs", "seeds", "own")
 
 
 def cases() -> list[Any]:
@@ -49,6 +49,10 @@ def judged_wrong(case: dict[str, Any], rows: list[dict[str, Any]]) -> list[str]:
     steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
     if "last_step" in case and max(steps, default=None) != case["last_step"]:
         wrong.append(f"last step {max(steps, default=None)}")
+    if "note" in case and case["note"] not in "".join(rows[0]["notes"]):
+        wrong.append(f"notes {rows[0]['notes']}")
+    if [each["class"] for each in rows[0]["excerpts"]] != case.get("excerpts", []):
+        wrong.append(f"excerpts {rows[0]['excerpts']}")
     if verdict is None or not case["incident"]:
         return [*wrong, *([f"verdict {verdict}"] if (verdict is not None) != case["incident"] else [])]
     if verdict["class"] not in case["cls"]:

@@ -31,6 +31,10 @@ if TYPE_CHECKING:
     from slurm_watchdog.knowledge.progress_patterns import Pattern
 
 SHOWN_ERRORS: Final = 8
+FIRST_LINE, LEAST_QUOTED = 160, 80
+"""Characters of the first sentence, and of the line in it at least."""
+QUOTED: Final = 200
+"""Of which a verdict quotes so many."""
 BLIND: Final = ", and no progress either: whether it trains cannot be read in it."
 LOG_NAME: Final = re.compile(
     r"(?:\.(?:log|out|err|txt|jsonl?|[oe]\d+)|(?:^|[._-])(?:stdout|stderr|log|out|err))(?:\.\d{1,3})?(?:\.(?:gz|bz2|xz|zst))?$"
@@ -220,7 +224,9 @@ def _print(judged: RunReport) -> None:
 
             sentence(f"  try next: {what_to_do(rows[0]['framework'])}")
     else:
-        sentence(f"{name}: {verdict.summary}", "bold red")
+        sentence(f"{name}: {_first_line(verdict.summary, verdict.text)}", "bold red")
+        for other in judged.excerpts[:SHOWN_ERRORS]:
+            sentence(f"  also     line {other.line:<7} {_first_line(other.summary, other.text)}")
         named = [[error for error in row["errors"] if error["role"] != "noise"] for row in rows]
         cause = [[error for error in each if error["role"] == "cause"] for each in named]
         rest = [[error for error in each if error["role"] != "cause"] for each in named]
@@ -231,6 +237,16 @@ def _print(judged: RunReport) -> None:
         ["file", "framework", "steps", "of", "s a step", "lines", "changes of speed"],
         [_progress_row(row) for row in rows if row["progress"]["lines"]],
     )
+
+
+def _first_line(summary: str, quoted: str) -> str:
+    """The sentence, with so much of the line that it quotes as there is room for: the whole line is shown below."""
+    from slurm_watchdog.base.shortened import shortened
+
+    whole = shortened(quoted, QUOTED)
+    if len(summary) <= FIRST_LINE or not whole or whole not in summary:
+        return summary
+    return summary.replace(whole, shortened(quoted, max(LEAST_QUOTED, FIRST_LINE - len(summary) + len(whole))))
 
 
 def _is_blind(rows: Sequence[dict[str, Any]]) -> bool:

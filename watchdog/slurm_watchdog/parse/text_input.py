@@ -216,19 +216,22 @@ def _encoding(head: bytes) -> str | None:
 
 
 def _blocks(file: IO[bytes], on_read: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
-    rest, number = b"", 1
+    """Blocks of whole lines; a last line without an end is in the last of them, so that a small document is one."""
+    rest, held, number = b"", b"", 1
     for chunk in _chunks(file, on_read, on_damage):
+        if held:
+            yield _block(held, number)
+            number += held.count(b"\n")
+            held = b""
         end = chunk.rfind(b"\n") + 1
         if not end and len(rest) + len(chunk) < LONGEST_LINE:
             rest += chunk
             continue
         end = end or len(chunk)
-        block = b"".join((rest, memoryview(chunk)[:end])) if rest or end < len(chunk) else chunk
+        held = b"".join((rest, memoryview(chunk)[:end])) if rest or end < len(chunk) else chunk
         rest = chunk[end:]
-        yield _block(block, number)
-        number += block.count(b"\n")
-    if rest:
-        yield _block(rest, number)
+    if held or rest:
+        yield _block(held + rest if rest else held, number)
 
 
 def _block(data: bytes, number: int) -> Block:

@@ -9,8 +9,9 @@ from typing import Any
 from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import Digest
+from slurm_watchdog.diagnose.logs.excerpts import excerpts_of
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
-from slurm_watchdog.diagnose.logs.no_error import STILL_TRAINS, slower_words, spike_words
+from slurm_watchdog.diagnose.logs.no_error import OF_NUMBERS, STILL_TRAINS, slower_words, spike_words
 from slurm_watchdog.diagnose.logs.only_waiting import read_waiting
 from slurm_watchdog.diagnose.logs.progress import (
     read_changes,
@@ -47,8 +48,16 @@ class Settings:
 class RunReport:
     """The files of one job, and the verdict over them."""
 
-    def __init__(self, sources: list[Source], ranks: Ranks, verdict: LogVerdict | None) -> None:
+    def __init__(
+        self,
+        sources: list[Source],
+        ranks: Ranks,
+        verdict: LogVerdict | None,
+        excerpts: Sequence[LogVerdict] = (),
+    ) -> None:
         self.sources, self.ranks, self.verdict = sources, ranks, verdict
+        self.excerpts = [each for each in excerpts if verdict is None or each.line != verdict.line]
+        """Of a text with several excerpts, what the others show."""
         unread = [why_unread(source) for source in sources] if verdict is None else [None]
         self.unread = next(iter(unread)) if all(unread) else None
         """Why nothing can be said of the run; None if something can."""
@@ -80,6 +89,7 @@ class RunReport:
             "healthy": None if self.unread is not None else self.verdict is None,
             "unread": self.unread,
             "notes": self._notes(source),
+            "excerpts": [{"class": e.name, "line": e.line, "summary": e.summary} for e in self.excerpts],
             "finished": progress.finished,
             "world_size": self.ranks.world,
         }  # fmt: skip
@@ -183,4 +193,12 @@ def judge_job(
                 part_of=older.get(path),
             )
         )
-    return RunReport(sources, ranks, find_verdict(sources, ranks))
+    verdict = find_verdict(sources, ranks)
+    parts = [part for digest in digests for part in excerpts_of(digest)] if len(digests) == 1 else []
+    judged = [judge_job(paths, [part], settings).verdict for part in parts]
+    found = [each for each in judged if each is not None]
+    if found and (verdict is None or verdict.name in OF_NUMBERS):
+        verdict = found[0]  # numbers of different excerpts are not one run's
+    elif parts and not found and verdict is not None and verdict.name in OF_NUMBERS:
+        verdict = None
+    return RunReport(sources, ranks, verdict, found)

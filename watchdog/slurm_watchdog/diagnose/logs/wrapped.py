@@ -51,6 +51,7 @@ _PREFIX = re.compile(r"[^{}\"]{0,160}?(?=\{\s*\"[\w@.-]+\"\s*:)")
 _EXPORT = re.compile(rb"^MESSAGE=", re.MULTILINE)
 _EXPORT_TIME = b"__REALTIME_TIMESTAMP="
 _HOST = re.compile(r"[A-Za-z][\w.-]{0,62}")
+_INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:? ?")
 _RAW = re.compile(r"\s*\[rank\d+\]|\s*Traceback \(most|\s+File \"|[\w.]*(?:Error|Exception): |[\w./-]+: error: ")
 """What a program wrote itself: the level beside it is that of whatever collected it."""
 _LEVELS: Final = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"})
@@ -117,13 +118,17 @@ def _with_fields(record: dict[str, Any], said: str) -> str:
     raised = next((value for key in RAISED_KEYS if isinstance(value := record.get(key), str) and value), None)
     text = said.rstrip("\r\n") if raised is None or raised in said else f"{said.rstrip()}\n{raised.rstrip()}"
     rank, host, level = (_field(record, keys) for keys in (RANK_KEYS, HOST_KEYS, LEVEL_KEYS))
-    parts = []
     stamp = _time_of(record)
-    if stamp is not None and stamp_of(text.lstrip()[:60]) is None:
-        parts.append(f"{stamp} ")
-    if isinstance(host, str) and _HOST.fullmatch(host):
-        parts.append(f"[{host}/rank{rank}]: " if _is_rank(rank) else f"{host}: ")
-    elif _is_rank(rank):
+    parts = [] if stamp is None or stamp_of(text.lstrip()[:60]) is not None else [f"{stamp} "]
+    inner = _INNER_RANK.match(text)
+    rank = inner[1] if inner is not None else rank if _is_rank(rank) else None
+    host = host if isinstance(host, str) and _HOST.fullmatch(host) else None
+    if host is not None and rank is not None:
+        parts.append(f"[{host}/rank{rank}]: ")
+        text = text[inner.end() :] if inner is not None else text
+    elif host is not None:
+        parts.append(f"{host}: ")
+    elif rank is not None and inner is None:
         parts.append(f"[rank{rank}]: ")
     if isinstance(level, str) and level.upper() in _LEVELS and not _RAW.match(text):
         parts.append(f"{level.upper()} ")

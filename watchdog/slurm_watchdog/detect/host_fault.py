@@ -47,7 +47,7 @@ _LABEL = re.compile(r"\bon (\S*(?:DIMM|_MC#)\S*)")
 
 @dataclass(frozen=True, kw_only=True)
 class HostFault:
-    """The kernel says that memory, processor, PCIe, network adapter, disk or cooling of a node is broken.
+    """The kernel reports that memory, processor, PCIe, network adapter, disk or cooling of a node is broken.
 
     Nothing is done about it by itself, unless `policy.kinds.host_fault` has a ladder. A restart of a job
     that ran there, for whatever reason, avoids the node after an uncorrected or fatal error."""
@@ -173,8 +173,12 @@ def _finding(view: ClusterView, jobs: JobsOfNodes, fault: _Fault, crowds: Counte
     alike = sum(crowds[fault.part, int(began // CROWD_S) + stretch] for stretch in (-1, 0, 1)) if fault.fatal else 0
     shared = alike >= CROWD_NODES
     lines = [f"the kernel of {node}, {max(0.0, view.now - each.at):.0f} s ago: {each.event.line}" for each in seen]
-    where = f"; job{'s' if len(ran) > 1 else ''} {', '.join(ran)} ran there" if ran else ""
-    why = f"{alike} nodes have the same at about the same time: what they share is to blame, and none is avoided"
+    where = (
+        f"; {'jobs' if len(ran) > 1 else 'job'} {', '.join(ran)} {'were' if len(ran) > 1 else 'was'} running there"
+        if ran
+        else ""
+    )
+    why = f"{alike} nodes have the same at about the same time: the cause is what they share, so none is excluded"
     detail = f" ({fault.detail})" if fault.detail else ""
     reason = f"{fault.what[0].lower()}{fault.what[1:]}{detail}"
     finding = SPEC.about(f"host:{node}/{fault.place}", "", *(ran if fault.fatal else ()))

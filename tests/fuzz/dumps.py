@@ -4,6 +4,7 @@ small files and lines of the kernel, links as sysfs has them, lines of sacct and
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import pickle
 import random
@@ -23,6 +24,7 @@ from slurm_watchdog.agent.collectors.usage import (
     parse_open_files,
     parse_threads,
 )
+from slurm_watchdog.agent.evidence.stacks import parse_dump
 from slurm_watchdog.agent.files.links import links_in, parse_rate, parse_speed
 from slurm_watchdog.agent.proc.control_groups import (
     group_of,
@@ -36,6 +38,10 @@ from slurm_watchdog.agent.workers.resource_limits import limit_address_space
 from slurm_watchdog.analysis.collective_order import order_of
 from slurm_watchdog.analysis.collective_words import words_of
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_records, unreachable
+from slurm_watchdog.diagnose.stacks.places import locate
+from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
+from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.nodetest.results import MARK, Line, measured, parse_line
 from slurm_watchdog.parse.debug_server import parse_debug_server
@@ -45,8 +51,11 @@ from slurm_watchdog.parse.kernel_log.file import read_messages
 from slurm_watchdog.parse.kernel_log.line import is_interesting, parse_message
 from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 from slurm_watchdog.parse.nccl_ras import parse_ras
+from slurm_watchdog.parse.stacks.py_spy_json import why_broken
+from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.slurm.accounting import FIELDS, OPTIONAL, parse_accounting, without
 from tests.builders.links import INTERFACE, ROCE
+from tests.builders.stacks import INIT, LOADER, LOCK, REDUCE, SAVE, text_of
 
 NUMBER = 900_000
 """100,000 for each reader."""
@@ -56,6 +65,14 @@ PLACE = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 """Of the trees that are written: in memory."""
 CAPTURES = Path(__file__).parents[1] / "captures"
 PROCESSES = JobProcesses({rank: (f"n{rank // 4}", 100 + rank) for rank in range(8)}, {"10.0.0.1": "n0"})
+PY_SPY = json.dumps([
+    {
+        "pid": 7, "thread_id": 140_000, "thread_name": "MainThread", "os_thread_id": 7, "active": True, "owns_gil": True,
+        "frames": [{"name": name, "filename": file, "short_filename": file, "line": 3, "is_entry": name == "<module>"}
+                   for name, file in (("all_reduce", "torch/distributed/distributed_c10d.py"), ("<module>", "train.py"))],
+    },
+    {"pid": 7, "thread_id": 9, "thread_name": None, "os_thread_id": 8, "active": False, "owns_gil": False, "frames": []},
+]).encode()  # fmt: skip
 OPCODES = bytes(
     getattr(pickle, name)[0] for name in pickle.__all__ if name.isupper() and type(getattr(pickle, name)) is bytes
 )
@@ -104,6 +121,28 @@ def _read_dump(body: bytes) -> None:
     records = [parse_flight_recorder(body, 0), parse_flight_recorder(body, 1)]
     msgspec.json.encode(records)
     words_of(order_of(records))
+
+
+def _read_py_spy(body: bytes) -> None:
+    """As the agent reads what py-spy prints, and what it sends."""
+    threads = parse_dump(body)
+    msgspec.json.encode(threads)
+    msgspec.msgpack.encode(threads)
+    locate(ProcessStack(node="n1", pid=1, start_ticks=1, job_id="7", role=Role.RANK, rank=0, threads=threads))
+
+
+def _read_stacks(body: bytes) -> None:
+    """As `group-stacks` reads a file, beside one that is whole."""
+    text = body.decode(errors="replace")
+    try:
+        why_broken(text)
+        dumps = parse_stacks(text, "rank-0")
+        verdict = diagnose_dumps([*dumps, *WHOLE])
+        kept = any(each.pid == 40001 for group in verdict.groups for each in group.members)
+        assert kept or len(dumps) > 1, "the other file counts"
+        msgspec.json.encode(verdict)
+    except ValueError as error:
+        raise AssertionError("a file of stacks is read as far as it goes") from error
 
 
 def _read_page(body: bytes) -> None:
@@ -191,11 +230,17 @@ def _of(pattern: str) -> list[bytes]:
     return found
 
 
+WHOLE = parse_stacks(text_of(1, REDUCE), "rank-1")
 Row = tuple[Callable[[bytes], None], list[bytes]]
 READERS: tuple[Row, ...] = (
     (_read_answer, _of("ras/2*")),
     (_read_dump, _of("flight_recorder/*/trace_*")),
     (_read_page, _of("debug_server/*.html")),
+    (_read_py_spy, [PY_SPY, PY_SPY.replace(b" ", b""), b"[" * 5000 + PY_SPY]),
+    (
+        _read_stacks,
+        [PY_SPY, b"[" * 5000, *_of("stacks/*.json"), *(text_of(0, each).encode() for each in (LOADER, LOCK, INIT, SAVE))],
+    ),
     (_read_own_words, _of("own_words/*")),
     (
         _read_usage,

@@ -91,11 +91,11 @@ def group_stacks(
     if not dumps:
         names = ", ".join(clean(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
         expected = "Expected is what `py-spy dump --pid PID` prints (or --json), faulthandler's or gdb's backtraces."
-        raise Refusal([*unreadable, f"No stacks were found in {names}."], expected)
+        raise Refusal([*unreadable, *files.spoilt, f"No stacks were found in {names}."], expected)
     given = Options(ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology)
     verdict = diagnose_dumps(dumps, given)
     _check_topology(topology, verdict.ranks)
-    for line in unreadable:
+    for line in (*unreadable, *files.spoilt):
         click.echo(line, err=True)
     if as_json:
         print_json(_document(verdict))

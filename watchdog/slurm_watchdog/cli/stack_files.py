@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.cli.terminal import clean
+from slurm_watchdog.cli.terminal import clean, count
 
 if TYPE_CHECKING:
     from slurm_watchdog.parse.stacks.dump import Dump
@@ -39,6 +39,8 @@ class StackFiles(Struct, frozen=True, kw_only=True):
     """In an order that does not depend on the order of the paths."""
     unreadable: list[str]
     """What could not be read, and why."""
+    spoilt: list[str]
+    """What was read in part, or not, because it is broken, and how. The other files are not affected."""
     recorded: int = 0
     """Files that hold no stacks, but what a rank recorded of its collectives."""
 
@@ -68,11 +70,21 @@ def read_stack_files(paths: Sequence[str]) -> StackFiles:
     dumps: list[Dump] = []
     parsed = {name: parse_stacks(texts[name], name) for name in sorted(texts)}
     told = {_labels_of_file(name) for name, found in parsed.items() if found}
+    spoilt = [f"{clean(name)}: {why}" for name, found in parsed.items() if (why := _spoilt(texts[name], found))]
     for name, found in parsed.items():
         # Beside a rank's stacks there may be other files of it: they are no ranks.
         dumps += found or ([] if _labels_of_file(name) in told else _no_dump(name, texts[name], len(texts)))
     dumps = list(islice((each for dump in dumps for each in _of_each_node(dump)), MAX_DUMPS))
-    return StackFiles(dumps=dumps, unreadable=unreadable, recorded=recorded)
+    return StackFiles(dumps=dumps, unreadable=unreadable, spoilt=spoilt, recorded=recorded)
+
+
+def _spoilt(text: str, found: Sequence[Dump]) -> str:
+    """How a file of JSON is broken; empty if it is whole, or none."""
+    from slurm_watchdog.parse.stacks.py_spy_json import why_broken
+
+    whole = found and text.rstrip().endswith(("]", "}"))
+    why = "" if whole else why_broken(text)
+    return f"{why}; of what is whole in it {count(len(found), 'dump was', 'dumps were')} read" if why and found else why
 
 
 def _is_flight_record(data: bytes) -> bool:
@@ -191,10 +203,13 @@ def _no_dump(name: str, text: str, files: int) -> list[Dump]:
     """A file of one rank or node without any stack is a rank that could not be dumped, if its name says whose it is."""
     from slurm_watchdog.parse.stacks.dump import Dump
     from slurm_watchdog.parse.stacks.headers import header_of_file
+    from slurm_watchdog.parse.stacks.py_spy_json import why_broken
 
     header = header_of_file(name)
     if files < 2 or (header.rank is None and not header.host and header.label is None):
         return []
+    if broken := why_broken(text):
+        return [Dump(source=name, error=broken)]
     words = next((line.strip() for line in text[:MAX_WORDS].splitlines() if line.strip()), "")
     plain = words.isprintable() and "\ufffd" not in words
     error = words[:200] if words and plain else "its file holds no stack" if text else "its file is empty"

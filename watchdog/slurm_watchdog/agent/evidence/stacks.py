@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -58,20 +59,24 @@ program is over.
 `threading._shutdown`, which waits for other threads then, says so by its own name."""
 
 
+_Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**63 - 1)]
+"""What a report can hold: more than any line or thread has."""
+
+
 class _SpyFrame(msgspec.Struct):
     name: str = ""
     filename: str = ""
     short_filename: str | None = None
-    line: int = 0
+    line: _Number = 0
     is_entry: bool = False
     """Whether the interpreter called it from C; py-spy knows that from Python 3.11 on."""
 
 
 class _SpyThread(msgspec.Struct):
-    pid: int
-    thread_id: int
+    pid: _Number
+    thread_id: _Number
     thread_name: str | None = None
-    os_thread_id: int | None = None
+    os_thread_id: _Number | None = None
     active: bool = False
     owns_gil: bool = False
     frames: list[_SpyFrame] = []
@@ -99,7 +104,9 @@ def parse_dump(text: bytes) -> tuple[ThreadStack, ...]:
     """The threads in the output of `py-spy dump --json`, frames innermost first. Raises ValueError."""
     try:
         threads = msgspec.json.decode(text, type=list[_SpyThread])
-    except msgspec.MsgspecError as error:
+    except RecursionError:
+        raise ValueError("py-spy printed something else than stacks: it nests too deep") from None
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise ValueError(f"py-spy printed something else than stacks: {error}") from error
     return tuple(
         ThreadStack(

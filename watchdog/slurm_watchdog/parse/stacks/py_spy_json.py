@@ -66,10 +66,26 @@ def parse_documents(text: str, start: int) -> tuple[list[Dump], int]:
         return [], start
 
 
+def why_broken(text: str) -> str:
+    """Why a text that begins as JSON is none; empty of any other text, and of one that is whole."""
+    if not text.lstrip().startswith(("[", "{")):
+        return ""
+    try:
+        json.loads(text)
+    except RecursionError:
+        return "its JSON nests too deep"
+    except json.JSONDecodeError as error:
+        early = error.msg.startswith("Unterminated") or error.pos >= len(text.rstrip())
+        return "its JSON ends early" if early else f"its JSON is broken in line {error.lineno}, column {error.colno}"
+    except ValueError as error:
+        return f"its JSON is broken: {str(error)[:100]}"
+    return ""
+
+
 def _whole_elements(decoder: json.JSONDecoder, text: str, start: int) -> tuple[list[Any] | None, int]:
     elements: list[Any] = []
     position = start + 1
-    while text[start] == "[":
+    while text[start : start + 1] == "[":
         match = re.compile(r"[\s,]*(?=[\[{])").match(text, position)
         if match is None:
             break
@@ -151,7 +167,7 @@ def _command(node: Any) -> str:
     """The command line that py-spy puts beside a thread; empty if it does not."""
     info = node.get("process_info") if isinstance(node, dict) else None
     command = info.get("command_line") if isinstance(info, dict) else None
-    return command[:MAX_COMMAND] if isinstance(command, str) else ""
+    return _plain(command, MAX_COMMAND) if isinstance(command, str) else ""
 
 
 def _thread(node: Any) -> ThreadStack | None:
@@ -171,7 +187,7 @@ def _thread(node: Any) -> ThreadStack | None:
         return None
     return ThreadStack(
         thread_id=identity % 2**63,
-        name=name[:200],
+        name=_plain(name, 200),
         active=node.get("active") is True,
         frames=parsed,
         owns_gil=node.get("owns_gil") is True,
@@ -185,11 +201,13 @@ def _frame(node: Any) -> Frame | None:
         "module") if isinstance(node.get(k), str)), "")  # fmt: skip
         if not isinstance(name, str):
             return None
-        return Frame(function=name[:300], file=file[:300], line=_integer(node.get("line", node.get("lineno"))) or 0)
+        line = _integer(node.get("line", node.get("lineno"))) or 0
+        return Frame(function=_plain(name, 300), file=_plain(file, 300), line=line)
     if isinstance(node, list) and len(node) >= 2 and isinstance(node[0], str) and isinstance(node[1], str):
-        return Frame(function=node[0][:300], file=node[1][:300], line=_integer(node[2]) or 0 if len(node) > 2 else 0)
+        line = _integer(node[2]) or 0 if len(node) > 2 else 0
+        return Frame(function=_plain(node[0], 300), file=_plain(node[1], 300), line=line)
     if isinstance(node, str):
-        name, found, inner = node[:2000].strip().rpartition(" (")
+        name, found, inner = _plain(node, 2000).strip().rpartition(" (")
         match = re.fullmatch(r"(.+?)(?::(\d{1,8}))?", inner[:-1]) if found and inner.endswith(")") else None
         if name and match is not None:
             return Frame(function=name, file=match[1], line=int(match[2] or 0))
@@ -202,12 +220,12 @@ def _header_of(node: dict[str, Any]) -> DumpHeader:
     "")  # fmt: skip
     rank = next((v for k in ("rank", "global_rank") if (v := _integer(values.get(k))) is not None), None)
     return DumpHeader(
-        host=host[:100],
+        host=_plain(host, 100),
         rank=rank,
         local_rank=_integer(values.get("local_rank")),
         world=_integer(values.get("world_size")) or 0,
         pid=_integer(values.get("pid")) or 0,
-        role=str(values.get("role") or "")[:20] if isinstance(values.get("role"), str) else "",
+        role=_plain(str(values.get("role") or ""), 20) if isinstance(values.get("role"), str) else "",
     )
 
 
@@ -218,13 +236,18 @@ def _header_of_key(key: str) -> DumpHeader:
     if re.fullmatch(r"[A-Za-z](?:[^\W\d]|[.-])*+\d[\w.-]*", key) and not re.search(
         r"thread|stack|dump|trace|frame", key
     ):
-        return DumpHeader(host=key)
+        return DumpHeader(host=_plain(key, 100))
     return DumpHeader()
 
 
 def _error(node: dict[str, Any]) -> str | None:
     error = node.get("error")
-    return error[:300] if isinstance(error, str) and error else None
+    return _plain(error, 300) if isinstance(error, str) and error else None
+
+
+def _plain(text: str, limit: int) -> str:
+    """The beginning, without half characters, which JSON may spell and nothing can write."""
+    return text[:limit].encode(errors="replace").decode()
 
 
 def _pid_of(threads: list[Any]) -> int:

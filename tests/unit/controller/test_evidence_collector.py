@@ -25,10 +25,11 @@ from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import Collected, follows, processes_of
+from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Verdict
-from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.collective_records import (
     Call,
     CollectiveRecord,
@@ -62,6 +63,9 @@ class Judge:
         self.limits_s: dict[str, float] = {}
         self.incidents = OpenIncidents()
         self.slurm_patience_s = 120.0
+
+    def hang_limits(self, job: JobView) -> CollectiveHang:
+        return CollectiveHang()
 
 
 class Notifier:

@@ -148,7 +148,7 @@ def test_ranks_that_ended_because_they_lost_it_are_not_named_with_it() -> None:
     ended = (seen(0), seen(1, gone_s=2.0), seen(2, gone_s=36.0), seen(3, gone_s=40.0))
     finding = judge(**{**LINGERS, "processes": ended, "snapshots": left(0)})
     assert (finding.truth, [c.rank for c in finding.culprits]) == (Truth.BAD, [3, 2]), "a report apart is together"
-    assert "and 1 more ended 40 s ago, 1 followed, 1 rank is left" in finding.summary
+    assert "and rank 2 ended 40 s ago, 1 followed, 1 rank is left" in finding.summary
 
 
 def test_a_zombie_is_dead_since_it_became_one() -> None:

@@ -95,7 +95,7 @@ def test_a_step_that_is_killed_as_one_begins_with_the_process_that_was_chosen_an
     events = tuple(said(line, 12.0 - number / 1000) for number, line in enumerate(lines))
     finding = found(view(events, processes=(seen(0), seen(1), seen(2, gone_s=10.0), seen(3, gone_s=10.0))))
     assert [each.rank for each in finding.culprits] == [3, 2]
-    assert finding.summary.startswith("Rank 3 (pid 103 on n2) and 1 more of job 7 was killed by the kernel for memory")
+    assert finding.summary.startswith("Rank 3 (pid 103 on n2) and rank 2 of job 7 were killed by the kernel for memory")
 
 
 def test_kernels_that_call_the_limit_of_a_job_no_constraint_mean_it_all_the_same() -> None:

@@ -83,8 +83,8 @@ def test_group_stacks_of_a_wait_that_ends_by_itself_name_no_culprit_without_a_cl
     ("odd", "since", "is_hang"),
     [
         (FORWARD, 30, False), (FORWARD, 301, True), (LOADER, 59, False), (PDB, 59, False), (LOG, 400, True),
-        (SAVE, 1200, False), (SAVE, 2 * HOUR, True), (UPLOAD, 1200, False), (UPLOAD, 2 * HOUR, True), (COMPILE, 1900, False),
-        (COMPILE, 2 * HOUR, True), (EVALUATE, 700, False), (EVALUATE, 2 * HOUR, True), (IMPORT, 1900, False),
+        (SAVE, 1200, False), (SAVE, 2 * HOUR, True), (UPLOAD, 1200, False), (UPLOAD, 2 * HOUR, True), (COMPILE, 1850, False),
+        (COMPILE, 2 * HOUR, True), (EVALUATE, 700, False), (EVALUATE, 2 * HOUR, True), (IMPORT, 1850, False),
     ],
 )  # fmt: skip
 def test_the_time_since_the_last_step_decides_and_some_places_have_more_of_it(

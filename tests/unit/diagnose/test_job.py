@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.model.cluster_view import (
@@ -38,9 +40,17 @@ def said(
     view: JobView,
     gathered: JobEvidence | None = None,
     filesystems: tuple[FilesystemView, ...] = (),
-    **limits: float,
+    limit_s: float | None = None,
+    blocked_for_s: float = FilesystemStall().blocked_for,
 ) -> Diagnosis:
-    return diagnose(cluster(view, filesystems=filesystems), view, gathered or JobEvidence(snapshots=HANG), **limits)
+    return diagnose(
+        cluster(view, filesystems=filesystems),
+        view,
+        gathered or JobEvidence(snapshots=HANG),
+        blocked_for_s=blocked_for_s,
+        limits=CollectiveHang(),
+        limit_s=limit_s,
+    )
 
 
 def ranks(**odd: object) -> tuple[ProcessView, ...]:

@@ -1,20 +1,25 @@
-"""The same stacks give the same verdict with `group-stacks` and in a live incident: whoever is named here is
-named there."""
+"""The same stacks give the same verdict with `group-stacks`, with `diagnose` and in a live incident, by the same limits:
+whoever is named here is named there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.collective_hang import hang_finding as judge_live
+from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
+from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.case import Options
 from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
+from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Truth
 from tests.builders import stacks as at
-from tests.builders.views import job, progress, seen, slurm_job, snapshot, stack
+from tests.builders.views import cluster, job, progress, seen, slurm_job, snapshot, stack
 
 WAITING = (at.REDUCE, at.BARRIER, at.RECV, at.BACKWARD)
 PLACES = (
@@ -22,6 +27,7 @@ PLACES = (
     at.EVALUATE,
 )  # fmt: skip
 STEP_S = 3.0
+SHIPPED = CollectiveHang()
 Named = tuple[int | None, ...] | None
 """The ranks that are named; None: no hang."""
 
@@ -30,11 +36,11 @@ def node_of(rank: int) -> str:
     return f"n{rank // 2}"
 
 
-def live(places: Sequence[Sequence[str]], since_s: float) -> Named:
+def view_of(places: Sequence[Sequence[str]], since_s: float) -> JobView:
     """Three dumps of a job, ten seconds apart, in which every rank stands where it stood and uses no processor time."""
     ranks = range(len(places))
     lines = [[f"{frame.rpartition(':')[0]})" for frame in place] for place in places]
-    view = job(
+    return job(
         job=slurm_job(nodes=tuple(dict.fromkeys(map(node_of, ranks)))),
         processes=tuple(seen(rank, node=node_of(rank), world_size=len(places)) for rank in ranks),
         progress=progress(since_s, intervals_s=(STEP_S,) * 20),
@@ -43,12 +49,24 @@ def live(places: Sequence[Sequence[str]], since_s: float) -> Named:
         ),
         run_age_s=1e6,
     )
-    finding = judge_live(view, 10_000.0, CollectiveHang())
+
+
+def live(places: Sequence[Sequence[str]], since_s: float, limits: CollectiveHang = SHIPPED) -> Named:
+    finding = judge_live(view_of(places, since_s), 10_000.0, limits)
     return tuple(sorted(culprit.rank or 0 for culprit in finding.culprits)) if finding.truth is Truth.BAD else None
 
 
-def sent(places: Sequence[Sequence[str]], since_s: float) -> Named:
-    found = diagnose_dumps(at.dumps_of(places), Options(since_last_step_s=since_s, typical_step_s=STEP_S))
+def asked(places: Sequence[Sequence[str]], since_s: float, limits: CollectiveHang) -> tuple[Diagnosis, float]:
+    """What `diagnose` says, and the limit of the job."""
+    view = view_of(places, since_s)
+    limit_s = progress_limit(view, limits).seconds
+    gathered = JobEvidence(snapshots=view.snapshots)
+    return diagnose(cluster(view), view, gathered, blocked_for_s=60.0, limits=limits, limit_s=limit_s), limit_s
+
+
+def sent(places: Sequence[Sequence[str]], since_s: float, limits: CollectiveHang = SHIPPED) -> Named:
+    options = Options(since_last_step_s=since_s, typical_step_s=STEP_S, limits=limits)
+    found = diagnose_dumps(at.dumps_of(places), options)
     return tuple(sorted(culprit.rank or 0 for culprit in found.culprits)) if found.is_hang else None
 
 
@@ -73,3 +91,34 @@ def test_ranks_that_stand_still_are_judged_alike_live_and_from_dumps_that_somebo
     most_end = found == () and 2 * sum(place is at.DESTROY for place in places) > len(places)
     a_majority = found == () and expected is not None and 2 * len(expected) > len(places)
     assert found == expected or nobody_waits or most_end or a_majority
+
+
+ODD = {
+    "broadcast": at.BROADCAST, "loader": at.LOADER, "forward": at.FORWARD, "save": at.SAVE, "lock": at.LOCK,
+    "prompt": at.PDB, "teardown": at.DESTROY, "compile": at.COMPILE, "upload": at.UPLOAD, "device": at.DEVICE,
+    "file": at.STAT, "log": at.LOG, "evaluate": at.EVALUATE, "join": at.INIT, "import": at.IMPORT,
+    "backward": at.BACKWARD,
+}  # fmt: skip
+AGES = (20, 59, 61, 121, 299, 301, 604, 1799, 1804, 3604, 7100, 7204, 8000, 36_000)
+SITE = CollectiveHang(floor=120.0, checkpoint_floor=7200.0, evaluation_floor=600.0, startup_grace=900.0)
+
+
+@pytest.mark.parametrize("limits", [CollectiveHang(), SITE], ids=["shipped", "site"])
+@pytest.mark.parametrize("place", ODD.values(), ids=ODD)
+def test_one_question_has_one_answer_at_every_age(place: Sequence[str], limits: CollectiveHang) -> None:
+    """One of eight ranks stands there, and the others wait. `diagnose` says before the limit what it sees, with the
+    limit: docs/development/one-answer.md."""
+    places = [place if rank == 3 else at.REDUCE for rank in range(8)]
+    for since_s in AGES:
+        incident = live(places, since_s, limits)
+        assert sent(places, since_s, limits) == incident, since_s
+        found, limit_s = asked(places, since_s, limits)
+        named = tuple(sorted(culprit.rank or 0 for culprit in found.culprits)) if found.is_hang else None
+        before = since_s < limit_s and f"no incident before {limit_s:.0f} s" in found.summary
+        assert named == incident or before, since_s
+
+
+def test_a_rank_that_saves_for_8000_seconds_hangs_for_each_of_them() -> None:
+    places = [at.SAVE if rank == 3 else at.REDUCE for rank in range(8)]
+    assert live(places, 8000.0) == sent(places, 8000.0) == (3,)
+    assert [each.rank for each in asked(places, 8000.0, CollectiveHang())[0].culprits] == [3]

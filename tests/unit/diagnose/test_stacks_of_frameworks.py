@@ -166,13 +166,19 @@ def test_the_root_of_a_broadcast_may_be_ahead_for_a_moment(since: float | None, 
     assert said(diagnose_dumps(dumps, Options(since_last_step_s=since)))[1] == named
 
 
-@pytest.mark.parametrize("error", ["Failed to find python version from target process", "No such process (os error 3)"])
-def test_a_shell_that_has_the_scripts_name_in_its_command_is_no_rank(error: str) -> None:
+@pytest.mark.parametrize(
+    ("error", "cls"),
+    [
+        ("Failed to find python version from target process", "undumpable"),
+        ("No such process (os error 3)", "missing_rank"),
+    ],
+)
+def test_a_shell_that_has_the_scripts_name_in_its_command_is_no_rank(error: str, cls: str) -> None:
     """`pgrep -f train.py` lists it, too; a rank that has ended is one that its number names."""
     text = "".join(f"=== n{i} ===\n{PLAIN[0]}" for i in range(3))
     assert diagnose_dumps(parse_stacks(f"{text}Error: {error}\n"), Options(since_last_step_s=HOUR)).culprits == ()
     numbered = "".join(text_of(rank, BARRIER) for rank in range(3)) + f"=== rank 3 ===\nError: {error}\n"
-    assert said(diagnose_dumps(parse_stacks(numbered), Options(since_last_step_s=HOUR))) == ("undumpable", [3])
+    assert said(diagnose_dumps(parse_stacks(numbered), Options(since_last_step_s=HOUR))) == (cls, [3])
 
 
 def test_one_process_too_many_that_could_not_be_dumped_is_no_suspect() -> None:

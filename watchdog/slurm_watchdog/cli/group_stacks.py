@@ -15,13 +15,16 @@ from slurm_watchdog.cli.options import (
     EXIT_USAGE,
     FiniteRange,
     Refusal,
+    config_option,
     json_option,
     knowledge_option,
+    load_or_exit,
     print_json,
 )
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
+    from slurm_watchdog.analysis.limit_by_stacks import LongPhases
     from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
     from slurm_watchdog.diagnose.stacks.wording import StackGroup
     from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -52,6 +55,7 @@ GROUPS_SHOWN: Final = 40
     help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: "
     "compares ranks with those that normally look like them. [default: as the ranks' command lines say]",
 )
+@config_option("Configuration file: the limits of its detectors. [default: every setting's default]")
 @knowledge_option
 @json_option
 def group_stacks(
@@ -60,6 +64,7 @@ def group_stacks(
     since_last_step: float | None,
     typical_step: float | None,
     topology: str | None,
+    config_file: str | None,
     as_json: bool,
 ) -> None:
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, if one does.
@@ -92,7 +97,13 @@ def group_stacks(
         names = ", ".join(clean(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
         expected = "Expected is what `py-spy dump --pid PID` prints (or --json), faulthandler's or gdb's backtraces."
         raise Refusal([*unreadable, *files.spoilt, f"No stacks were found in {names}."], expected)
-    given = Options(ranks=ranks, since_last_step_s=since_last_step, typical_step_s=typical_step, topology=topology)
+    given = Options(
+        ranks=ranks,
+        since_last_step_s=since_last_step,
+        typical_step_s=typical_step,
+        topology=topology,
+        limits=_limits(config_file),
+    )
     verdict = diagnose_dumps(dumps, given)
     _check_topology(topology, verdict.ranks)
     for line in (*unreadable, *files.spoilt):
@@ -103,6 +114,21 @@ def group_stacks(
         _print(verdict)
     unknown = unreadable or not verdict.dumped
     sys.exit(EXIT_USAGE if unknown else EXIT_FOUND if verdict.is_hang else EXIT_FINE)
+
+
+def _limits(config_file: str | None) -> LongPhases:
+    """Those of `collective_hang` in a configuration, which puts its rows of knowledge in force as well; as shipped
+    without one. Ends the process with code 2 if the file is wrong."""
+    from slurm_watchdog.analysis.shipped_limits import SHIPPED
+
+    if config_file is None:
+        return SHIPPED
+    from slurm_watchdog.config.knowledge_files import put_in_force
+    from slurm_watchdog.detect.collective_hang import CollectiveHang
+
+    config = load_or_exit(config_file)
+    put_in_force(config.site_texts)
+    return config.detectors.of(CollectiveHang)
 
 
 def _check_topology(text: str | None, world: int) -> None:
@@ -143,6 +169,7 @@ def _document(verdict: StackVerdict) -> dict[str, Any]:
         "summary": verdict.summary,
         "odd": [_culprit_json(each) for each in verdict.odd],
         "undumped": [_culprit_json(each) for each in verdict.undumped],
+        "gone": [_culprit_json(each) for each in verdict.gone],
         "others": dict(verdict.others),
         "todo": list(verdict.todo),
         "hints": [hint.as_json() for hint in _hints(verdict)],
@@ -176,6 +203,8 @@ def _print(verdict: StackVerdict) -> None:
         _print_culprits("Named", verdict.culprits)
     if verdict.odd:
         _print_culprits("Elsewhere than the others, which proves nothing by itself", verdict.odd)
+    if verdict.gone:
+        _print_culprits("Ended", verdict.gone)
     if verdict.undumped:
         _print_culprits("Could not be dumped", verdict.undumped)
     if verdict.missing:

@@ -61,6 +61,7 @@ from slurm_watchdog.analysis.progress_limit import (
 )
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.analysis.rendezvous import not_joined
+from slurm_watchdog.analysis.shipped_limits import SHIPPED
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
@@ -88,39 +89,41 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Stac
 class CollectiveHang:
     """Ranks are alive, the training loop does not turn."""
 
-    floor: float = span(60.0, "No job counts as hanging sooner than this after its last step.")
+    floor: float = span(SHIPPED.floor, "No job counts as hanging sooner than this after its last step.")
     proven_floor: float = span(
         10.0,
         "The same of a hang that is proven: several dumps show where every rank stands, and that nothing is at work "
         "that the rank which the others wait for could wait for. As long as `floor`: never sooner than that.",
     )
-    factor: float = option(3.0, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5)
+    factor: float = option(
+        SHIPPED.factor, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5
+    )
     ceiling: float = span_or_never(
-        0.0,
+        SHIPPED.ceiling,
         "While a job trains no limit is longer than this, nor shorter than twice its slowest recent step; 0s = as long "
         "as is learnt.",
     )
-    startup_grace: float = span(3600.0, "Limit until enough steps of this run were seen.")
-    warmup_steps: int = option(5, "Steps of a run to see before its own speed counts.", ge=0)
-    evaluation_floor: float = span(1800.0, "Floor while the log says that an evaluation runs.")
+    startup_grace: float = span(SHIPPED.startup_grace, "Limit until enough steps of this run were seen.")
+    warmup_steps: int = option(SHIPPED.warmup_steps, "Steps of a run to see before its own speed counts.", ge=0)
+    evaluation_floor: float = span(SHIPPED.evaluation_floor, "Floor while the log says that an evaluation runs.")
     checkpoint_floor: float = span(
-        1800.0,
+        SHIPPED.checkpoint_floor,
         "Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
     )
     stepless_limit: float = span(
-        600.0,
+        SHIPPED.stepless_limit,
         "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x "
         "(`factor`) its longest pause.",
     )
     answer_limit: float = span(
-        300.0,
+        SHIPPED.answer_limit,
         "Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its "
         "connection; or saves or evaluates, and stands in a lock of its own while nothing is at work there. Proxies "
         "and load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
         "A transfer or a checkpoint is acted on after `checkpoint_floor`.",
     )
     busy_limit: float = span(
-        1800.0,
+        SHIPPED.busy_limit,
         "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
         "Ranks that all wait in one collective are reported at once, and acted on only after this time, or after "
         "`everybody_limit`.",

@@ -82,14 +82,18 @@ def _finding(
         return finding.ok(reasons[0])
     recent = tuple(each for each, why in zip(recent, reasons, strict=True) if not why)
     if not _is_reason(run, recent[0], limits):
-        return finding.unknown(f"{_who(recent)} was {recent[0].words}")
+        return finding.unknown(f"{_who(recent)} {_were(recent)} {recent[0].words}")
     first, age_s = recent[0], view.now - min(each.at for each in recent)
     lost = () if isinstance(run, JobView) else work_lost(run)
     return replace(finding, duration_s=max(0.0, age_s)).bad(
-        f"{_who(recent)} of job {job.job_id} was {first.words}, {age_s:.0f} s ago.",
+        f"{_who(recent)} of job {job.job_id} {_were(recent)} {first.words}, {age_s:.0f} s ago.",
         culprits=tuple(each.culprit for each in recent[:NAMED]),
         facts=(*(f"the kernel of {each.node}: {line}" for each in recent[:4] for line in each.lines), *lost),
     )
+
+
+def _were(kills: tuple[MemoryKill, ...]) -> str:
+    return "was" if len(kills) == 1 else "were"
 
 
 def _who(kills: tuple[MemoryKill, ...]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from slurm_watchdog.base.text import listed
 from slurm_watchdog.model.incidents import Culprit
 
 
@@ -22,11 +23,19 @@ def and_more(number: int) -> str:
 
 
 def describe_all(culprits: Sequence[Culprit]) -> str:
-    """The first one, and how many more there are."""
-    return describe(culprits[0]) + and_more(len(culprits))
+    """The first one with what is known of it, and the others by their ranks."""
+    return describe(culprits[0]) + (f" and {_others(culprits)}" if len(culprits) > 1 else "")
 
 
 def what_they_do(culprits: Sequence[Culprit]) -> str:
-    """The first one with the reason for which it is named, and how many more there are."""
-    more = f" (likewise {len(culprits) - 1} more)" if len(culprits) > 1 else ""
+    """The first one with the reason for which it is named, and the others by their ranks."""
+    more = f" (likewise {_others(culprits)})" if len(culprits) > 1 else ""
     return f"{describe(culprits[0])} {culprits[0].reason}{more}"
+
+
+def _others(culprits: Sequence[Culprit]) -> str:
+    """All but the first: `ranks 5 and 7`; how many more, where they are not told apart by their ranks."""
+    ranks = {each.rank for each in culprits[1:] if each.rank is not None and not each.is_worker}
+    if len(ranks) < len(culprits) - 1 or culprits[0].rank in ranks:
+        return f"{len(culprits) - 1} more"
+    return listed(ranks, "rank")

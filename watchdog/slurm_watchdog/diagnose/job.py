@@ -14,7 +14,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import not_ended, with_what_holds
 from slurm_watchdog.analysis.job_state import has_ended
-from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES
+from slurm_watchdog.analysis.learned_limit import Limit
+from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES, LongPhases, limit_by_stacks, nobody_answers
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
 from slurm_watchdog.diagnose.filesystem import (
@@ -41,14 +43,18 @@ from slurm_watchdog.model.observations import Role
 
 BLOCKED_S: Final = 10.0
 """In one call on one file: shorter waits belong to ordinary writing."""
-BLOCKED_FOR_S: Final = 60.0
-"""As `filesystem_stall.blocked_for` is shipped."""
 STEP_FACTOR: Final = 2.0
 """A step may take so much longer than the slowest of the recent ones before its job counts as standing still here."""
 STEP_FLOOR_S: Final = 15.0
-LONG_WORK_PATIENCE_S: Final = 1800.0
-"""For an evaluation or a compilation that stacks show, as `collective_hang.evaluation_floor` is shipped."""
 MAX_NAMED: Final = 32
+
+
+class _Bounds(Struct, frozen=True, kw_only=True):
+    """See `diagnose`."""
+
+    blocked_for_s: float
+    limits: LongPhases
+    limit_s: float | None
 
 
 def diagnose(
@@ -56,15 +62,18 @@ def diagnose(
     job: JobView,
     gathered: JobEvidence,
     *,
-    blocked_for_s: float = BLOCKED_FOR_S,
+    blocked_for_s: float,
+    limits: LongPhases,
     limit_s: float | None = None,
 ) -> Diagnosis:
     """The diagnosis of `job` from what was just gathered of it and from what `view` says of filesystems.
 
-    Who is blocked on a filesystem for less than `blocked_for_s` is shown and not accused. `limit_s` is the
-    age of the last step at which detectors would call it a hang; None: not known.
+    Who is blocked on a filesystem for less than `blocked_for_s` is shown and not accused. `limits` are
+    those of `collective_hang`; `limit_s` is the age of the last step at which it would call the job one that hangs;
+    None: not known.
     """
     ranks = job.ranks
+    bounds = _Bounds(blocked_for_s=blocked_for_s, limits=limits, limit_s=limit_s)
     living = [rank for rank in ranks if rank.alive]
     voted = vote(gathered.snapshots, ranks) if gathered.snapshots else Vote()
     filesystems = _filesystems(view, job, gathered.locks)
@@ -79,7 +88,7 @@ def diagnose(
         missing=voted.missing,
         filesystems=filesystems,
     )
-    named = _weighed(_verdict(job, base, voted, living, blocked_for_s, limit_s), job, gathered)
+    named = _weighed(_verdict(replace(job, snapshots=gathered.snapshots), base, voted, living, bounds), job, gathered)
     numbers = [culprit.rank for culprit in named.culprits if culprit.rank is not None]
     theirs = [group for group in voted.groups if frozenset(numbers) & frozenset(group.ranks)]
     stack_class = class_word(group.place for group in theirs) if theirs else ""
@@ -122,8 +131,7 @@ def _verdict(
     base: Diagnosis,
     voted: Vote,
     living: Sequence[ProcessView],
-    blocked_for_s: float,
-    limit_s: float | None,
+    bounds: _Bounds,
 ) -> Diagnosis:
     name, place = f"Job {job.job.job_id}", _after(job)
     if not job.ranks:
@@ -138,11 +146,11 @@ def _verdict(
         followed = f", {len(dead) - 1} followed" if first is not None and len(dead) > 1 else ""
         lost = f"{name} lost {describe_all(named)}{place}{followed}; {live_on} on."
         return _hangs(base, "lingering_job", lost, named)
-    stuck = [each for each in base.filesystems if _explains_hang(each, job, blocked_for_s)]
-    if stuck and not _steps_since(job, blocked_for_s):
+    stuck = [each for each in base.filesystems if _explains_hang(each, job, bounds.blocked_for_s)]
+    if stuck and not _steps_since(job, bounds.blocked_for_s):
         kind = "filesystem_outage" if stuck[0].scope == Scope.OUTAGE else "filesystem_stall"
         return _hangs(base, kind, f"{name} makes no progress{place}: {stuck[0].summary}.", stuck[0].blocked)
-    steady = _makes_steps(job, limit_s)
+    steady = _makes_steps(job, bounds.limit_s)
     if steady is not None:
         return replace(base, is_hang=False, kind="progressing", summary=f"{name} makes progress: {steady}.")
     why = "is stopped (by a signal or a debugger)"
@@ -150,7 +158,7 @@ def _verdict(
     if stopped:
         text = f"{name} makes no progress{place}: {describe_all(stopped)} {why}."
         return _hangs(base, "rank_stopped", text, stopped)
-    return _by_vote(job, name, place, base, voted)
+    return _by_vote(job, name, place, base, voted, bounds)
 
 
 def _hangs(base: Diagnosis, kind: str, summary: str, culprits: tuple[Culprit, ...]) -> Diagnosis:
@@ -187,7 +195,7 @@ def _steps_since(job: JobView, seconds: float) -> bool:
     return job.progress is not None and job.progress.age_s < seconds
 
 
-def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote) -> Diagnosis:
+def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote, bounds: _Bounds) -> Diagnosis:
     if not voted.groups:
         lacks = "no stack of any rank could be read"
         return replace(base, lacks=lacks, summary=f"{name}{place}: {lacks}, so nothing can be said.")
@@ -196,33 +204,41 @@ def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote) 
         why = f"the stacks of rank {few} are missing" if few else "the dumps do not show whether its ranks move"
         return replace(base, lacks=why, summary=f"{name}{place}: {why}, so no rank is identified as the cause.")
     waiting = _count(voted.waiting, "rank waits", "ranks wait")
-    busy = _busy(job, voted, waiting)
+    age_s = job.progress.age_s if job.progress is not None else job.run_age_s
+    early = bounds.limit_s is not None and age_s < bounds.limit_s
+    until = f" (no incident before {bounds.limit_s:.0f} s without a step)" if early else ""
+    busy = _busy(job, voted, waiting, bounds)
     if busy:
         return replace(base, is_hang=False, kind="busy", summary=f"{name}{place}: {busy}.")
     culprits = with_what_holds(job, (*voted.outside, *voted.undumped))
     if culprits and voted.waiting:
         text = f"{what_they_do(culprits)}; {waiting} for {'them' if len(culprits) > 1 else 'it'}"
-        return _hangs(base, "collective_hang", f"{name} hangs{place}: {text}.", culprits[:MAX_NAMED])
+        return _hangs(base, "collective_hang", f"{name} hangs{place}: {text}{until}.", culprits[:MAX_NAMED])
     if voted.waiting:
         rest = f" and {voted.elsewhere} not" if voted.elsewhere else " and none is outside it"
         lacks = f"{waiting} in a collective{rest}"
-        text = f"{name} hangs{place}: {lacks}, so no rank is identified as the cause."
+        text = f"{name} hangs{place}: {lacks}, so no rank is identified as the cause{until}."
         return _hangs(replace(base, lacks=lacks), "collective_hang", text, ())
     nothing = f"{name}{place}: nothing moves, and no rank waits in a collective."
     return replace(base, kind="stalled_progress", summary=nothing)
 
 
-def _busy(job: JobView, voted: Vote, waiting: str) -> str:
+def _busy(job: JobView, voted: Vote, waiting: str, bounds: _Bounds) -> str:
     """What its ranks are busy with; empty if they are not seen to be."""
     if voted.moving and len(voted.outside) == 1 and voted.waiting and not voted.checkpointing:
         return f"{what_they_do(voted.outside)} and still moves or computes; {waiting} for it"
     if voted.moving:
         return "its ranks still move or compute"
+    age_s = job.progress.age_s if job.progress is not None else job.run_age_s
+    limit = Limit(seconds=bounds.limit_s or 0.0, reason="")
+    limit = limit_by_stacks(job, voted, limit, bounds.limits, unanswered=nobody_answers(job, voted))
+    if age_s >= limit.seconds:
+        return ""
     if voted.checkpointing:
         who = f"{what_they_do(voted.outside)}: " if voted.outside else ""
-        return f"{who}a checkpoint or a transfer is under way, which may take its time; {waiting}"
-    if voted.patient and (job.progress is None or job.progress.age_s < LONG_WORK_PATIENCE_S):
-        return f"an evaluation or a compilation is under way, which may take its time; {waiting}"
+        return f"{who}a checkpoint or a transfer is under way, which may take {limit.seconds:.0f} s; {waiting}"
+    if voted.patient:
+        return f"an evaluation or a compilation is under way, which may take {limit.seconds:.0f} s; {waiting}"
     return ""
 
 

@@ -36,6 +36,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.model.observations import Process, Role
+from slurm_watchdog.parse.stacks.py_spy_json import AT_EXIT, ROOTS
 
 ONE_DUMP_S = 10.0
 """py-spy takes 15 to 30 ms a process; what takes this long does not come."""
@@ -50,14 +51,6 @@ PY_SPY_ADDRESS_SPACE = 160 << 20
 PY_SPY_PROCESSES = 192
 """Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256."""
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-
-AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
-"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
-_ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
-"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the
-program is over.
-`threading._shutdown`, which waits for other threads then, says so by its own name."""
-
 
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**63 - 1)]
 """What a report can hold: more than any line or thread has."""
@@ -129,7 +122,7 @@ def _frames(thread: _SpyThread) -> tuple[Frame, ...]:
     if len(thread.frames) > MAX_FRAMES or not thread.frames or thread.os_thread_id != thread.pid:
         return frames
     root = thread.frames[-1]
-    return (*frames, AT_EXIT) if root.is_entry and root.name not in _ROOTS else frames
+    return (*frames, AT_EXIT) if root.is_entry and root.name not in ROOTS else frames
 
 
 def dump_stacks(request: DumpProcessStacks, worker: WorkerState) -> list[ProcessStack]:

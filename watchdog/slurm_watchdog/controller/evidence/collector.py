@@ -402,6 +402,7 @@ class Collector:
             view,
             gathered,
             blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
+            limits=self._judgement.hang_limits(view),
             limit_s=self._judgement.limits_s.get(view.job.job_id),
         )
 

@@ -27,7 +27,7 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.registry import SPECS, findings_of, spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.detect.stalled_progress import StalledProgress
-from slurm_watchdog.model.cluster_view import ClusterView, NoData
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
 from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.node_events import SuspectNode
@@ -162,6 +162,12 @@ class Judge:
             return None
         settings = self._settings[StalledProgress]
         return settings.still_limit, settings.busy_limit
+
+    def hang_limits(self, job: JobView) -> CollectiveHang:
+        """The limits that hold for this job."""
+        ((_, own),) = self._of_jobs.groups(replace(self.view, jobs=(job,)))
+        limits: CollectiveHang = own[CollectiveHang]
+        return limits
 
     def detect(self, now: float) -> list[Finding]:
         """The findings of every detector on the present state. One that fails is reported, the others continue."""

@@ -6,7 +6,8 @@ from collections.abc import Collection, Mapping, Reversible
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from slurm_watchdog.model.cluster_view import ClusterView
+    from slurm_watchdog.analysis.limit_by_stacks import LongPhases
+    from slurm_watchdog.model.cluster_view import ClusterView, JobView
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.slow_search import JobSearch
 
@@ -27,6 +28,9 @@ class Judgement(Protocol):
     @property
     def limits_s(self) -> Mapping[str, float]:
         """Job -> the longest time without a step that is normal for it now."""
+
+    def hang_limits(self, job: JobView) -> LongPhases:
+        """The limits that `collective_hang` has for this job."""
 
     def why_held(self, incident_id: str) -> str | None:
         """Why a restart for this incident would end in the same place again; None if that is not known."""

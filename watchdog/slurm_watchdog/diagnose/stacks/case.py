@@ -8,17 +8,17 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.limit_by_stacks import LongPhases
+from slurm_watchdog.analysis.shipped_limits import SHIPPED
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, is_native, locate
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, is_gone, is_native, locate
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, RankProcess
 from slurm_watchdog.diagnose.stacks.topology import Topology, parse_topology, topology_of
 from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, UNHURRIED, frames_key, sides
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.incidents import Culprit
 
-FLOOR_S: Final = 60.0
-TYPICAL_STEPS: Final = 3.0
-"""Below max(60 s, three typical steps) since the last step nothing is a hang: the interface says so."""
+GONE: Final = "its process had ended"
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -29,6 +29,8 @@ class Options(Struct, frozen=True, kw_only=True):
     typical_step_s: float | None = None
     topology: str | None = None
     """As a person writes it: `tp=4,pp=8`; without it the command lines of the ranks are asked."""
+    limits: LongPhases = SHIPPED
+    """The configuration's `detectors.collective_hang`."""
 
 
 class StackCase(Struct, frozen=True, kw_only=True):
@@ -38,6 +40,8 @@ class StackCase(Struct, frozen=True, kw_only=True):
     cast: RankAssignment
     places: tuple[RankPlace, ...]
     undumped: tuple[Culprit, ...]
+    gone: tuple[Culprit, ...]
+    """Whose process had ended when it was to be dumped."""
     missing: tuple[int, ...]
     repeated: bool | None
     """True if several dumps of every rank are alike, False if a rank moved, None if there is one dump of each."""
@@ -49,7 +53,8 @@ class StackCase(Struct, frozen=True, kw_only=True):
 
     @property
     def base_s(self) -> float:
-        return max(FLOOR_S, TYPICAL_STEPS * (self.given.typical_step_s or 0.0))
+        """Below so many seconds since the last step nothing is a hang."""
+        return max(self.given.limits.floor, self.given.limits.factor * (self.given.typical_step_s or 0.0))
 
     @property
     def late(self) -> bool:
@@ -73,9 +78,11 @@ def case_of(found: RankAssignment, given: Options, commands: Sequence[str] = ())
         for each, place in placed
         if each.error is not None or (place is not None and place.error is not None)
     ]
+    gone = tuple(replace(each, reason=GONE) for each in undumped if is_gone(each.reason))
+    undumped = [each for each in undumped if not is_gone(each.reason)]
     repeated = _repeated([each for each, place in placed if place is not None and place.error is None])
     case = StackCase(
-        given=given, cast=found, places=tuple(places), undumped=tuple(undumped), missing=_missing(found),
+        given=given, cast=found, places=tuple(places), undumped=tuple(undumped), gone=gone, missing=_missing(found),
         repeated=repeated, waiting=(), outside=(),
     )  # fmt: skip
     still = frozenset(p.key for p in places) if case.late or repeated else frozenset()

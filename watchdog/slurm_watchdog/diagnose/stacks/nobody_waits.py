@@ -9,11 +9,11 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.stacks.case import Ruling, StackCase
-from slurm_watchdog.diagnose.stacks.patience import patience_is_over, unhurried_s
+from slurm_watchdog.diagnose.stacks.patience import patience_is_over, saves_for_s
 from slurm_watchdog.diagnose.stacks.places import RankPlace, is_of_kernel
 from slurm_watchdog.diagnose.stacks.sentences import class_of, where_all_are, who_does
-from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG
-from slurm_watchdog.diagnose.stacks.wording import class_word
+from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, MAYBE_WAITING, collective_of, is_within
+from slurm_watchdog.diagnose.stacks.wording import class_word, place_words
 from slurm_watchdog.knowledge.stack_frames import Place
 
 LEAST_ALIKE: Final = 3
@@ -61,10 +61,27 @@ def alone_elsewhere(case: StackCase) -> list[RankPlace]:
     return [p for p in case.places if counts[p.place] == 1]
 
 
+def alone_in_its_call(case: StackCase) -> tuple[RankPlace, str] | None:
+    """The only rank that waits in another call than all the others, and what these do. One dump of each rank proves
+    nothing: in a healthy job, too, one rank may be ahead for a moment."""
+    if len(case.places) < LEAST_ALIKE or case.missing or case.undumped or case.gone:
+        return None
+    calls = {p.key: collective_of(p) or place_words(p.place, many=True) for p in case.places}
+    counts = Counter(calls.values())
+    if len(counts) != 2 or min(counts.values()) > 1:
+        return None
+    odd = next(p for p in case.places if counts[calls[p.key]] == 1)
+    usual = next(p for p in case.places if p is not odd)
+    waits = odd.place is Place.COLLECTIVE and usual.place in MAYBE_WAITING | {Place.COLLECTIVE}
+    if not waits or is_within(odd, usual) or "startup" in odd.contexts | usual.contexts:
+        return None
+    return odd, collective_of(usual) or place_words(usual.place, many=True)
+
+
 def _waits_too_long_in_kernel(case: StackCase, p: RankPlace) -> bool:
     """What a rank writes cannot be seen there: it may be a checkpoint."""
     since_s = case.given.since_last_step_s or 0.0
-    return case.late and (p.place is Place.DEVICE or since_s >= unhurried_s(case))
+    return case.late and (p.place is Place.DEVICE or since_s >= saves_for_s(case))
 
 
 def with_teardown(case: StackCase) -> Ruling:

@@ -52,6 +52,12 @@ _ERRANDS = {
 }  # fmt: skip
 """A place that is a means, and the callers that are its end: a lock below a data loader is a data loader."""
 
+_OUTERMOST = 4
+_AT_END = frozenset({"_run_exitfuncs", "_exit_function", "_shutdown", "_python_exit"})
+_FILES_AT_END = re.compile(r"(^|/)(atexit|util|threading|thread)(\.py)?$")
+"""Frames of the interpreter below which only exit handlers are: multiprocessing/util.py, concurrent/futures/thread.py.
+"""
+
 _DEVICE_ERRANDS = WAITS_FOR_PEERS | {Place.COMPILATION, Place.CHECKPOINT}
 
 _TELLING_NATIVE = frozenset(
@@ -69,6 +75,14 @@ _TELLING_NATIVE = frozenset(
 """What a native frame says even below a wait of its own: NCCL sleeps while it waits for its peers."""
 
 _AT_REST = frozenset({Place.LOCK, Place.QUEUE, Place.SLEEP})
+_UNRESOLVED = re.compile(r"|\?+|0x[0-9a-fA-F]+|[<\[]?unknown[>\]]?|no symbol.*", re.IGNORECASE)
+_GONE = re.compile(
+    r"no such process|\bESRCH\b|os error 3\b|is dead \(a zombie\)|no process (with|found)"
+    r"|process (not found|(\d+ )?(has (ended|exited)|is (gone|not running)|does not exist))"
+    r"|(find|locate) process|check that the process is running",
+    re.IGNORECASE,
+)
+"""py-spy, gdb, pystack, the kernel and our own words for it."""
 _HOSTS_OF_LOOPS = re.compile(r"(^|/)(ray|ipykernel\w*|traitlets|tornado|zmq|grpc|socketserver)(/|\.py|$)|runpy")
 """Packages whose own main thread runs a loop, while another thread trains."""
 
@@ -96,8 +110,15 @@ class RankPlace(Struct, frozen=True, kw_only=True):
     """Another thread of the process that holds the interpreter's lock, and its innermost frame."""
     raw: tuple[Frame, ...] = ()
     """All frames of that thread, innermost first."""
+    told_by: tuple[Frame, ...] = ()
+    """All frames of another thread of it, where that one tells where the rank stands: autograd's."""
     doing: Place = Place.OTHER
     """What its system call tells where its frames say nothing. A word for people: no vote depends on it."""
+
+
+def is_gone(error: str) -> bool:
+    """Whether it is for want of a process that there is no stack: nothing failed then."""
+    return bool(_GONE.search(error))
 
 
 def place_of(function: str, file: str) -> Place:
@@ -254,8 +275,9 @@ def _locate(stack: ProcessStack) -> RankPlace:
         error = stack.error or "no Python frames"
         return RankPlace(node=stack.node, rank=rank, pid=stack.pid, place=Place.OTHER, error=error, key=key)
     place, frames = _place(thread.frames)
-    if place in (Place.BACKWARD, Place.DEVICE):
-        place, frames = _autograd(stack, thread) or (place, frames)
+    told_by: tuple[Frame, ...] = ()
+    if place in (Place.BACKWARD, Place.DEVICE) and (backward := _autograd(stack, thread)) is not None:
+        place, frames, told_by = backward
     if place is Place.OTHER and any(place_of(f.function, f.file) is Place.COMPILATION for f in thread.frames):
         place = Place.COMPILATION  # however deep in a library for expressions or graphs
     return RankPlace(
@@ -269,6 +291,7 @@ def _locate(stack: ProcessStack) -> RankPlace:
         holds_gil=thread.owns_gil,
         gil_held_by=_gil_holder(stack, thread),
         raw=thread.frames,
+        told_by=told_by,
         doing=_doing(place, thread.frames, stack.syscall),
     )
 
@@ -310,20 +333,33 @@ def _place_in(frames: tuple[Frame, ...], table: FrameTable) -> tuple[Place, tupl
     place = next(_known(places[outer : outer + _INNER_FRAMES]), Place.OTHER)
     if outer > 0:
         rooms = list(_known(places[:outer]))
-        # The pipes of a program that was started are read with `select`, too.
-        room = Place.SUBPROCESS if Place.SUBPROCESS in rooms else next(iter(rooms), Place.OTHER)
+        # The pipes of a program that was started are read with `select`, too, and a queue waits on a lock of its own.
+        means = (each for each in (Place.SUBPROCESS, Place.QUEUE) if each in rooms)
+        room = next(means, next(iter(rooms), Place.OTHER))
         if place is Place.OTHER or (room in _ERRANDS and place not in _ERRANDS[room]):
             # What the caller is for is known only if it calls directly: a lock three functions further in is a lock.
             direct = places[outer] is place and place is not Place.OTHER
             place = place if direct or room is Place.OTHER else room
     if place in _ERRANDS:
         place = next((each for each in places[outer:] if each in _ERRANDS[place]), place)
+    if (place in _ERRANDS or place is Place.DATALOADER) and any(map(_ends_program, own[-_OUTERMOST:])):
+        place = Place.TEARDOWN
     if place is Place.DEVICE:
         caller = next((p for p in _known(places[outer : outer + _OF_A_CALL]) if p is not Place.DEVICE), place)
         place = caller if caller in _DEVICE_ERRANDS else place
     if place in _SAYS_LITTLE and native:
         place = _native(native, place)
-    return place, own[outer:] or native
+    return place, own[outer:] or tuple(f for f in native if is_resolved(f)) or native
+
+
+def is_resolved(frame: Frame) -> bool:
+    """Whether a frame has a name, and not only an address."""
+    return not _UNRESOLVED.fullmatch(frame.function.strip())
+
+
+def _ends_program(frame: Frame) -> bool:
+    """Whether the interpreter calls this when the program is over, whatever it does then."""
+    return frame.function.rpartition(".")[2] in _AT_END and bool(_FILES_AT_END.search(frame.file))
 
 
 def _known(places: Sequence[Place]) -> Iterator[Place]:
@@ -353,8 +389,9 @@ def _kernel_place(frame: Frame) -> Place | None:
     return {"nvidia": Place.DEVICE, "amdgpu": Place.DEVICE, "network": None}.get(word, Place.FILESYSTEM)
 
 
-def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Frame, ...]] | None:
-    """Where the thread stands that runs the backward pass for the main one, if it is in Python at all."""
+def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Frame, ...], tuple[Frame, ...]] | None:
+    """Where the thread stands that runs the backward pass for the main one, if it is in Python at all: its place, the
+    frames from the first that tells of it, and all of them."""
     for thread in stack.threads:
         if thread is main or not thread.frames or thread_role(thread) not in ("", "autograd"):
             continue
@@ -364,7 +401,7 @@ def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Fram
             continue  # nor is every thread without a name, as eu-stack and old gdb have them
         place, frames = _place(thread.frames)
         if place is not Place.OTHER:
-            return place, frames
+            return place, frames, thread.frames
     return None
 
 

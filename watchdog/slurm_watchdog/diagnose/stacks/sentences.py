@@ -9,10 +9,10 @@ from typing import Final
 
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.stacks.case import StackCase
-from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, place_of
+from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, is_resolved, place_of
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
-from slurm_watchdog.diagnose.stacks.wording import children_of, class_word, culprit_words, fold, place_words
+from slurm_watchdog.diagnose.stacks.wording import children_of, class_word, culprit_words, fold, people, place_words
 from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
 from slurm_watchdog.model.evidence import Frame
 from slurm_watchdog.model.incidents import Culprit
@@ -22,11 +22,22 @@ _DEBUGGER_FILES: Final = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\
 
 def who_does(case: StackCase, named: Sequence[RankPlace], *, lower: bool = False) -> str:
     """Whom the sentence is about, what he does, and who waits meanwhile."""
-    ordered = by_rank(named)
-    first = culprit_of(ordered[0], case.cast)
-    more = f" (and {len(named) - 1} more)" if len(named) > 1 else ""
-    who = f"{culprit_words(first, not lower)}{more} {first.reason}"
+    culprits = [culprit_of(each, case.cast) for each in by_rank(named)]
+    who = _they_do(by_rank(named), culprits)
+    who = who if lower else who[:1].upper() + who[1:]
     return f"{who}, {waiters(case)}." if case.waiting else f"{who}."
+
+
+def _they_do(named: Sequence[RankPlace], culprits: Sequence[Culprit]) -> str:
+    first, places = culprits[0], {p.place for p in named}
+    if len(named) == 1:
+        return f"{culprit_words(first, False)} {first.reason}"
+    if len(places) == 1 and not any(map(_evaluates, named)):
+        where = first.reason.removeprefix(place_words(named[0].place))
+        return f"{people(culprits)} {place_words(named[0].place, many=True)}: {culprit_words(first, False)}{where}"
+    alike = {p.place: each for p, each in zip(reversed(named), reversed(culprits), strict=True)}
+    said = [f"{culprit_words(each, False)} {each.reason}" for each in sorted(alike.values(), key=culprits.index)]
+    return f"{people(culprits)} stand out: {'; '.join(said[:3])}"
 
 
 def waiters(case: StackCase) -> str:
@@ -34,7 +45,7 @@ def waiters(case: StackCase) -> str:
     if len(case.waiting) == 1:
         alone = collective_of(case.waiting[0])
         does = f"waits in {alone}" if alone else place_words(case.waiting[0].place)
-        others = len(case.places) > 1 or case.undumped or case.missing
+        others = len(case.places) > 1 or case.undumped or case.missing or case.gone
         return f"and the one other that was dumped {does}" if others else f"it {does}"
     in_a_call = [call for p in case.waiting if (call := collective_of(p))]
     names = sorted(set(in_a_call))
@@ -54,9 +65,9 @@ def waiters(case: StackCase) -> str:
 
 def _stands(p: RankPlace, *, many: bool) -> str:
     """What ranks do that wait in no known call: those in unknown code stand in one and the same function."""
-    if p.place is not Place.OTHER or not p.frames:
+    if p.place is not Place.OTHER or not any(map(is_resolved, p.frames)):
         return place_words(p.place, many=many)
-    return f"{'stand' if many else 'stands'} in {call_of(p.frames[0])}"
+    return f"{'stand' if many else 'stands'} in {call_of(_telling(p))}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -73,6 +84,8 @@ def where_all_are(case: StackCase, *, lower: bool = False) -> str:
         many = len(members) > 1
         who = f"all {len(members)} dumped ranks" if len(counts) == 1 and many else plural(len(members), "rank")
         parts.append(f"{who} {place_words(place, many=many)}{_calls(members)}")
+    if case.gone:
+        parts.append(f"{plural(len(case.gone), 'rank')} had ended")
     if case.undumped:
         parts.append(f"{len(case.undumped)} could not be dumped")
     text = ", ".join(parts) + "."
@@ -96,19 +109,16 @@ def _calls(members: Sequence[RankPlace]) -> str:
 def _short_call(p: RankPlace) -> str:
     if p.place in WAITS_FOR_PEERS and collective_of(p):
         return collective_of(p)
-    return p.frames[0].function if p.frames else ""
+    return next((frame.function for frame in p.frames if is_resolved(frame)), "")
 
 
 def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
     """What stands out, and why it convicts nobody."""
-    first = culprit_of(by_rank(outside)[0], case.cast)
     if len(outside) > len(case.waiting):
         return "No rank stands out: more ranks are outside the collective than wait in it."
     if len(outside) == len(case.waiting):
         return "No rank stands out: as many ranks are outside the collective as wait in it."
-    who = f"{culprit_words(first, False)} {first.reason}" + (
-        f" (and {len(outside) - 1} more)" if len(outside) > 1 else ""
-    )
+    who = _they_do(by_rank(outside), [culprit_of(p, case.cast) for p in by_rank(outside)])
     if case.given.since_last_step_s is not None:
         return f"No hang yet: {who}, which may take longer than {case.given.since_last_step_s:g} s."
     return f"No hang is proven: {who}, which ends by itself as far as one snapshot can tell."
@@ -119,6 +129,8 @@ def todo(case: StackCase, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[s
     if not case.places and not case.undumped:
         return ()
     found = []
+    if case.gone:
+        found.append(f"find out how {people(case.gone)} ended: the exit code by sacct, the last lines of the log")
     if culprits and culprits[0].node:
         pid = f" (pid {culprits[0].pid})" if culprits[0].pid else ""
         found.append(
@@ -144,7 +156,7 @@ def culprit_of(p: RankPlace | Culprit, found: RankAssignment) -> Culprit:
     if isinstance(p, Culprit):
         return p
     does = "evaluates" if _evaluates(p) else place_words(p.place)
-    reason = f"{does}, in {call_of(_telling(p))}" if p.frames else does
+    reason = f"{does}, in {call_of(_telling(p))}" if any(map(is_resolved, p.frames)) else does
     if p.holds_gil and p.place is Place.OTHER:
         reason += "; it holds the interpreter's lock"
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
@@ -164,7 +176,7 @@ def _telling(p: RankPlace) -> Frame:
         ends = [i for i, f in enumerate(p.frames) if place_of(f.function, f.file) is Place.DEBUGGER]
         beyond = (f for f in p.frames[ends[-1] + 1 :] if not _DEBUGGER_FILES.search(f.file)) if ends else ()
         return next(iter(beyond), p.frames[0])
-    return p.frames[0]
+    return next(filter(is_resolved, p.frames), p.frames[0])
 
 
 def class_of(named: Sequence[RankPlace]) -> str:

@@ -18,7 +18,12 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.case import Options, Ruling, StackCase, case_of
-from slurm_watchdog.diagnose.stacks.nobody_waits import alone_elsewhere, with_teardown, without_waiting
+from slurm_watchdog.diagnose.stacks.nobody_waits import (
+    alone_elsewhere,
+    alone_in_its_call,
+    with_teardown,
+    without_waiting,
+)
 from slurm_watchdog.diagnose.stacks.patience import patience_is_over, peers_save
 from slurm_watchdog.diagnose.stacks.places import (
     WAITS_FOR_PEERS,
@@ -48,7 +53,7 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     odd_one,
     suspects,
 )
-from slurm_watchdog.diagnose.stacks.wording import StackGroup, class_word, culprit_words, fold, group_places
+from slurm_watchdog.diagnose.stacks.wording import StackGroup, class_word, culprit_words, fold, group_places, people
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.dump import Dump
@@ -76,6 +81,8 @@ class StackVerdict(Struct, frozen=True, kw_only=True):
     odd: tuple[Culprit, ...] = ()
     """Ranks that stand elsewhere than the others wait, where that convicts nobody."""
     undumped: tuple[Culprit, ...] = ()
+    gone: tuple[Culprit, ...] = ()
+    """Whose process had ended."""
     others: tuple[tuple[str, int], ...] = ()
     """Processes that hold no rank, by what they are."""
     todo: tuple[str, ...] = ()
@@ -88,7 +95,11 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
     is_hang, cls, named, sentence = _rule(case)
     culprits = tuple(culprit_of(each, case.cast) for each in named) if is_hang else ()
     suspects = {(each.node, each.rank, each.pid) for each in culprits}
-    elsewhere = [culprit_of(p, case.cast) for p in by_rank(case.outside or alone_elsewhere(case))]
+    apart = alone_in_its_call(case)
+    elsewhere = [
+        culprit_of(p, case.cast)
+        for p in ([apart[0]] if apart is not None else by_rank(case.outside or alone_elsewhere(case)))
+    ]
     odd = tuple(each for each in elsewhere if (each.node, each.rank, each.pid) not in suspects)
     return StackVerdict(
         ranks=case.cast.world or len(case.cast.ranks),
@@ -101,6 +112,7 @@ def diagnose_dumps(dumps: Sequence[Dump], given: Options | None = None) -> Stack
         summary=sentence,
         odd=odd if not culprits and len(odd) <= max(len(case.waiting), 1) else (),
         undumped=case.undumped,
+        gone=case.gone,
         others=_count_others(case.cast),
         todo=todo(case, is_hang, culprits),
     )
@@ -120,13 +132,9 @@ def _rule(case: StackCase) -> Ruling:
         cls = "evaluation"
         ruling = (False, cls, ruling[2], ruling[3])
     if case.recent:
-        since, base = case.given.since_last_step_s, case.base_s
-        return (
-            False, cls, (),
-            f"No hang: the last step was {since:g} s ago, and below {base:g} s (60 s or three typical "
-            "steps) nothing is one. "
-            f"{where_all_are(case)}",
-        )  # fmt: skip
+        since, base, limits = case.given.since_last_step_s, case.base_s, case.given.limits
+        below = f"below {base:g} s ({limits.floor:g} s or {limits.factor:g} typical steps) nothing is one"
+        return False, cls, (), f"No hang: the last step was {since:g} s ago, and {below}. {where_all_are(case)}"
     if case.repeated is False and not (is_hang and cls == "debugger"):
         return False, "working", (), f"No hang: ranks moved between the dumps. {where_all_are(case)}"
     return ruling
@@ -134,6 +142,8 @@ def _rule(case: StackCase) -> Ruling:
 
 def _nothing_dumped(case: StackCase) -> Ruling:
     many = len(case.undumped)
+    if not many and case.gone:
+        return False, "undumpable", (), f"All {len(case.gone)} processes had ended: nobody is named."
     if not many:
         whom = ", ".join(sorted({what for what, _ in case.cast.others}))
         return False, "undumpable", (), f"No process of a rank is among the dumps ({whom}): nobody is named."
@@ -170,6 +180,8 @@ def _with_waiting(case: StackCase) -> Ruling:
         return True, class_of(proven), proven, who_does(case, proven)
     hang = case.late and not few and all(patience_is_over(case, p) for p in suspects(outside))
     cls = class_of(outside)
+    if (apart := _alone(case)) is not None:
+        return apart
     if hang:
         return True, cls, (), f"Nobody can be named: {where_all_are(case, lower=True)}"
     return False, cls, (), f"{why_no_hang(case, outside)} {where_all_are(case)}"
@@ -229,6 +241,10 @@ def _nobody_outside(case: StackCase) -> Ruling:
             (named,),
             f"{culprit_words(named, True)} is suspect: it alone could not be dumped ({alone.reason}), {waiters(case)}.",
         )
+    if case.gone and collective and not starting:
+        who = people(case.gone)
+        has = "has" if len(case.gone) == 1 else "have"
+        return True, "missing_rank", case.gone, f"{who[:1].upper()}{who[1:]} {has} ended, {waiters(case)}."
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting and (case.late or case.repeated or not _may_be_ahead(case.waiting)):
         other = next(p for p in case.waiting if p is not odd)
@@ -236,6 +252,9 @@ def _nobody_outside(case: StackCase) -> Ruling:
     by_topology = _by_topology(case) if not starting else None
     if by_topology is not None:
         return by_topology
+    apart = _alone(case) if not starting else None
+    if apart is not None:
+        return apart
     sentence = f"No rank stands out: {where_all_are(case, lower=True)}"
     lost = _lost(case) if collective and not starting else None
     if lost is not None:
@@ -254,6 +273,22 @@ def _nobody_outside(case: StackCase) -> Ruling:
         sentence = f"Start-up: {where_all_are(case, lower=True)} {missing}"
     hang = late or (bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None)
     return hang, cls, (), sentence
+
+
+def _alone(case: StackCase) -> Ruling | None:
+    """One rank alone waits in another call than all the others, which does not prove that it is the one at fault."""
+    found = alone_in_its_call(case)
+    if found is None:
+        return None
+    odd, others = found
+    does = f"the {len(case.places) - 1} others {others if ' ' in others else f'in {others}'}"
+    who = culprit_words(culprit_of(odd, case.cast), True)
+    if (case.late or case.repeated) and odd.place is Place.COLLECTIVE and " " not in others:
+        sentence = f"The calls do not match: {who[:1].lower()}{who[1:]} alone waits in {collective_of(odd)}, {does}."
+        return True, "collective_mismatch", (), sentence
+    hang = case.late and not case.outside
+    more = "" if case.late or case.repeated else " A second dump 20 s later tells whether the calls match."
+    return hang, "collective", (), f"{who} alone waits in {collective_of(odd)}, {does}: that proves no fault.{more}"
 
 
 def _may_be_ahead(waiting: Sequence[RankPlace]) -> bool:

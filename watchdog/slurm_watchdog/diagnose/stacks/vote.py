@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, locate
+from slurm_watchdog.diagnose.stacks.places import RankPlace, call_of, is_gone, is_resolved, locate
 from slurm_watchdog.diagnose.stacks.waiting import (
     ProcessKey,
     frames_key,
@@ -26,6 +26,7 @@ BUSY_CPU_SHARE = 0.2
 """A rank outside the collective that uses more than this share of a core computes (compilation, data
 preparation): it is slow, not stuck. A thread polling a queue with a time-out uses under 0.01."""
 
+GONE = "has ended: there was no process when it was to be dumped"
 STARVED_LOOKS = 3
 """Dumps that found a process running, one after the other."""
 
@@ -87,7 +88,7 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     still = frozenset(p.key for p in dumped if _stands_still(p, history))
     waiting, outside, crowd = sides(dumped, still)
     named = [
-        Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"{p.doing}, in {call_of(p.frames[0])}")
+        Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=_what_it_does(p))
         for p in sorted(
             [] if crowd and not _at_a_prompt(outside) else suspects(outside),
             key=lambda p: (p.rank, p.node, p.pid),
@@ -102,7 +103,12 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         waiting=len(waiting) - len(odd),
         elsewhere=len(dumped) - len(waiting),
         undumped=tuple(
-            Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=f"could not be dumped: {p.error}")
+            Culprit(
+                node=p.node,
+                rank=p.rank,
+                pid=p.pid,
+                reason=GONE if is_gone(p.error) else f"could not be dumped: {p.error}",
+            )
             for p in sorted(places, key=lambda p: (p.rank, p.node, p.pid))
             if p.error is not None
         ),
@@ -112,6 +118,12 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         in_own_code=bool(dumped) and all(makes_its_own_samples(p) for p in dumped),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
+
+
+def _what_it_does(p: RankPlace) -> str:
+    held = f"; the interpreter's lock is held by {p.gil_held_by}" if p.gil_held_by else ""
+    frame = next(filter(is_resolved, p.frames), None)
+    return f"{p.doing}{f', in {call_of(frame)}' if frame is not None else ''}{held}"
 
 
 History = Sequence[tuple[float, Mapping[ProcessKey, ProcessStack]]]

@@ -143,10 +143,13 @@ def odd_one(waiting: Sequence[RankPlace], ranks: int) -> RankPlace | None:
     if len(rest) != 1 or rest[0][1] != 1 or many < 3:
         return None
     odd = next(p for p in waiting if ("" if p.place is Place.BACKWARD else collective_of(p)) != common)
-    # A call of a library that makes another one in it is the same collective, further on.
     usual = next(p for p in waiting if p is not odd)
-    same = common in _collectives_of(odd) or collective_of(odd) in _collectives_of(usual)
-    return None if same else odd
+    return None if is_within(odd, usual) else odd
+
+
+def is_within(one: RankPlace, other: RankPlace) -> bool:
+    """Whether a call of a library makes the other one in it: the same collective, further on."""
+    return collective_of(other) in _collectives_of(one) or collective_of(one) in _collectives_of(other)
 
 
 def collective_of(place: RankPlace) -> str:

@@ -6,12 +6,14 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.text import plural
+from slurm_watchdog.base.text import fold as fold_names
+from slurm_watchdog.base.text import listed, plural
 from slurm_watchdog.diagnose.stacks.places import (
     RankPlace,
     call_of,
     frame_key,
     is_native,
+    is_resolved,
     locate,
     thread_role,
 )
@@ -19,7 +21,7 @@ from slurm_watchdog.diagnose.stacks.ranks import RankAssignment
 from slurm_watchdog.diagnose.stacks.vote import VoteGroup
 from slurm_watchdog.diagnose.stacks.waiting import frames_key
 from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import Frame, ProcessStack
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Role
 
@@ -82,6 +84,16 @@ def culprit_words(culprit: Culprit, capital: bool) -> str:
     return text[:1].upper() + text[1:] if capital else text
 
 
+def people(culprits: Sequence[Culprit]) -> str:
+    """`rank 3 (pid 4711 on n1)`, `ranks 9 and 14 (n1, n2)`: all of them."""
+    ranks = [each.rank for each in culprits if each.rank is not None]
+    if len(culprits) == 1 or len(ranks) < len(culprits):
+        more = f" and {len(culprits) - 1} more" if len(culprits) > 1 else ""
+        return culprit_words(culprits[0], False) + more
+    nodes = fold_names(sorted({each.node for each in culprits if each.node}))
+    return listed(ranks, "rank") + (f" ({', '.join(nodes[:4])}{', …' if len(nodes) > 4 else ''})" if nodes else "")
+
+
 def fold(ranks: Sequence[int]) -> str:
     """`0-3,7`."""
     parts: list[list[int]] = []
@@ -102,10 +114,7 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
     groups: list[StackGroup] = []
     for (place, _), members in by_key.items():
         members.sort(key=lambda p: (p.rank if p.rank >= 0 else 1 << 40, p.node, p.pid))
-        shown = [
-            tuple(frame_key(f) for f in p.raw if not is_native(f.file)) or tuple(frame_key(f) for f in p.raw)
-            for p in members
-        ]
+        shown = [tuple(map(frame_key, _shown(p.told_by or p.raw))) for p in members]
         who = tuple(
             Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None) for p in members
         )
@@ -114,6 +123,12 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
             StackGroup(place=place, frames=min(shown)[:MAX_FRAMES], members=who, threads=tuple(sorted(threads.items())))
         )
     return tuple(sorted(groups, key=lambda group: (-len(group.members), group.place, group.frames)))
+
+
+def _shown(frames: Sequence[Frame]) -> list[Frame]:
+    """Those of Python; else those of compiled code that have a name; else all."""
+    named = [frame for frame in frames if is_resolved(frame)]
+    return [frame for frame in named if not is_native(frame.file)] or named or list(frames)
 
 
 def _roles(stack: ProcessStack) -> list[str]:

@@ -14,6 +14,11 @@ from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.headers import DumpHeader
 
+AT_EXIT: Final = Frame(function="_run_exitfuncs", file="atexit")
+"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
+ROOTS: Final = ("<module>", "_run_module_as_main", "_shutdown")
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is
+over. `threading._shutdown`, which waits for other threads then, says so by its own name."""
 DEPTH: Final = 12
 MAX_FRAMES: Final = 200
 
@@ -185,11 +190,13 @@ def _thread(node: Any) -> ThreadStack | None:
     parsed = tuple(frame for each in frames[:MAX_FRAMES] if (frame := _frame(each)) is not None)
     if frames and not parsed:
         return None
+    of_main = bool(pid) and identity == pid and len(frames) <= MAX_FRAMES
+    at_exit = of_main and bool(parsed) and isinstance(frames[-1], dict) and frames[-1].get("is_entry") is True
     return ThreadStack(
         thread_id=identity % 2**63,
         name=_plain(name, 200),
         active=node.get("active") is True,
-        frames=parsed,
+        frames=(*parsed, AT_EXIT) if at_exit and parsed[-1].function not in ROOTS else parsed,
         owns_gil=node.get("owns_gil") is True,
     )
 

@@ -37,6 +37,7 @@ from slurm_watchdog.diagnose.filesystem import (
     long_blocked,
     probes_wanted,
 )
+from slurm_watchdog.knowledge.checkpoint_layouts import names_checkpoint
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
@@ -192,10 +193,15 @@ def _only_flushes(filesystem: FilesystemView, blocked_for_s: float) -> bool:
 
 
 def _only_saves(view: ClusterView, filesystem: FilesystemView, blocked_for_s: float) -> bool:
-    """Whether all who are blocked write for jobs that save, and no node fails when it is asked."""
+    """Whether all who are blocked write for jobs that save, or into a checkpoint by its name, which no line may have
+    announced, and no node fails when it is asked."""
     saving = {job.job.job_id for job in view.jobs if saves_now(job) or _log_says_saving(job)}
     waits = long_blocked(filesystem, blocked_for_s)
-    writes = all(blocked_call(p).syscall in WRITE_CALLS and p.process.job_id in saving for p in waits)
+    writes = all(
+        blocked_call(p).syscall in WRITE_CALLS
+        and (p.process.job_id in saving or names_checkpoint(blocked_call(p).path or ""))
+        for p in waits
+    )
     return writes and not any(not answer.responding for _, answer in filesystem.answers)
 
 

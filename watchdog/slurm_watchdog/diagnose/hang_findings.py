@@ -14,15 +14,16 @@ from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, LoopSetti
 from slurm_watchdog.analysis.rank_activity import LoopState, working_process
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
+from slurm_watchdog.diagnose.stacks.places import locate, waits_for_own_thread
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding
 
 FAULTS_OF_ONE = frozenset({Place.DATALOADER, Place.LOCK, Place.GIL})
-"""Where a rank that has no peers to wait for stays because of a fault: others (a download, a queue, sleep)
-are waits like any other. One that is shutting down does so, too, if it said before that it raised an
-exception: a thread keeps it from its end."""
+"""Where a rank that has no peers to wait for stays because of a fault, as in a queue of its own threads: others (a
+download, a queue that other processes fill, sleep) are waits like any other. One that is shutting down does so, too, if
+it said before that it raised an exception: a thread keeps it from its end."""
 
 
 def proven_finding(job: JobView, finding: Finding, proof: Proof) -> Finding:
@@ -73,7 +74,9 @@ def standing_alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) 
     culprit = rank.culprit(reason)
     own = (each for each in job.errors if each.event.rank in (rank.process.rank, None))
     raised = group.place is Place.TEARDOWN and any(each.age_s <= window_s for each in own)
-    return (culprit,) if raised or (group.place in FAULTS_OF_ONE and not voted.in_own_code) else ()
+    own_queue = any(waits_for_own_thread(locate(each)) for each in job.snapshots[-1].stacks if each.rank is not None)
+    fault = (group.place in FAULTS_OF_ONE or own_queue) and not voted.in_own_code
+    return (culprit,) if raised or fault else ()
 
 
 def finding_by_gpus(job: JobView, finding: Finding, clock: LoopClock, seen: LoopState, busy_limit_s: float) -> Finding:

@@ -99,6 +99,9 @@ SETTLES = frozenset({"numbered", "plain"})
 _TEMPORARY = re.compile(
     r"(?:tmp[-_.]|\.)?(?P<name>.+?)(?P<mark>\.orbax-checkpoint-tmp.*|[-._](?:tmp|temp|part|partial|incomplete)(?:[-._].*)?)?"
 )
+_PART = re.compile(
+    r"(?i)(?<![a-z])(?:ckpts?|checkpoints?|snapshots?)(?![a-z])|\.(?:distcp|safetensors|ckpt|orbax)\b|(?:model|optim)_states\b"
+)
 _NUMBERED = re.compile(r"\d")
 _SUFFIX = re.compile(_FILE)
 UNFINISHED = "-unfinished"
@@ -161,6 +164,13 @@ def _recognise_one(name: str, is_directory: bool) -> Candidate | None:
     if not is_directory and SINGLE.fullmatch(name):
         return Candidate("lightning" if name.endswith(".ckpt") else "plain", (name,), False)
     return None
+
+
+def names_checkpoint(path: str) -> bool:
+    """Whether a file with this path is part of a checkpoint, as far as its names say."""
+    *folders, name = path.split("/")
+    inside = recognise([(each, True) for each in folders if not each.isdecimal()])
+    return bool(_PART.search(path) or inside or recognise([(name, False)]))
 
 
 def markers_of(layout: str) -> tuple[tuple[str, str], ...]:

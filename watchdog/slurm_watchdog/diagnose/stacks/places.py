@@ -76,6 +76,7 @@ _TELLING_NATIVE = frozenset(
 
 _AT_REST = frozenset({Place.LOCK, Place.QUEUE, Place.SLEEP})
 _UNRESOLVED = re.compile(r"|\?+|0x[0-9a-fA-F]+|[<\[]?unknown[>\]]?|no symbol.*", re.IGNORECASE)
+_THREAD_QUEUE = re.compile(r"(^|/)queue\.py$")
 _GONE = re.compile(
     r"no such process|\bESRCH\b|os error 3\b|is dead \(a zombie\)|no process (with|found)"
     r"|process (not found|(\d+ )?(has (ended|exited)|is (gone|not running)|does not exist))"
@@ -292,17 +293,14 @@ def _locate(stack: ProcessStack) -> RankPlace:
         gil_held_by=_gil_holder(stack, thread),
         raw=thread.frames,
         told_by=told_by,
-        doing=_doing(place, thread.frames, stack.syscall),
+        doing=PLACES_OF_CALLS.get(stack.syscall or "", Place.OTHER) if place is Place.OTHER else place,
     )
 
 
-def _doing(place: Place, frames: Sequence[Frame], call: str | None) -> Place:
-    """The place in words for people: `Queue.get` waits for a queue, by a lock of its own."""
-    if place is Place.OTHER:
-        return PLACES_OF_CALLS.get(call or "", Place.OTHER)
-    rooms = takewhile(lambda frame: is_native(frame.file) or is_waiting_room(frame.file), frames)
-    by_queue = place is Place.LOCK and any(place_of(each.function, each.file) is Place.QUEUE for each in rooms)
-    return Place.QUEUE if by_queue else place
+def waits_for_own_thread(place: RankPlace) -> bool:
+    """Whether it waits in a queue that only threads of its own process can fill."""
+    rooms = takewhile(lambda frame: is_native(frame.file) or is_waiting_room(frame.file), place.raw)
+    return place.place is Place.QUEUE and any(_THREAD_QUEUE.search(frame.file) for frame in rooms)
 
 
 def contexts_of(frames: Sequence[Frame]) -> frozenset[str]:

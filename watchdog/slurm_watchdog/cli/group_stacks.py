@@ -24,7 +24,7 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
-    from slurm_watchdog.analysis.limit_by_stacks import LongPhases
+    from slurm_watchdog.diagnose.stacks.case import StackLimits
     from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
     from slurm_watchdog.diagnose.stacks.wording import StackGroup
     from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -116,10 +116,10 @@ def group_stacks(
     sys.exit(EXIT_USAGE if unknown else EXIT_FOUND if verdict.is_hang else EXIT_FINE)
 
 
-def _limits(config_file: str | None) -> LongPhases:
+def _limits(config_file: str | None) -> StackLimits:
     """Those of `collective_hang` in a configuration, which puts its rows of knowledge in force as well; as shipped
     without one. Ends the process with code 2 if the file is wrong."""
-    from slurm_watchdog.analysis.shipped_limits import SHIPPED
+    from slurm_watchdog.knowledge.shipped_limits import SHIPPED
 
     if config_file is None:
         return SHIPPED

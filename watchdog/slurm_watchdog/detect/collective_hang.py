@@ -61,7 +61,6 @@ from slurm_watchdog.analysis.progress_limit import (
 )
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.analysis.rendezvous import not_joined
-from slurm_watchdog.analysis.shipped_limits import SHIPPED
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
@@ -79,6 +78,7 @@ from slurm_watchdog.diagnose.hang_words import facts_of
 from slurm_watchdog.diagnose.never_joins import not_joining
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
+from slurm_watchdog.knowledge.shipped_limits import SHIPPED
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView

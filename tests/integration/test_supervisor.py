@@ -476,3 +476,28 @@ def test_alone_on_one_node_a_function_is_a_command_and_the_notice_of_the_end_rea
     job.ends(60)
     assert (len(job.lines("rank")), len(job.lines("saved"))) == (1, 1), job.text
     assert "as a notice that its time is nearly over" in job.text
+
+
+def test_alone_a_lost_node_is_left_out_and_the_job_requeued_where_there_is_no_spare(
+    start: Callable[..., Job], four: Cluster
+) -> None:
+    job = start(
+        f"export HOME={four.shared}/alone-$SLURM_RESTART_COUNT; sw --alone --spares 1 --no-page -- srun {ranks(WAITS)}",
+        "-N3", "--ntasks-per-node=1", "--requeue", "--open-mode=append",
+    )  # fmt: skip
+    end = time.monotonic() + PATIENCE_S
+    while len(job.lines("rank")) < 2 and time.monotonic() < end:
+        time.sleep(0.1)
+    four.kill_node("n2")
+    end = time.monotonic() + 150
+    while "rank 1 of 2 on n3 in n[1,3] start 1" not in job.text:
+        assert time.monotonic() < end, job.text[-3000:]
+        time.sleep(0.5)
+    assert "Slurm has lost n2: the command is ended and started again without n2" in job.text
+    assert four.job(job.job_id)["JobState"] == "RUNNING"
+    four.kill_node("n3")
+    end = time.monotonic() + 150
+    while four.job(job.job_id)["Restarts"] != "1":
+        assert time.monotonic() < end, job.text[-3000:]
+        time.sleep(0.5)
+    assert "Slurm has lost n3, and the command cannot be started again here (no spare is left" in job.text

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
 import click
@@ -57,7 +58,7 @@ def story(
         client = choose_or_journal(socket_path, config_file, journal)
         found, document = client.report({"job": job_id, "from": "0"})
         explained = _explained(client, job_id)
-        recorded, why_not = _recorded(job_id) if accounting else ([], "")
+        recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
         before, ends = paired(found.runs, recorded)
         if as_json:
             print_json(_as_json(document, explained, before, ends, why_not))
@@ -68,6 +69,15 @@ def story(
 def _explained(client: Client, job_id: str) -> list[tuple[Explanation, Any]]:
     incidents, _ = client.incidents(job_id)
     return [client.incident(each.id) for each in incidents[:MAX_INCIDENTS]]
+
+
+def is_of_run(path: str) -> bool:
+    """Whether a `run` of this user's is asked, by its socket or its journal: it is no job of accounting's."""
+    from slurm_watchdog.cli.find_controller import own_place
+    from slurm_watchdog.standalone.own_runs import read_runs
+
+    directory = str(Path(path).absolute().parent)
+    return any(each.command == "run" and each.directory == directory for each in read_runs(own_place()))
 
 
 def _recorded(job_id: str) -> tuple[list[RunRecord], str]:

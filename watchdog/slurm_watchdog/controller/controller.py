@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.from_config import rule_book_of
@@ -346,7 +348,7 @@ class Controller:
             )  # fmt: skip
             self._show_health()
             self.metrics.show_left_out(self.state.left_out.totals)
-            self.metrics.show_crowds(self.crowds.update(self.state.left_out.lately(now), now))
+            self.metrics.show_crowds(self.crowds.update(self.left_out(now), now))
         self.last_tick = now
         self.metrics.last_tick.set(clock.wall())
 
@@ -434,6 +436,11 @@ class Controller:
                 personal=self.personal,
             )
         )
+
+    def left_out(self, now: float) -> tuple[Shortage, ...]:
+        """What there was no room for lately; a `run` or `attach` says nothing of other users."""
+        found = self.state.left_out.lately(now)
+        return tuple(each for each in found if not self.personal or each.uid in (None, os.getuid()))
 
     def healthy(self) -> tuple[bool, str]:
         """Whether a whole tick was completed lately by a controller that can see; with the headline that

@@ -40,9 +40,9 @@ class RunRecords:
         self._written_at: dict[Key, float] = {}
         self._looked_at = now - LOOK_EVERY_S
 
-    def update(self, view: ClusterView, wall: float) -> None:
-        """After a judgement of `view`."""
-        if view.now - self._looked_at < LOOK_EVERY_S:
+    def update(self, view: ClusterView, wall: float, *, at_end: bool = False) -> None:
+        """After a judgement of `view`; `at_end`: it is the last one."""
+        if view.now - self._looked_at < LOOK_EVERY_S and not at_end:
             return
         self._looked_at = view.now
         for found in records_of(view, wall):

@@ -94,6 +94,8 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     starts_again: str = ""
     """It has ended, and what runs it starts it again by itself within a moment, as `slurm-watchdog run` does: a clause
     that says how it ended, and which restart that is."""
+    counted_at_once: bool = False
+    """A restart is known here before the next run prints anything: none of its lines is taken for the run before."""
     ended_with: str = ""
     """How it ended, where more is known than its state: `exit code 7`."""
     unreadable: tuple[str, ...] = ()

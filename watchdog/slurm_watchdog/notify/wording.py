@@ -112,6 +112,14 @@ ACTION_PARTICIPLES: dict[Action, str] = {
 """Past participle of each action, as in "job 7 was requeued"."""
 
 
+def participle(decision: Decision, caller: Caller) -> str:
+    """That of the decision's action; there is no queue under `run`."""
+    if caller is Caller.RUN and decision.action in (Action.REQUEUE, Action.GRACEFUL_RESTART):
+        number = "" if decision.fence is None else f" (restart {decision.fence.restarts + 1})"
+        return f"{'restarted' if decision.action is Action.REQUEUE else 'restarted gracefully'}{number}"
+    return ACTION_PARTICIPLES.get(decision.action, "requeued")
+
+
 HOW_TO_ACT: dict[Caller, str] = {
     Caller.SERVICE: "mode: act in the configuration",
     Caller.RUN: "leave out --observe",
@@ -122,7 +130,7 @@ HOW_TO_ACT: dict[Caller, str] = {
 
 def decision_message(incident: Incident, decision: Decision, caller: Caller = Caller.SERVICE) -> Message:
     """What was decided about an incident, by which rule or guard, and why."""
-    done = ACTION_PARTICIPLES.get(decision.action, "requeued")
+    done = participle(decision, caller)
     job = _job(incident, decision)
     subject = decision_subject(incident, decision)
     if decision.acts:
@@ -222,11 +230,15 @@ def outcome_message(incident: Incident, run: ActionRun, caller: Caller = Caller.
             f"See where it stands: {_inspect_command(decision, job, caller)}; what was done: "
             f"slurm-watchdog explain {incident.id}"
         )
-    evidence += [
-        f"{record.operation}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
-        f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
-        for record in run.records
-    ]
+    evidence += (
+        []
+        if caller is Caller.RUN
+        else [  # Slurm's words, and none of these was said to it
+            f"{record.operation}{f' (attempt {record.attempt})' if record.attempt > 1 else ''}: "
+            f"{record.outcome or 'no outcome'}{f', {record.detail}' if record.detail else ''}"
+            for record in run.records
+        ]
+    )
     return Message(sentence=sentence, evidence=tuple(evidence), todo=todo)
 
 

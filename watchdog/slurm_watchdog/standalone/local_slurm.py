@@ -15,7 +15,7 @@ import os
 import pwd
 import shlex
 import signal
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -104,6 +104,8 @@ class LocalSlurm:
         self._interrupted_at: float | None = None
         """When SIGINT was; None: it was not."""
         self.interrupts = 0
+        self._lost = ""
+        """A clause: nodes of the present run that Slurm has lost, for which it is ended."""
         self._errors_at = 0
         """Size of `errors` when the present run began."""
         self._last = False
@@ -143,7 +145,7 @@ class LocalSlurm:
         if self._placed is not None:
             self._placed.begun(self._process.pid)
         self.state, self.start_at, self.exit_code, self._told_at = "RUNNING", clock.wall(), None, None
-        self._interrupted_at = None
+        self._interrupted_at, self._lost = None, ""
         self.over.clear()
         self.spawn(self._watch(self._process, self.restarts))
 
@@ -182,7 +184,8 @@ class LocalSlurm:
         if code < 0:
             self._write_signal_line(process.pid, -code)
         # It is judged before the state says FAILED: what failed is about to be started again.
-        stopped, late = ("", "") if code == 0 else (self._stopped_by(), await self._lateness())
+        code = code or (1 if self._lost else 0)
+        stopped, late = ("", "") if code == 0 else ("" if self._lost else self._stopped_by(), await self._lateness())
         if self.state != "RUNNING" or self.restarts != run:
             return  # an order came while Slurm was asked
         self._last = bool(stopped or late)
@@ -336,6 +339,28 @@ class LocalSlurm:
         function = is_function(self.command[0], self._environ)
         self._signal(receivers(self.processes(), main, number, function=function), number)
 
+    async def lose(self, nodes: Sequence[str], requeue: Callable[[], Awaitable[int | None]]) -> None:
+        """Slurm has lost nodes of the command: it is started again without them, or the job requeued, or ended."""
+        if self.state != "RUNNING" or self._placed is None or self._lost:
+            return
+        lost = f"Slurm has lost {', '.join(nodes)}"
+        why = self._placed.leave_out(nodes) or await self._lateness()
+        if self.restarts >= self._max_restarts:
+            why = f"all of its {self._max_restarts} restarts are used up"
+        if not why:
+            self._lost = lost
+            log.warning("%s: the command is ended and started again without %s", lost, ", ".join(nodes))
+            await self._end()  # its end is a failure of it: see _watch
+            return
+        code = await requeue()
+        if code is None:
+            return  # Slurm does not answer, and is asked again
+        self._lost = lost
+        end = "Slurm does not requeue the job: it is ended" if code else "the job is requeued"
+        log.warning("%s, and the command cannot be started again here (%s): %s", lost, why, end)
+        if code:
+            await self.stop()
+
     async def interrupt(self) -> None:
         """Ctrl-C: SIGINT once to each process that a terminal would send it to. Whether it ends is the command's."""
         self.interrupts += 1
@@ -373,12 +398,12 @@ class LocalSlurm:
             name=os.path.basename(self.command[0]),
             user=_own_name(),
             uid=os.getuid(),
-            partition="local",
             nodes=(self.node,),
             batch_host=self.node,
             restarts=self.restarts,
             start_at=self.start_at,
             requeueable=True,
+            counted_at_once=True,
             starts_again=self._starts_again(),
             ended_with=self._exit_text() if self.state in OVER and self.exit_code is not None else "",
             held=self.held,
@@ -391,14 +416,15 @@ class LocalSlurm:
     def _starts_again(self) -> str:
         if self.state != "FAILED" or self._last or self.restarts >= self._max_restarts:
             return ""
-        return f"its command ended with {self._exit_text()}, {restarting_words(self.restarts + 1, self._max_restarts)}"
+        why = self._lost or f"its command ended with {self._exit_text()}"
+        return f"{why}, {restarting_words(self.restarts + 1, self._max_restarts)}"
 
     def notes(self) -> tuple[str, ...]:
         """Nothing: there is no Slurm."""
         return ()
 
     async def read_view(self) -> SlurmView:
-        node = SlurmNode(name=self.node, address="127.0.0.1", state="ALLOCATED", partitions=("local",))
+        node = SlurmNode(name=self.node, address="127.0.0.1", state="ALLOCATED")
         return SlurmView(jobs=(self._job(),), nodes=(node,))
 
     async def read_job(self, job_id: str) -> SlurmJob | None:

@@ -33,13 +33,19 @@ def print_lines(lines: Iterable[str]) -> None:
         return
 
 
-def greeting(run: OwnRun, *, mode: str, page: str, notes: Sequence[str] = ()) -> list[str]:
-    """Where this run is looked at. `page` is HOST:PORT, empty where none is served."""
+def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequence[str] = ()) -> list[str]:
+    """Where this run is looked at. `page` is HOST:PORT, empty where none is served; `job_id` is the number that it has
+    in the place of a job's."""
     directory = shlex.quote(run.directory)
     acts = "acts when the evidence is clear" if mode == "act" else "observes only and restarts nothing that hangs"
     password = f"any user name, the password is in {run.directory}/{PASSWORD_FILE}"
     return [
         f"slurm-watchdog {run.command}: watching {run.what} ({acts})",
+        *(
+            [f"  job        {job_id} is its number in messages, and in: slurm-watchdog restart {job_id}"]
+            if job_id
+            else []
+        ),
         f"  page       {f'http://{page} ({password})' if page else 'none is served'}",
         f"  directory  {run.directory} (logs, journal)",
         f"  socket     {run.directory}/{SOCKET}",

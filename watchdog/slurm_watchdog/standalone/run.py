@@ -32,6 +32,7 @@ from slurm_watchdog.controller.ingest.endpoint import OwnUser
 from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Rung
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.notify.factory import make_notifier
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.standalone import own_runs, report
@@ -40,8 +41,10 @@ from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
 from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
+from slurm_watchdog.supervisor.job_nodes import JobNodes, requeue
 from slurm_watchdog.supervisor.job_time import JobTime, read_end
 from slurm_watchdog.supervisor.launcher import Launcher
+from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.parent import OTHER_SIGNALS
 
 log = logging.getLogger(__name__)
@@ -50,17 +53,21 @@ S = TypeVar("S", bound=Section)
 PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 AGENT_PAUSE_S: Final = 5.0
 """Before an agent that has ended is started again."""
+SAID_TWICE: Final = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
+"""Loggers of what the messages say, too, where these are printed here."""
 FINAL_WAIT_S: Final = 2.0
 FINAL_SHARE: Final = 0.1
 """Of the time that the command took: it is not waited for longer once it has ended well."""
 INTERRUPTS: Final = 2
 """So many SIGINTs are handed on, as torchrun and Python programs expect; one more ends the command with SIGTERM."""
 TAIL_S: Final = 0.2
+NODES_S: Final = 1.0
+"""Between two looks whether it is time to ask for the job's nodes."""
 TAIL_BYTES: Final = 1 << 20
 PAGE_LISTEN: Final = "127.0.0.1:9767"
 AGENTS_SOCKET: Final = "agents.sock"
-DETECTORS_OFF: Final = tuple(spec.kind for spec in SPECS if spec.needs_cluster)
-"""Detectors that are off here: they need other jobs or nodes."""
+DETECTORS_OFF: Final = (*(spec.kind for spec in SPECS if spec.needs_cluster), IncidentKind.AGENT_SILENT)
+"""Detectors that are off here: they need other jobs or nodes; an agent that ends is started again, and said so."""
 
 
 AS_ROOT: Final = (
@@ -188,7 +195,23 @@ def _placed(wanted: RunRequest) -> PlacedCommand | None:
     launcher = Launcher(
         wanted.command, allocation, os.environ, check=wanted.check, checkpoints=wanted.checkpoint_directories
     )
-    return PlacedCommand(launcher, allocation, node_count(wanted.nodes, wanted.spares, allocation))
+    count = node_count(wanted.nodes, wanted.spares, allocation)
+    return PlacedCommand(launcher, allocation, count, least_nodes(wanted.command, count))
+
+
+async def _watch_nodes(job: LocalSlurm, placed: PlacedCommand, allocation: Allocation, *, elastic: bool) -> None:
+    """Slurm leaves the rest of a job under --no-kill to run when it has lost a node of it: see `lost_nodes`."""
+    logs = [str(job.output), str(job.errors)]
+    nodes = JobNodes(allocation.job_id, os.environ, logs, placed.helpers, elastic=elastic)
+    run = job.restarts
+    while True:
+        await asyncio.sleep(NODES_S)
+        if job.restarts != run:
+            run = job.restarts
+            nodes.begun()
+        found = await nodes.look(placed.nodes) if job.state == "RUNNING" and nodes.is_due() else ()
+        if found and job.restarts == run:
+            await job.lose(found, lambda: requeue(allocation.job_id, os.environ, placed.helpers))
 
 
 def _job_time(allocation: Allocation | None, helpers: set[int]) -> JobTime | None:
@@ -223,6 +246,9 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
     if not is_one_stream():
         job.errors = wanted.directory / "errors.log"
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
+    if [each.channel for each in notifier.deliveries()] == ["log"]:
+        for name in SAID_TWICE:
+            logging.getLogger(name).setLevel(logging.ERROR)
     controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
     doors = await open_doors(controller, page_password(config, wanted.directory), agents)
@@ -240,18 +266,30 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         loop.add_signal_handler(number, job.hand_on, number)
     agent = asyncio.create_task(_keep_agent(config, job))
     watching = asyncio.create_task(live(controller, notifier, stop))
+    if placed is not None and wanted.allocation is not None:
+        job.spawn(_watch_nodes(job, placed, wanted.allocation, elastic=placed.is_elastic))
     tails = [] if wanted.quiet else [asyncio.create_task(_tail(job.output, 1))]
     if not wanted.quiet and job.errors != job.output:
         tails.append(asyncio.create_task(_tail(job.errors, 2)))
     try:
         await job.start()
         report.print_lines(
-            report.greeting(started, mode=config.mode, page=config.controller.page_listen, notes=page_notes(config))
+            report.greeting(
+                started,
+                mode=config.mode,
+                page=config.controller.page_listen,
+                job_id=job.job_id,
+                notes=page_notes(config),
+            )
         )
         await _until_over(job, controller, config, asked, began)
         if asked.is_set():
             log.warning("asked to end: the command gets SIGTERM")
             await job.stop()
+        # How it ended is for the journal, too.
+        await controller.read_slurm()
+        controller.tick()
+        controller.runs.update(controller.judge.view, clock.wall(), at_end=True)
     finally:
         stop.set()
         agent.cancel()

@@ -119,10 +119,16 @@ class JobObserver:
             expired_exclusions=self._expired_exclusions(job),
             supervisor=supervisor,
             in_place_objection=why_not_in_place(supervisor),
-            unseen_lines=UNSEEN if new_step is None else UNSEEN + self._lines_while_it_started(new_step),
+            unseen_lines=self._unseen_lines(job, new_step),
             new_step_first_step=first_step_if_proven(new_step, loaded_step),
             stuck=stuck,
         )
+
+    def _unseen_lines(self, job: SlurmJob | None, new_step: JobView | None) -> int:
+        """How many of the first lines of what runs now may have been missed."""
+        if new_step is not None:
+            return UNSEEN + self._lines_while_it_started(new_step)
+        return 0 if job is not None and job.counted_at_once else UNSEEN
 
     def _is_new_step(self, run: ActionRun, view: JobView, supervisor: SupervisorStatus | None) -> bool:
         """Whether the ranks that are seen belong to the step that the supervisor has started for this decision."""

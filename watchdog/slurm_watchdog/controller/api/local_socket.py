@@ -131,7 +131,7 @@ class LocalApi:
         }
         if only is not None:
             return web.json_response(answer | {"slurm": {"age_s": c.judge.view.slurm_age_s}})
-        answer["left_out"] = left_out_json(c.state.left_out.lately(now))
+        answer["left_out"] = left_out_json(c.left_out(now))
         answer["slurm"] = {
             "age_s": c.judge.view.slurm_age_s, "error": c.slurm_error, "notes": c.slurm_notes(),
         }  # fmt: skip

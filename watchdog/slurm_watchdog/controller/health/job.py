@@ -244,6 +244,8 @@ def _unseen(view: JobView, sight: JobContext) -> Blind | None:
     missing = [node for node in job.nodes if node not in sight.reporting]
     where = ",".join(fold(missing[:8])) + (" and more" if len(missing) > 8 else "")
     look = f"on {where}: systemctl status slurm-watchdog-agent"
+    if sight.personal:
+        look = "see agent.log in the directory of this `run`, or `attach`"
     if job.nodes and len(missing) == len(job.nodes):
         why = NotJudged.AGENT_SILENT if set(missing) & set(view.silent_nodes) else NotJudged.NO_AGENT
         return Blind(why=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look)

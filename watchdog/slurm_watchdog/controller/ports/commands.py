@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from slurm_watchdog.controller.ports.judged import JudgedView
 
 if TYPE_CHECKING:
+    from slurm_watchdog.base.capped import Shortage
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.controller.health.cluster import Health
     from slurm_watchdog.controller.state.cluster import ClusterState
@@ -143,6 +144,8 @@ class CommandSources(PageSources, Protocol):
 
     @property
     def state(self) -> ClusterState: ...
+
+    def left_out(self, now: float) -> tuple[Shortage, ...]: ...
 
     @property
     def slurm(self) -> SlurmReads: ...

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.controller.actions.ladder.restart_proof import steps_lost, work_words
+from slurm_watchdog.controller.actions.ladder.restart_proof import StepsLost, steps_lost, work_words
 from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
@@ -18,6 +18,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     done,
     give_up,
     in_vain,
+    is_saved,
     refused,
     retry,
     switch_is_out,
@@ -231,6 +232,8 @@ def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float, 
             last, world.stride, first, world.next_stride, world.loaded_step, by_epochs=world.next_by_epochs,
             unseen=world.unseen_lines,
         )  # fmt: skip
+        if is_saved(run, world) and world.loaded_step is not None and world.loaded_step >= last:
+            lost = StepsLost(at_least=0, at_most=0)  # it has saved, left by itself, and continues from there
         seconds = None if decision.step_s is None else lost.at_least * decision.step_s
     counted = " (as its log counts epochs)" if world.next_by_epochs else ""
     words = "" if lost is None else f"{counted}, {lost.words}"

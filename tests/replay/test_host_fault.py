@@ -61,6 +61,16 @@ def test_lines_of_a_kernel_become_what_is_reported(case: dict[str, Any]) -> None
     assert any("the kernel of n0" in fact for fact in incident.facts)
 
 
+def test_an_uncorrected_error_after_corrected_ones_is_critical() -> None:
+    story = Story(per_node=1, every_s=10.0)
+    story.train(12)
+    corrected = UE.replace("1 UE", "1 CE")
+    with_kernel(story, [*((20.0 * n, corrected) for n in range(40)), (900.0, UE)], begin=story.t)
+    story.train(95)
+    fired = [(str(each.severity), each.exclude_nodes) for each in of_kind(told(story), "host_fault")]
+    assert fired == [("warning", ()), ("critical", ("n0",))]
+
+
 def test_a_hang_after_an_uncorrected_memory_error_names_it_and_its_restart_avoids_the_node() -> None:
     story = Story()
     story.train(14)

@@ -1,10 +1,10 @@
 """`host_fault`: the kernel reports that a part of a node is broken that is no GPU: memory, processor, PCIe, network
 adapter, disk, local filesystem, or heat.
 
-A line is a moment: it counts for `recent`. What was there before the agent started, or before the node did, does not.
+A line is a moment: it counts for an hour. What was there before the agent started, or before the node did, does not.
 
 Fires: at once for an uncorrected or fatal error (critical), and for one that was survived (warning); for corrected
-errors in 10 minutes of an hour (`corrected_minutes`; warning).
+errors in 10 minutes of an hour (warning).
 Names: the node, the part (DIMM, PCI device, adapter, disk), the kernel's line, and the jobs that ran there.
 Note: any restart of a job that had the node at that moment avoids it, if the error was uncorrected or fatal; a hang or
 a rank that dies after it names it as the cause. Where three nodes have the same within 10 min, what they share is to
@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S, nodes_to_judge
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.detect.gpu_fault import LOUD, JobsOfNodes, is_of_gpu, unended
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.kernel_log.verdict import broken_disk, disk_of
 from slurm_watchdog.knowledge.host_parts import PARTS, SURVIVED
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -33,13 +33,15 @@ from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.slurm_states import is_away
 
-HOUR_S = 3600.0
+RECENT_S = 3600.0
+"""A line counts for so long: as long as the controller keeps it."""
 SAME_S = 60.0
 """A PCIe error and the GPU's own line about it come within this time."""
 RECOVERS_S = 10.0
 """A device on the bus is given so long to be recovered, or to be known as a GPU by its driver's own line."""
-SURVIVED_MINUTES = 3
-"""Errors that a driver usually survives are reported when they came in so many minutes of an hour."""
+SURVIVED_MINUTES, CORRECTED_MINUTES = 3, 10
+"""Errors that a driver usually survives, or that were corrected, are reported when they came in so many minutes of the
+hour: a burst of thousands within a minute is one event."""
 MAX_LINES = 8
 _LABEL = re.compile(r"\bon (\S*(?:DIMM|_MC#)\S*)")
 """EDAC: `1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0 (…)`."""
@@ -51,11 +53,6 @@ class HostFault:
 
     Nothing is done about it by itself, unless `policy.kinds.host_fault` has a ladder. A restart of a job
     that ran there, for whatever reason, avoids the node after an uncorrected or fatal error."""
-
-    recent: float = span(HOUR_S, "A line of the kernel counts for so long, an hour at most.")
-    corrected_minutes: float = option(
-        10, "Corrected errors are reported when they came in so many minutes of an hour.", ge=1, le=60
-    )
 
 
 @dataclass(frozen=True)
@@ -78,7 +75,7 @@ def detect(view: ClusterView, settings: HostFault) -> list[Finding]:
     silent = set(view.silent_nodes)
     away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
     nodes = [node for node in nodes_to_judge(view) if node.name not in silent and node.name not in away]
-    faults = [fault for node in nodes if node.events for fault in _faults(view, node, settings)]
+    faults = [fault for node in nodes if node.events for fault in _faults(view, node)]
     jobs = JobsOfNodes(view, (fault.node.name for fault in faults))
     crowds = _crowds(faults)
     found = [_finding(view, jobs, fault, crowds) for fault in faults]
@@ -86,19 +83,19 @@ def detect(view: ClusterView, settings: HostFault) -> list[Finding]:
     names = {node.name for node in nodes}
     over = [each for each in sorted(view.asked or ()) if each.startswith("host:") and each not in told]
     well = [SPEC.about(each) for each in over if each[5:].partition("/")[0] in names]
-    if view.watched_s < settings.recent:  # a controller that was started again does not know what was before
+    if view.watched_s < RECENT_S:  # a controller that was started again does not know what was before
         return [*found, *(each.unknown("it is not known what the kernel reported before") for each in well)]
     return [*found, *(each.ok("the kernel has reported no error of it lately") for each in well)]
 
 
-def _faults(view: ClusterView, node: NodeView, settings: HostFault) -> list[_Fault]:
+def _faults(view: ClusterView, node: NodeView) -> list[_Fault]:
     places: dict[str, list[SeenEvent]] = {}
     gpus = [each.at for each in node.events if is_of_gpu(each.event) and each.event.may_exclude_node]
     remote = {each.event.device for each in node.events if each.event.name == "nvme_fabric"}
     standing = {id(each) for each in unended(node.events)}
     for seen in node.events:
         event, age_s = seen.event, view.now - seen.at
-        if age_s > settings.recent or event.part not in PARTS or is_of_gpu(event):
+        if age_s > RECENT_S or event.part not in PARTS or is_of_gpu(event):
             continue
         if (event.part == "pcie" and age_s < RECOVERS_S) or (event.severity in LOUD and id(seen) not in standing):
             continue
@@ -107,7 +104,7 @@ def _faults(view: ClusterView, node: NodeView, settings: HostFault) -> list[_Fau
         place = _place(event)
         if place and place not in remote:
             places.setdefault(place, []).append(seen)
-    found = (_fault(node, place, seen, settings) for place, seen in places.items())
+    found = (_fault(node, place, seen) for place, seen in places.items())
     return [each for each in found if each is not None]
 
 
@@ -120,12 +117,12 @@ def _place(event: NodeEvent) -> str:
     return PARTS[event.part].place or event.pci_bus_id or event.device or event.part
 
 
-def _fault(node: NodeView, place: str, seen: Sequence[SeenEvent], settings: HostFault) -> _Fault | None:
+def _fault(node: NodeView, place: str, seen: Sequence[SeenEvent]) -> _Fault | None:
     """The worst of what was said about one place, if it was said often enough to be reported."""
     by_weight: dict[str, list[SeenEvent]] = {}
     for each in seen:
         by_weight.setdefault(_weight(each.event), []).append(each)
-    least = {"broken": 1, "failed": 1, "survived": SURVIVED_MINUTES, "often": settings.corrected_minutes}
+    least = {"broken": 1, "failed": 1, "survived": SURVIVED_MINUTES, "often": CORRECTED_MINUTES}
     for weight, minutes in least.items():
         found = by_weight.get(weight, ())
         spread = len({each.at // 60 for each in found})
@@ -181,7 +178,8 @@ def _finding(view: ClusterView, jobs: JobsOfNodes, fault: _Fault, crowds: Counte
     why = f"{alike} nodes have the same at about the same time: the cause is what they share, so none is excluded"
     detail = f" ({fault.detail})" if fault.detail else ""
     reason = f"{fault.what[0].lower()}{fault.what[1:]}{detail}"
-    finding = SPEC.about(f"host:{node}/{fault.place}", "", *(ran if fault.fatal else ()))
+    subject = f"host:{node}/{fault.place}" + ("" if fault.fatal else "/errors")  # an incident keeps its severity
+    finding = SPEC.about(subject, "", *(ran if fault.fatal else ()))
     return replace(finding, severity=Severity.CRITICAL if fault.fatal else Severity.WARNING).bad(
         f"{fault.what} on {node}{detail}{where}.",
         culprits=(Culprit(node=node, reason=reason),) if fault.fatal else (),

@@ -302,6 +302,8 @@ def _evidence(rows: Sequence[dict[str, Any]], errors: Sequence[list[dict[str, An
         who = " ".join(word for word in (who, f"on {error['host']}" if error["host"] else "") if word)
         where = f"{os.path.basename(path)}:{error['line']}" if several else f"line {error['line']}"
         lines.append(f"{error['role']:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
+        if error["role"] == "cause":
+            lines += [f"{'':<22}{text[:180]}" for text in error["more"]]
     if len(found) > SHOWN_ERRORS:
         lines.append(f"… and {len(found) - SHOWN_ERRORS} more (--json has them)")
     return lines

@@ -114,6 +114,12 @@ def _own_step(case: LogCase, error: FoundError) -> int | None:
     return steps[-1][1] if steps else None
 
 
+def said_whole(error: FoundError) -> str:
+    """What an error says; with the line below it where it announces that one."""
+    announces = error.text.rstrip().endswith(":") and error.detail
+    return f"{error.text.rstrip()} {error.detail[0]}" if announces else error.text
+
+
 def rank_words(rank: int | None, host: str | None) -> str:
     """`rank 3 on n1`, or what of it is known; empty if nothing is."""
     if rank is None:

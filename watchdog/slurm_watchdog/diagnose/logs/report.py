@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,12 +25,17 @@ from slurm_watchdog.diagnose.logs.progress import (
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
-from slurm_watchdog.diagnose.logs.tracebacks import find_errors
+from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
 from slurm_watchdog.diagnose.logs.unread import why_unread
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 
+CONTINUED = 3
+_NAMES = re.compile(
+    r"['\"/]|\b(?:key|size|shape|host|node|rank|task|reason|error|file|device)\w*\b.*[:=]", re.IGNORECASE
+)
+"""What the further lines of a message are shown for."""
 MAX_ERRORS = 400
 """Of one file in the answer: the first ones, the cause, and the last."""
 
@@ -133,9 +139,16 @@ class RunReport:
                     "host": self.ranks.host_of(error.who, rank),
                     "rank": rank,
                     "text": error.text[:500],
+                    "more": _continued(error),
                 }
             )
         return rows
+
+
+def _continued(error: FoundError) -> list[str]:
+    """The next lines of the same message: all where it announces them, else those that name anything."""
+    announced = error.text.rstrip().endswith((":", "from", "to", "at"))
+    return [text for text in error.detail[:CONTINUED] if announced or _NAMES.search(text)]
 
 
 def judge_job(

@@ -28,7 +28,7 @@ from slurm_watchdog.diagnose.logs.attribution import (
     speaker_of,
     who_felt_it,
 )
-from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, after_step, rank_words, sentence
+from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, after_step, rank_words, said_whole, sentence
 from slurm_watchdog.diagnose.logs.line import Who, classify
 from slurm_watchdog.diagnose.logs.no_error import of_numbers
 from slurm_watchdog.diagnose.logs.ranks import Ranks
@@ -340,9 +340,11 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     after = f"; {plural(followed, 'more line')} of errors followed" if followed else ""
     summary = (
         f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line "
-        f"{first.line}): {shortened(first.text, 200)}{after}"
+        f"{first.line}): {shortened(said_whole(first), 200)}{after}"
     )
-    return LogVerdict(name, first.line, first.source, sentence(summary), host, rank, first.text, tuple(ranks), followed)
+    return LogVerdict(
+        name, first.line, first.source, sentence(summary), host, rank, said_whole(first), tuple(ranks), followed
+    )
 
 
 def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: LogCase) -> FoundError:

@@ -163,4 +163,4 @@ def test_closed_streams_are_empty_ones() -> None:
     done = subprocess.run(
         ["sh", "-c", 'exec "$@" <&- >&-', "sh", *words], stderr=subprocess.PIPE, timeout=60, check=False
     )
-    assert (done.returncode, done.stderr) == (3, b"")
+    assert (done.returncode, done.stderr) == (2, b"")

@@ -14,7 +14,6 @@ from slurm_watchdog.cli.input_progress import reading, size_of
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
-    EXIT_UNKNOWN,
     EXIT_USAGE,
     Refusal,
     config_option,
@@ -65,8 +64,8 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
     It needs no Slurm, no configuration and no root.
 
     \b
-    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end, or is no text, and nothing
-    was found, 3 nothing in a file was recognised as a job's log.
+    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end, and nothing was found; or
+    nothing in it was recognised as a job's log.
 
     \b
     Examples:
@@ -98,7 +97,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
     found = any(each.verdict for each in judged)
     blind = len(readable) < len(digests) or (not found and not all(whole for _, whole in read.values()))
     unread = any(each.unread is not None for each in judged) and not found
-    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if found else EXIT_UNKNOWN if unread else EXIT_FINE)
+    sys.exit(EXIT_USAGE if blind or unread else EXIT_FOUND if found else EXIT_FINE)
 
 
 def _warn_of_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:

@@ -161,6 +161,6 @@ def test_a_thread_with_a_role_is_its_example_and_not_what_looks_alike(entry: Ent
 @pytest.mark.parametrize(("entry", "row"), entries("ending"))
 def test_an_ending_is_its_example_and_not_what_looks_alike(entry: Entry, row: Any) -> None:
     for line in lines(entry, "example"):
-        assert row.search(line)
+        assert row.regex.search(line)
         assert ending_of(line) is not None
-    assert not any(row.search(line) for line in lines(entry, "not"))
+    assert not any(row.regex.search(line) for line in lines(entry, "not"))

@@ -71,6 +71,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     host: str | None = None
     code: int | None = None
     """As Python writes it: below 0 the number of a signal."""
+    each: bool = False
 
     @property
     def signal(self) -> int | None:
@@ -106,12 +107,20 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def ending_row(fields: Fields) -> re.Pattern[str]:
-    """The expression of a section [ending NAME]."""
-    return fields.expression("pattern", 0)
+class EndingRow(Struct, frozen=True):
+    """One way to write that a process ended."""
+
+    regex: re.Pattern[str]
+    each: bool = False
+    """It is written of each process that ended, in any order: the first one is not who failed first."""
 
 
-_ROWS: tuple[re.Pattern[str], ...] = read_shipped("launcher_exits.conf", {"ending": ending_row})["ending"]
+def ending_row(fields: Fields) -> EndingRow:
+    """The row of a section [ending NAME]."""
+    return EndingRow(fields.expression("pattern", 0), fields.flag("each"))
+
+
+_ROWS: tuple[EndingRow, ...] = read_shipped("launcher_exits.conf", {"ending": ending_row})["ending"]
 _NEEDLES = ("exit", "signal", "rank", "terminated", "process name", "running at", "abort", "killed", ": line ")
 
 
@@ -121,8 +130,8 @@ def ending_of(text: str) -> Ending | None:
     lower = text.lower()
     if not any(needle in lower for needle in _NEEDLES):
         return None
-    match = next((found for row in _ROWS if (found := row.search(text)) is not None), None)
-    if match is None:
+    row, match = next(((row, found) for row in _ROWS if (found := row.regex.search(text)) is not None), (None, None))
+    if row is None or match is None:
         return None
     groups = match.groupdict()
     code = _number(groups.get("code"))
@@ -140,6 +149,7 @@ def ending_of(text: str) -> Ending | None:
         pid=_number(groups.get("pid")),
         host=groups.get("host"),
         code=code,
+        each=row.each,
     )
 
 

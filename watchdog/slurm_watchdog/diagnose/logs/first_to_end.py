@@ -89,8 +89,7 @@ def first_to_end(
     """
     said = [end for end in (*_of_launchers(ranks), *_of_slurm(ranks, bool(felt))) if counts(end.line)]
     ends = _not_in_order(_by_whom(said if cut is None else [end for end in said if end.line < cut]))
-    hard = [end for end in ends if end.how.first_hand and (end.root or end.how.signal != signal.SIGKILL or end.alone)]
-    first = hard or [end for end in ends if end.how.signal != signal.SIGKILL] or ends
+    first = _by_themselves(ends)
     victims = [end for end in first if not end.how.first_hand and _has_felt(end, felt)]
     lost_at = min((end.at for end in victims if end.at is not None), default=None)
     known = [end for end in first if end not in victims and not _is_later(end, lost_at)]
@@ -102,6 +101,17 @@ def first_to_end(
     elif not roots and _differs(known):
         known = known[:1]
     return FirstToEnd(tuple(known), _number(known), _host_of(known, said)) if known else None
+
+
+def _by_themselves(ends: Sequence[End]) -> list[End]:
+    """Those that no lost peer brought about, if there are any. Beside another signal SIGKILL is the launcher's, for
+    those that do not end by themselves."""
+    others = [end for end in ends if end.how.signal != signal.SIGKILL]
+    kills = [end for end in ends if end.how.signal == signal.SIGKILL and (end.root or end.alone)]
+    aborted = [end for end in others if end.how.signal == signal.SIGABRT]
+    if len(kills) > 1 and len(aborted) == 1:
+        return aborted
+    return [end for end in others if end.how.first_hand] or kills or others or list(ends)
 
 
 def _differs(ends: Sequence[End]) -> bool:

@@ -49,8 +49,6 @@ _IN_TABLE = re.compile(r"(?:^|\W)rank\s*: ?(?P<rank>\d{1,7}) \(local_rank: \d+\)
 _CLOSED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal ")
 _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
-_SAID_BY_RANKS = "mpi_abort"
-"""Each rank that calls it says so itself: it is no launcher's word of who was first."""
 BOX_LINES = 20
 """Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
 _TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
@@ -367,7 +365,7 @@ def _read_words(lines: Iterable[Line], in_tables: Collection[str | None]) -> lis
                 continue
         rank = ending.rank if ending.rank is not None or pid is None or ending.local is not None else line.who.rank
         host = ending.host or line.who.host
-        first = not found and _SAID_BY_RANKS not in line.text.lower()
+        first = not found and not ending.each
         found.append(Failure(line.number, first, host, rank, ending.local, ending.code, pid))
     return found
 

@@ -296,7 +296,8 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     first = _first_said(roots, alive, case)
     name = _refined(first)
     rank, host = speaker_of(first, case)
-    alike = [error for error in roots if _refined(error) == name]
+    alike = [error for error in roots if _refined(error) == name and _says_more(error) == _says_more(first)]
+    there = None
     ranks = sorted(
         {r for error in alike if (r := case.ranks.rank_of(error.who)) is not None} | case.said.get(name, frozenset())
     )
@@ -322,10 +323,9 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         rank = host = None
     elif unordered or everybody or (not case.timed and len(sources) > 1):
         hosts = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike}
-        rank, host = (
-            None,
-            (hosts.pop() if len(hosts) == 1 else None) or (node_of_all(case) if everybody else None),
-        )
+        there = hosts.pop() if len(hosts) == 1 else None
+        of_program = everybody and name not in log_table().node_can_cause  # it is the same on any node
+        rank, host = None, (None if of_program else there) or (node_of_all(case) if everybody else None)
     elif host is None and rank is None and name == "oom_kill":
         host = node_of_workers(first)
     case.role[id(first)] = "cause"
@@ -334,7 +334,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     said = f"{who} failed first" if who else "the first error of the run is"
     more = f", and {plural(len(ranks) - 1, 'more rank')} alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
-        said, more = f"{len(ranks)} ranks{f', all on {host},' if host else ''} failed alike", ""
+        said, more = f"{len(ranks)} ranks{f', all on {host or there},' if host or there else ''} failed alike", ""
     elif who and (peer := _UNREACHED.search(first.text)) is not None:
         said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
     after = f"; {plural(followed, 'more line')} of errors followed" if followed else ""
@@ -347,11 +347,15 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     )
 
 
+def _says_more(error: FoundError) -> bool:
+    return error.name in _SAYS_MORE and _SAYS_MORE[error.name].search(error.text) is not None
+
+
 def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: LogCase) -> FoundError:
     """The error that was first; where the same process says of it what it was, that line."""
     first = next((error for error in roots if error.name not in log_table().headers), roots[0])
     if first.name in _SAYS_MORE:
-        first = next((e for e in roots if e.name == first.name and _SAYS_MORE[first.name].search(e.text)), first)
+        first = next((e for e in roots if e.name == first.name and _says_more(e)), first)
     if first.name == "not_started":
         first = reason_of_launch(first, roots)
     if first.name == "checkpoint_write":

@@ -87,7 +87,7 @@ def killed_for_memory(s: Setup) -> Scene:
 
 def worker_killed_for_memory(s: Setup) -> Scene:
     """The kernel kills a data loader's worker, and the rank waits for it for ever."""
-    scene = s.scene(Expect(("memory_kill",), also=(*HANG, "gpu_idle_rank")), workers=2)
+    scene = s.scene(Expect(("memory_kill", "collective_hang"), also=(*HANG, "gpu_idle_rank")), workers=2)
     scene.expect.within_s = hang_bound(scene.job)
 
     def begin(t: float) -> None:

@@ -169,6 +169,8 @@ class Agent:
         self.interval_s, self._post = interval_s, post
         self.life = 0
         self.alive = False
+        self.cannot_dump: str | None = None
+        """Why its collections have no stacks."""
         self.reader = Reader()
         self.start(rng.random() * interval_s)
 
@@ -314,7 +316,7 @@ class Agent:
         ranks = tuple(
             RankEvidence(
                 pid=each.pid, start_ticks=each.start_ticks, role=each.role, rank=each.rank, local_rank=each.local_rank,
-                dumps=(StackDump(after_s=0.0, threads=each.threads, cpu_s=each.cpu_s, main_cpu_s=each.main_cpu_s),),
+                dumps=(StackDump(after_s=0.0, threads=() if self.cannot_dump else each.threads, cpu_s=each.cpu_s, main_cpu_s=each.main_cpu_s, error=self.cannot_dump),),
                 state=each.state, error=each.error,
                 threads=(ThreadState(thread_id=each.pid, state=each.state or "", syscall=each.syscall),),
             )

@@ -18,6 +18,7 @@ from slurm_watchdog.notify.notification import Notice, Topic
 from slurm_watchdog.notify.wording import Message
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
+from tests.accuracy.training import Worker
 from tests.builders.notices import INCIDENT
 from tests.simulation.cluster import SimJob
 from tests.simulation.recipe import RUN_SWITCH, Rates, Recipe
@@ -117,6 +118,43 @@ OOM = (
     "Memory cgroup out of memory: Killed process {pid} (python) total-vm:98765432kB, anon-rss:67000000kB, file-rss:0kB, "
     "shmem-rss:0kB, UID:1000 pgtables:1000kB oom_score_adj:0"
 )
+
+
+def has_workers(sim: Simulation) -> None:
+    for rank in job_of(sim).ranks:
+        rank.workers = [Worker(rank.pid + 9000 + n, rank.start_ticks + 100, 0.0) for n in range(2)]
+
+
+def worker_is_killed(sim: Simulation, job: SimJob, t: float) -> None:
+    """The kernel kills a worker of rank 1's data loader, and the rank waits for it."""
+    rank = job.ranks[1]
+    worker = rank.workers.pop()
+    job.nodes[1].kernel.append((t, OOM.format(pid=worker.pid).replace("(python)", "(pt_data_worker)")))
+    job.freeze(t, looks.SPIN_REDUCE, {1: looks.STARVED})
+
+
+def hangs_on_a_busy_node(sim: Simulation, job: SimJob, t: float) -> None:
+    """The dumps for the verdict come in time, those of the evidence do not."""
+    for agent in sim.agents.values():
+        agent.cannot_dump = "py-spy did not end within 8 s"
+    hangs(looks.DEADLOCKED)(sim, job, t)
+
+
+def is_released(sim: Simulation, job: SimJob, t: float) -> None:
+    """It crash-loops, is held, and somebody releases it a minute later without having mended anything."""
+    crash_loops(sim, job, t)
+
+    def release(seen_at: float | None) -> None:
+        now, held = sim.timeline.now, job_of(sim).held_by is not None
+        seen_at = (now if seen_at is None else seen_at) if held else seen_at
+        if seen_at is not None and now - seen_at > 60.0:
+            sim.people("release", job_of(sim))
+        else:
+            sim.timeline.after(10.0, lambda: release(seen_at))
+
+    release(None)
+
+
 ASSERT = (
     "[rank1]: Traceback (most recent call last):",
     "[rank1]: RuntimeError: CUDA error: device-side assert triggered",
@@ -134,12 +172,17 @@ class Scene:
     """In this order, in sentences."""
     never: tuple[str, ...] = ()
     minutes: float = 5.0
+    begin: Callable[[Simulation], object] = job_of
+    """Before the job starts."""
 
 
 SCENES: dict[str, Scene] = {
     "a hang": Scene(fault("hang"), ("collective_hang",), ("hangs after", "is being requeued", "first new step")),
     "a hang that is proven before its limit": Scene(
         hangs(looks.DEADLOCKED), ("collective_hang",), ("within", "rank 1", "is being requeued", "first new step")
+    ),
+    "a hang of which no later dump comes": Scene(
+        hangs_on_a_busy_node, ("collective_hang",), ("rank 1", "evidence: Job", "rank 1", "first new step")
     ),
     "a hang of everybody": Scene(
         fault("hang_of_everybody"), ("collective_hang",), ("hangs after", "is being requeued")
@@ -166,6 +209,22 @@ SCENES: dict[str, Scene] = {
         never=("job_changed", "was not held"),
         minutes=16.0,
     ),
+    "a loop that is released is judged again by the runs since": Scene(
+        is_released,
+        ("crash_loop", "crash_loop"),
+        (
+            "was held: slurm-watchdog keeps it in the queue",
+            "restarts and dies again and again: 3 runs",
+            "(guard: cooldown)",
+        ),
+        minutes=20.0,
+    ),
+    "a worker is killed for memory": Scene(
+        worker_is_killed,
+        ("collective_hang",),
+        ("hangs after", "a worker of rank 1", "was killed by the kernel for memory", "is being requeued"),
+        begin=has_workers,
+    ),
     "a node is lost": Scene(loses_node, (), ("Slurm has lost n1",), minutes=8.0),
     "a reader dies of its file": Scene(
         hangs(QUEUE, *OF_A_THREAD, SHARD),
@@ -183,6 +242,7 @@ def story_of(name: str, mode: str) -> list[Said]:
     scene = SCENES[name]
 
     def script(sim: Simulation) -> None:
+        scene.begin(sim)
         sim.timeline.at(AT_S, lambda: scene.happens(sim, job_of(sim), sim.timeline.now))
 
     return listen(day(scene.minutes, mode), script)

@@ -21,7 +21,8 @@ Names: ranks *outside* the collective in which the others wait, and ranks that c
 that moves data, also on the connection that it waits for, or whose workers compute. If all ranks wait in one
 collective, the few whose GPUs do nothing while the others' spin; else none, and links of their nodes that are down
 are said. Dumps of PyTorch's Flight Recorder since the last step name who has not entered the others' collective; they
-and NCCL's RAS clear who is shown waiting.
+and NCCL's RAS clear who is shown waiting. An error in the log that stopped the rank, or a process of the job that
+the kernel killed for memory since the last step, is in the sentence.
 Acts: restarts the job, if the stacks do not move, no process of the job is blocked on a filesystem and no files of a
 checkpoint grow (until `busy_limit`); a hang that is proven before the limit after a second look, of five dumps within
 11 s; never a rank at a debugger's prompt. If all ranks are in one collective it alerts at once and acts after 2 min
@@ -51,6 +52,7 @@ from slurm_watchdog.analysis.limit_by_stacks import (
     limit_of_known_evaluation,
     nobody_answers,
 )
+from slurm_watchdog.analysis.memory_kills import Kills, memory_kills
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
     has_just_grown,
@@ -65,7 +67,7 @@ from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
-from slurm_watchdog.diagnose.hang_cause import with_logged_cause
+from slurm_watchdog.diagnose.hang_cause import with_kill, with_logged_cause
 from slurm_watchdog.diagnose.hang_findings import (
     error_window_s,
     finding_beyond_limit,
@@ -137,21 +139,26 @@ class CollectiveHang:
 
 def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:
     """One finding for each running job."""
+    found = [(job, hang_finding(job, view.now, settings)) for job in view.jobs]
+    kills = memory_kills(view) if any(each.truth is Truth.BAD for _, each in found) else {}
     return [
         _not_under_a_debugger(
             with_other_sources(
-                job, _with_cause(job, view.now, settings), view.nodes, with_a_step(job, settings.busy_limit)
+                job,
+                _with_cause(job, each, kills, view.now, settings),
+                view.nodes,
+                with_a_step(job, settings.busy_limit),
             )
         )
-        for job in view.jobs
+        for job, each in found
     ]
 
 
-def _with_cause(job: JobView, now: float, settings: CollectiveHang) -> Finding:
-    found = hang_finding(job, now, settings)
+def _with_cause(job: JobView, found: Finding, kills: Kills, now: float, settings: CollectiveHang) -> Finding:
     if found.truth is not Truth.BAD:
         return found
-    return with_logged_cause(job, found, now, error_window_s(job, loop_clock(job, now, settings), settings))
+    window_s = error_window_s(job, loop_clock(job, now, settings), settings)
+    return with_kill(job, found, kills, now) or with_logged_cause(job, found, now, window_s)
 
 
 def _not_under_a_debugger(found: Finding) -> Finding:
@@ -283,6 +290,7 @@ SPEC = DetectorSpec(
     blames_node=0.9,
     sentence="Ranks wait for each other",
     job_state="hangs",
+    explains=(IncidentKind.MEMORY_KILL,),
     explained_by=(
         *STORAGE,
         IncidentKind.LINGERING_JOB,

@@ -5,7 +5,7 @@ Fires: the kernel's log names a process of the job that it killed for memory: a 
 the run ended within 5 min for no reason of its own, or is beyond the limit of a step. Not once a step was made since.
 Names: the rank, what it held, and whether its job had no memory left or the node.
 Note: a restart with the same memory often ends in the same way: nothing is done about the kill by itself.
-`lingering_job` takes over, with the kill in its sentence, if Slurm does not end the job.
+`lingering_job` or `collective_hang` takes over, with the kill in its sentence, if the job stays.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(IncidentKind.CRASH_LOOP,),
     explains=(IncidentKind.DEAD_RANK, IncidentKind.LOG_ERROR),
-    not_delayed_by=(IncidentKind.LINGERING_JOB,),
-    why_no_action="the kill is reported; a job that stays without the rank is decided about as lingering_job",
+    not_delayed_by=(IncidentKind.LINGERING_JOB, IncidentKind.COLLECTIVE_HANG),
+    why_no_action="the kill is reported; a job that stays without the process, or hangs, is decided about as that",
     alerts=("SlurmWatchdogRankLost",),
 )

@@ -1,4 +1,5 @@
-"""The error in a job's log that stopped the rank which the others wait for: a hang names it as its cause. Pure.
+"""What stopped the rank which the others wait for, an error in the job's log or a process that the kernel killed: a
+hang names it as its cause. Pure.
 
 A line counts that this rank has logged since the last step, and one that names no rank if it says by itself that a
 thread has died, or that data could not be read or sent to the rank, while the rank waits inside of its own process:
@@ -14,13 +15,16 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.memory_kills import Kills, kills_in_job, why_not
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
+from slurm_watchdog.diagnose.culprit_words import describe_all
 from slurm_watchdog.diagnose.logs.reported_run import AttributedError, attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding
+from slurm_watchdog.model.observations import Role
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 OF_DATA: Final = frozenset(
@@ -39,6 +43,22 @@ QUEUED_STEPS: Final = 16
 """Batches that a queue still has when its reader dies: torch's data loader prefetches 2 for each of up to 8 workers."""
 QUEUED_S: Final = (10.0, 300.0)
 """The same in time, at least and at most."""
+
+
+def with_kill(job: JobView, found: Finding, kills: Kills, now: float) -> Finding | None:
+    """A hang with the process of the job, no rank, that the kernel has killed for memory since the last step; None:
+    there is none. A rank that was killed is gone, and no matter of a hang."""
+    killed = [
+        each
+        for each in kills_in_job(kills, job, now)
+        if each.role not in (None, Role.RANK) and not why_not(each, job, now)
+    ]
+    if not killed:
+        return None
+    first = killed[0]
+    who = describe_all([each.culprit for each in killed])
+    text = f"{who[0].upper()}{who[1:]} was {first.words}, {now - first.at:.0f} s ago"
+    return replace(found, summary=f"{found.summary.rstrip('.')}. {text}.", facts=(*found.facts, *first.lines))
 
 
 def with_logged_cause(job: JobView, found: Finding, now: float, within_s: float) -> Finding:

@@ -129,3 +129,14 @@ def test_a_failed_run_of_run_is_over_once_the_next_one_makes_steps() -> None:
         Truth.OK,
         "job 7 was started again, and makes steps",
     )
+
+
+def test_of_several_failed_runs_only_the_newest_is_told() -> None:
+    runs = tuple(past(state="FAILED", started_again=FAILED, restarts=number) for number in (0, 1))
+    starting = views.job(job=views.slurm_job(restarts=2), past=runs, progress=None)
+    of = {each.subject: each.truth for each in judged(views.cluster(starting))}
+    assert (of.get("run:7.0"), of["run:7.1"]) == (None, Truth.BAD)
+    job = views.slurm_job(state="FAILED", restarts=2, ended_with="exit code 7")
+    over = EndedJob(job=job, ended_at=NOW - 20.0, run=past(state="FAILED", restarts=2), past=runs)
+    found = {each.subject: (each.truth, each.severity) for each in judged(views.cluster(ended=(over,)))}
+    assert found == {"run:7.2": (Truth.BAD, Severity.CRITICAL)}

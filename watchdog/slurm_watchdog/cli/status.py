@@ -95,8 +95,8 @@ def status(
     Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`:
     several are shown one after the other (with --json: a list).
 
-    Exit code 0 OK, 1 warning, 2 critical (an incident is firing), 3 unknown (the controller gives no answer, or
-    sees nothing). With --watch that of the last look.
+    Exit code 0 OK, 1 warning (also a job that is restarting), 2 critical (an incident is firing), 3 unknown (the
+    controller gives no answer, or sees nothing). With --watch that of the last look.
 
     \b
     Examples:

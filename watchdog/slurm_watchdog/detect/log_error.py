@@ -76,10 +76,18 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
     for job in (*view.jobs, *view.waiting):
         again = _trains_again(job, limits)
-        findings += [_past_finding(job.job.job_id, run, view, settings, again) for run in job.past if _counts(run)]
+        findings += [
+            _past_finding(job.job.job_id, run, view, settings, again)
+            for run in (*map(_told, job.past[:-1]), *job.past[-1:])
+            if _counts(run)
+        ]
     for ended in view.ended:
         again = ended.run is not None and ended.run.steps_seen >= RISES
-        findings += [_past_finding(ended.job.job_id, run, view, settings, again) for run in ended.past if _counts(run)]
+        findings += [
+            _past_finding(ended.job.job_id, run, view, settings, again)
+            for run in map(_told, ended.past)
+            if _counts(run)
+        ]
         if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD or ended.job.ended_with):
             findings.append(_ended_finding(ended, ended.run, view, settings))
     return findings
@@ -87,6 +95,11 @@ def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list
 
 def _counts(run: PastRun) -> bool:
     return bool(run.errors or run.started_again)
+
+
+def _told(run: PastRun) -> PastRun:
+    """A run that was started again, and that run has ended, too: the end of that one is told."""
+    return replace(run, started_again="", errors=()) if run.started_again else run
 
 
 def _finding(job_id: str, restarts: int, summary: str) -> Finding:

@@ -55,7 +55,8 @@ AGENT_PAUSE_S: Final = 5.0
 """Before an agent that has ended is started again."""
 SAID_TWICE: Final = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
 """Loggers of what the messages say, too, where these are printed here."""
-FINAL_WAIT_S: Final = 2.0
+FINAL_WAIT_S: Final = 4.0
+"""After the agent's next report: an end without a named cause is judged 6 s after it, and then told."""
 FINAL_SHARE: Final = 0.1
 """Of the time that the command took: it is not waited for longer once it has ended well."""
 INTERRUPTS: Final = 2

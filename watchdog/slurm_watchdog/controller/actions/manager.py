@@ -30,6 +30,7 @@ EXPIRY_EVERY_S = 60.0
 """Between two looks at what we did to nodes and may be taken back."""
 RESTARTS = frozenset({Operation.REQUEUE_HOLD, Operation.WRITE_ORDER, Operation.RESUBMIT})
 """Operations that end a run to have it started again."""
+PLAIN_RESTARTS = frozenset({Action.REQUEUE, Action.GRACEFUL_RESTART, Action.RESTART_STEP})
 DRIVE_AGAIN_S = 15.0
 """After an action's task has failed (a full disk under the journal), before it is taken up again."""
 
@@ -137,7 +138,8 @@ class Actions:
             waits = driver.waiting_for.partition(":")[0]
             left_s = None if driver.waiting_until is None else driver.waiting_until - wall
             at_most = f" (for {duration(left_s)} at most)" if waits and left_s is not None and left_s > 0 else ""
-            what = str(driver.run.decision.action).replace("_", " ")
+            action = driver.run.decision.action
+            what = "restart" if action in PLAIN_RESTARTS else str(action).replace("_", " ")
             found[job_id] = f"its {what} is under way" + (f", {waits}{at_most}" if waits else "")
         return found | self.stuck()
 

@@ -160,7 +160,7 @@ def job_health(view: JobView, sight: JobContext) -> JobHealth:
     if job_id in sight.restarting:
         return JobHealth(
             job_id=job_id, state=RESTARTING, level=Level.WARNING, by_incident=bool(firing),
-            reason=waits or "its command ended, and is started again",
+            reason=waits.partition(" (for ")[0] or "its command ended, and is started again",
         )  # fmt: skip
     stuck = min((each for each in firing if spec_of(each.kind).delays_steps), key=_first_cause, default=None)
     if stuck is not None:

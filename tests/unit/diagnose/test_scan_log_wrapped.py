@@ -42,6 +42,7 @@ RECORDS: dict[str, Wrap] = {
 }  # fmt: skip
 DOCUMENTS: dict[str, Callable[[list[tuple[str, datetime]]], Any]] = {
     "cloudwatch": lambda rows: {"events": [{"timestamp": micros(at) // 1000, "message": text} for text, at in rows]},
+    "insights": lambda rows: {"results": [[{"field": "@timestamp", "value": str(at)}, {"field": "@message", "value": text}] for text, at in rows]},
     "array": lambda rows: [{"time": at.isoformat(), "log": text} for text, at in rows],
     "loki": lambda rows: {"data": {"result": [{"stream": {}, "values": [[str(micros(at) * 1000), text] for text, at in rows]}]}},
     "search": lambda rows: {"hits": {"total": 9, "hits": [{"_source": {"message": text, "@timestamp": at.isoformat()}} for text, at in rows]}},

@@ -362,12 +362,23 @@ TASKS = {
     "more_than_the_nodes_hold": ("--nodes=2 --ntasks=24 --ntasks-per-node=8", "python t.py", "contradicts"),
     "one_task_for_eight_gpus": ("--nodes=2 --ntasks-per-node=1 --gres=gpu:h100:8", "python t.py", "7 GPUs of each node"),
     "a_launcher_in_each_task": ("--nodes=2 --ntasks-per-node=8 --gpus-per-node=8", "torchrun t.py", "8 times on each node"),
+    "gpus_of_the_whole_job": ("--nodes=2 --ntasks-per-node=1 --gpus=8", "python t.py", "3 GPUs of each node"),
     "as_many_as_asked": ("--nodes=2 --ntasks=16 --ntasks-per-node=8 --gpus-per-node=8", "python t.py", None),
     "a_launcher_a_node": ("--nodes=2 --ntasks-per-node=1 --gpus-per-node=8", "torchrun t.py", None),
     "fewer_by_the_step": ("--nodes=2 --ntasks=16 --ntasks-per-node=8", "--ntasks=2 --ntasks-per-node=1 python t.py", None),
     "nodes_in_a_range": ("--nodes=2-4 --ntasks=16 --ntasks-per-node=8", "python t.py", None),
     "nodes_left_to_slurm": ("--ntasks=16 --ntasks-per-node=8", "python t.py", None),
 }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("command", "found"), [("python t.py", 1), ("torchrun t.py", 0), ("mpirun python t.py", 0), ("./t", 0)]
+)
+def test_tasks_that_nothing_starts(command: str, found: int, tmp_path: Path) -> None:
+    script = tmp_path / "t.sbatch"
+    script.write_text(f"#!/bin/bash\n#SBATCH --ntasks=8\n{command}\n")
+    done = CliRunner().invoke(main, ["doctor", str(script), "--json"])
+    assert sum("only srun starts them" in each["sentence"] for each in json.loads(done.stdout)["findings"]) == found
 
 
 @pytest.mark.parametrize("name", TASKS)

@@ -29,7 +29,10 @@ def _nodes(options: Mapping[str, str]) -> int | None:
 
 def _gpus_of_node(options: Mapping[str, str]) -> int | None:
     match = _GPUS.search(options.get("gres", ""))
-    return int(match[1]) if match else _number(options, "gpus-per-node")
+    if match or "gpus-per-node" in options:
+        return int(match[1]) if match else _number(options, "gpus-per-node")
+    total, nodes = _number(options, "gpus"), _nodes(options)
+    return total // nodes if total is not None and nodes else None
 
 
 def _tasks(facts: JobFacts) -> Iterator[Advice]:
@@ -92,4 +95,27 @@ def _is_python(srun: Srun) -> bool:
     return any(re.fullmatch(r"python[\d.]*", PurePath(word).name) for word in srun.words[:4])
 
 
-TASK_RULES: tuple[Rule[JobFacts], ...] = (_tasks,)
+def _without_srun(facts: JobFacts) -> Iterator[Advice]:
+    """Only srun and MPI start a task more than once."""
+    script = facts.script
+    given = {name: value for name, value, _ in script.directives}
+    tasks = _number(given, "ntasks") or (_number(given, "ntasks-per-node") or 1) * (_nodes(given) or 1)
+    started = {PurePath(word).name for command in script.commands for word in command.words}
+    if tasks < 2 or script.sources or script.sruns or started & (_STARTERS | LAUNCHERS):
+        return
+    for command in script.commands:
+        if re.fullmatch(r"python[\d.]*", PurePath(command.words[0]).name) and len(command.words) > 1:
+            yield Advice(
+                rule="tasks", level=Level.HINT, where=f"{script.path}:{command.line}",
+                evidence=" ".join(command.words[:3])[:80],
+                sentence=f"The script runs this once, on the first node: {tasks} tasks are asked for, and only srun "
+                "starts them.",
+                add=f"srun {' '.join(command.words[:2])[:60]} …",
+            )  # fmt: skip
+            return
+
+
+_STARTERS = frozenset(
+    {"srun", "mpirun", "mpiexec", "prun", "ibrun", "aprun", "jsrun", "horovodrun", "ray", "pdsh", "clush"}
+)
+TASK_RULES: tuple[Rule[JobFacts], ...] = (_tasks, _without_srun)

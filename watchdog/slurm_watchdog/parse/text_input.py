@@ -50,7 +50,7 @@ _BAR_BYTES = 320
 _OF_SLURM = (b"slurmstepd: ", b"srun: ")
 _BEFORE_SLURM = re.compile(
     rb"[^\s:\]/\w-](?=(?:slurmstepd|srun): (?:error|Job step|launch/slurm|forc|Terminat|\*\*\*))"
-    rb"|\w(?=slurmstepd: error: )"
+    rb"|[\da-z](?=(?:slurmstepd|srun): error: )"
 )
 MAX_GLUED = 10_000
 """Of a block."""

@@ -57,7 +57,7 @@ def _of_waiting(case: LogCase) -> LogVerdict | None:
     return LogVerdict(
         "hang", found.line, number,
         sentence(
-            f"hang {after}: from line {found.line} to the time limit (line {found.ended_line}) "
+            f"hang {after}: from line {found.line} to its end from outside (line {found.ended_line}) "
             f"only signs of life were logged, {found.times} times ({found.words})"
         ),
     )  # fmt: skip

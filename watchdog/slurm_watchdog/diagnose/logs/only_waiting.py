@@ -16,14 +16,18 @@ _ALIVE = re.compile(
     r"\bheart-?beat|\bkeep-?alive|\bPULSE\b|\balive\b|\bno (?:output|progress|activity)\b"
     r"|\bstill (?:waiting|blocked|stuck|inside|in|running|initiali[sz]ing|connecting|trying)\b"
     r"|\bwaiting (?:for|on|to)\b|\bwaited \d|\bblocked (?:in|on|for)\b|\bno response (?:from|for)\b"
-    r"|\bnot (?:yet )?(?:ready|responding|connected|joined)\b|\b(?:retrying|trying again|reconnecting)\b",
+    r"|\bnot (?:yet )?(?:ready|responding|connected|joined)\b|\b(?:will retry|retrying|trying again|reconnecting)\b",
     re.IGNORECASE,
 )
 _LIMIT = re.compile(
     r"DUE TO TIME LIMIT|\bTIME ?OUT\b.*\bjob\b|\bPBS: job killed: walltime|TERM_RUNLIMIT", re.IGNORECASE
 )
-_INIT_BEGUN = re.compile(r"\bncclCommInitRank\w* comm \S+ rank \d+ .* - Init START\b")
-_INIT_DONE = re.compile(r"\bncclCommInitRank\w* comm \S+ rank \d+ .* - Init COMPLETE\b")
+_OF_NCCL = re.compile(r"\[\d+\] (?:NCCL|RCCL) (?:INFO|WARN|TRACE)\b|\bncclCommInitRank")
+_INIT_DONE = re.compile(r"\bInit COMPLETE\b")
+_ELAPSED = re.compile(r"(?<![\d.:])(\d{1,7}(?:\.\d+)?) ?(s|sec|seconds|min|minutes|h|hours)\b")
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
+LONG_S = 3600.0
+"""By the lines' own count of the time that passed: as long as a start may take."""
 
 
 class Waiting(Struct, frozen=True):
@@ -41,10 +45,19 @@ def read_waiting(digest: Digest) -> Waiting | None:
     if ended is None:
         return None
     end = next((line for line in digest.lines if line.number == ended), None)
-    if end is None or not _LIMIT.search(end.raw):
-        return None
     body = [line for line in digest.lines if line.number < ended and line.text.strip()]
-    return _signs_of_life(digest, body, ended) or _unfinished_init(digest, body, ended)
+    by_limit = end is not None and _LIMIT.search(end.raw) is not None
+    waiting = _signs_of_life(digest, body, ended)
+    if waiting is not None and (by_limit or _counted_s(waiting, body) >= LONG_S):
+        return waiting
+    return _unfinished_init(digest, body, ended) if by_limit else None
+
+
+def _counted_s(waiting: Waiting, body: list[Line]) -> float:
+    """The time between the first and the last sign of life, where each says how much has passed; 0 if they do not."""
+    said = [_ELAPSED.search(line.text) for line in body if line.number >= waiting.line]
+    times = [float(match[1]) * _UNITS[match[2][0]] for match in said if match is not None]
+    return times[-1] - times[0] if len(times) == len(said) and times == sorted(times) else 0.0
 
 
 def _signs_of_life(digest: Digest, body: list[Line], ended: int) -> Waiting | None:
@@ -66,10 +79,10 @@ def _signs_of_life(digest: Digest, body: list[Line], ended: int) -> Waiting | No
 
 
 def _unfinished_init(digest: Digest, body: list[Line], ended: int) -> Waiting | None:
-    """NCCL's ranks that began to make a communicator, of which none has one, and nothing else was logged since."""
-    begun = [line for line in body if _INIT_BEGUN.search(line.raw)]
-    if digest.facts or not begun or any(_INIT_DONE.search(line.raw) for line in body):
+    """NCCL's lines of ranks that make communicators, of which none was complete, and nothing else since."""
+    begun = [line for line in body if _OF_NCCL.search(line.raw)]
+    if digest.facts or len(begun) < 2 or any(_INIT_DONE.search(line.raw) for line in body):
         return None
-    if any(line.number > begun[-1].number and "NCCL" not in line.raw for line in body):
+    if any(line.number > begun[0].number and not _OF_NCCL.search(line.raw) for line in body):
         return None
-    return Waiting(begun[-1].number, len(begun), ended, "ncclCommInitRank: Init START")
+    return Waiting(begun[0].number, len(begun), ended, "NCCL makes its communicators")

@@ -194,6 +194,8 @@ def _lists(document: Any, depth: int) -> Iterator[list[str]]:
 def _of_item(item: Any) -> str | None:
     if isinstance(item, dict):
         return _text_in(item, 1)
+    if isinstance(item, list) and all(isinstance(each, dict) and "field" in each for each in item):  # Logs Insights
+        return _text_in({str(each["field"]).lstrip("@"): each.get("value") for each in item}, 1)
     if isinstance(item, list) and len(item) == 2 and isinstance(item[1], str):  # Loki: time and text
         return _with_fields({"time": item[0]}, item[1])
     return None

@@ -62,7 +62,7 @@ LONGEST_EPOCH = 1e9
 """Steps of an epoch whose length is not known: epoch and step become one number that rises."""
 _BAR_BEGINS = re.compile(r"\[(?:0?0:)?00:00<\?|\[(?:0?0:)?00:00, \?")
 _BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count"})
-_EPOCHS = frozenset({"epoch_pair", "epoch_loss"})
+_EPOCHS = frozenset({"epoch_pair", "epoch_loss", "pair_loss"})
 
 
 class Rows(msgspec.Struct, frozen=True):

@@ -24,7 +24,7 @@ from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
-from slurm_watchdog.model.cluster_view import JobView, LogView
+from slurm_watchdog.model.cluster_view import JobView, LogView, SlurmNodeView
 from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.job_status_message import pulse_message
@@ -285,3 +285,10 @@ def test_a_job_beyond_its_limit_says_when_it_is_reported_and_what_shows_its_stac
     found = health(seen(late, patience_s=patience_s)).jobs[0]
     assert (found.state, found.level) == ("beyond its limit", Level.WARNING)
     assert "slurm-watchdog diagnose 7" in found.todo and until in found.todo
+
+
+@pytest.mark.parametrize(("state", "alive"), [("ALLOCATED", 4), ("DOWN*", 2)])
+def test_ranks_on_a_node_that_slurm_has_lost_do_not_count_as_alive(state: str, alive: int) -> None:
+    view = views.cluster(views.job(), slurm_nodes=(SlurmNodeView(name="n2", state=state),))
+    (listed,) = status_json(view, {}, (), 0, lambda incident: True, health(seen()))["jobs"]
+    assert (listed["ranks"], listed["ranks_alive"]) == (4, alive)

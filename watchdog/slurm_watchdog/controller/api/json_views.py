@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -14,6 +14,7 @@ from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.slurm_states import is_lost
 
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 
@@ -104,10 +105,11 @@ def status_json(
 ) -> dict[str, Any]:
     """How everything is, nodes, jobs and counts of incidents, for a person who `sees` some of them."""
     how = {each.job_id: each for each in found.jobs}
+    lost = frozenset(node.name for node in view.slurm_nodes if is_lost(node.state))
     return health_json(found) | {
         "nodes": {"reporting": list(view.reporting_nodes), "silent": list(view.silent_nodes)},
         "jobs": [
-            job_json(job, limits_s.get(job.job.job_id)) | {"health": job_health_json(how.get(job.job.job_id))}
+            job_json(job, limits_s.get(job.job.job_id), lost) | {"health": job_health_json(how.get(job.job.job_id))}
             for job in view.jobs
         ],
         "incidents": {
@@ -146,9 +148,10 @@ def open_json(incident: Incident, sees: Sees) -> dict[str, Any]:
     return head_json(incident) | {"summary": summary, "summary_at": incident.summary_at}
 
 
-def job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
-    """One running job in one line, as everybody may see it."""
-    progress = view.progress
+def job_json(view: JobView, limit_s: float | None, lost: Set[str] = frozenset()) -> dict[str, Any]:
+    """One running job in one line, as everybody may see it. Ranks on a node that is `lost`, or silent, do not count as
+    alive."""
+    progress, unseen = view.progress, lost | frozenset(view.silent_nodes)
     return {
         **fields_of(view.job, "job_id", "name", "user", "state", "nodes", "restarts"),
         "restarts_in_place": 0 if view.supervisor is None else max(0, view.supervisor.starts - 1),
@@ -160,6 +163,6 @@ def job_json(view: JobView, limit_s: float | None) -> dict[str, Any]:
         "limit_s": limit_s,
         "phase": (progress.phase or "training") if progress else "starting",
         "ranks": len(view.ranks),
-        "ranks_alive": sum(rank.node not in view.silent_nodes for rank in view.living_ranks),
+        "ranks_alive": sum(rank.node not in unseen for rank in view.living_ranks),
         "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
     }

@@ -39,7 +39,7 @@ disk with a PCIe error. `none`: a site's own rows, and agents of an earlier rele
 
 SURVIVED: Final = frozenset(
     {
-        "pcie_uncorrected", "nic_firmware", "nic_stuck", "nvme_timeout", "ata_error", "disk_error", "filesystem_error",
+        "pcie_uncorrected", "pcie_recovery_failed", "nic_firmware", "nic_stuck", "nvme_timeout", "ata_error", "disk_error", "filesystem_error",
         "raid_controller",
     }
 )  # fmt: skip

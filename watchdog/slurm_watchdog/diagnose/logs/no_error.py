@@ -86,7 +86,7 @@ def _of_spike(case: LogCase) -> LogVerdict | None:
 
 def _of_speed(case: LogCase) -> LogVerdict | None:
     for number, source in enumerate(case.sources):
-        if source.slower is not None:
+        if source.slower is not None and source.slower.sure:
             return LogVerdict("slow_job", source.slower.line, number, sentence(slower_words(source)))
     return None
 
@@ -108,7 +108,8 @@ def slower_words(source: Source) -> str:
     if change is None:
         return ""
     since = f"step {change.step}" if change.step is not None else f"line {change.line}"
+    steps, noise = ("steps take", "") if change.sure else ("steps may take", "; its other steps vary as much")
     return (
-        f"steps take {change.percent:.1f} % longer since {since} (line {change.line}): "
-        f"{change.after_s:.4g} s, {change.before_s:.4g} s before"
+        f"{steps} {change.percent:.1f} % longer since {since} (line {change.line}): "
+        f"{change.after_s:.4g} s, {change.before_s:.4g} s before{noise}"
     )

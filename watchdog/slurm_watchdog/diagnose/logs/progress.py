@@ -5,10 +5,13 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from math import isfinite
 from statistics import median, median_low
 
+from msgspec.structs import replace
+
+from slurm_watchdog.analysis.level_shift import Sample, find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, find_spikes
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
 from slurm_watchdog.base.structs import Struct
@@ -30,6 +33,9 @@ LEAST_LOSSES = 5
 FEW_PERCENT = 25.0
 AS_BEFORE = 0.1
 """Of a spike's height: the loss is as before where less is left of it at a log's end."""
+SHIFT = 0.05
+LEAST_SURE, RISE_BATCH, RISE_WINDOW = 60, 10, 160
+"""Steps from which on analysis.level_shift can judge, by batches and windows as `slow_job` takes them."""
 MAX_TIMES = 2000
 """Step times that are searched for changes: what is compared with all before it costs the square."""
 RECENT = 20
@@ -76,6 +82,7 @@ class Change(Struct, frozen=True, kw_only=True):
     before_s: float
     after_s: float
     percent: float
+    sure: bool = True
 
 
 class LossJump(Struct, frozen=True, kw_only=True):
@@ -217,7 +224,7 @@ def _median_step(facts: Sequence[Fact]) -> float | None:
     return median(seconds for _, seconds in times) if times else None
 
 
-def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
+def read_changes(digest: Digest, shift: float = SHIFT) -> tuple[Change, ...]:
     """Where the time of a step changed by `shift` or more and stayed so; of one batch size each."""
     facts = main_facts(digest)
     if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
@@ -242,9 +249,18 @@ def read_changes(digest: Digest, shift: float = 0.05) -> tuple[Change, ...]:
 
 
 def read_slower(digest: Digest) -> Change | None:
-    """The change after which steps take longer, up to the end."""
+    """The change after which steps take longer, up to the end; sure in a long run only where the detector of a job
+    that runs would believe it, too."""
     changes = read_changes(digest)
-    return changes[-1] if changes and changes[-1].percent > 0 else None
+    if not changes or changes[-1].percent <= 0:
+        return None
+    newest = _of_one_batch(_without_first(step_times(main_facts(digest))))[-1:]
+    seconds = [each for _, each in newest[0]] if newest else []
+    if len(seconds) >= LEAST_SURE:
+        samples = [Sample(*each) for each in zip(seconds, accumulate(seconds), strict=True)]
+        sure = find_rise(samples, SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds)) is not None
+        return replace(changes[-1], sure=sure)
+    return changes[-1]
 
 
 def _over_ticks(times: list[tuple[Fact, float]]) -> list[tuple[Fact, float]]:

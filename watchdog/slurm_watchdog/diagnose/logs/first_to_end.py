@@ -7,7 +7,7 @@ all ended alike: then none is named for being printed first. What was ended in o
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -79,15 +79,21 @@ class FirstToEnd:
         return self.ends[0] if self.number == 1 and len(self.ends) == 1 else None
 
 
-def first_to_end(
-    ranks: Ranks, felt: Collection[int | None], cut: int | None, counts: Callable[[int], bool]
-) -> FirstToEnd | None:
-    """Who ended first, before the line `cut` with which the run was ended from outside.
+class Felt(Struct, frozen=True):
+    """Who says that it lost another one."""
 
-    `felt`: ranks that say themselves that they lost another one; None among them: somebody said so, and it is not known
-    who. `counts`: whether what stands in a line is of this end, and not of an earlier one that was survived.
-    """
-    said = [end for end in (*_of_launchers(ranks), *_of_slurm(ranks, bool(felt))) if counts(end.line)]
+    ranks: frozenset[int] = frozenset()
+    codes: frozenset[int] = frozenset()
+    """How those end whose rank is not known: after an exception of Python with code 1."""
+
+
+NOBODY_FELT: Final = Felt()
+
+
+def first_to_end(ranks: Ranks, felt: Felt, cut: int | None, counts: Callable[[int], bool]) -> FirstToEnd | None:
+    """Who ended first, before the line `cut` with which the run was ended from outside. `counts`: whether what stands
+    in a line is of this end, and not of an earlier one that was survived."""
+    said = [end for end in (*_of_launchers(ranks), *_of_slurm(ranks, felt != NOBODY_FELT)) if counts(end.line)]
     ends = _not_in_order(_by_whom(said if cut is None else [end for end in said if end.line < cut]))
     first = _by_themselves(ends)
     victims = [end for end in first if not end.how.first_hand and _has_felt(end, felt)]
@@ -171,7 +177,9 @@ def _by_whom(ends: Sequence[End]) -> list[End]:
         who = (how.rank,) if how.rank is not None else (how.host, how.local, how.pid, end.line * (end.number > 1))
         old = kept.get(who)
         kept[who] = end if old is None else replace(old, root=old.root or end.root)
-    return list(kept.values())
+    ends = list(kept.values())
+    with_pid = {end.how.local for end in ends if end.how.pid is not None} - {None}
+    return [end for end in ends if end.how.pid is not None or end.how.local not in with_pid]
 
 
 def _not_in_order(ends: Sequence[End]) -> list[End]:
@@ -183,11 +191,9 @@ def _not_in_order(ends: Sequence[End]) -> list[End]:
     return told if _number(told) == 1 else []
 
 
-def _has_felt(end: End, felt: Collection[int | None]) -> bool:
+def _has_felt(end: End, felt: Felt) -> bool:
     """Whether it ended because it had lost another one, or may have."""
-    if end.how.rank in felt and end.how.rank is not None:
-        return True
-    return None in felt and (end.how.code == 1 or end.row == "abort")
+    return end.how.rank in felt.ranks or end.how.code in felt.codes
 
 
 def _is_later(end: End, lost_at: float | None) -> bool:

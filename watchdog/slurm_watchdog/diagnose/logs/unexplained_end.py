@@ -11,7 +11,7 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, suspects_of
-from slurm_watchdog.diagnose.logs.first_to_end import End, FirstToEnd, first_to_end
+from slurm_watchdog.diagnose.logs.first_to_end import End, Felt, FirstToEnd, first_to_end
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
 from slurm_watchdog.diagnose.logs.ranks import Ranks
@@ -32,6 +32,8 @@ _WORK = re.compile(r"WorkNCCL\(.{1,300}?\) ran for \d+")
 LEAST_OF_A_GROUP = 3
 FEW = 3
 """So many are all in the sentence."""
+_OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog|.*\bwatchdog thread)")
+"""Such an error ends its process by an abort, one of Python with code 1."""
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
 """NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
@@ -91,7 +93,10 @@ def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) ->
     def counts(line: int) -> bool:
         return line not in survived and (segments is None or segments.get(line) == here)
 
-    return first_to_end(case.ranks, {case.ranks.rank_of(error.who) for error in felt}, cut, counts)
+    said_by = [(error, case.ranks.rank_of(error.who)) for error in felt]
+    ranks = frozenset(rank for _, rank in said_by if rank is not None)
+    codes = frozenset(-signal.SIGABRT if _OF_CPP.match(error.text) else 1 for error, rank in said_by if rank is None)
+    return first_to_end(case.ranks, Felt(ranks, codes), cut, counts)
 
 
 def _ends_nothing(error: FoundError) -> bool:

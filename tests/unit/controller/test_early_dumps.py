@@ -73,7 +73,8 @@ def test_the_pace_of_a_run_knows_neither_what_the_log_announces_nor_what_a_check
     progress = seen(run, 646.0).progress
     assert progress is not None
     assert (set(progress.paces_s), progress.longest_pace_s) == ({5.0}, 5.0)
-    assert max(progress.intervals_s) == 300.0
+    assert max(progress.intervals_s) == 45.0, "the limit is learnt from what no line announces as well"
+    assert seen(run, 646.0).saved_age_s == 6.0
 
 
 def test_a_pause_that_ended_by_itself_is_remembered_for_a_day_also_if_it_was_taken_for_a_hang() -> None:
@@ -173,7 +174,7 @@ def test_a_step_is_due_once_most_came_after_less_and_not_for_ever() -> None:
     run = trained()
     assert [is_due(run, now, 5.0) for now in (304.0, 305.0, 400.0, 425.0)] == [False, True, True, False]
     assert [is_due(run, now, 13.0) for now in (311.0, 311.8)] == [False, True], "nobody can say so before"
-    run.phase = ("evaluating", 301.0)
+    note_event(run, "n1", said(kind=EventKind.PHASE, phase="evaluating"), 301.0)
     assert not is_due(run, 305.0, 5.0)
     assert not is_due(trained(steps=15), 81.0, 5.0), "too little is known of its pace"
 

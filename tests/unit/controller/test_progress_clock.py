@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
+from slurm_watchdog.controller.state.phases import Lately
 from slurm_watchdog.controller.state.progress_clock import (
     MAX_CLOCKS,
+    Stretch,
     apply_loss,
     apply_step,
     main_clock,
@@ -41,7 +43,7 @@ def event(
 def feed(clocks: Clocks, events: Iterable[Event], at: float = 0.0, every_s: float = 10.0) -> float:
     """Logs one event after the other; returns when the next one would come."""
     for each in events:
-        apply_step(clocks, each, at, troubled_at=float("-inf"))
+        apply_step(clocks, each, at)
         apply_loss(clocks, each, at)
         at += every_s
     return at
@@ -108,7 +110,8 @@ def test_a_run_remembers_how_long_its_evaluations_took_with_the_step_after_them(
     at = 0.0
     for step in range(40):
         evaluated = step % 10 == 9
-        apply_step(clocks, event(step), at, float("-inf"), "evaluating" if evaluated else None)
+        announced = Lately("evaluating", 2.0) if evaluated else None
+        apply_step(clocks, event(step), at, Stretch(lately=announced))
         at += 35.0 if step % 10 == 8 else 5.0
     found = read_progress(clocks, ("evaluating", at), float("-inf"), at)
     assert found is not None
@@ -144,9 +147,9 @@ def test_a_fraction_of_epochs_is_progress_and_never_a_step() -> None:
 
 def test_a_fraction_that_stays_is_no_progress() -> None:
     clocks: Clocks = {}
-    assert apply_step(clocks, event(count=0.34, pattern="hf_trainer_epoch"), 0.0, float("-inf"))
-    assert not apply_step(clocks, event(count=0.34, pattern="hf_trainer_epoch"), 10.0, float("-inf"))
-    assert apply_step(clocks, event(count=0.35, pattern="hf_trainer_epoch"), 20.0, float("-inf"))
+    assert apply_step(clocks, event(count=0.34, pattern="hf_trainer_epoch"), 0.0)
+    assert not apply_step(clocks, event(count=0.34, pattern="hf_trainer_epoch"), 10.0)
+    assert apply_step(clocks, event(count=0.35, pattern="hf_trainer_epoch"), 20.0)
 
 
 def test_a_counter_of_steps_gives_the_step_however_often_another_rises() -> None:
@@ -278,7 +281,7 @@ def test_whatever_is_logged_ages_and_intervals_make_sense(
     at = 0.0
     for step, pause_s, pattern, total in lines:
         at += pause_s
-        apply_step(clocks, event(step, pattern, total), at, troubled_at=float("-inf"))
+        apply_step(clocks, event(step, pattern, total), at)
         found = read_progress(clocks, None, float("-inf"), at)
         if found is not None:
             assert 0.0 <= found.age_s <= at
@@ -291,12 +294,12 @@ def test_whatever_is_logged_ages_and_intervals_make_sense(
 def test_the_same_count_told_again_is_no_progress(lines: list[tuple[int, float, str, int | None]]) -> None:
     clocks: Clocks = {}
     for step, _, pattern, total in lines:
-        apply_step(clocks, event(step, pattern, total), 5.0, troubled_at=float("-inf"))
+        apply_step(clocks, event(step, pattern, total), 5.0)
     before = {key: clock.count for key, clock in clocks.items()}
     for source, pattern in before:
         name, _, total = pattern.partition("/")
         again = event(int(before[source, pattern]), name, int(total) if total.isdigit() else None)
-        assert not apply_step(clocks, again, 50.0, troubled_at=float("-inf"))
+        assert not apply_step(clocks, again, 50.0)
     assert {key: clock.rose_at for key, clock in clocks.items()} == dict.fromkeys(before, 5.0)
 
 
@@ -345,6 +348,6 @@ def test_a_line_beside_the_training_that_names_a_step_made_before_is_no_progress
     clocks: Clocks = {}
     at = feed(clocks, [event(step, "megatron", 1000) for step in range(390, 406)], every_s=1.0)
     for step in (300, 400, 405):  # "uploaded step 300", "evaluated step 400"
-        assert not apply_step(clocks, event(step, "step"), at + 60, float("-inf"))
+        assert not apply_step(clocks, event(step, "step"), at + 60)
     assert progress(clocks, at + 60).age_s == pytest.approx(61.0)
-    assert apply_step(clocks, event(410, "step"), at + 61, float("-inf"))
+    assert apply_step(clocks, event(410, "step"), at + 61)

@@ -116,7 +116,7 @@ def test_it_is_a_clock_where_the_log_tells_nothing_and_never_gives_a_step() -> N
         )  # type: ignore[arg-type]
 
     for number in range(8):
-        apply_step(clocks, at(1e9 + 30 * number, backlog=number == 0), 30.0 * number, troubled_at=float("-inf"))
+        apply_step(clocks, at(1e9 + 30 * number, backlog=number == 0), 30.0 * number)
     progress = read_progress(clocks, None, float("-inf"), 300.0)
     assert progress is not None
     assert (progress.known_step, progress.steps_seen, progress.age_s) == (None, 8, 90.0)

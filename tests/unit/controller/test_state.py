@@ -64,13 +64,14 @@ def test_a_lower_step_is_no_progress_until_it_rises_again_by_itself() -> None:
     )
 
 
-def test_lines_that_stood_in_the_log_already_are_no_progress() -> None:
+def test_lines_that_stood_in_the_log_already_count_from_when_they_were_written_and_teach_nothing() -> None:
     cluster = Cluster()
     for number in (1, 2):
         cluster.step(number)
-    cluster.step(99, wait=50, backlog=True)
-    assert cluster.job.progress is not None
-    assert (cluster.job.progress.step, cluster.job.progress.age_s) == (99, 50)
+    cluster.report(wait=50, events=(progress_event(2, backlog=True), progress_event(99, backlog=True, age_s=30)))
+    progress = cluster.job.progress
+    assert progress is not None
+    assert (progress.step, progress.age_s, progress.steps_seen, progress.intervals_s) == (99, 30, 2, ())
 
 
 def test_a_step_clears_the_stacks_and_the_phase() -> None:

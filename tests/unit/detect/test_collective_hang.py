@@ -84,6 +84,22 @@ USER_CODE = ("consume (train.py)", "main (train.py)")
 
 
 @pytest.mark.parametrize(
+    ("age_s", "grew_s", "truth"),
+    [
+        (70.0, 40.0, Truth.UNKNOWN),
+        (1700.0, 1600.0, Truth.UNKNOWN),
+        (1900.0, 1600.0, Truth.BAD),
+        (70.0, 90.0, Truth.BAD),
+    ],
+)
+def test_a_rank_in_unknown_code_has_half_an_hour_where_files_of_a_checkpoint_have_grown_since_the_last_step(
+    age_s: float, grew_s: float, truth: Truth
+) -> None:
+    snapshots = still(USER_CODE, *3 * [RECV])
+    assert judge(progress=progress(age_s), snapshots=snapshots, growing_age_s=grew_s).truth is truth
+
+
+@pytest.mark.parametrize(
     ("changes", "said"),
     [
         (

@@ -184,7 +184,7 @@ def test_its_stacks_are_there_when_the_time_is_over() -> None:
             for paces, changes in (
                 ({"longest_pace_s": 20.0}, {}),
                 ({}, {"saving_age_s": 20.0}),
-                ({}, {"growing_age_s": 40.0}),
+                ({}, {"growing_age_s": 20.0}),
                 ({"read_age_s": 20.0}, {}),
             )
         ),

@@ -520,7 +520,7 @@ def test_the_heartbeat_is_believed_before_every_other_count_until_it_is_left() -
 
     def count(step: int, at: float, pattern: str = "heartbeat") -> None:
         event = Event(kind=EventKind.PROGRESS, job_id="7", source=pattern, age_s=0.0, pattern=pattern, step=step)
-        apply_step(clocks, event, at, float("-inf"))
+        apply_step(clocks, event, at)
 
     for at in range(40):
         count(1000 + at, float(at), "megatron")

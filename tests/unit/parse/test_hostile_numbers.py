@@ -77,8 +77,8 @@ def test_a_line_with_any_number_raises_nothing_and_fits_into_a_report(line: str)
         report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, events=(event,))
         (told,) = decode_report(encode_report(report)).events
         if told.step is not None or told.count is not None:
-            apply_step(clocks, told, 1.0, float("-inf"))
-            apply_step(clocks, told, 2.0, float("-inf"))
+            apply_step(clocks, told, 1.0)
+            apply_step(clocks, told, 2.0)
             apply_loss(clocks, told, 2.0)
             read_progress(clocks, None, 0.0, 3.0)
     learner = Learner()

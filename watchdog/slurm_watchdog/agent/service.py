@@ -35,6 +35,9 @@ log = logging.getLogger(__name__)
 OUT_OF_TURN_S = 1.0
 """Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and
 mostly its usual ones."""
+LOST_AFTER_S = 15.0
+"""After such a silence of the controller reports may have been too old to be judged (controller.report_lifetime, 30 s),
+or had no room to wait: what they said last is said again."""
 ONCE_PAUSE_S = 1.0
 """Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
 ONCE_GPU_S = 5.0
@@ -61,6 +64,9 @@ class Service:
         self.echo = echo
         self.exits = Exits()
         self.controller_id = ""
+        self._replied_at = float("inf")
+        """When the controller last took a report."""
+        self._lost = 0
         self._news = False
         """Something happened that is not to wait for the next tick."""
         self._ticked_at = float("-inf")
@@ -143,9 +149,10 @@ class Service:
 
     def _take_replies(self, now: float) -> None:
         for reply in self.sender.replies():
-            if reply.controller_id != self.controller_id:
-                self.controller_id = reply.controller_id
+            late = now - self._replied_at > max(LOST_AFTER_S, 2 * self.agent.interval_s)
+            if late or self.sender.lost != self._lost or reply.controller_id != self.controller_id:
                 self.agent.collectors.retell()
+            self.controller_id, self._replied_at, self._lost = reply.controller_id, now, self.sender.lost
             if any(isinstance(command, DumpStacks | CollectEvidence) for command in reply.commands):
                 self.agent.gpus.want_processes()  # a job is under suspicion: whose GPU is whose has to be known now
             loop.isolate("reply", partial(self.agent.hear, reply, now), None, loop.Isolated())

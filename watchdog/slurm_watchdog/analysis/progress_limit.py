@@ -18,6 +18,8 @@ from slurm_watchdog.analysis.rank_motion import is_proven, still_s
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
 
+DATES_S = 2.0
+"""Dates of a look and of a file are so exact."""
 GROWS_S = 20.0
 """Agents look every 5 s at a checkpoint that is being written."""
 SAVED_LATELY_S = 60.0
@@ -125,16 +127,30 @@ def with_a_step(view: JobView, seconds: float) -> float:
     return seconds + max(view.progress.intervals_s, default=0.0) if view.progress else seconds
 
 
-def has_just_grown(view: JobView, seconds: float) -> bool:
-    """Whether files of a checkpoint were seen to grow within the last `seconds`: so long as they do, the loop
-    is not expected to turn, and then the step after them takes its time."""
+def has_grown_within(view: JobView, seconds: float) -> bool:
+    """Whether files of a checkpoint were seen to grow within the last `seconds`."""
     return view.growing_age_s is not None and view.growing_age_s < seconds
 
 
+def has_grown_since(view: JobView, age_s: float) -> bool:
+    """Whether files of a checkpoint were seen to grow since the last step, `age_s` ago: a save that no line announces,
+    and that is not known to be complete."""
+    return has_grown_within(view, age_s - DATES_S)
+
+
+def has_just_grown(view: JobView) -> bool:
+    """Whether files of a checkpoint grow: so long as they do, the loop is not expected to turn, however long it takes,
+    and then the step after them takes its time."""
+    return has_grown_within(view, with_a_step(view, SAVED_LATELY_S))
+
+
 def saves_now(view: JobView) -> bool:
-    """Whether a checkpoint is written, as far as its files or the log show, or was a moment ago."""
-    saving = view.saving_age_s is not None and view.saving_age_s < SAVED_LATELY_S
-    return saving or has_just_grown(view, SAVED_LATELY_S) or any(each.writing for each in view.checkpoints_on_disk)
+    """Whether a checkpoint is written, as far as its files or the stacks show, or was a moment ago and no step was made
+    since."""
+    stepped_s = view.progress.last_increase_age_s if view.progress is not None else None
+    lately_s = SAVED_LATELY_S if stepped_s is None else min(SAVED_LATELY_S, stepped_s)
+    saving = view.saving_age_s is not None and view.saving_age_s < lately_s
+    return saving or has_grown_within(view, lately_s) or any(each.writing for each in view.checkpoints_on_disk)
 
 
 def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
@@ -149,7 +165,9 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
         return Limit(seconds=start.seconds, reason="its ranks were started again")
     if progress.steps_seen < settings.warmup_steps and progress.phase is None:
         return _start_limit(view, settings)
-    limit = learnt_limit(progress.steps_seen, progress.intervals_s, progress.phase, settings)
+    limit = learnt_limit(
+        progress.steps_seen, progress.intervals_s, progress.phase, settings, progress.phase_intervals_s
+    )
     learning = progress.steps_seen < settings.warmup_steps or not progress.intervals_s
     if learning or progress.phase is not None:
         return limit

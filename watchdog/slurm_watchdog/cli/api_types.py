@@ -75,9 +75,13 @@ class Job(Answer, frozen=True, kw_only=True):
     """How old that may become before the job counts as hanging."""
     phase: str | None = None
     """`starting`, `training`, `evaluating`, `checkpointing`, `finishing`."""
+    phase_age_s: float | None = None
+    """Since a log announced it."""
     ranks: int | None = None
     ranks_alive: int | None = None
     checkpoint_step: int | None = None
+    saved_age_s: float | None = None
+    """Since its newest checkpoint was complete, also where its step is not known."""
     health: JobHealth | None = None
 
     @property

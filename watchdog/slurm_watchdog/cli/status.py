@@ -32,7 +32,7 @@ from slurm_watchdog.cli.options import (
     versioned,
 )
 from slurm_watchdog.cli.silence import silence_words
-from slurm_watchdog.cli.terminal import duration, fold_nodes, screen, sentence, shown, table
+from slurm_watchdog.cli.terminal import duration, fold_nodes, newest_checkpoint, screen, sentence, shown, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -250,7 +250,7 @@ def _row(job: Job) -> tuple[str, ...]:
         duration(job.step_s),
         f"{duration(round(job.progress_age_s))} ago" if job.progress_age_s is not None else "-",
         duration(job.limit_s),
-        shown(job.checkpoint_step),
+        newest_checkpoint(job.checkpoint_step, job.saved_age_s),
         str(job.restarts + job.restarts_in_place),
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.cli.api_types import Job, OpenIncident, Status
-from slurm_watchdog.cli.terminal import clean, count, duration, fitting, fold_nodes, shown
+from slurm_watchdog.cli.terminal import clean, count, duration, fitting, fold_nodes, newest_checkpoint, shown
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -124,7 +124,7 @@ def job_row(job: Job, times_s: Sequence[float]) -> tuple[str, ...]:
             sparkline(times_s),
             f"{duration(job.progress_age_s)} of {duration(job.limit_s)}",
             gauge(job.progress_age_s, job.limit_s),
-            shown(job.checkpoint_step),
+            newest_checkpoint(job.checkpoint_step, job.saved_age_s),
         )
     )
 

@@ -79,6 +79,12 @@ def shown(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
+def newest_checkpoint(step: int | None, age_s: float | None) -> str:
+    """Its step, or where that is not known its age."""
+    unknown = step is None and age_s is not None
+    return f"saved {duration(round(age_s or 0.0))} ago, step unknown" if unknown else shown(step)
+
+
 def fold_nodes(nodes: Sequence[str]) -> str:
     """`n[1-3,7]`, as Slurm's users write it."""
     from slurm_watchdog.base.text import fold

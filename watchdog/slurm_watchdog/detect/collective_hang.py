@@ -13,8 +13,8 @@ min, or 60 s where nothing is at work in it. 1 h until 5 steps were seen, and af
 again. A run without a step is reported after 10 min (`stepless_limit`) if all ranks but a few wait for others to
 join, and dumps over 5 min show these stuck inside of their own process, with nothing at work: see `who_never_joins`.
 From half the limit on, stacks of all ranks are taken, several times. Before that limit, from 10 s (`proven_floor`)
-on, if the hang is proven. Once 50 steps were read, a step is late when it takes longer than each of the last hundred;
-stacks are then taken every 2 s (24 of an hour). Three of them have to show every rank where it was, all but a few in
+on, if the hang is proven. Once 50 steps were read, in 15 reports at least (75 s at an interval of 5 s), a step is late
+when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of them have to show every rank where it was, all but a few in
 one collective, and the others waiting inside of their own process, for a lock, a queue or their data loader, with
 nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
@@ -55,6 +55,7 @@ from slurm_watchdog.analysis.limit_by_stacks import (
 from slurm_watchdog.analysis.memory_kills import Kills, memory_kills
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
+    has_grown_since,
     has_just_grown,
     loop_clock,
     makes_steps,
@@ -210,8 +211,10 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     busy_limit_s = max(with_a_step(job, settings.busy_limit), limit.seconds)
     if not voted.groups:
         return finding_by_gpus(job, finding, clock, loop_state(job, now, limit.seconds), busy_limit_s)
-    if voted.checkpointing and has_just_grown(job, limit.seconds):
+    if voted.checkpointing and has_just_grown(job):
         return finding.unknown(f"{clock.words}; the files of a checkpoint grow")
+    if _may_be_saving(job, voted, age_s) and age_s < with_a_step(job, settings.checkpoint_floor):
+        return finding.unknown(f"{clock.words}; files of a checkpoint have grown since")
     unanswered = nobody_answers(job, voted) or (idle and voted.checkpointing)
     limit = limit_by_stacks(job, voted, limit, settings, unanswered=unanswered)
     everybody = all_wait(job, voted) and not clock.unread
@@ -238,6 +241,14 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     if (unanswered or shortened) and age_s < acted_on_after_s(job, settings, idle=idle, saves=unanswered):
         return replace(found, actionable=False)
     return found
+
+
+def _may_be_saving(job: JobView, voted: Vote, age_s: float) -> bool:
+    """Whether files of a checkpoint have grown since the last step, and who keeps the others waiting is in code that is
+    not known: a writer of one's own, an upload, a program."""
+    keeps = {each.rank for each in voted.outside}
+    places = {group.place for group in voted.groups if keeps.intersection(group.ranks)}
+    return has_grown_since(job, age_s) and Place.OTHER in places
 
 
 def _looking_again(finding: Finding, voted: Vote, still: bool, settings: CollectiveHang) -> Finding:

@@ -31,6 +31,7 @@ from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import (
     LoopClock,
+    has_grown_since,
     has_just_grown,
     loop_clock,
     makes_steps,
@@ -42,6 +43,7 @@ from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span, span_or_never
 from slurm_watchdog.diagnose.culprit_words import what_they_do
+from slurm_watchdog.diagnose.hang_words import phase_fact
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
@@ -123,7 +125,7 @@ def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang,
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
-    patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job, limit.seconds)
+    patient = age_s < _patient_s(job, now, limit, hang, settings) or has_just_grown(job)
     if patient and (not evidence.stands or waits_for_stacks):
         return finding.unknown(f"no step for {age_s:.0f} s; {evidence.why}")
     still = _stands_still(job, vote(job.snapshots, job.ranks), now, limit.seconds)
@@ -145,6 +147,8 @@ def _patient_s(
     if evaluates and all_compute(job, now, limit.seconds):
         patient_s = max(patient_s, EVALUATING * with_a_step(job, hang.evaluation_floor))
     saved = job.saving_age_s is not None and job.saving_age_s < limit.seconds
+    if job.progress is not None and has_grown_since(job, job.progress.age_s):
+        saved = True
     log_says_saving = job.progress is not None and job.progress.phase == "checkpointing"
     if saved or log_says_saving or voted.checkpointing:
         patient_s = max(patient_s, SAVING * with_a_step(job, hang.checkpoint_floor))
@@ -185,7 +189,7 @@ def _without_steps(
     saves = job.saving_age_s is not None and job.saving_age_s < SAVING * hang.checkpoint_floor
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit_s) if voted.groups else evidence.stands is True
-    if not still or saves or has_just_grown(job, limit_s):
+    if not still or saves or has_just_grown(job):
         return finding.unknown(f"{clock.words}; {evidence.why}")
     dumped = [Culprit(node=rank.node, pid=rank.process.pid, reason="") for rank in job.ranks if voted.groups]
     objection = stepless_runs.objection_to_hang(job, clock, tuple(dumped), now)
@@ -276,7 +280,7 @@ def _bad_finding(
     return finding.bad(
         f"Job {job.job.job_id} {what}; {evidence.why}{named}.",
         culprits=evidence.culprits,
-        facts=("the stacks that were collected are with the incident: slurm-watchdog explain",),
+        facts=(phase_fact(job), "the stacks that were collected are with the incident: slurm-watchdog explain"),
         actionable=actionable,
     )
 

@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import has_ended, last_error
 from slurm_watchdog.analysis.learned_limit import LimitSettings
-from slurm_watchdog.analysis.progress_limit import has_just_grown, makes_steps, progress_limit, with_a_step
+from slurm_watchdog.analysis.progress_limit import has_grown_within, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
@@ -141,7 +141,7 @@ def _after_last_step(
     if stands:
         gone_quiet = loop_state(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
         patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
-    if finding.duration_s < patient_s or (not stands and has_just_grown(job, settings.grace)):
+    if finding.duration_s < patient_s or (not stands and has_grown_within(job, settings.grace)):
         summary = f"job {job.job.job_id} made its last step {finding.duration_s:.0f} s ago; {why}"
         return finding.unknown(summary)
     finding = replace(finding, actionable=stands is True)

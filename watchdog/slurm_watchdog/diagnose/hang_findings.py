@@ -10,7 +10,7 @@ from slurm_watchdog.analysis.hang_proof import Proof
 from slurm_watchdog.analysis.held_processes import process_on_storage, rank_on_storage, with_what_holds
 from slurm_watchdog.analysis.job_state import has_trained, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
-from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, LoopSettings, has_just_grown, look_apart_s
+from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, LoopSettings, has_grown_within, look_apart_s
 from slurm_watchdog.analysis.rank_activity import LoopState, working_process
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
@@ -145,7 +145,7 @@ def finding_beyond_limit(
     else:
         named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
     held = process_on_storage(job)
-    saves = has_just_grown(job, GROWS_S) and age_s < busy_limit_s
+    saves = has_grown_within(job, GROWS_S) and age_s < busy_limit_s
     return finding.bad(
         f"Job {job.job.job_id} hangs {last}: {clock.words} (limit {limit.seconds:.0f} s, {limit.reason}); {named}.",
         culprits=culprits,

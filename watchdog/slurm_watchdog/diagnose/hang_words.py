@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.analysis.held_processes import held_by
+from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.culprit_words import describe, what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.diagnose.stacks.wording import few, group_words
@@ -41,9 +42,18 @@ def why_not(voted: Vote) -> str:
     return "nothing moves" if voted.waiting else "no rank waits in a collective"
 
 
+def phase_fact(job: JobView) -> str:
+    """The phase that the logs announce, with the line that does; and since when."""
+    said = job.announced
+    if said is None:
+        return "phase: training, no line of the log since the last step announces anything else"
+    return f"phase: {said.phase} for {said.age_s:.0f} s, announced in {said.source}: {shortened(said.line, 200)}"
+
+
 def facts_of(job: JobView, voted: Vote) -> tuple[str, ...]:
-    """Where everybody stands."""
-    facts = [f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]]
+    """Which phase is believed, and where every rank is."""
+    facts = [phase_fact(job)]
+    facts += [f"{group_words(group, nodes=True)}, {' < '.join(group.frames[:4])}" for group in voted.groups[:8]]
     facts += [f"{describe(c)} {c.reason}" for c in voted.undumped[:8]]
     facts += [
         f"{p.node} rank {p.process.rank}: state {p.process.state}" for p in job.ranks if p.process.state in "DTt"

@@ -45,7 +45,8 @@ FILES: tuple[tuple[str, str], ...] = (
 )
 """(layout, whole name). fairseq counts epochs and updates; a number of epochs is no step."""
 
-SINGLE = re.compile(rf"(?:ckpt|last|latest|checkpoint|checkpoint_last|model|snapshot|state)(?:-v\d+|-EMA)?{_FILE}")
+_ONE = r"(?:ckpt|last|latest|checkpoint|model|snapshot|state|train_state|training_state|resume)"
+SINGLE = re.compile(rf"{_ONE}(?:[-_](?:ckpt|last|latest|checkpoint|model|state))?(?:-v\d+|-EMA)?{_FILE}")
 """One file that is written over and over (nanoGPT's ckpt.pt): nothing in its name says which step it is of."""
 
 TRACKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -161,8 +162,9 @@ def _recognise_one(name: str, is_directory: bool) -> Candidate | None:
             if match["mark"] and match["mark"].startswith(".orbax"):
                 layout = "orbax"
             return Candidate(layout, (name,), is_directory, order, step, temporary)
-    if not is_directory and SINGLE.fullmatch(name):
-        return Candidate("lightning" if name.endswith(".ckpt") else "plain", (name,), False)
+    for bare, temporary in ((name, False), (match["name"], True)):
+        if not is_directory and SINGLE.fullmatch(bare):
+            return Candidate("lightning" if bare.endswith(".ckpt") else "plain", (name,), False, unfinished=temporary)
     return None
 
 

@@ -115,7 +115,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     phase: str | None = None
     phase_age_s: float = 0.0
     phase_intervals_s: tuple[float, ...] = ()
-    """Those of `intervals_s`, and of earlier ones, in which the log announced this phase: an evaluation with the step
+    """Recent times between two rises in which the log announced this phase: an evaluation with the step
     after it."""
     source: str = ""
     shared: bool = False
@@ -135,6 +135,17 @@ class Progress(Struct, frozen=True, kw_only=True):
 class Checkpoint(Struct, frozen=True, kw_only=True):
     step: int
     age_s: float
+
+
+class Announced(Struct, frozen=True, kw_only=True):
+    """The line of a log that says which phase a run is in."""
+
+    phase: str
+    age_s: float
+    step: int | None = None
+    line: str = ""
+    source: str = ""
+    """The file that it was read from."""
 
 
 class LogView(Struct, frozen=True, kw_only=True):
@@ -234,6 +245,8 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     progress: Progress | None = None
     phase: str | None = None
     """What the log says that the run is in, also before its first step; None: nothing, or training."""
+    announced: Announced | None = None
+    """The line that says so."""
     log: LogView | None = None
     """None: no agent could read any."""
     checkpoint: Checkpoint | None = None

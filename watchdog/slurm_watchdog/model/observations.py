@@ -352,6 +352,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     writing: bool = False
     """A newer one is incomplete and grew since the look before."""
     writing_bytes: int | None = None
+    looked_age_s: float = 0.0
+    """Since the look that showed this."""
     error: str | None = None
     """Why it cannot be read now."""
 

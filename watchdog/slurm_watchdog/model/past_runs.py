@@ -54,6 +54,8 @@ class PastRun(Struct, frozen=True, kw_only=True):
     """Of one step, the median of the recent ones."""
     checkpoint_step: int | None = None
     """Of the newest complete checkpoint that was seen and is no newer than the last step."""
+    saved_at: float | None = None
+    """When a checkpoint of it was complete last, of whichever step; None: none was seen to be."""
     state: str = ""
     """Slurm's last word about it: FAILED, TIMEOUT, …; RUNNING or PENDING for one that was requeued."""
     started_again: str = ""

@@ -257,8 +257,8 @@ class CheckpointSchedule:
         del self._events[: -4 * MAX_PLACES]
 
     def _aged(self, place: _Place, now: float) -> Checkpoint:
-        age_s = place.row.age_s
-        return place.row if age_s is None else replace(place.row, age_s=age_s + now - place.at)
+        age_s = None if place.row.age_s is None else place.row.age_s + now - place.at
+        return replace(place.row, age_s=age_s, looked_age_s=now - place.at if place.scanned_at is not None else 0.0)
 
     def _row(self, place: _Place, now: float) -> Checkpoint:
         row = self._aged(place, now)

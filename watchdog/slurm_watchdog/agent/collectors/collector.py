@@ -66,7 +66,7 @@ class Retells(Protocol):
     """A collector that reports changes, which a new controller has not seen."""
 
     def retell(self) -> None:
-        """The next section begins with the recent past."""
+        """The next section begins with the recent past; some of it may be known."""
 
 
 @runtime_checkable

@@ -56,7 +56,7 @@ class Collectors:
                 seen.failed.add(name)
 
     def retell(self) -> None:
-        """The controller is new and knows nothing: the next sections begin with the recent past."""
+        """The controller is new, or reports did not reach it: the next sections begin with the recent past."""
         for _, each in self._all:
             if isinstance(each, Retells):
                 each.retell()

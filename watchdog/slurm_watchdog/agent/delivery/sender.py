@@ -112,6 +112,8 @@ class Sender:
         self._channel = channel
         self._heard_at = now()
         self._problem = ""
+        self.lost = 0
+        """Reports that the controller will never have."""
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     def start(self) -> None:
@@ -140,6 +142,7 @@ class Sender:
             dropped = self._spool.dropped
             self._spool.put(report.sequence, body, self._now(), small)
             dropped = self._spool.dropped - dropped
+        self.lost += dropped
         for _ in range(dropped):
             self._count("expired")
         self._wake.put(None)
@@ -217,6 +220,7 @@ class Sender:
             except Rejected as error:
                 self._agree(-1)
                 self._count("rejected")
+                self.lost += 1
                 self._say(f"a report was dropped: {error}")
             except (OSError, ValueError, WireError) as error:
                 self._agree(-1)

@@ -33,6 +33,7 @@ class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
     jobs: dict[str, FollowedJob] = {}
     rows: tuple[tuple[LogFile, float], ...] = ()
     recent: tuple[tuple[float, Event], ...] = ()
+    """In the order in which they were read."""
 
 
 @dataclass

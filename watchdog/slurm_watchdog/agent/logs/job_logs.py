@@ -38,8 +38,11 @@ MAX_FILES = 24
 some more."""
 MAX_WAITING_EVENTS = 5000
 """In one report; of more, progress goes first, and of that the oldest."""
-KEPT_STEPS = 12
-"""Of each counter, for a controller that restarted: enough to learn the job's speed from at once."""
+KEPT = 12
+"""Lines of each counter, and of each phase, for a controller that restarted: enough to learn the job's speed from at
+once, and what was between its steps."""
+ORDER_S = 30.0
+"""Which of two lines in different files was written first is not known where they were read so close together."""
 KEPT_AFTER_END_S = 30.0
 """So long the logs of a job are followed after its last process: the last words are the best."""
 MOUNTS_EVERY_S = 60.0
@@ -62,7 +65,10 @@ class JobLogs:
     here: JobsHere = field(default_factory=JobsHere)
     jobs: dict[str, FollowedJob] = field(default_factory=dict)
     dropped: int = 0
-    _recent: dict[tuple[str, str, EventKind, str], deque[tuple[float, Event]]] = field(default_factory=dict)
+    _recent: dict[tuple[str, str, EventKind, str], deque[tuple[int, float, Event]]] = field(default_factory=dict)
+    """(number, read at, event)."""
+    _noted: int = 0
+    """Events so far: those of one look have one date."""
     _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
     _taken: dict[str, str] = field(default_factory=dict)
     """Of each child, the token of the last answer that was taken: what was in a later one comes again."""
@@ -96,7 +102,8 @@ class JobLogs:
         followed, hung = self._follow(now, environs, deadline_s, {each.uid for each in mine})
         rows = tuple(self._row(key, now, hung.get(key)) for key in followed) + self._left_out()
         self._rows = {key: row for key, row in self._rows.items() if key in followed}
-        events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in self._events)
+        again = [each for each in self._announced() if each not in self._events]
+        events = tuple(replace(event, age_s=event.age_s + now - at) for at, event in again + self._events)
         dropped, self.dropped = self.dropped, 0
         self._events = []
         return rows, events, dropped
@@ -148,7 +155,7 @@ class JobLogs:
         return LogMemory(
             jobs=dict(self.jobs),
             rows=tuple(self._rows.values()),
-            recent=tuple(each for recent in self._recent.values() for each in recent),
+            recent=tuple((at, event) for _, at, event in self._in_order()),
         )
 
     def remember(self, memory: LogMemory) -> None:
@@ -330,18 +337,44 @@ class JobLogs:
 
     def _note_recent(self, at: float, event: Event) -> None:
         if event.kind is not EventKind.ERROR:
-            limit = KEPT_STEPS if event.kind is EventKind.PROGRESS else 1
             key = (event.job_id, event.source, event.kind, event.pattern or "")
-            self._recent.setdefault(key, deque(maxlen=limit)).append((at, event))
+            self._noted += 1
+            self._recent.setdefault(key, deque(maxlen=KEPT)).append((self._noted, at, event))
+
+    def _in_order(self) -> list[tuple[int, float, Event]]:
+        """The recent past, as it was read."""
+        return sorted((each for recent in self._recent.values() for each in recent), key=lambda each: each[0])
+
+    def _announced(self) -> list[tuple[float, Event]]:
+        """The newest line of each phase that a job is in, as far as its logs on this node tell: it is in every report
+        until the file has more to say, for a report that is lost, or a controller that is new, makes no difference
+        then."""
+        found: dict[tuple[str, str], tuple[int, float, Event]] = {}
+        passed: dict[tuple[str, str], int] = {}
+        stepped_at: dict[str, float] = {}
+        for recent in self._recent.values():
+            number, at, event = recent[-1]
+            if event.phase:
+                key = (event.job_id, event.phase)
+                found[key] = max(found.get(key, (0, 0.0, event)), (number, at, event), key=lambda each: each[0])
+                continue
+            file = (event.job_id, event.source)
+            passed[file] = max(number, passed.get(file, 0))
+            if event.kind is EventKind.PROGRESS:
+                stepped_at[event.job_id] = max(at - event.age_s, stepped_at.get(event.job_id, 0.0))
+        return [
+            (at, event)
+            for number, at, event in found.values()
+            if number > passed.get((event.job_id, event.source), 0)
+            and at - event.age_s >= stepped_at.get(event.job_id, 0.0) - ORDER_S
+        ]
 
     def retell(self) -> None:
-        """Puts the recent past before what is new: the controller has restarted and knows none of it."""
-        past = sorted(
-            (each for recent in self._recent.values() for each in recent),
-            key=lambda each: each[0] - each[1].age_s,
-        )
-        new = [each for each in self._events if each not in past]
-        self._events = past + new
+        """Puts the recent past before what is new: the controller has restarted and knows none of it, or reports were
+        lost."""
+        past = sorted(self._in_order(), key=lambda each: each[1] - each[2].age_s)
+        told = [(at, event) for _, at, event in past]
+        self._events = told + [each for each in self._events if each not in told]
 
     def _row(self, key: tuple[str, str], now: float, hung: str | None) -> LogFile:
         row, at = self._rows.get(key, (LogFile(job_id=key[0], path=key[1]), now))

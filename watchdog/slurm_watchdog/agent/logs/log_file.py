@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from collections import deque
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -19,6 +19,7 @@ from slurm_watchdog.agent.files.safe_open import check_regular, open_log
 from slurm_watchdog.agent.logs.events import condense, make_event
 from slurm_watchdog.agent.logs.position import ANCHOR, FilePosition, Identity, LineBuffer, again, goes_on
 from slurm_watchdog.base.os_errors import describe
+from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.ray_train import WorkerRankReader
@@ -37,6 +38,8 @@ MAX_LAG = 256 * 1024**2
 KEPT_AFTER_SKIP = 16 * 1024**2
 MAX_ITEMS = 500
 """So many are gathered before they are condensed."""
+DATED = 8 * 1024
+"""Of the end of a file so much is searched for its newest date."""
 MAX_MARKS = 64
 MAX_LEFT = 64
 LOOK_AHEAD = 1024
@@ -222,7 +225,7 @@ class LogFollower:
         if at_first:
             self._take_backlog(backlog, max(0.0, wall - about.st_mtime))
         self._unread = self.size > place.position
-        self._marks.append((now, self.size))
+        self._marks.append((now - max(0.0, wall - about.st_mtime) if first else now, self.size))
         self._skip()
 
     def _begin(self, fd: int, about: os.stat_result, first: bool) -> FilePosition:
@@ -295,7 +298,8 @@ class LogFollower:
         place.position, place.anchor, place.lines = target, b"", LineBuffer(skipping=True)
 
     def _take_backlog(self, data: bytes, age_s: float) -> None:
-        """The end of a file that is seen for the first time: where the job stands, dated no younger than the file."""
+        """The end of a file that is seen for the first time: where the job stands, dated no younger than the file, and
+        by the dates of its lines as long before its newest one."""
         assert self.place is not None
         self.place.advance(data)
         self._recognise(data)
@@ -305,9 +309,10 @@ class LogFollower:
         items, self._items = self._items, []
         last_step = max((at for at, item in enumerate(items) if item.kind is EventKind.PROGRESS), default=-1)
         checkpoint = next((item for item in reversed(items) if item.kind is EventKind.CHECKPOINT), None)
+        older_s = _ages(whole)
         # What stands before the newest step is over: an old error, an evaluation that ended.
         kept = [item for at, item in enumerate(items) if at >= last_step or item is checkpoint]
-        self._items = [replace(item, backlog=True) for item in kept]
+        self._items = [replace(item, backlog=True, age_s=age_s + older_s(item.line)) for item in kept]
 
     # -- what it says ------------------------------------------------------------------------------------------
 
@@ -374,6 +379,19 @@ class LogFollower:
                 self._items.append(make_event(line, fact, now - self.grown_at))
             elif fact is not None and fact.kind is EventKind.PROGRESS and not self.own and WHOLE_BAR.search(line):
                 self._note(line, fact, now - self.grown_at)
+
+
+def _ages(whole: bytes) -> Callable[[str], float]:
+    """How much older a line is than the newest one of these, by their own dates; 0 where it has none."""
+    lines = whole[-DATED:].decode(errors="replace").splitlines()
+    newest = next((stamp for line in reversed(lines) if (stamp := stamp_of(line.lstrip())) is not None), None)
+
+    def older_s(line: str) -> float:
+        stamp = stamp_of(line.lstrip())
+        alike = newest is not None and stamp is not None and newest.sort == stamp.sort
+        return max(0.0, newest.seconds - stamp.seconds) if alike and newest is not None and stamp is not None else 0.0
+
+    return older_s
 
 
 def _say(problem: OSError) -> str:

@@ -165,4 +165,12 @@ def job_json(view: JobView, limit_s: float | None, lost: Set[str] = frozenset())
         "ranks": len(view.ranks),
         "ranks_alive": sum(rank.node not in unseen for rank in view.living_ranks),
         "checkpoint_step": view.checkpoint.step if view.checkpoint else None,
+        "saved_age_s": _saved_age_s(view),
+        "phase_age_s": view.announced.age_s if view.announced else None,
     }
+
+
+def _saved_age_s(view: JobView) -> float | None:
+    """Since its newest checkpoint was complete, of this run or of one before."""
+    on_disk = (each.age_s for each in view.checkpoints_on_disk if each.path is not None)
+    return min((age_s for age_s in (view.saved_age_s, *on_disk) if age_s is not None), default=None)

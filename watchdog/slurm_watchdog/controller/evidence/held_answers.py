@@ -68,7 +68,7 @@ class HeldAnswers:
 def is_due(run: Run, now: float, interval_s: float) -> bool:
     """Whether most steps of this run have come after the time that has passed since its last one, and a report that
     could say so is due, too: its paces are of more frequent ones where its agents report less often by now."""
-    clock = main_clock(run.clocks) if run.phase is None else None
+    clock = main_clock(run.clocks) if run.phase(now) is None else None
     usual_s = None if clock is None else due_after_s(clock.paces.recent_s())
     if clock is None or usual_s is None:
         return False

@@ -16,6 +16,7 @@ from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
 from slurm_watchdog.controller.state.nodes import Nodes
+from slurm_watchdog.controller.state.progress_clock import main_counter
 from slurm_watchdog.controller.state.report_bounds import within_bounds
 from slurm_watchdog.controller.state.report_interval import ReportInterval
 from slurm_watchdog.controller.state.reported_processes import ReportedProcesses
@@ -42,6 +43,8 @@ from slurm_watchdog.model.supervisor import in_use, left_behind
 
 READ_ON_S = 60.0
 """A job's logs are followed this long after its end: the last lines tell why."""
+UNREAD_S = 30.0
+"""A node that has returned and reads no log counts as silent for so long."""
 KEPT_NODE_S = 86_400.0
 """A node that Slurm does not list (any more) is forgotten so long after its last report."""
 
@@ -99,6 +102,8 @@ class ClusterState:
         """Why jobs may exist that the newest listing does not show; empty if it is whole."""
         self.slurm_problem = ""
         """Why the newest answer of Slurm was of no use, where there was one."""
+        self._judged_at: dict[str, float] = {}
+        """Node -> when its newest report was made that was taken over."""
         self._date_ahead: float | None = None
         """Of the date before the clock of `now`."""
         self._watched_from: float | None = None
@@ -159,6 +164,7 @@ class ClusterState:
             self.unreached.forget(name)
             self.nodes.forget(name)
             self.gpus.forget(name)
+            self._judged_at.pop(name, None)
 
     def apply_job(self, job: SlurmJob, now: float, wall: float | None = None) -> None:
         """Takes over what Slurm says of one job."""
@@ -184,6 +190,7 @@ class ClusterState:
         if report.age_s > self._report_lifetime_s:
             return "expired"
         self.unreached.forget(report.node)
+        self._note_return(report.node, made_at)
         if self.require_node_ownership:
             report, dropped = of_own_jobs(report, self._job_nodes.stranger)
             self.dropped += dropped
@@ -211,6 +218,19 @@ class ClusterState:
         for probe in report.mounts:
             self.apply_probe(report.node, probe, now)
         return "accepted"
+
+    def _note_return(self, node: str, made_at: float) -> None:
+        """A node that was silent reports again. What was written meanwhile is not known before its logs are read again,
+        which the first report of an agent that was started again has not done."""
+        before = self._judged_at.get(node, made_at)
+        self._judged_at[node] = max(made_at, before)
+        if made_at - before <= self.agents.silent_after_s:
+            return
+        for job, _ in self.jobs_on(node, made_at):
+            run = self.runs.get(job.job_id)
+            main = None if run is None else main_counter(run.clocks)
+            if run is not None and main is not None and (node, main[0][0]) in run.logs:
+                run.unread[node] = made_at
 
     def _nodes_of(self, process_job_id: str) -> int:
         run = self._run(process_job_id)
@@ -370,7 +390,11 @@ class ClusterState:
         supervisor = self.supervisors.of(run.job, now)
         nodes = in_use(run.job, supervisor)
         job = run.job if nodes == run.job.nodes else replace(run.job, nodes=nodes)
-        silent = tuple(node for node in nodes if not self.agents.reports(node, now))
+        silent = tuple(
+            node
+            for node in nodes
+            if not self.agents.reports(node, now) or now - run.unread.get(node, float("-inf")) < UNREAD_S
+        )
         without_ranks = left_behind(run.job, supervisor).intersection(nodes)
         view = job_view(
             run, job, now, self.nodes, self.gpus, silent, supervisor=supervisor, without_ranks=without_ranks

@@ -29,6 +29,8 @@ class CounterClock:
     count: float
     """What rises: the step, or another number."""
     rose_at: float
+    began_at: float
+    """Date of its first line."""
     first_step: int | None
     """None while only the position was seen that a bar begins at."""
     step: int
@@ -51,8 +53,9 @@ class CounterClock:
     alone: int = 0
     """Counts of this one since."""
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
+    """From one rise to the next, without what the log announced."""
     phase_intervals_s: dict[str, deque[float]] = field(default_factory=dict)
-    """By phase: those of these in which the log announced an evaluation, a checkpoint, …"""
+    """By phase: those between two rises in which the log announced an evaluation, a checkpoint, …"""
     paces: Paces = field(default_factory=Paces)
     rises: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     """(when, step): the last of those that were read at once."""

@@ -1,8 +1,8 @@
 """How long a counter took from one rise to the next while the run trained: what its own lateness is learnt from.
 Pure bookkeeping.
 
-Apart from `CounterClock.intervals_s`, which has evaluations and checkpoints in it and which the limit of a job is
-learnt from: a pace is training alone, from the last rise, or from the end of a checkpoint, to the next rise.
+Apart from `CounterClock.intervals_s`, which has in it what no line announced and which the limit of a job is learnt
+from: a pace is training alone, from the last rise, or from the end of a checkpoint, to the next rise.
 """
 
 from __future__ import annotations

@@ -13,10 +13,12 @@ and said (`Progress.shared`).
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.counter_clock import KEPT_INTERVALS, Counter, CounterClock
+from slurm_watchdog.controller.state.phases import Lately
 from slurm_watchdog.controller.state.step_times import add_loss, add_time
 from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
 from slurm_watchdog.model.cluster_view import Progress
@@ -36,48 +38,58 @@ SHARED_AFTER, ALONE_AFTER = 5, 20
 """Two programs write one log once the two counts have taken turns so often; one has it alone again after so
 many of its counts."""
 
+SAME_LOOK_S = 2.0
+"""What was read in one look has one date; it may come again in another report, which took so much longer."""
+MAY_BE_TOLD = 12
+"""A new controller may have read so many steps of a file before its agent says what was before them; that they come
+again is certain for as many (slurm_watchdog.agent.logs.job_logs.KEPT)."""
+
 LEFT_AFTER, LEFT_AFTER_S = 10, 600.0
 """A counter that stood for so many of its slowest intervals, and so long, while another rose is one that was left."""
 
 
-def apply_step(
-    clocks: dict[Counter, CounterClock],
-    event: Event,
-    at: float,
-    troubled_at: float,
-    phase: str | None = None,
-    saved_at: float = float("-inf"),
-) -> bool:
-    """Takes a step, or another count, that was logged at `at`, in `phase`, into its clock. Returns whether it
-    is progress. `saved_at`: when a checkpoint was complete last.
+@dataclass(frozen=True)
+class Stretch:
+    """What lies between the last step and the next, apart from training."""
+
+    troubled_at: float = float("-inf")
+    """The last moment with an open incident: an interval with trouble in it teaches nothing of how long steps take."""
+    saved_at: float = float("-inf")
+    """When a checkpoint was complete last."""
+    lately: Lately | None = None
+    """What the log has announced since the last step."""
+
+
+TRAINS = Stretch()
+
+
+def apply_step(clocks: dict[Counter, CounterClock], event: Event, at: float, stretch: Stretch = TRAINS) -> bool:
+    """Takes a step, or another count, that was logged at `at`, into its clock. Returns whether it is progress.
 
     A lower count is a new epoch once it rises by itself, or at once where the last one was counted to its
-    end. An interval in which there was trouble (`troubled_at`, the last moment with an open incident) teaches
-    nothing about how long steps take.
+    end. One that was read before the newest one is an old line that came late, or again.
     """
     number = event.count if event.step is None else event.step
     assert number is not None
-    key = _counter(event)
+    key = counter_of(event)
     clock = clocks.get(key)
     if clock is None:
-        if len(clocks) >= MAX_CLOCKS:
-            del clocks[min(clocks, key=lambda each: (clocks[each].is_step, clocks[each].rose_at))]
-        if _is_side_line(clocks, event):
-            return False
-        clocks[key] = _new_clock(event, number, at)
-        return not event.initial
+        return _begin(clocks, key, event, number, at)
     if event.backlog:
-        clock.count = max(clock.count, number)
-        clock.step = max(clock.step, event.step or 0)
-        return True
+        return _catch_up(clock, event, number, at)
+    if number < clock.count and at != clock.rose_at and at < clock.rose_at + SAME_LOOK_S:
+        if begins := at < clock.began_at and clock.seen <= MAY_BE_TOLD:
+            clocks[key] = _new_clock(event, number, at)  # an agent tells a new controller what was before
+        return begins
     if number > clock.count:
         if clock.other is not None and clock.count < clock.other < number:
             clock.turns, clock.other, clock.alone = clock.turns + 1, clock.count, 0
             if clock.turns >= SHARED_AFTER:
                 # It is the other program's turn: how far apart the two are says nothing about steps.
-                clock.count, clock.rose_at, clock.lower, clock.step = number, at, None, event.step or 0
+                clock.count, clock.rose_at = number, max(at, clock.rose_at)
+                clock.lower, clock.step = None, event.step or 0
                 return True
-        _rise(clock, event, number, at, troubled_at, phase, saved_at)
+        _rise(clock, event, number, at, stretch)
         clock.alone += 1
         if clock.alone > ALONE_AFTER:
             clock.turns, clock.other = 0, None
@@ -88,7 +100,7 @@ def apply_step(
         return False
     if _epoch_ended(clock, event, number):
         clock.first_step, clock.begun_anew = event.step or 0, clock.begun_anew + 1
-        _rise(clock, event, number, at, troubled_at, phase, saved_at)
+        _rise(clock, event, number, at, stretch)
         return True
     if clock.lower is not None and number > clock.lower:
         new = clocks[key] = _reset(clock, event, number, at)
@@ -102,7 +114,17 @@ def apply_step(
     return False
 
 
-def _counter(event: Event) -> Counter:
+def _begin(clocks: dict[Counter, CounterClock], key: Counter, event: Event, number: float, at: float) -> bool:
+    if len(clocks) >= MAX_CLOCKS:
+        del clocks[min(clocks, key=lambda each: (clocks[each].is_step, clocks[each].rose_at))]
+    if _is_side_line(clocks, event):
+        return False
+    clocks[key] = _new_clock(event, number, at)
+    return not event.initial
+
+
+def counter_of(event: Event) -> Counter:
+    """Which counter the line is of."""
     pattern = event.pattern or ""
     return event.source, f"{pattern}/{event.total_steps}" if pattern in BARS else pattern
 
@@ -120,27 +142,33 @@ def _is_side_line(clocks: dict[Counter, CounterClock], event: Event) -> bool:
 def _new_clock(event: Event, number: float, at: float) -> CounterClock:
     step = event.step or 0
     return CounterClock(
-        count=number, rose_at=at, first_step=None if event.initial else step, step=step, is_step=event.step is not None,
-        total_steps=event.total_steps,
+        count=number, rose_at=at, began_at=at, first_step=None if event.initial else step, step=step,
+        is_step=event.step is not None, total_steps=event.total_steps,
     )  # fmt: skip
 
 
-def _rise(
-    clock: CounterClock,
-    event: Event,
-    number: float,
-    at: float,
-    troubled_at: float,
-    phase: str | None,
-    saved_at: float,
-) -> None:
-    if at > clock.rose_at > troubled_at and clock.seen > 1:
-        clock.intervals_s.append(at - clock.rose_at)
-        if phase is not None:
-            clock.phase_intervals_s.setdefault(phase, deque(maxlen=KEPT_INTERVALS)).append(at - clock.rose_at)
-    if at > clock.rose_at and clock.seen > 1 and phase is None:
-        since = max(clock.rose_at, saved_at) if saved_at < at else clock.rose_at
-        clock.paces.add(at - since, at, troubled=clock.rose_at <= troubled_at)
+def _catch_up(clock: CounterClock, event: Event, number: float, at: float) -> bool:
+    """Of an agent that opens the file in the middle: how far it is, and nothing about how long steps take."""
+    if number <= clock.count:
+        return False
+    clock.count, clock.rose_at, clock.lower = number, max(at, clock.rose_at), None
+    clock.step = max(clock.step, event.step or 0)
+    return True
+
+
+def _rise(clock: CounterClock, event: Event, number: float, at: float, stretch: Stretch) -> None:
+    from_at, lately = clock.rose_at, stretch.lately
+    phase = None if lately is None else lately.phase
+    silent_s = at - from_at if lately is None else min(at - from_at, lately.silent_s)
+    if at > from_at and clock.seen > 1:
+        if from_at > stretch.troubled_at:
+            if phase is not None:
+                clock.phase_intervals_s.setdefault(phase, deque(maxlen=KEPT_INTERVALS)).append(at - from_at)
+            if silent_s > 0.0:
+                clock.intervals_s.append(silent_s)
+        if phase is None:
+            since = max(from_at, stretch.saved_at) if stretch.saved_at < at else from_at
+            clock.paces.add(at - since, at, troubled=from_at <= stretch.troubled_at)
     if event.step is not None:
         if clock.first_step is not None:  # from where a bar begins a run that was resumed jumps to its first step
             clock.stride = max(0, event.step - clock.step)
@@ -151,7 +179,7 @@ def _rise(
         if clock.rises and clock.rises[-1][0] == at:
             clock.rises.pop()
         clock.rises.append((at, event.step))
-    clock.count, clock.rose_at, clock.lower = number, at, None
+    clock.count, clock.rose_at, clock.lower = number, max(at, clock.rose_at), None
     clock.seen += 1
     clock.rose += 1
     clock.total_steps = event.total_steps or clock.total_steps
@@ -190,11 +218,17 @@ def main_clock(clocks: dict[Counter, CounterClock]) -> CounterClock | None:
     Of those that count steps, are not at their end (a bar of the data, or of an evaluation) and were not
     left, the one that was seen to rise most often.
     """
+    found = main_counter(clocks)
+    return None if found is None else found[1]
+
+
+def main_counter(clocks: dict[Counter, CounterClock]) -> tuple[Counter, CounterClock] | None:
+    """The same, with what it counts."""
     if not clocks:
         return None
     clocks = _trusted(clocks)
     newest = max(clock.rose_at for clock in clocks.values())
-    return max(clocks.values(), key=lambda clock: _rank(clock, newest))
+    return max(clocks.items(), key=lambda each: _rank(each[1], newest))
 
 
 def _trusted(clocks: dict[Counter, CounterClock]) -> dict[Counter, CounterClock]:
@@ -220,10 +254,10 @@ def read_progress(
 ) -> Progress | None:
     """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may
     write. No age reaches back behind `grace_from`; `phase` is its name and when it began."""
-    main = main_clock(clocks)
-    if main is None:
+    found = main_counter(clocks)
+    if found is None:
         return None
-    source, pattern = next(key for key, clock in clocks.items() if clock is main)
+    (source, pattern), main = found
     if pattern in progress_table().counted and all(
         p in progress_table().counted and clock.seen < 2 for (_, p), clock in clocks.items()
     ):
@@ -238,7 +272,7 @@ def read_progress(
         last_increase_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
         rises=main.rose,
-        intervals_s=tuple(main.intervals_s),
+        intervals_s=tuple(main.intervals_s) or tuple(s for each in main.phase_intervals_s.values() for s in each),
         paces_s=main.paces.recent_s(),
         longest_pace_s=main.paces.longest_s(now),
         step_s=main.step_s,

@@ -12,6 +12,7 @@ from slurm_watchdog.analysis import rank_motion as motion
 from slurm_watchdog.base.capped import Capped, LeftOut
 from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
+from slurm_watchdog.controller.state.phases import Announcement, Phases
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.progress_clock import read_progress
 from slurm_watchdog.controller.state.run_errors import RunErrors
@@ -121,9 +122,14 @@ class Run:
     """How far each node has read each file, by (node, path): less than before where a file was cut off."""
     logs: Capped[tuple[str, str], tuple[LogFile, float]] = field(init=False)
     """(node, path) -> the file as it was seen last, and when."""
+    unread: dict[str, float] = field(default_factory=dict)
+    """Node -> when it has returned, while it has not read its logs since."""
     logs_missed: bool = False
     """There are more files than were taken."""
-    phase: tuple[str, float] | None = None
+    phases: Phases = field(default_factory=Phases)
+    """What its logs have announced since the last step."""
+    in_saver: bool = False
+    """The newest dump since the last step shows a rank that saves."""
     checkpoint: tuple[int, float] | None = None
     stepped_at: float | None = None
     """When its step, or another count, was first seen to rise."""
@@ -138,8 +144,8 @@ class Run:
     """Error lines that came before this run was seen to begin."""
     complete_on_disk: dict[str, Checkpoint] = field(default_factory=dict)
     """Path -> complete checkpoint as it was seen, the one seen last at the end."""
-    disk_steps: Capped[str, int] = field(init=False)
-    """Directory -> step of the newest complete checkpoint that an agent saw there."""
+    disk_steps: Capped[str, tuple[int | None, float]] = field(init=False)
+    """Directory -> step of the newest complete checkpoint that an agent saw there, and when it was seen last."""
     growing_at: float | None = None
     """When files of a checkpoint were last seen to grow."""
     saving_at: float | None = None
@@ -177,18 +183,35 @@ class Run:
         """As an owner of entries."""
         return f"job {self.job.job_id}"
 
+    @property
+    def rose_at(self) -> float:
+        """When a count last rose, as far as is known."""
+        return max((clock.rose_at for clock in self.clocks.values()), default=float("-inf"))
+
+    def phase(self, now: float) -> Announcement | None:
+        """What it is in at `now`, as its logs say; None: it trains, or nothing is known."""
+        return self.phases.current(now, self.growing_at, in_saver=self.in_saver)
+
     def note_save(self, at: float) -> None:
-        """A new checkpoint is complete, as its log or the disk says; what both say counts once."""
+        """A new checkpoint was complete at that moment, as its log or the disk says; what both say counts once. Where
+        steps were made since, it says nothing of the present one."""
         if at - self.saved_at >= SAME_SAVE_S and self.saved_at > float("-inf"):
             self.save_intervals_s.append(at - self.saved_at)
+        if at > max(self.saved_at, self.rose_at):
+            self.forget_dumps(at)
         self.saved_at = max(self.saved_at, at)
-        self.forget_dumps()
 
-    def forget_dumps(self) -> None:
-        """A new step, a new checkpoint, a grace: what earlier dumps showed does not count against it any more."""
+    def forget_dumps(self, before: float = float("inf")) -> None:
+        """A new step, a new checkpoint, a grace: what dumps before it showed does not count against it."""
+        kept = [each for each in self.snapshots if each[0] > before]
+        if self.row is not None and self.row.kept[0][0] <= before:
+            self.row = None
         self.snapshots.clear()
+        if kept:
+            self.snapshots.extend(kept)
+            return
+        self.in_saver = False
         self.collectives, self.own_words = (), (0.0, ())
-        self.row = None
         self.motion = None if self.motion is None else motion.interrupted(self.motion)
 
     def forget(self, key: ProcessKey) -> None:
@@ -240,6 +263,7 @@ def past_run(run: Run, now: float) -> PastRun:
         step_log="" if progress is None else progress.source,
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=_checkpoint_step(run, last_step),
+        saved_at=None if run.saved_at == float("-inf") else run.saved_at,
         state=run.job.state,
         started_again=run.job.starts_again,
         log_read=bool(run.log_offsets or run.clocks or run.errors.lines),
@@ -290,8 +314,8 @@ def mark_unseen(run: Run) -> None:
 def _checkpoint_step(run: Run, last_step: int | None) -> int | None:
     """The newest complete checkpoint of what the log and the disk say; one above the last step is another
     training's."""
-    steps = [*run.disk_steps.values(), *((run.checkpoint[0],) if run.checkpoint else ())]
-    return max((step for step in steps if last_step is None or step <= last_step), default=None)
+    steps = [*(step for step, _ in run.disk_steps.values()), *((run.checkpoint[0],) if run.checkpoint else ())]
+    return max((each for each in steps if each is not None and (last_step is None or each <= last_step)), default=None)
 
 
 def new_run(job: SlurmJob, now: float, before: Run | None, wall: float | None, left_out: LeftOut) -> Run:
@@ -379,7 +403,7 @@ def _begin_again(run: Run, now: float, interval_s: float) -> None:
     run.forget_dumps()
     run.motion = None
     run.waits = WaitTally()
-    run.phase, run.grace_from, run.steps_from = None, now, now + interval_s
+    run.phases, run.grace_from, run.steps_from = Phases(), now, now + interval_s
     run.logs.clear()
     run.logs_missed = False
 

@@ -11,7 +11,14 @@ from slurm_watchdog.analysis import rank_motion
 from slurm_watchdog.analysis.progress_limit import STARTS
 from slurm_watchdog.controller.state import still_row, wait_tally
 from slurm_watchdog.controller.state.process_rates import ProcessRates
-from slurm_watchdog.controller.state.progress_clock import apply_loss, apply_step, main_clock
+from slurm_watchdog.controller.state.progress_clock import (
+    Stretch,
+    apply_loss,
+    apply_step,
+    counter_of,
+    main_clock,
+    main_counter,
+)
 from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.controller.state.run_errors import KEPT_ERRORS
 from slurm_watchdog.controller.state.run_view import snapshot_views
@@ -61,7 +68,7 @@ def note_look(run: Run, key: ProcessKey, process: Process, idle: float | None, m
     rank = wait_tally.key_of(key, process) if run.stepped_at is not None else None
     if rank is None or (run.steps and process.step_id not in run.steps):
         return
-    if run.phase is None:
+    if run.phase(made_at) is None:
         run.waits.note(rank, runnable_s=process.runnable_s, idle=idle, at=made_at)
     else:
         run.waits.interrupt(rank)
@@ -105,18 +112,18 @@ def note_event(run: Run, node: str, event: Event, made_at: float) -> None:
             _note_of_run_before(run, node, at, event)
         return
     its_own = run.unseen and event.kind is EventKind.ERROR and _is_named_after(event.source, run.job)
-    if event.backlog and not its_own and (run.job.restarts > 0 or event.kind is not EventKind.PROGRESS):
+    of_run_before = event.kind is EventKind.ERROR or (event.kind is EventKind.PROGRESS and run.job.restarts > 0)
+    if event.backlog and not its_own and of_run_before:
         return
     if event.kind is EventKind.PROGRESS and (event.step is not None or event.count is not None):
         if at >= run.steps_from:
-            _note_progress(run, event, at)
+            _note_progress(run, node, event, at)
     elif event.kind is EventKind.CHECKPOINT:
-        _note_saved(run, event, at)
+        _note_saved(run, node, event, at)
     elif event.kind is EventKind.PHASE and event.phase:
-        run.phase = (event.phase, at)
-        if (
-            event.phase == STARTS and run.motion is not None
-        ):  # what was proven before it is no proof that this start is over
+        run.phases.announce(node, event, at, main_counter(run.clocks))
+        if event.phase == STARTS and run.motion is not None:
+            # What was proven before it is no proof that this start is over.
             run.motion = rank_motion.started(run.motion)
     elif event.kind is EventKind.ERROR:
         clock = main_clock(run.clocks)
@@ -132,33 +139,39 @@ def _note_of_run_before(run: Run, node: str, at: float, event: Event) -> None:
         note_last_steps(run, event, at)
 
 
-def _note_saved(run: Run, event: Event, at: float) -> None:
-    """A checkpoint is complete. Not every trainer says of which step; that it no longer saves is known all the same."""
+def _note_saved(run: Run, node: str, event: Event, at: float) -> None:
+    """A checkpoint is complete, as a log or the disk says. Not every trainer says of which step."""
+    by_disk = event.pattern in BY_DISK
+    if by_disk:
+        run.phases.complete(event.source, event.step, at)
+    ended = not by_disk and run.phases.end(node, event, at)
     if event.step is None:
-        if run.phase is not None and run.phase[0] == "checkpointing":
+        if ended or by_disk:
             run.note_save(at)
-            run.phase = None
-        return
-    if run.checkpoint is None or at >= run.checkpoint[1]:
+    elif run.checkpoint is None or at >= run.checkpoint[1]:
         if run.checkpoint is not None and event.step > run.checkpoint[0] and at > run.checkpoint[1]:
             run.checkpoint_intervals_s.append(at - run.checkpoint[1])
-        if run.checkpoint is None or event.step > run.checkpoint[0]:
+        if ended or by_disk or run.checkpoint is None or event.step > run.checkpoint[0]:
             run.note_save(at)
         run.checkpoint = (event.step, at)
-    run.phase = None
 
 
-def _note_progress(run: Run, event: Event, at: float) -> None:
+def _note_progress(run: Run, node: str, event: Event, at: float) -> None:
     troubled_at = run.troubled_at if at >= run.troubled_from else float("-inf")
     run.clocks_before = {}
-    if apply_step(run.clocks, event, at, troubled_at, run.phase[0] if run.phase else None, run.saved_at):
-        run.phase = None if run.phase and run.phase[1] <= at else run.phase
-        run.forget_dumps()
+    lately = run.phases.lately(run.rose_at, at, run.saved_at, run.growing_at)
+    stretch = Stretch(troubled_at, run.saved_at, lately)
+    if apply_step(run.clocks, event, at, stretch):
+        main = main_counter(run.clocks)
+        if main is not None and main[0] == counter_of(event):
+            run.phases.step(node, event, at, main[1])
+        run.forget_dumps(at)
+        run.collectives, run.own_words = (), (0.0, ())
         run.motion = None if run.motion is None else rank_motion.stepped(run.motion)
         if run.stepped_at is None and any(clock.rose for clock in run.clocks.values()):
             run.stepped_at = at
         if event.phase:  # a bar inside of the training's: the next step ends it
-            run.phase = (event.phase, at)
+            run.phases.announce(node, event, at, main)
     apply_loss(run.clocks, event, at)
 
 
@@ -185,7 +198,7 @@ def note_last_steps(run: Run, event: Event, at: float) -> None:
     """A step that comes after the listing that showed the next run: the run before made it while it was being ended."""
     if not run.past or not run.clocks_before:
         return
-    apply_step(run.clocks_before, event, at, float("inf"))
+    apply_step(run.clocks_before, event, at, Stretch(troubled_at=float("inf")))
     last, main = run.past[-1], main_clock(run.clocks_before)
     if main is not None and main.is_step and last.last_step is not None and main.step > last.last_step:
         run.past = (*run.past[:-1], replace(last, last_step=main.step))
@@ -196,12 +209,19 @@ def note_log(run: Run, node: str, log: LogFile, at: float) -> None:
     key = (node, log.path)
     if len(log.path) > MAX_PATH:
         return
+    if log.error is None:
+        run.unread.pop(node, None)
     if log.offset is not None and run.log_offsets.put(key, log.offset, run.name, node):
         run.log_offsets.mark_newest(key)
     if not run.logs.put(key, (log, at), run.name, node):
         run.logs_missed = True
 
 
+BY_DISK = frozenset({"directory", "tracker"})
+"""Patterns of events about what is on disk, see slurm_watchdog.agent.checkpoints.schedule."""
+SEEN_LATE_S = 60.0
+"""What a look does not show was not complete so long before it: a client may show a directory that is a minute old
+(acdirmax of nfs(5))."""
 EARLIER_CHECKPOINTS = 4
 """Of a run so many are remembered: a loss that goes bad is seen some steps later, and one may come in between."""
 
@@ -209,27 +229,38 @@ EARLIER_CHECKPOINTS = 4
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
     """The checkpoints in one directory as an agent sees them now.
 
-    One more that is complete sets the clock, as a line in the log does that says so: the step after it could
-    not begin before. One that the log has reported did that already, and one beyond the run's step is another
+    One more that is complete sets the clock to when it was, as a line in the log does that says so: the step after it
+    could not begin before. One that the log has reported did that already, and one beyond the run's step is another
     training's.
     """
     if not run.started:
         return
+    looked_at = at - max(0.0, found.looked_age_s)
     if found.writing:
-        run.growing_at = at
-    if found.step is None or len(found.directory) > MAX_PATH:
+        run.growing_at = looked_at
+    if (found.path is None and found.step is None) or len(found.directory) > MAX_PATH:
+        return
+    complete_at = at - max(0.0, found.age_s or 0.0)
+    before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
+    run.disk_steps.put(found.directory, (found.step, looked_at), run.name, node)
+    if complete_at >= run.valid_from:
+        run.phases.complete(found.path or found.directory, found.step, complete_at)
+    if found.step is None:
         return
     if found.path is not None:
         run.complete_on_disk.pop(found.path, None)
         run.complete_on_disk[found.path] = found
         while len(run.complete_on_disk) > EARLIER_CHECKPOINTS:
             run.complete_on_disk.pop(next(iter(run.complete_on_disk)))
-    before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
     logged = run.checkpoint is not None and run.checkpoint[0] >= found.step
     others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
-    if before is not None and found.step > before and not logged and not others:
-        run.note_save(at)
-    run.disk_steps.put(found.directory, found.step, run.name, node)
+    if logged or others:
+        return
+    if before is None:
+        if found.age_s is not None and complete_at >= max(run.valid_from, run.began_at):
+            run.note_save(complete_at)
+    elif found.step > (-1 if before[0] is None else before[0]):
+        run.note_save(max(complete_at, before[1] - SEEN_LATE_S))  # the server's clock may be slow
 
 
 def note_early_dump(
@@ -258,5 +289,6 @@ def note_snapshot(run: Run, stacks: tuple[ProcessStack, ...], silent: tuple[str,
     run.steady = follow(before, [each for each in stacks if (each.node, each.pid) in outside], at)
     if voted.moving:
         run.collectives = ()  # they may be further by now
+    run.in_saver = voted.checkpointing
     if voted.checkpointing and voted.moving is not False:
         run.saving_at = at

@@ -9,11 +9,13 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
+from slurm_watchdog.controller.state.phases import Announcement
 from slurm_watchdog.controller.state.progress_clock import main_clock, read_progress
 from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.controller.state.training_steps import training_steps
 from slurm_watchdog.knowledge.frameworks import title_of
 from slurm_watchdog.model.cluster_view import (
+    Announced,
     Checkpoint,
     ErrorLine,
     JobView,
@@ -43,13 +45,17 @@ def job_view(
     that have not reported lately."""
     clock = main_clock(run.clocks)
     step_times, losses = ((), ()) if clock is None else clock.series()
+    said = run.phase(now)
     return JobView(
         job=job,
         run_age_s=now - max(run.began_at, run.grace_from),
         step_id=run.step_id,
         processes=process_views(run, now),
-        progress=_progress(run, now),
-        phase=run.phase[0] if run.phase else None,
+        progress=_progress(run, said, now),
+        phase=said.phase if said else None,
+        announced=None
+        if said is None
+        else Announced(phase=said.phase, age_s=now - said.at, step=said.step, line=said.line, source=said.source),
         log=log_view(run, now),
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),
@@ -83,8 +89,9 @@ def job_view(
     )
 
 
-def _progress(run: Run, now: float) -> Progress | None:
-    found = read_progress(run.clocks, run.phase, max(run.grace_from, run.saved_at), now)
+def _progress(run: Run, said: Announcement | None, now: float) -> Progress | None:
+    phase = None if said is None else (said.phase, said.at)
+    found = read_progress(run.clocks, phase, max(run.grace_from, run.saved_at), now)
     if found is None:
         return None
     read_at = [

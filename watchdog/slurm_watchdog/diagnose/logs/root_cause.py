@@ -165,6 +165,7 @@ def running(job: JobView, now: float) -> PastRun:
         step_log="" if progress is None else progress.source,
         step_s=None if progress is None else progress.step_s,
         checkpoint_step=max((s for s in steps if last_step is None or s <= last_step), default=None),
+        saved_at=None if job.saved_age_s is None else now - job.saved_age_s,
         state=job.job.state,
         log_read=progress is not None or bool(job.errors),
         touched_at=None if job.touched_age_s is None else now - job.touched_age_s,
@@ -254,6 +255,9 @@ def work_lost(run: PastRun) -> tuple[str, ...]:
     step is known."""
     if run.last_step is None:
         return ()
+    if run.checkpoint_step is None and run.saved_at is not None:
+        saved = f"a checkpoint was saved {_duration(max(0.0, run.ended_at - run.saved_at))} before, step unknown"
+        return (f"last step {run.last_step}; {saved}",)
     if run.checkpoint_step is None:
         began = "" if run.first_step is None else f", which began at step {run.first_step}"
         return (f"last step {run.last_step}; no complete checkpoint of this run was seen{began}",)

@@ -1,0 +1,94 @@
+"""A phase that the log announces, however its lines come to the controller: no healthy job is beyond its limit, and a
+hang behind it is reported in time.
+
+PHASE_STORIES=20000 tells so many instead of the usual number, PHASE_STORY=4711 one."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from shutil import rmtree
+
+import pytest
+
+from slurm_watchdog.analysis.progress_limit import loop_clock
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.detect.collective_hang import CollectiveHang, hang_finding
+from slurm_watchdog.model.incidents import Truth
+from tests.builders.phase_stories import Delivery, Story, make_story
+from tests.builders.views import RECV, stack
+
+SETTINGS = CollectiveHang()
+STORIES = int(os.environ.get("PHASE_STORIES", "2000")) // 4 * 4
+ONE = os.environ.get("PHASE_STORY", "")
+PARTS = 4
+SLACK_S = 60.0
+"""Until a look, a scan and a report have brought the last fact."""
+IN_PHASE_S = 3 * 240.0 + 3700.0
+"""The longest limit of a phase."""
+SLEEPS = ("<module> (train.py:47)",)
+
+
+def is_reported(state: ClusterState, now: float) -> bool:
+    """Whether a job beyond its limit, of which rank 0 stands in code of its own and the others wait, is a hang."""
+    for back_s in (4.0, 2.0, 0.0):
+        stacks = (stack(0, SLEEPS), *(stack(n, RECV) for n in range(1, 4)))
+        state.runs.add_snapshot("7", 0, stacks, (), now - back_s)
+    view = state.job_view("7", now)
+    assert view is not None
+    return hang_finding(view, now, SETTINGS).truth is Truth.BAD
+
+
+def knows_pace(story: Story, delivery: Delivery) -> bool:
+    """Whether enough is left of the story's steps for the controller to know the pace of the run."""
+    return sum(at > delivery.forgot_at + 10.0 for at in story.steps) > SETTINGS.warmup_steps + 1
+
+
+def longest_limit_s(story: Story, delivery: Delivery) -> float:
+    """No limit of the training is longer: from the steps as they came. To a new controller the steps of one node may come
+    before what another node's log said of the time between them."""
+    pause_s = delivery.worst_gap_s + 25.0
+    if delivery.restarted and any(file for _, file, _ in story.lines):
+        pause_s = max(pause_s, *(after - before for before, after in pairwise(story.steps)))
+    return max(SETTINGS.floor, SETTINGS.factor * pause_s)
+
+
+def tell(number: int, where: Path, *, calm: bool) -> str:
+    """What goes wrong in one story; empty: nothing."""
+    story = make_story(random.Random(number))
+    delivery = Delivery(story, random.Random(-number), where, calm=calm)
+    well_until = max(story.lines[-1][0], 0.0 if story.in_phase else story.ends_at) + 30.0
+    for now in delivery.moments(story.ends_at + 4000.0):
+        view = delivery.controller.job_view("7", now)
+        assert view is not None
+        clock = loop_clock(view, now, SETTINGS)
+        what = f"story {number}, {now:.0f}: {clock.age_s:.0f} s, {clock.limit}, hangs since {story.ends_at:.0f} ({story.last_sign}), {delivery.notes}"
+        if view.silent_nodes or clock.age_s < clock.limit.seconds:
+            most_s = IN_PHASE_S if story.in_phase else longest_limit_s(story, delivery)
+            if now > story.ends_at + most_s + SLACK_S:
+                return f"not reported: {what}" if knows_pace(story, delivery) else ""
+        elif now < well_until:
+            return f"beyond its limit while it is well: {what}"
+        else:
+            return "" if is_reported(delivery.controller, now) else f"beyond its limit and not reported: {what}"
+    return f"never reported: {what}"
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_healthy_job_is_never_beyond_its_limit_and_a_hang_is_reported_in_time(
+    part: int, tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    numbers = [int(ONE)] if ONE and part == 0 else [] if ONE else range(part, STORIES, PARTS)
+    wrong = []
+    for number in numbers:
+        where = tmp_path / str(number)
+        where.mkdir()
+        wrong += [what for what in (tell(number, where, calm=number % 10 == 0),) if what]
+        rmtree(where)
+    record_property("stories", len(numbers))
+    print(f"{len(numbers)} stories")
+    assert not wrong, "\n".join(wrong[:10])
+    assert ONE or len(numbers) == STORIES // PARTS

@@ -131,6 +131,45 @@ def test_a_hang_is_named_and_the_command_goes_on_from_its_checkpoint(
     assert (job["restarts"], job["state"]) == (1, "RUNNING")
 
 
+SAVES = """
+import os, time
+os.makedirs("ck", exist_ok=True)
+for step in range(1, 91):
+    time.sleep(0.3)
+    print(f"step {step} loss 2.{step}", flush=True)
+    if step % 20 == 0:
+        if step == 40:
+            print("saving checkpoint at step 40", flush=True)
+            time.sleep(130)
+        with open("ck/last.pt.tmp", "wb") as file:
+            file.write(b"state" * 1000)
+        os.replace("ck/last.pt.tmp", "ck/last.pt")
+"""
+
+
+def test_a_first_save_of_130_s_that_is_announced_is_left_alone_though_an_earlier_file_is_found_meanwhile(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    (tmp_path / "t.py").write_text(SAVES)
+    run = start(sys.executable, "t.py", options=("--checkpoint-dir", "ck"))
+    run.until(lambda: "saving checkpoint" in run.output(), "the save")
+    began, seen = time.monotonic(), []
+    while "step 50" not in run.output():
+        assert time.monotonic() - began < 130 + PATIENCE_S
+        seen.append((time.monotonic() - began, run.ask("status")["jobs"][0]))
+        time.sleep(2)
+    of_save = [job for at, job in seen if 10 < at < 120]
+    assert len(of_save) > 10
+    assert {job["phase"] for job in of_save} == {"checkpointing"}
+    assert min(job["limit_s"] for job in of_save) >= 1800
+    assert of_save[0]["checkpoint_step"] is None and of_save[0]["saved_age_s"] > 1, (
+        "last.pt, of which step nobody knows"
+    )
+    assert run.ends() == 0
+    assert seen[-1][1]["limit_s"] == 8.0, "what is announced is not learnt as a step"
+    assert "hangs" not in run.errors.read_text()
+
+
 def test_a_restart_that_is_asked_for_loses_nothing(start: Callable[..., Started], tmp_path: Path) -> None:
     run = start(*trainer(tmp_path))
     run.until(lambda: "iteration       12/" in run.output(), "some steps")

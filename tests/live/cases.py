@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -74,6 +75,17 @@ def _freeze_for_a_while(job: Job) -> None:
     _thaw(job)
 
 
+SAVES_S = 20 * 140.0 + 60.0
+"""Twenty saves of 120 s, with the steps between them."""
+
+
+def _load_meanwhile(job: Job) -> None:
+    """Fifty processes that compute, as on a machine that many share."""
+    del job
+    for _ in range(50):
+        subprocess.Popen(["timeout", f"{SAVES_S:.0f}", "sh", "-c", "while :; do :; done"], start_new_session=True)
+
+
 def _in_a_later_evaluation(job: Job) -> float:
     """When the run's own evaluations, as reports every 5 s show them, have told how long they take."""
     job.stage.training(job, 50)
@@ -131,6 +143,12 @@ HEALTHY: tuple[Healthy, ...] = (
         110,
         ("--worker-log={scratch}/samples.txt", "--workers=2"),
         disturb=_freeze_for_a_while,
+    ),
+    Healthy(
+        "twenty_announced_saves_under_load",
+        SAVES_S,
+        ("--announced-saves=20", "--announced-seconds=120"),
+        disturb=_load_meanwhile,
     ),
     Healthy("end", 120, ("--no-total",), (SRUN, TORCHRUN), ends=True),
 )

@@ -14,9 +14,9 @@ again. A run without a step is reported after 10 min (`stepless_limit`) if all r
 join, and dumps over 5 min show these stuck inside of their own process, with nothing at work: see `who_never_joins`.
 From half the limit on, stacks of all ranks are taken, several times. Before that limit, from 10 s (`proven_floor`)
 on, if the hang is proven. Once 50 steps were read, in 15 reports at least (75 s at an interval of 5 s), a step is late
-when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of them have to show every rank where it was, all but a few in
-one collective, and the others waiting inside of their own process, for a lock, a queue or their data loader, with
-nothing at work: see `analysis/hang_proof.py`.
+when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of them have
+to show every rank where it was, all but a few in one collective, and the others waiting inside of their own process,
+for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
 Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
 that moves data, also on the connection that it waits for, or whose workers compute. If all ranks wait in one
 collective, the few whose GPUs do nothing while the others' spin; else none, and links of their nodes that are down

@@ -96,6 +96,13 @@ def test_rank_host_and_traceback_in_fields_of_their_own() -> None:
     assert (judged.verdict.name, judged.verdict.rank, judged.verdict.host) == ("disk_full", 2, "n1")
 
 
+@pytest.mark.parametrize("count", ["step", "epoch", "global_step"])
+def test_a_record_that_counts_in_fields_of_its_own_is_progress(count: str) -> None:
+    text = "\n".join(json.dumps({"message": "train", "level": "info", count: n, "loss": 2.5}) for n in range(1, 30))
+    progress = read(text).rows()[0]["progress"]
+    assert (progress["lines"], progress["advancing"]) == (29, True)
+
+
 @pytest.mark.parametrize(
     "text", ['{"rows": [{"a": 1}]}', '{"traceEvents": [{"name": "aten::mm", "ts": 1}]}', "[" * 5000, '{"a": ' * 5000]
 )  # fmt: skip

@@ -17,7 +17,8 @@ import msgspec
 
 from slurm_watchdog.diagnose.logs.line import LINE_END
 from slurm_watchdog.diagnose.logs.timestamps import stamp_of
-from slurm_watchdog.knowledge.progress_patterns import STEP_KEYS
+from slurm_watchdog.knowledge.progress_patterns import EPOCH_KEYS, STEP_KEYS, TRAINING_KEYS
+from slurm_watchdog.parse.training_log.numbers import count_of
 
 MAX_DEPTH: Final = 4
 MAX_TRIED: Final = 50
@@ -95,7 +96,7 @@ def _decoded(text: str) -> Any:
 
 def _text_in(record: dict[str, Any], depth: int) -> str | None:
     """What the record says, with what it adds in front; None if it says nothing, or counts steps itself."""
-    if depth > MAX_DEPTH or any(isinstance(record.get(key), int | float) for key in STEP_KEYS):
+    if depth > MAX_DEPTH or _counts_itself(record):
         return None
     for key in TEXT_KEYS:
         value = record.get(key)
@@ -112,6 +113,12 @@ def _text_in(record: dict[str, Any], depth: int) -> str | None:
         if said is not None and said.strip():
             return _with_fields(record, said)
     return None
+
+
+def _counts_itself(record: dict[str, Any]) -> bool:
+    """Whether it has a step in a field of its own, or an epoch beside what is trained."""
+    epoch = any(key in record for key in EPOCH_KEYS) and any(key in record for key in TRAINING_KEYS)
+    return epoch or any(count_of(record.get(key)) is not None for key in STEP_KEYS)
 
 
 def _with_fields(record: dict[str, Any], said: str) -> str:

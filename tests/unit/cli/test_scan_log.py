@@ -279,7 +279,7 @@ UNREAD = {
     "stacks of Python processes": 'Thread 688510 (active): "MainThread"\n    broadcast (torch/distributed/distributed_c10d.py:1191)\n    main (train.py:7)\n',
     "a batch script": "#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n",
     "JSON whose records are of no known form": '{"rows": [{"a": 1}, {"a": 2}]}\n',
-    "no step, time, rank or error": "PID 756282:  After clip in _do_batch\nPID 756284:  Before sync_gradients in _do_batch\n",
+    "no step and no error": "PID 756282:  After clip in _do_batch\nPID 756284:  Before sync_gradients in _do_batch\n",
     "only how the run ended": "slurmstepd: error: *** JOB 4 ON n1 CANCELLED AT 2024-05-01T10:00:00 DUE TO TIME LIMIT ***\n",
     "a list of interfaces": "ib0     Link encap:UNSPEC\n        inet addr:172.0.0.50  Bcast: 172.0.0.255\nCA 'mlx5_0'\n\tPort 1:\n",
     "a kernel log": "[   12.345678] nvidia 0000:07:00.0: enabling device\n[   12.445678] usb 1-1: new device\n",

@@ -68,7 +68,7 @@ _JSON = re.compile(r'\s*[\[{]\s*(?:["\[{}\]]|$)')
 
 def looks_like(lines: Sequence[str], records: int) -> Document | None:
     """The row that enough of the lines (those that are not blank) belong to; as many as `records` look like a log's."""
-    if lines and not records and _JSON.match(lines[0]):
+    if lines and _JSON.match(lines[0]) and (not records or sum(map(bool, map(_JSON.match, lines))) > len(lines) / 2):
         return UNKNOWN_JSON
     for row in DOCUMENTS:
         hits = sum(1 for line in lines if row.pattern.search(line))

@@ -3,17 +3,14 @@ Pure."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs.case import Source
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.other_documents import GIVE_OUTPUT, looks_like
 
-RECORDS: Final = 3
-RECORD_SHARE: Final = 0.05
-"""So many lines, or so large a part of them, have a time, a level or a rank, as the lines of a log have."""
+RECORDS, RECORD_SHARE = 3, 0.02
+"""So many lines, and so large a part of them, have a time, a level or a rank, as the lines of a log have."""
 
 
 def why_unread(source: Source) -> str | None:
@@ -33,6 +30,6 @@ def why_unread(source: Source) -> str | None:
     if kind is not None:
         return f"it looks like {kind.looks_like}. {kind.instead}".strip()
     head = "\n".join(line.raw for line in lines[:HEAD_LINES]).encode(errors="replace")
-    if records >= min(RECORDS, max(1, RECORD_SHARE * len(lines))) or recognise(head) is not None:
+    if records >= max(RECORDS, RECORD_SHARE * len(lines)) or recognise(head) is not None:
         return None
-    return f"no step, time, rank or error was recognised in its {plural(len(lines), 'line')}. {GIVE_OUTPUT}"
+    return f"no step and no error was recognised in its {plural(len(lines), 'line')}. {GIVE_OUTPUT}"

@@ -9,6 +9,7 @@ from slurm_watchdog.supervisor.lost_nodes import (
     LOOK_S,
     PATIENT_S,
     STILL_S,
+    UNKNOWN_S,
     Watch,
     least_nodes,
     lost,
@@ -20,7 +21,12 @@ ANSWERS = ("n2",)
 
 
 def found_after(
-    answering: tuple[str, ...] = GONE, *, every_s: float = 0.0, elastic: bool = False, until_s: float = 2000.0
+    answering: tuple[str, ...] = GONE,
+    *,
+    every_s: float = 0.0,
+    elastic: bool = False,
+    until_s: float = 2000.0,
+    line_s: float | None = 1.0,
 ) -> float | None:
     """Seconds since n2 was missing first, until the command is to be started again without it; a new step is in the log
     `every_s`, or never. None: never."""
@@ -28,7 +34,7 @@ def found_after(
     began = now
     while now < until_s:
         step = 100.0 + (now // every_s if every_s else 0)
-        watch = seen(watch, ("n2",), answering, {"megatron": step}, now)
+        watch = seen(watch, ("n2",), answering, {"megatron": step}, now, line_s=line_s)
         if lost(watch, now, elastic=elastic) == ("n2",):
             return now - began
         now += AGAIN_S
@@ -41,11 +47,26 @@ def found_after(
         (found_after(), STILL_S),
         (found_after(ANSWERS), PATIENT_S),
         (found_after(elastic=True), PATIENT_S),
+        (found_after(line_s=100.0), 300.0),
+        (found_after(line_s=None), UNKNOWN_S),
         (found_after(every_s=10), None),
+        (found_after(every_s=105, line_s=105.0), None),
+        (found_after(every_s=150, line_s=None), None),
         (found_after(ANSWERS, every_s=600), None),
         (found_after(elastic=True, every_s=600), None),
     ],
-    ids=["power cut", "slurmd alone", "elastic", "continues", "slurmd alone, long steps", "elastic, long steps"],
+    ids=[
+        "power cut",
+        "slurmd alone",
+        "elastic",
+        "long steps",
+        "unknown steps",
+        "continues",
+        "continues, long steps",
+        "continues, unknown steps",
+        "slurmd alone, long steps",
+        "elastic, long steps",
+    ],
 )
 def test_the_command_is_started_again_only_where_it_makes_no_step(found: float | None, at: float | None) -> None:
     assert found == at

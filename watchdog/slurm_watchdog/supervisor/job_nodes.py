@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.slurm.fields import ParseError
@@ -55,10 +55,13 @@ class JobNodes:
         self._job_id, self._environ, self._logs, self._helpers = job_id, environ, tuple(logs), helpers
         self._elastic, self._watch = elastic, Watch()
         self._look_at, self._port = clock.monotonic() + LOOK_S, ""
+        self._first: dict[str, tuple[float, float]] = {}
+        """Kind of line -> how far the command was when one was read first, and when."""
 
     def begun(self) -> None:
         """Another start of the command runs."""
-        self._watch, self._look_at = Watch(), clock.monotonic() + LOOK_S
+        self._first.clear()
+        self._watch, self._look_at = Watch(line_s=self._watch.line_s), clock.monotonic() + LOOK_S
 
     def is_due(self) -> bool:
         """Whether it is time for the next look."""
@@ -78,11 +81,14 @@ class JobNodes:
             return ()
         missing = [node for node in needed if node not in present]
         answering: Collection[str] = ()
-        counts: Mapping[str, float] = {}
+        said = _Said()
         if missing:
             answering = await self._answering(missing, [node for node in needed if node in present])
-            counts = _counts(await self._said())
-        self._watch = lost_nodes.seen(self._watch, missing, answering, counts, clock.monotonic())
+        if missing or self._watch.line_s is None:
+            said = _read(await self._said())
+        now = clock.monotonic()
+        line_s = said.line_s or self._measured(said, now)
+        self._watch = lost_nodes.seen(self._watch, missing, answering, said.counts, now, line_s=line_s)
         return lost_nodes.lost(self._watch, clock.monotonic(), elastic=self._elastic)
 
     async def _answering(self, missing: Sequence[str], others: Sequence[str]) -> set[str]:
@@ -104,6 +110,17 @@ class JobNodes:
         gone = set(answer.output.split()) if answer.code == 0 else set()
         return set(missing) if witnesses and gone.issuperset(witnesses) else set(missing) - gone
 
+    def _measured(self, said: _Said, now: float) -> float | None:
+        """The time between two lines, from the first look at them and this one."""
+        if self._watch.line_s is not None:
+            return None
+        found = []
+        for name, count in said.counts.items():
+            before, at = self._first.setdefault(name, (count, now))
+            if count > before and name in said.strides:
+                found.append((now - at) / (count - before) * said.strides[name])
+        return max(found, default=None)
+
     async def _ask(self, *argv: str) -> str:
         return (await answer_of(argv, ANSWER_S, asking(self._environ), self._helpers)).output
 
@@ -113,17 +130,35 @@ class JobNodes:
         return (await answer_of(argv, FILE_S, self._environ, self._helpers)).output if self._logs else ""
 
 
-def _counts(text: str) -> dict[str, float]:
+class _Said(NamedTuple):
+    """What the ends of the logs say of the steps."""
+
+    counts: Mapping[str, float] = {}
     """How far the command has come, by the last line of each kind that says so."""
-    # Loaded where a node is missing alone: it is much.
+    strides: Mapping[str, float] = {}
+    """From the last but one of these lines to the last."""
+    line_s: float | None = None
+    """Between two of these lines, where they say how long a step takes."""
+
+
+def _read(text: str) -> _Said:
+    # Loaded until the time between two lines is known, and where a node is missing: it is much.
     from slurm_watchdog.parse.training_log.block_scan import scan
 
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
+    strides: dict[str, float] = {}
+    line_s: float | None = None
     for _, fact in scan(text.encode()).facts:
         count = fact.count if fact.step is None else float(fact.step)
-        if count is not None and not fact.initial:
-            found[fact.pattern] = count
-    return found
+        if count is None or fact.initial:
+            continue
+        stride = count - counts.get(fact.pattern, count)
+        counts[fact.pattern] = count
+        if stride > 0:
+            strides[fact.pattern] = stride
+        if fact.step_s and fact.step is not None and fact.pattern in strides:
+            line_s = fact.step_s * strides[fact.pattern]
+    return _Said(counts, strides, line_s)
 
 
 def log_files(fds: Collection[int] = (1, 2)) -> list[str]:

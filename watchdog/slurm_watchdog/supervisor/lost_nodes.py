@@ -24,6 +24,10 @@ TRIES: Final = 3
 """Connections to its slurmd in vain, in a row: as `node_down` wants them."""
 STILL_S: Final = 15.0
 """Since the last new step, where the node is gone for certain. Slurm has waited for its SlurmdTimeout before."""
+STILL_LINES: Final = 3.0
+"""The same in times between two lines that say a step: the ranks may reach each other by another network."""
+UNKNOWN_S: Final = 180.0
+"""The same where that time is not known: longer than most. A judgement."""
 PATIENT_S: Final = 900.0
 """The same where the node still answers, or where the trainer can continue with fewer nodes: more than the 10 min after
 which NCCL's own limit ends what waits for a lost rank. A judgement."""
@@ -47,17 +51,26 @@ class Watch(Struct, frozen=True):
     missing: Mapping[str, Missing] = {}
     counts: Mapping[str, float] = {}
     """Steps, by what prints them, when one was new last."""
+    line_s: float | None = None
+    """Between two lines that say a step; None: not known."""
     still_since: float = 0.0
     """When that was, or when the first node was missing."""
 
 
 def seen(
-    watch: Watch, missing: Sequence[str], answering: Collection[str], counts: Mapping[str, float], now: float
+    watch: Watch,
+    missing: Sequence[str],
+    answering: Collection[str],
+    counts: Mapping[str, float],
+    now: float,
+    *,
+    line_s: float | None = None,
 ) -> Watch:
-    """After one more answer of Slurm's. `answering`: those of `missing` whose slurmd, or kernel, answers; `counts`: the
-    newest steps of the command."""
+    """After one more answer of Slurm's. `answering`: those of `missing` whose slurmd, or kernel, answers; `counts` and
+    `line_s`: the newest steps of the command, and the time between two lines with one."""
+    line_s = watch.line_s if line_s is None else line_s
     if not missing:
-        return Watch()
+        return Watch(line_s=line_s)
     nodes = {}
     for node in missing:
         known = watch.missing.get(node, Missing())
@@ -65,14 +78,16 @@ def seen(
     # A trainer that continues without the node may begin at its last checkpoint.
     moves = any(count != watch.counts.get(name, count) for name, count in counts.items())
     new = moves or not watch.missing
-    return Watch(nodes, {**watch.counts, **counts}, now if new else watch.still_since)
+    return Watch(nodes, {**watch.counts, **counts}, line_s, now if new else watch.still_since)
 
 
 def lost(watch: Watch, now: float, *, elastic: bool) -> tuple[str, ...]:
     """The nodes without which the command has to be started again; none while it may still do well."""
     listed = tuple(node for node, each in watch.missing.items() if each.listings >= LISTINGS)
     gone = any(watch.missing[node].tries >= TRIES for node in listed)
-    limit_s = STILL_S if gone and not elastic else PATIENT_S
+    limit_s = PATIENT_S
+    if gone and not elastic:
+        limit_s = UNKNOWN_S if watch.line_s is None else min(PATIENT_S, max(STILL_S, STILL_LINES * watch.line_s))
     return listed if listed and now - watch.still_since >= limit_s else ()
 
 

@@ -222,7 +222,7 @@ SCENES: dict[str, Scene] = {
     "a worker is killed for memory": Scene(
         worker_is_killed,
         ("collective_hang",),
-        ("hangs after", "a worker of rank 1", "was killed by the kernel for memory", "is being requeued"),
+        ("hangs after", "A worker of rank 1", "was killed by the kernel for memory", "is being requeued"),
         begin=has_workers,
     ),
     "a node is lost": Scene(loses_node, (), ("Slurm has lost n1",), minutes=8.0),

@@ -11,17 +11,20 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 FEW_SILENT = 0.25
 """Those that say nothing in a cascade are named if they are at most this share of the ranks."""
 LEAST_SAID = 2
+LEAST_OF_A_GROUP = 3
 FEW_TASKS = 2
 ALIKE_SHARE = 0.5
 """Where JAX's coordinator lists more than half of the tasks, it is the coordinator that was not reached."""
 SURELY_MANY = 7
 """So many ranks that say the same are hardly an excerpt: a gap among their numbers is a rank that said nothing."""
 _WORK = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
+_RAN = re.compile(r"WorkNCCL\(.{1,300}?\) ran for \d+")
 _LAST = re.compile(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
@@ -208,3 +211,31 @@ def _missing(ranks_that_said: set[int], known: set[int], world: int | None) -> S
     if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(ranks_that_said) < LEAST_SAID:
         return None
     return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)
+
+
+def group_is_all(timeouts: Sequence[FoundError], ranks: Ranks) -> bool:
+    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself,
+    or there are more than half of all, for other groups divide them."""
+    named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
+    if named:
+        return all(e.who.rank == e.group_rank for e in named)
+    groups_are_named = any("[PG" in e.raw_text for e in timeouts)
+    works = _works_of_ranks(timeouts)
+    if not groups_are_named and any(len(each) > 1 for each in works.values()):
+        return False  # ranks of several groups with the same numbers
+    if ranks.world is not None and max(e.group_rank or 0 for e in timeouts) >= ranks.world / 2:
+        return True
+    if not groups_are_named and ranks.world is None and not ranks.excerpt and len(works) >= LEAST_OF_A_GROUP:
+        return True
+    return any("default_pg" in e.raw_text for e in timeouts) and all(
+        "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
+    )
+
+
+def _works_of_ranks(timeouts: Sequence[FoundError]) -> dict[int, set[str]]:
+    """Of each rank in its group what it waited for, and for how long: of one process it is the same in all lines."""
+    works: dict[int, set[str]] = {}
+    for error in timeouts:
+        if error.group_rank is not None and (work := _RAN.search(error.raw_text)) is not None:
+            works.setdefault(error.group_rank, set()).add(work[0])
+    return works

@@ -10,11 +10,10 @@ from collections.abc import Iterable, Sequence
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
-from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, suspects_of
+from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, group_is_all, suspects_of
 from slurm_watchdog.diagnose.logs.first_to_end import End, Felt, FirstToEnd, first_to_end
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
-from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -28,8 +27,6 @@ TIMED_OUT = (
 )
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
-_WORK = re.compile(r"WorkNCCL\(.{1,300}?\) ran for \d+")
-LEAST_OF_A_GROUP = 3
 FEW = 3
 """So many are all in the sentence."""
 _OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog|.*\bwatchdog thread)")
@@ -119,7 +116,7 @@ def _failed_before(ended_by: FoundError, first: FirstToEnd | None) -> bool:
 
 def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequence[FoundError]) -> LogVerdict:
     by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
-    if _group_is_all(timeouts, case.ranks):
+    if group_is_all(timeouts, case.ranks):
         by_place = {place: timeouts[place].group_rank if rank is None else rank for place, rank in by_place.items()}
     suspects = suspects_of(
         timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
@@ -178,34 +175,6 @@ def _suspected(suspects: Suspects | None) -> str:
         )
     names = ", ".join(str(rank) for rank in suspects.ranks[:8])
     return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
-
-
-def _group_is_all(timeouts: Sequence[FoundError], ranks: Ranks) -> bool:
-    """Whether the ranks that ProcessGroupNCCL writes are those of the group of all: each says it of itself,
-    or there are more than half of all, for other groups divide them."""
-    named = [e for e in timeouts if e.who.rank is not None and e.group_rank is not None]
-    if named:
-        return all(e.who.rank == e.group_rank for e in named)
-    groups_are_named = any("[PG" in e.raw_text for e in timeouts)
-    works = _works_of_ranks(timeouts)
-    if not groups_are_named and any(len(each) > 1 for each in works.values()):
-        return False  # ranks of several groups with the same numbers
-    if ranks.world is not None and max(e.group_rank or 0 for e in timeouts) >= ranks.world / 2:
-        return True
-    if not groups_are_named and ranks.world is None and not ranks.excerpt and len(works) >= LEAST_OF_A_GROUP:
-        return True
-    return any("default_pg" in e.raw_text for e in timeouts) and all(
-        "default_pg" in e.raw_text or "[PG" not in e.raw_text for e in timeouts
-    )
-
-
-def _works_of_ranks(timeouts: Sequence[FoundError]) -> dict[int, set[str]]:
-    """Of each rank in its group what it waited for, and for how long: of one process it is the same in all lines."""
-    works: dict[int, set[str]] = {}
-    for error in timeouts:
-        if error.group_rank is not None and (work := _WORK.search(error.raw_text)) is not None:
-            works.setdefault(error.group_rank, set()).add(work[0])
-    return works
 
 
 def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVerdict:

@@ -14,7 +14,7 @@ Fires: a rank has been gone for 3 s, most others have been seen alive since, and
 agent reports its exit at once. Where nothing shows that there were steps left to make (no total in the log,
 no error, no GPU that spins), after a minute.
 Names: the rank, and its last log lines; what it wrote into torchelastic's error file, and of several the one that did
-so first.
+so first, or that failed first by the log.
 Note: `lingering_job` follows, if Slurm does not end the job.
 """
 

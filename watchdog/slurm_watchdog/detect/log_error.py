@@ -7,8 +7,9 @@ limit, preemption, and what a person ends are normal ends.
 
 Fires: a rank logged an error, and its run ended or has made no step since.
 Names: the first cause, not the cascade: rank, node, line, and the work that was lost. Where no line says why, the rank
-that srun, or torchrun's tables of failures, report nothing of, if they report all others and that one was gone before
-them: it left with exit code 0.
+that a launcher or Slurm reports as the first one that failed, and how it ended (signal, exit code), unless all ended
+alike or that rank had lost another one itself; else the rank of which they report nothing, if they report all others
+and that one was gone before them: it left with exit code 0.
 Note: the time limit and preemption are normal ends.
 """
 

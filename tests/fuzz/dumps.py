@@ -54,6 +54,7 @@ from slurm_watchdog.parse.nccl_ras import parse_ras
 from slurm_watchdog.parse.stacks.py_spy_json import why_broken
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.slurm.accounting import FIELDS, OPTIONAL, parse_accounting, without
+from tests.builders import megatron_dumps
 from tests.builders.links import INTERFACE, ROCE
 from tests.builders.stacks import INIT, LOADER, LOCK, REDUCE, SAVE, text_of
 
@@ -230,11 +231,17 @@ def _of(pattern: str) -> list[bytes]:
     return found
 
 
+ACTIVE = [
+    each.dump(only_active=True, as_json=as_json)
+    for each in megatron_dumps.recorders(megatron_dumps.job(stopped=(9, 11)), blind=(12,))[8:13]
+    for as_json in (False, True)
+]
+"""Without what has finished."""
 WHOLE = parse_stacks(text_of(1, REDUCE), "rank-1")
 Row = tuple[Callable[[bytes], None], list[bytes]]
 READERS: tuple[Row, ...] = (
     (_read_answer, _of("ras/2*")),
-    (_read_dump, _of("flight_recorder/*/trace_*")),
+    (_read_dump, [*_of("flight_recorder/*/trace_*"), *ACTIVE]),
     (_read_page, _of("debug_server/*.html")),
     (_read_py_spy, [PY_SPY, PY_SPY.replace(b" ", b""), b"[" * 5000 + PY_SPY]),
     (

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
+
+from tests.builders.megatron_dumps import job, recorders
 
 DUMPS = Path(__file__).parents[2] / "captures" / "flight_recorder"
 
@@ -35,3 +40,18 @@ def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> N
     (tmp_path / "trace_0").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     result = run(str(tmp_path))
     assert (result.returncode, "trace_0: no dump" in result.stderr) == (3, True)
+
+
+@pytest.mark.parametrize(
+    "name", ["nccl_trace_rank_{}", "_dump_{}", "rank{}_trace.json", "trace-rank-{}.pickle", "fr.{}.bin"]
+)
+def test_the_rank_is_found_in_every_usual_name_and_old_dates_of_copies_say_nothing(tmp_path: Path, name: str) -> None:
+    for each in recorders(job(stopped=(9, 11))):
+        path = tmp_path / name.format(each.rank)
+        path.write_bytes(each.dump(only_active=True, as_json=name.endswith("json")))
+        os.utime(path, (0, 0))
+    result = run(str(tmp_path))
+    first = result.stdout.splitlines()[0]
+    assert result.returncode == 1
+    assert first.startswith("Ranks 9 and 11 keep the others waiting: rank 9 has not entered"), first
+    assert first.endswith("; 14 of 16 ranks wait.")

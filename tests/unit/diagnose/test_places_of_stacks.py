@@ -48,9 +48,9 @@ def text_of(rank: int, place: str) -> str:
             return f"=== rank {rank} ===\nError: No such process (os error 3)\n"
         case "refused":
             return f"=== rank {rank} ===\nError: Permission Denied: Try running again with elevated permissions\n"
-        case "held":
+        case "held" | "held_in_a_collective":
             other = '\nThread 7 (active+gil): "prefetch"\n    spin (loader.py:3)\n    run (threading.py:982)\n'
-            return at.text_of(rank, at.LOCK) + other
+            return at.text_of(rank, at.LOCK if place == "held" else at.REDUCE) + other
     return at.text_of(rank, PLACES[place])
 
 

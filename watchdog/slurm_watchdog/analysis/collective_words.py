@@ -89,11 +89,11 @@ def who_and_why(reasons: Mapping[int, str]) -> str:
     alike: dict[str, list[int]] = {}
     for rank, reason in sorted(reasons.items()):
         alike.setdefault(reason, []).append(rank)
-    if len(alike) > MAX_REASONS:
-        first, ranks = next(iter(alike.items()))
-        return f"{listed(reasons, 'rank')} keep the others waiting: {listed(ranks, 'rank')} {_they(first, ranks)}"
     said = [f"{listed(ranks, 'rank')} {_they(reason, ranks)}" for reason, ranks in alike.items()]
-    return ", and ".join(said)
+    if len(said) == 1:
+        return said[0]
+    more = "" if len(said) <= MAX_REASONS else f", and {len(said) - MAX_REASONS} reasons more"
+    return f"{listed(reasons, 'rank')} keep the others waiting: {', '.join(said[:MAX_REASONS])}{more}"
 
 
 def _they(reason: str, ranks: Sequence[int]) -> str:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.diagnosis_text import print_list
@@ -25,7 +26,9 @@ MEMORY_BYTES: Final = 2 << 30
 """Beyond what this process has when it begins: a hostile dump ends with a reason."""
 APART_S: Final = 120.0
 """Ranks that wrote their dumps further apart than this may have moved between the two."""
-_RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl))?$")
+_RANK: Final = re.compile(r"(\d{1,7})(?:\.(?:json|pickle|pkl|bin))?$")
+_WORD: Final = re.compile(r"(?i)(?<![a-z])rank[ _.-]?(\d{1,7})(?!\d)")
+"""A name that says so anywhere: `rank3_trace.json`."""
 
 
 def diagnose_dumps(directory: Path, *, as_json: bool) -> None:
@@ -43,7 +46,7 @@ def diagnose_dumps(directory: Path, *, as_json: bool) -> None:
     if not records:
         why = f": {problems[0]}" if problems else ""
         nothing = f"{directory} has no dump of the Flight Recorder that could be read{why}"
-        what = "Their names end with the rank, as in nccl_trace_rank_3: see docs/evidence.md."
+        what = "Their names have the rank, as in nccl_trace_rank_3 or dump_3: see docs/evidence.md."
         fail(ClientError(nothing, what), as_json, EXIT_UNKNOWN)
     order, apart_s = order_of(list(records.values())), max(written) - min(written)
     if apart_s > APART_S:
@@ -70,12 +73,15 @@ def _read(directory: Path) -> tuple[dict[int, CollectiveRecord], list[str], list
             written.append(at)
         except (OSError, ValueError) as error:
             problems.append(f"{path.name}: {error}")
+    if any(each.made_at is None for each in records.values()):  # a copy: the others have its date, too
+        records = {rank: replace(each, made_at=None) for rank, each in records.items()}
+        problems.append("the dates of the files are older than what is in them, and were not used")
     return records, problems, written
 
 
 def _files(directory: Path) -> list[tuple[int, Path]]:
     names = sorted(os.listdir(directory), key=lambda name: (name.endswith(".json"), name))
-    found = [(int(match[1]), directory / name) for name in names if (match := _RANK.search(name))]
+    found = [(int(match[1]), directory / name) for name in names if (match := _WORD.search(name) or _RANK.search(name))]
     for depth in ("*", "*/*"):  # of an unpacked bundle
         for path in sorted(directory.glob(f"{depth}/rank-*/flight_recorder*.pickle")):
             found += [(int(match[1]), path)] if (match := _RANK.search(path.parent.name)) else []

@@ -5,7 +5,7 @@ itself it names a single rank where nobody else is named, if it records sending 
 receives would look absent otherwise, and so does one that waits in a store, in gloo, in a monitored barrier, or for its
 communicator, without which no operation is recorded. A rank inside of torch.distributed is therefore not named by it,
 nor is one of which there is no stack; but where it stands in the very call of those who wait, and every source says
-that it has not entered it, it is.
+that it has not entered it, it is. Of several ranks it is said, and none is accused by it alone.
 """
 
 from __future__ import annotations
@@ -111,8 +111,10 @@ def _heard(
         return found
     if not all(record.point_to_point for record in source.records):
         return found
-    if len(reasons) > 1 or elsewhere:
+    if elsewhere:
         return found
+    if len(reasons) > 1:  # said, and accused by nothing else: nothing is done about them
+        return replace(found, words=(*found.words, f"by {source.source}, {who_and_why(reasons)}"))
     absent = tuple(
         each.culprit(reasons[number])
         for each in ranks

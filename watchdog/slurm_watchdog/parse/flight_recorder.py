@@ -29,6 +29,8 @@ MAX_MEMBERS_IN_ALL: Final = 65_536
 LONG: Final = 256
 """Entries of a buffer from which nothing unfinished falls out: so many do not begin and end beside it (the default is
 2,000)."""
+CLOCKS_APART_S: Final = 60.0
+"""A file whose date is so much older than what is in it was copied, or unpacked: its date says nothing."""
 MAX_SIZES: Final = 64
 """Tensors of one call whose elements are counted."""
 SAME_ELEMENTS: Final = frozenset({
@@ -59,6 +61,8 @@ def parse_flight_recorder(body: bytes, rank: int, made_at: float | None = None) 
 def _record(dump: Dump, rank: int, made_at: float | None, active: bool) -> CollectiveRecord:
     """`active`: what is not among the entries has finished."""
     entries, doubtful = without_finished_parts(dump) if active else (dump.entries, frozenset[int]())
+    newest = max((each.since or 0.0 for each in entries), default=0.0)
+    made_at = None if made_at is not None and made_at + CLOCKS_APART_S < newest else made_at
     found, talks = [], list[Talk]()
     groups = _Groups(dump.pg_config)
     since_start = not active and bool(entries) and entries[0].record_id == 0
@@ -226,9 +230,14 @@ def _needs_all(entry: Entry) -> bool:
 def _members(name: str, desc: str, groups: Mapping[str, Group]) -> tuple[int, ...]:
     """The ranks of a communicator as `pg_config` has them ("[0, 1, 2]"); gloo's default group has no name there."""
     group = groups.get(name) or (groups.get("") if desc == "default_pg" else None)
-    if group is None or not re.fullmatch(r"\[[\d, ]*\]", group.ranks):
+    if group is None:
         return ()
-    found = tuple(sorted(int(each) for each in re.findall(r"\d{1,7}", group.ranks)))
+    if isinstance(group.ranks, list):
+        found = tuple(sorted(group.ranks))
+    elif re.fullmatch(r"\[[\d, ]*\]", group.ranks):
+        found = tuple(sorted(int(each) for each in re.findall(r"\d{1,7}", group.ranks)))
+    else:
+        return ()
     return found if len(found) <= MAX_MEMBERS else ()
 
 

@@ -87,7 +87,7 @@ class Entry(msgspec.Struct, gc=False):
 
 class Group(msgspec.Struct, gc=False):
     desc: _Text = ""
-    ranks: Annotated[str, Meta(max_length=1 << 20)] = ""
+    ranks: Annotated[str, Meta(max_length=1 << 20)] | list[_Number] = ""
 
 
 class Status(msgspec.Struct, gc=False):

@@ -31,6 +31,7 @@ from slurm_watchdog.diagnose.stacks.places import (
     call_of,
     is_known_by_name_alone,
     is_native,
+    locate,
     place_of,
 )
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
@@ -245,6 +246,9 @@ def _nobody_outside(case: StackCase) -> Ruling:
         who = people(case.gone)
         has = "has" if len(case.gone) == 1 else "have"
         return True, "missing_rank", case.gone, f"{who[:1].upper()}{who[1:]} {has} ended, {waiters(case)}."
+    if collective and (held := _without_its_interpreter(case)) is not None:
+        sentence = f"{culprit_words(held, True)} can't go on: {held.reason}, {waiters(case)}."
+        return True, CLASSES[Place.GIL], (held,), sentence
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting and (case.late or case.repeated or not _may_be_ahead(case.waiting)):
         other = next(p for p in case.waiting if p is not odd)
@@ -273,6 +277,18 @@ def _nobody_outside(case: StackCase) -> Ruling:
         sentence = f"Start-up: {where_all_are(case, lower=True)} {missing}"
     hang = late or (bool(case.repeated) and collective and not starting and case.given.since_last_step_s is None)
     return hang, cls, (), sentence
+
+
+def _without_its_interpreter(case: StackCase) -> Culprit | None:
+    """The only rank of which another thread holds the interpreter's lock, the same in the same function in every dump:
+    it waits like the others, and could not come back from that."""
+    held = []
+    for each in case.cast.ranks:
+        holders = {locate(dump).gil_held_by for dump in each.dumps}
+        if len(each.dumps) > 1 and len(holders) == 1 and (holder := holders.pop()) is not None:
+            reason = f"its interpreter's lock is held by {holder}"
+            held.append(Culprit(node=each.host or None, rank=each.rank, pid=each.pid or None, reason=reason))
+    return held[0] if len(held) == 1 else None
 
 
 def _alone(case: StackCase) -> Ruling | None:

@@ -122,6 +122,19 @@ def test_log_error_adds_kernel_lines_of_that_time_as_facts_only() -> None:
     assert finding.culprits == ()
 
 
+def test_sigkill_is_what_the_kernel_does_for_memory_unless_its_log_has_no_such_kill() -> None:
+    killed = (40.0, "srun: error: n2: task 3: Exited with exit code 137")
+    assert (
+        "rank 3 on n2 was killed (SIGKILL), as the kernel does for memory (see dmesg and sacct)"
+        in judge_ended(killed).summary
+    )
+    line = "nvme nvme0: I/O 5 QID 7 timeout, aborting"
+    other = NodeEvent(source="kernel_log", name="nvme_timeout", severity=FaultSeverity.ERROR, age_s=0, line=line)
+    node = NodeView(name="n2", reported_at=NOW, events=(SeenEvent(at=NOW - 60, event=other),))
+    (finding,) = detect(cluster(ended=(ended(killed),), nodes=(node,)), Settings(), CollectiveHang())
+    assert "rank 3 on n2 was killed (SIGKILL) (the kernel's log has no kill for memory)" in finding.summary
+
+
 def test_a_task_that_slurm_saw_run_out_of_memory_is_named() -> None:
     finding = judge_ended(*LOST, (40.0, "srun: error: n2: task 3: Out Of Memory"), *SUMMED_UP[1:])
     assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]

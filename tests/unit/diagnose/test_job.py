@@ -17,6 +17,7 @@ from slurm_watchdog.model.cluster_view import (
     StackSnapshot,
 )
 from slurm_watchdog.model.evidence import LockWait
+from tests.builders.logged_runs import errors
 from tests.builders.views import (
     COMPUTE,
     LOADER,
@@ -231,3 +232,13 @@ def test_ranks_that_all_stand_alike_accuse_nobody(places: tuple[tuple[str, ...],
 
 def test_a_job_without_ranks_is_unknown() -> None:
     assert said(job(processes=()), JobEvidence()).is_hang is None
+
+
+def test_of_several_that_are_gone_the_one_that_failed_first_by_the_log_is_identified() -> None:
+    """srun ended the step because rank 2 had raised: rank 0, the first of the list, is as long gone."""
+    processes = (*(seen(rank, gone_s=20.0) for rank in (0, 1, 2)), seen(3))
+    raised = errors((22.0, "[rank2]: Traceback (most recent call last):"), (22.0, "[rank2]: KeyError: 'text'"))
+    for known, named in ((raised, [2]), ((), [0, 1, 2])):
+        found = said(job(processes=processes, progress=LATE, errors=known))
+        assert (found.kind, [c.rank for c in found.culprits]) == ("lingering_job", named)
+    assert "lost rank 2 (" in said(job(processes=processes, progress=LATE, errors=raised)).summary

@@ -162,9 +162,8 @@ def test_a_first_save_of_130_s_that_is_announced_is_left_alone_though_an_earlier
     assert len(of_save) > 10
     assert {job["phase"] for job in of_save} == {"checkpointing"}
     assert min(job["limit_s"] for job in of_save) >= 1800
-    assert of_save[0]["checkpoint_step"] is None and of_save[0]["saved_age_s"] > 1, (
-        "last.pt, of which step nobody knows"
-    )
+    assert of_save[-1]["checkpoint_step"] is None
+    assert of_save[-1]["saved_age_s"] > 60, "last.pt says of no step"
     assert run.ends() == 0
     assert seen[-1][1]["limit_s"] == 8.0, "what is announced is not learnt as a step"
     assert "hangs" not in run.errors.read_text()

@@ -33,6 +33,7 @@ LONGEST_FIRST = (
     "test_administration.py",
     "test_proven_hang.py",
     "integration/test_run.py",
+    "test_phase_stories.py",
     "test_main_job.py",
     "test_ladder_live.py",
     "test_agent_cannot_hang.py::test_what_hangs_at_once",

@@ -43,8 +43,10 @@ def is_reported(state: ClusterState, now: float) -> bool:
 
 
 def knows_pace(story: Story, delivery: Delivery) -> bool:
-    """Whether enough is left of the story's steps for the controller to know the pace of the run."""
-    return sum(at > delivery.forgot_at + 10.0 for at in story.steps) > SETTINGS.warmup_steps + 1
+    """Whether enough is left of the story's steps for the controller to know the pace of the run; and what a new agent
+    finds in a file without steps can be dated."""
+    undated = any(file for _, file, _ in story.lines) and any("kill n2" in note for note in delivery.notes)
+    return not undated and sum(at > delivery.forgot_at + 10.0 for at in story.steps) > SETTINGS.warmup_steps + 1
 
 
 def longest_limit_s(story: Story, delivery: Delivery) -> float:

@@ -136,6 +136,10 @@ class Controller:
             drains=SimpleNamespace(drain=self._drained, undrain=self._drained),
         )
 
+    def left_out(self, now: float) -> tuple[Any, ...]:
+        found: tuple[Any, ...] = self.state.left_out.lately(now)
+        return found
+
     def _act(self) -> None:
         decision = Decision(
             id="d1", incident_id="abc123", action=Action.GRACEFUL_RESTART, verdict=Verdict.ALLOWED, by="rule",

@@ -286,7 +286,6 @@ class Delivery:
         self.forgot_at = BEGAN
         """Nothing that was read before is known to anybody any more."""
         self.killed_at = BEGAN
-        self.restarted = False
         self.controller = self.new_controller(BEGAN - 5.0)
 
     def new_controller(self, now: float) -> ClusterState:
@@ -327,7 +326,7 @@ class Delivery:
         self.notes.append(f"{now:.0f} {kind} {agent.name}")
         if kind == "controller":
             self.controller = self.new_controller(now)
-            self.forgot_at, self.restarted = self.killed_at, True
+            self.forgot_at = self.killed_at
         elif kind == "kill":
             if agent.name == "n1":
                 self.killed_at = now

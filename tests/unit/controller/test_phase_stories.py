@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import random
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from shutil import rmtree
 
@@ -43,18 +42,19 @@ def is_reported(state: ClusterState, now: float) -> bool:
 
 
 def knows_pace(story: Story, delivery: Delivery) -> bool:
-    """Whether enough is left of the story's steps for the controller to know the pace of the run; and what a new agent
-    finds in a file without steps can be dated."""
-    undated = any(file for _, file, _ in story.lines) and any("kill n2" in note for note in delivery.notes)
-    return not undated and sum(at > delivery.forgot_at + 10.0 for at in story.steps) > SETTINGS.warmup_steps + 1
+    """Whether enough is left of the story's steps for the controller to know the pace of the run."""
+    return sum(at > delivery.forgot_at + 10.0 for at in story.steps) > SETTINGS.warmup_steps + 1
+
+
+def is_patient(story: Story, delivery: Delivery) -> bool:
+    """Whether it hangs in a phase; or two files tell the story, and of one of them something was lost: which of their
+    lines came first is not known then."""
+    return story.in_phase or (bool(delivery.notes) and any(file for _, file, _ in story.lines))
 
 
 def longest_limit_s(story: Story, delivery: Delivery) -> float:
-    """No limit of the training is longer: from the steps as they came. To a new controller the steps of one node may come
-    before what another node's log said of the time between them."""
+    """No limit of the training is longer: from the steps as they came."""
     pause_s = delivery.worst_gap_s + 25.0
-    if delivery.restarted and any(file for _, file, _ in story.lines):
-        pause_s = max(pause_s, *(after - before for before, after in pairwise(story.steps)))
     return max(SETTINGS.floor, SETTINGS.factor * pause_s)
 
 
@@ -69,7 +69,7 @@ def tell(number: int, where: Path, *, calm: bool) -> str:
         clock = loop_clock(view, now, SETTINGS)
         what = f"story {number}, {now:.0f}: {clock.age_s:.0f} s, {clock.limit}, hangs since {story.ends_at:.0f} ({story.last_sign}), {delivery.notes}"
         if view.silent_nodes or clock.age_s < clock.limit.seconds:
-            most_s = IN_PHASE_S if story.in_phase else longest_limit_s(story, delivery)
+            most_s = IN_PHASE_S if is_patient(story, delivery) else longest_limit_s(story, delivery)
             if now > story.ends_at + most_s + SLACK_S:
                 return f"not reported: {what}" if knows_pace(story, delivery) else ""
         elif now < well_until:

@@ -35,6 +35,8 @@ KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
 SAME_SAVE_S = 30.0
 """The log and the disk tell of the same checkpoint within this time."""
+SAME_REPORT_S = 2.0
+"""What each report repeats has a date of about so much the same."""
 KEPT_SNAPSHOTS = 3
 KEPT_LOGS, LOGS_OF_NODE = 256, 64
 """Files of one run, and those that one node may name: standard output and error, and one each of some ranks.
@@ -195,11 +197,13 @@ class Run:
     def note_save(self, at: float) -> None:
         """A new checkpoint was complete at that moment, as its log or the disk says; what both say counts once. Where
         steps were made since, it says nothing of the present one."""
+        if at <= self.saved_at + SAME_REPORT_S:
+            return
         if at - self.saved_at >= SAME_SAVE_S and self.saved_at > float("-inf"):
             self.save_intervals_s.append(at - self.saved_at)
-        if at > max(self.saved_at, self.rose_at):
+        if at > self.rose_at:
             self.forget_dumps(at)
-        self.saved_at = max(self.saved_at, at)
+        self.saved_at = at
 
     def forget_dumps(self, before: float = float("inf")) -> None:
         """A new step, a new checkpoint, a grace: what dumps before it showed does not count against it."""

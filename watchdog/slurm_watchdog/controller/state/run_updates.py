@@ -240,26 +240,22 @@ def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:
         run.growing_at = looked_at
     if (found.path is None and found.step is None) or len(found.directory) > MAX_PATH:
         return
-    complete_at = at - max(0.0, found.age_s or 0.0)
     before, clock = run.disk_steps.get(found.directory), main_clock(run.clocks)
     run.disk_steps.put(found.directory, (found.step, looked_at), run.name, node)
-    if complete_at >= run.valid_from:
-        run.phases.complete(found.path or found.directory, found.step, complete_at)
-    if found.step is None:
-        return
-    if found.path is not None:
+    if found.path is not None and found.step is not None:
         run.complete_on_disk.pop(found.path, None)
         run.complete_on_disk[found.path] = found
         while len(run.complete_on_disk) > EARLIER_CHECKPOINTS:
             run.complete_on_disk.pop(next(iter(run.complete_on_disk)))
-    logged = run.checkpoint is not None and run.checkpoint[0] >= found.step
-    others = clock is not None and clock.is_step and found.step > clock.step + clock.stride
-    if logged or others:
+    if clock is not None and clock.is_step and found.step is not None and found.step > clock.step + clock.stride:
         return
-    if before is None:
-        if found.age_s is not None and complete_at >= max(run.valid_from, run.began_at):
+    complete_at = at - max(0.0, found.age_s or 0.0)
+    if complete_at >= run.valid_from:
+        run.phases.complete(found.path or found.directory, found.step, complete_at)
+        if found.age_s is not None:
             run.note_save(complete_at)
-    elif found.step > (-1 if before[0] is None else before[0]):
+    logged = run.checkpoint is not None and found.step is not None and run.checkpoint[0] >= found.step
+    if before is not None and found.step is not None and not logged and found.step > (before[0] or -1):
         run.note_save(max(complete_at, before[1] - SEEN_LATE_S))  # the server's clock may be slow
 
 

@@ -157,3 +157,12 @@ def test_how_a_rank_ended_is_in_the_incident(case: dict[str, Any], seen: int) ->
         assert incidents
     for words in [case["live"]] if "live" in case else []:
         assert any(words in incident.summary for incident in incidents), [incident.summary for incident in incidents]
+
+
+def test_lines_of_errors_are_not_counted_as_ranks() -> None:
+    again = (
+        'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\nRuntimeError: operator is missing\n'
+    )
+    _, incidents = live(again * 6, ("n1",), ranks=2)
+    (summary,) = {incident.summary for incident in incidents}
+    assert "ranks" not in summary

@@ -343,7 +343,15 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         f"{first.line}): {shortened(said_whole(first), 200)}{after}"
     )
     return LogVerdict(
-        name, first.line, first.source, sentence(summary), host, rank, said_whole(first), tuple(ranks), followed
+        name,
+        first.line,
+        first.source,
+        sentence(summary),
+        host,
+        rank,
+        said_whole(first),
+        tuple(ranks),
+        followed=followed,
     )
 
 

@@ -79,11 +79,15 @@ def test_a_log_of_the_field_is_read_right(path: Path, case: dict[str, Any]) -> N
     assert judged_wrong(case, scanned(path)) == []
 
 
-ENDINGS = [pytest.param(case, id=case["name"]) for case in yaml.safe_load((FIELD / "endings.yaml").read_text())]
+SHORT = [
+    pytest.param(case, id=case["name"])
+    for name in ("endings.yaml", "threads.yaml")
+    for case in yaml.safe_load((FIELD / name).read_text())
+]
 
 
-@pytest.mark.parametrize("case", ENDINGS)
-def test_how_a_rank_ended_is_read_right(case: dict[str, Any], tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", SHORT)
+def test_a_short_log_is_read_right(case: dict[str, Any], tmp_path: Path) -> None:
     log = tmp_path / "train.log"
     log.write_text(case["log"])
     assert judged_wrong(case, scanned(log)) == []

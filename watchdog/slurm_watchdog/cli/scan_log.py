@@ -268,11 +268,13 @@ def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
 
 def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
     """What ended the run from outside, such as its time limit, and in which line; empty if nothing did."""
+    from slurm_watchdog.diagnose.logs.verdict import TOLD_TO_END
     from slurm_watchdog.knowledge.log_signatures import log_table
 
     for row in rows:
         for error in row["errors"]:
-            if error["class"] in log_table().from_outside and error["role"] == "teardown":
+            told = error["class"] == "terminated" and TOLD_TO_END.search(error["text"])
+            if error["role"] == "teardown" and (told or error["class"] in log_table().from_outside):
                 return f"; ended from outside (line {error['line']}): {log_table().means[error['class']]}"
     return ""
 

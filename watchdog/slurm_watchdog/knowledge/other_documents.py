@@ -42,7 +42,7 @@ DOCUMENTS: Final[tuple[Document, ...]] = (
          r"^Thread (?:0x)?[\dA-Fa-f]+ \((?:active|idle)|^Process \d+: |^(?:Current thread|Thread) 0x[\da-f]{6,} \(most recent call first\)", HEADING),
     _row("gdb", "a backtrace of gdb", _STACKS, r"^(?:\(gdb\) |#\d+ +(?:0x[\da-f]+ in |\w))"),
     _row("kernel_log", "a kernel log", "Use slurm-watchdog scan-log --kernel.",
-         r"^(?:<\d+>)?\[ *\d+\.\d{6}\] |^\[\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\] |^\w{3} [ \d]\d \d\d:\d\d:\d\d \S+ kernel: "),
+         r"^(?:<\d+>)?\[ *\d+\.\d{6}\] (?!\[[\w.-]+:\d+ )|^\[\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\] |^\w{3} [ \d]\d \d\d:\d\d:\d\d \S+ kernel: "),
     _row("nvidia_smi", "a report of nvidia-smi", GIVE_OUTPUT, r"\bNVIDIA-SMI \d|=+NVSMI LOG=+|^\| +\d+ +N/A +N/A +\d+ |^\s*GPU0\s+X\s", HEADING),
     _row("rocm_smi", "a report of rocm-smi", GIVE_OUTPUT, r"ROCm System Management Interface|^=+ ROCm SMI|^GPU\[\d+\]\s*: ", HEADING),
     _row("slurm_table", "a table of Slurm (squeue, sacct, sinfo, scontrol)", GIVE_OUTPUT,

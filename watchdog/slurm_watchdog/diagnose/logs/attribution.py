@@ -20,7 +20,10 @@ ALIKE_SHARE = 0.5
 """Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
-_NOT_STARTED = re.compile(r"srun: error: Task launch for StepId=\S+ failed on node (?P<host>[\w.-]+): (?P<why>.*\S)")
+_NOT_STARTED = re.compile(
+    r"(?:srun: error: Task launch for StepId=\S+ failed on node |\bssh: connect to host )(?P<host>[\w.-]+)"
+    r"(?: port \d+)?: (?P<why>.*\S)"
+)
 _LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (?P<why>.*\S)")
 _FIRST_OF_STEP = re.compile(r"^srun: StepId=\S+ task (?P<task>\d+): exited abnormally")
 """Of one task alone, after `srun --wait` has waited for the others."""

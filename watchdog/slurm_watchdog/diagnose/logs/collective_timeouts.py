@@ -35,8 +35,9 @@ _EQUAL_SIZES = frozenset(
 _RANK_LIST = re.compile(r"\b[Rr]anks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
 _DESYNC = re.compile(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
 _MISSING_LIST = re.compile(
-    r"missing ranks?:? ?[\[{(](?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, "
+    r"missing ranks?:? ?[\[{(]?(?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, "
     r"?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
+    r"|has not received .{1,60} from remote rank \[(?P<ranks3>\d+)\]"
 )
 _STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
 _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
@@ -92,7 +93,7 @@ def _named_by_library(errors: Sequence[FoundError], world: int | None) -> Suspec
         for text in (error.raw_text, *error.detail):
             match = _RANK_LIST.search(text) or _DESYNC.search(text) or _MISSING_LIST.search(text)
             if match:
-                numbers = match.groupdict().get("ranks") or match.groupdict().get("ranks2") or ""
+                numbers = next(group for group in match.groups() if group)
                 ranks = tuple(sorted({int(number) for number in numbers.split(",")}))
                 return Suspects(ranks, "did not join what the others waited in", error.line)
         stalled = _stalled(error.detail)

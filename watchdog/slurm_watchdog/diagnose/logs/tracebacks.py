@@ -340,6 +340,10 @@ def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:
     next_line: dict[Who, int] = {}
     kept: list[FoundError] = []
     for error in reversed(errors):
+        later = kept[-1] if kept else error
+        if error.name == later.name == "abort" and later.who == error.who and 0 < later.line - error.line <= GAP_LINES:
+            kept[-1] = error  # the same end, and here is of what
+            continue
         if error.name not in log_table().headers:
             next_line[error.who] = error.line
         else:

@@ -56,7 +56,7 @@ NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
 _WHY_NOT_WRITTEN = frozenset({"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"})
 _SAYS_MORE = {
     "infiniband": re.compile(r"catastrophic error|DEVICE_FATAL", re.IGNORECASE),
-    "not_started": re.compile(r"\bpyxis:\s{2,}"),
+    "not_started": (_REASON_OF_CONTAINER := re.compile(r"\bpyxis:\s{2,}")),
 }
 """Of several lines of one library the special one: an adapter's own fault before the calls that fail for it, the
 reason of a container before the word that it did not start."""
@@ -68,7 +68,7 @@ _WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
 _NO_MORE_WORDS = re.compile(r"MemoryError:?\s*$")
 """PaddlePaddle raises it of a GPU's memory, too, and says so below."""
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
-_TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
+TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
 
 def find_verdict(sources: Sequence[Source], ranks: Ranks) -> LogVerdict | None:
@@ -139,7 +139,7 @@ def _of_errors(case: LogCase) -> LogVerdict | None:
 def _of_one(case: LogCase, alive: list[FoundError]) -> LogVerdict | None:
     ended = next((place for place, error in enumerate(alive) if _ends_from_outside(error)), len(alive))
     before, after = alive[:ended], alive[ended:]
-    if after and _TOLD_TO_END.search(after[0].text):
+    if after and TOLD_TO_END.search(after[0].text):
         # Who was told to end may have been told so because of this.
         before = before + [error for error in after if is_root(error) and error.name not in log_table().after_sigterm]
     roots = [error for error in before if is_root(error) and not error.chained]
@@ -188,7 +188,7 @@ def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bo
 def _ends_from_outside(error: FoundError) -> bool:
     """Whether somebody ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
     if error.name in ("cancelled", "terminated"):
-        return bool(_JOB_ENDED.search(error.raw_text) or _TOLD_TO_END.search(error.text))
+        return bool(_JOB_ENDED.search(error.raw_text) or TOLD_TO_END.search(error.text))
     return error.name in log_table().from_outside
 
 
@@ -328,6 +328,8 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         rank, host = None, (None if of_program else there) or (node_of_all(case) if everybody else None)
     elif host is None and rank is None and name == "oom_kill":
         host = node_of_workers(first)
+    peers = sorted({match["peer"] for error in alike if (match := _UNREACHED.search(error.text))})
+    tellers = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike} - {None}
     case.role[id(first)] = "cause"
     followed = len(alive) - 1
     who = rank_words(rank, host)
@@ -335,8 +337,11 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     more = f", and {plural(len(ranks) - 1, 'more rank')} alike" if len(ranks) > 1 and rank is not None else ""
     if everybody and len(ranks) > 1:
         said, more = f"{len(ranks)} ranks{f', all on {host or there},' if host or there else ''} failed alike", ""
-    elif who and (peer := _UNREACHED.search(first.text)) is not None:
-        said = f"{who} did not reach {peer['peer']}; either end may be at fault, or what lies between"
+    elif who and peers:
+        said = f"{who} did not reach {', '.join(peers)}; either end may be at fault, or what lies between"
+    elif len(peers) == 1 and len(tellers) > 1:
+        host = peers[0]
+        said = f"{len(tellers)} hosts did not reach {host}; it may be at fault, or what leads to it"
     after = f"; {plural(followed, 'more line')} of errors followed" if followed else ""
     summary = (
         f"{log_table().means.get(name, name)}: {said}{more}{after_step(case, first)} (line "
@@ -366,6 +371,8 @@ def _first_said(roots: Sequence[FoundError], alive: Sequence[FoundError], case: 
         first = next((e for e in roots if e.name == first.name and _says_more(e)), first)
     if first.name == "not_started":
         first = reason_of_launch(first, roots)
+        below = (e for e in alive if _REASON_OF_CONTAINER.search(e.raw_text) and 0 < e.line - first.line <= LAST_LINES)
+        first = next((e for e in below if e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "checkpoint_write":
         first = next((e for e in alive if e.who == first.who and e.name in _WHY_NOT_WRITTEN), first)
     if first.name == "dataloader_worker":

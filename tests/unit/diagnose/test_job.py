@@ -125,6 +125,15 @@ def test_a_job_that_makes_steps_is_well_whatever_its_stacks_look_like() -> None:
     assert (found.is_hang, found.kind, found.culprits) == (False, "progressing", ())
 
 
+def test_a_grace_that_the_job_was_granted_is_no_step_of_it() -> None:
+    """As when the controller was stalled, or a filesystem answers again: no hang is told before the limit, and what the
+    stacks show is no progress."""
+    known = progress(7.0, last_increase_age_s=75.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,))
+    found = said(job(progress=known), limit_s=60.0)
+    assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [3])
+    assert "75 s ago" in found.summary and "no incident before" not in found.summary
+
+
 def test_slow_steps_have_their_time_and_the_detectors_limit_ends_it() -> None:
     slow = progress(90.0, steps_seen=50, step_s=105.0, intervals_s=(105.0, 111.0))
     assert said(job(progress=slow)).kind == "progressing"

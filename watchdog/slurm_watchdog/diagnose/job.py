@@ -36,7 +36,7 @@ from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
 from slurm_watchdog.diagnose.stacks.wording import class_word
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
+from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView, Progress
 from slurm_watchdog.model.evidence import LockWait
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
@@ -192,7 +192,12 @@ def _still(group: VoteGroup | None) -> str:
 
 def _steps_since(job: JobView, seconds: float) -> bool:
     """Whether a step was made in the last `seconds`: then the loop does not depend on what went wrong before."""
-    return job.progress is not None and job.progress.age_s < seconds
+    return job.progress is not None and _last_step_s(job.progress) < seconds
+
+
+def _last_step_s(progress: Progress) -> float:
+    """How long ago the last step was. A grace that the job was granted since then is no step."""
+    return progress.age_s if progress.last_increase_age_s is None else progress.last_increase_age_s
 
 
 def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote, bounds: _Bounds) -> Diagnosis:
@@ -205,7 +210,8 @@ def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote, 
         return replace(base, lacks=why, summary=f"{name}{place}: {why}, so no rank is identified as the cause.")
     waiting = _count(voted.waiting, "rank waits", "ranks wait")
     age_s = job.progress.age_s if job.progress is not None else job.run_age_s
-    early = bounds.limit_s is not None and age_s < bounds.limit_s
+    since_s = _last_step_s(job.progress) if job.progress is not None else age_s
+    early = bounds.limit_s is not None and since_s < bounds.limit_s
     until = f" (no incident before {bounds.limit_s:.0f} s without a step)" if early else ""
     busy = _busy(job, voted, waiting, bounds)
     if busy:
@@ -245,7 +251,7 @@ def _busy(job: JobView, voted: Vote, waiting: str, bounds: _Bounds) -> str:
 def _after(job: JobView) -> str:
     if job.progress is None:
         return " before its first step"
-    return f" after {job.progress.place}, {job.progress.age_s:.0f} s ago"
+    return f" after {job.progress.place}, {_last_step_s(job.progress):.0f} s ago"
 
 
 def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
@@ -257,18 +263,17 @@ def _makes_steps(job: JobView, limit_s: float | None) -> str | None:
     progress = job.progress
     if progress is None or progress.steps_seen < 2:
         return None
-    own_s = progress.phase_intervals_s
+    since_s, own_s = _last_step_s(progress), progress.phase_intervals_s
     longer = len(own_s) >= KNOWN_PHASES and progress.age_s > max(STEP_FLOOR_S, STEP_FACTOR * max(own_s))
     if progress.phase is not None and limit_s is not None and progress.age_s < limit_s and not longer:
         return (
-            f"its log says {progress.phase}, {progress.place} was {progress.age_s:.0f} s ago, and it "
-            f"may take {limit_s:.0f} s"
+            f"its log says {progress.phase}, {progress.place} was {since_s:.0f} s ago, and it may take {limit_s:.0f} s"
         )
     usual_s = max([progress.step_s or 0.0, *progress.intervals_s], default=0.0)
     patience_s = max(STEP_FLOOR_S, STEP_FACTOR * usual_s)
-    if progress.age_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
+    if since_s > (patience_s if limit_s is None else min(patience_s, limit_s)):
         return None
-    age = f"{progress.age_s:.0f} s" if progress.age_s >= 1 else "under a second"
+    age = f"{since_s:.0f} s" if since_s >= 1 else "under a second"
     return f"{progress.place} was {age} ago" + (f" (about {progress.step_s:.2g} s a step)" if progress.step_s else "")
 
 

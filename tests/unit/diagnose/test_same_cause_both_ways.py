@@ -12,10 +12,13 @@ from typing import Any
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.log_error import LogError, detect
 from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
-from slurm_watchdog.model.incidents import Incident, IncidentKind
+from slurm_watchdog.model.incidents import Incident, IncidentKind, Severity, Truth
 from slurm_watchdog.replay.player import TracePlayer
 from slurm_watchdog.trace.read import in_order, moments, read_blocks, read_records
 from slurm_watchdog.trace.records import ParseStats
@@ -90,8 +93,8 @@ def trace_of(text: str, nodes: tuple[str, ...], ranks: int = 0) -> Iterator[dict
         yield from ({"t": at + SLURM_SAYS_S + later, "kind": "report", "node": node} for node in nodes)
 
 
-def live(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[Cause | None, list[Incident]]:
-    """(the cause that was found, the incidents that were opened about errors in the log)."""
+def played(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[TracePlayer, float]:
+    """(the engine behind the whole run, the time there)."""
     data = "".join(json.dumps(record) + "\n" for record in trace_of(text, nodes, ranks)).encode()
     pieces = iter([data])
     tally, numbers = ParseStats(), count()
@@ -99,7 +102,13 @@ def live(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[Cause | Non
     flow = list(moments(in_order(read_records(read_blocks(lambda _: next(pieces, b"")), tally), tally)))
     for moment in flow:
         player.play(moment)
-    runs = [ended.run for ended in player.state.view(flow[-1].t).ended if ended.run is not None]
+    return player, flow[-1].t
+
+
+def live(text: str, nodes: tuple[str, ...], ranks: int = 0) -> tuple[Cause | None, list[Incident]]:
+    """(the cause that was found, the incidents that were opened about errors in the log)."""
+    player, now = played(text, nodes, ranks)
+    runs = [ended.run for ended in player.state.view(now).ended if ended.run is not None]
     told = [incident for incident in player.outcome().incidents if incident.kind is IncidentKind.LOG_ERROR]
     return (find_cause(runs[0]) if runs else None), told
 
@@ -166,3 +175,19 @@ def test_lines_of_errors_are_not_counted_as_ranks() -> None:
     _, incidents = live(again * 6, ("n1",), ranks=2)
     (summary,) = {incident.summary for incident in incidents}
     assert "ranks" not in summary
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_what_run_starts_again_by_itself_is_told_as_what_it_does_not(case: dict[str, Any]) -> None:
+    player, now = played(case["log"], nodes_of(case["log"], None))
+    view = player.state.view(now)
+    again = "its command ended with exit code 1, restarting (1 of 3)"
+    started = tuple(replace(each, job=replace(each.job, starts_again=again)) for each in view.ended)
+    for last, next_one in zip(
+        *(detect(replace(view, ended=ended), LogError(), CollectiveHang()) for ended in (view.ended, started)),
+        strict=True,
+    ):
+        if last.truth is Truth.BAD:
+            assert (next_one.truth, next_one.severity) == (Truth.BAD, Severity.WARNING)
+            assert next_one.culprits == last.culprits
+            assert next_one.summary.partition("; ")[2] == last.summary.partition("; ")[2]

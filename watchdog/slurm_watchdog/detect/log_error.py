@@ -161,9 +161,8 @@ def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: st
     cause = find_cause(run)
     after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     what = f"Job {', '.join(finding.job_ids)}: {clause}, {after}"
-    if cause is None or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
-        words = (f"last words: {cause.error.line}",) if cause is not None else ()
-        found = finding.bad(f"{what}; no line says why", facts=(*words, *work_lost(run)), duration_s=age_s)
+    if cause is None:
+        found = finding.bad(f"{what}; no line says why", facts=work_lost(run), duration_s=age_s)
     else:
         found = _bad_finding(view, finding, cause, run, what, age_s, ())
     return replace(found, severity=Severity.WARNING)

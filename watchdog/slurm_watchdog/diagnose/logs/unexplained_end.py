@@ -29,7 +29,7 @@ _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<hos
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
 FEW = 3
 """So many are all in the sentence."""
-_OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog|.*\bwatchdog thread)")
+_OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog)|.*\bwatchdog thread")
 """Such an error ends its process by an abort, one of Python with code 1."""
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
 """NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""

@@ -128,7 +128,7 @@ def test_a_job_that_makes_steps_is_well_whatever_its_stacks_look_like() -> None:
 def test_a_grace_that_the_job_was_granted_is_no_step_of_it() -> None:
     """As when the controller was stalled, or a filesystem answers again: no hang is told before the limit, and what the
     stacks show is no progress."""
-    known = progress(7.0, last_increase_age_s=75.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,))
+    known = progress(7.0, ungranted_age_s=75.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,))
     found = said(job(progress=known), limit_s=60.0)
     assert (found.kind, [c.rank for c in found.culprits]) == ("collective_hang", [3])
     assert "75 s ago" in found.summary and "no incident before" not in found.summary

@@ -196,8 +196,8 @@ def _steps_since(job: JobView, seconds: float) -> bool:
 
 
 def _last_step_s(progress: Progress) -> float:
-    """How long ago the last step was. A grace that the job was granted since then is no step."""
-    return progress.age_s if progress.last_increase_age_s is None else progress.last_increase_age_s
+    """How long ago the last step was, or the end of a save after it. A grace that the job was granted is neither."""
+    return progress.age_s if progress.ungranted_age_s is None else progress.ungranted_age_s
 
 
 def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote, bounds: _Bounds) -> Diagnosis:

@@ -84,6 +84,8 @@ class Progress(Struct, frozen=True, kw_only=True):
     """Since the step last rose (or since a grace was granted, whichever is shorter)."""
     last_increase_age_s: float | None = None
     """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
+    ungranted_age_s: float | None = None
+    """`age_s` without the grace; None: the same."""
     steps_seen: int
     """How many times it rose in this run, with the line in which it was seen first."""
     rises: int = 0

@@ -250,10 +250,15 @@ def _rank(clock: CounterClock, newest: float) -> tuple[bool, bool, bool, int, fl
 
 
 def read_progress(
-    clocks: dict[Counter, CounterClock], phase: tuple[str, float] | None, grace_from: float, now: float
+    clocks: dict[Counter, CounterClock],
+    phase: tuple[str, float] | None,
+    grace_from: float,
+    now: float,
+    saved_at: float = float("-inf"),
 ) -> Progress | None:
     """What the clocks say at `now`, None if nothing was ever counted, or once only in words that anybody may
-    write. No age reaches back behind `grace_from`; `phase` is its name and when it began."""
+    write. No age reaches back behind `grace_from`, nor behind `saved_at`, the end of a save; `phase` is its name and
+    when it began."""
     found = main_counter(clocks)
     if found is None:
         return None
@@ -263,12 +268,13 @@ def read_progress(
     ):
         return None
     guessed = pattern in progress_table().counted or pattern.partition("/")[0] in BARS
-    newest = max(clock.rose_at for clock in clocks.values() if clock.seen > 1 or clock is main)
+    newest = max(saved_at, *(clock.rose_at for clock in clocks.values() if clock.seen > 1 or clock is main))
     rises = [clock.rose_at for clock in clocks.values() if clock.seen > 1]
     return Progress(
         step=main.step,
         step_known=main.is_step,
         age_s=max(0.0, now - max(newest, grace_from)),
+        ungranted_age_s=max(0.0, now - newest),
         last_increase_age_s=max(0.0, now - max(rises)) if rises else None,
         steps_seen=main.seen,
         rises=main.rose,

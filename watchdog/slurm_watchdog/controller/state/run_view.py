@@ -91,7 +91,7 @@ def job_view(
 
 def _progress(run: Run, said: Announcement | None, now: float) -> Progress | None:
     phase = None if said is None else (said.phase, said.at)
-    found = read_progress(run.clocks, phase, max(run.grace_from, run.saved_at), now)
+    found = read_progress(run.clocks, phase, run.grace_from, now, run.saved_at)
     if found is None:
         return None
     read_at = [

@@ -134,6 +134,13 @@ def test_a_grace_that_the_job_was_granted_is_no_step_of_it() -> None:
     assert "75 s ago" in found.summary and "no incident before" not in found.summary
 
 
+def test_a_job_of_which_no_rank_is_left_makes_no_progress_a_moment_after_its_last_step() -> None:
+    gone = tuple(seen(rank, gone_s=3.0) for rank in range(4))
+    found = said(job(processes=gone, progress=progress(8.0, steps_seen=50, step_s=2.0, intervals_s=(2.0,))))
+    assert (found.is_hang, found.kind) == (None, "unknown")
+    assert "none of its ranks is alive" in found.summary and "progress" not in found.summary
+
+
 def test_slow_steps_have_their_time_and_the_detectors_limit_ends_it() -> None:
     slow = progress(90.0, steps_seen=50, step_s=105.0, intervals_s=(105.0, 111.0))
     assert said(job(progress=slow)).kind == "progressing"

@@ -136,11 +136,14 @@ def _verdict(
     name, place = f"Job {job.job.job_id}", _after(job)
     if not job.ranks:
         return replace(base, summary=f"No ranks of job {job.job.job_id} are known: who belongs to it cannot be said.")
+    if not living:
+        lacks = "none of its ranks is alive any more"
+        return replace(base, lacks=lacks, summary=f"{name}{place}: {lacks}.")
     dead = job.gone_ranks
-    if dead and living and _is_over(job, voted, living):
+    if dead and _is_over(job, voted, living):
         return _left_over(f"{name} is over", place, base, voted, living)
     gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)
-    if dead and living and not _steps_since(job, gone_s - job.read_later_s):
+    if dead and not _steps_since(job, gone_s - job.read_later_s):
         first, live_on = failed_first(job, dead, 0.0), _count(len(living), "rank lives", "ranks live")
         named = _named(dead if first is None else [first], "is gone")
         followed = f", {len(dead) - 1} followed" if first is not None and len(dead) > 1 else ""

@@ -15,6 +15,7 @@ from tests.accuracy.cases import CASES
 from tests.accuracy.healthy import THINGS
 from tests.accuracy.run import FINE_EVERY, case_scene, run_case, run_thing, thing_scene, trace_lines
 from tests.bench.figures import Figures, take_standard_output
+from tests.rig.commands import commit
 
 RESULTS = Path(__file__).parent / "results.json"
 
@@ -60,7 +61,9 @@ def main() -> int:
     )
     if options.write:
         today = datetime.now(UTC).date().isoformat()
-        RESULTS.write_text(json.dumps(matrix.summary(results, today), indent=1) + "\n", encoding="utf-8")
+        RESULTS.write_text(
+            json.dumps(matrix.summary(results, today) | {"commit": commit()}, indent=1) + "\n", encoding="utf-8"
+        )
     return 1 if figures.missed else 0
 
 

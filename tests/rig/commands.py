@@ -17,6 +17,13 @@ class ClusterError(Exception):
     """Something about the cluster did not work. The text says what, where, and what to do next."""
 
 
+def commit() -> str:
+    """What is checked out here, short; `+` behind it: with changes. Empty outside of a repository."""
+    argv = ("git", "describe", "--always", "--dirty=+", "--abbrev=8", "--exclude=*")
+    done = subprocess.run(argv, cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    return done.stdout.strip()
+
+
 def search_path() -> str:
     """PATH with the directories of the administrator's commands, which a user's PATH lacks."""
     return os.environ.get("PATH", "/usr/bin:/bin") + ":/usr/sbin:/sbin"

@@ -44,7 +44,7 @@ def sentence(results: Mapping[str, Any]) -> str:
     return (
         f"{sum(row['runs'] for row in cases)} runs of {len({row['case'] for row in cases})} cases, "
         f"{verdict}; {sum(row['hours'] for row in healthy):,.0f} healthy job-hours, "
-        f"{sum(row['false'] for row in healthy)} false incidents."
+        f"{sum(row['false'] for row in healthy)} false incidents ({results['date']}, {results['commit']})."
     )
 
 

@@ -118,9 +118,9 @@ def test_names_are_used_once() -> None:
 
 UNADVISED = frozenset({
     "terminated", "cancelled", "interrupted", "python_exception", "traceback", "assertion", "shape_mismatch",
-    "dtype_device", "floating_point_trap", "program_error",
+    "dtype_device", "floating_point_trap", "program_error", "fatal_log",
 })  # fmt: skip
-"""Of these the traceback says more than any advice could."""
+"""Of these the traceback, or the line itself, says more than any advice could."""
 
 
 def test_every_class_of_a_log_has_a_hint_or_is_said_to_have_none() -> None:

@@ -20,7 +20,7 @@ LEAST_SAID = 2
 LEAST_OF_A_GROUP = 3
 FEW_TASKS = 2
 ALIKE_SHARE = 0.5
-"""Where JAX's coordinator lists more than half of the tasks, it is the coordinator that was not reached."""
+"""Where JAX's coordinator misses the heartbeats of more than half of the tasks, it is itself what was not reached."""
 SURELY_MANY = 7
 """So many ranks that say the same are hardly an excerpt: a gap among their numbers is a rank that said nothing."""
 _WORK = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
@@ -35,8 +35,9 @@ _EQUAL_SIZES = frozenset(
 _RANK_LIST = re.compile(r"\b[Rr]anks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
 _DESYNC = re.compile(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
 _MISSING_LIST = re.compile(
-    r"missing ranks?:? ?[\[{(]?(?P<ranks>\d+(?:, ?\d+)*)[\]})]|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, "
-    r"?\d+)*)[\]})]? (?:ha(?:s|ve) not joined|did(?: not|n't) join)"
+    r"missing (?:ranks?|tasks?|processes):? ?[\[{(]?(?P<ranks>\d+(?:, ?\d+)*)[\]})]"
+    r"|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, ?\d+)*)[\]})]? "
+    r"(?:ha(?:s|ve) not (?:joined|reached|arrived)|did(?: not|n't) (?:join|reach|arrive))\b"
     r"|has not received .{1,60} from remote rank \[(?P<ranks3>\d+)\]"
 )
 _STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
@@ -45,7 +46,18 @@ _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
 _JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")
 """It was there, and waited."""
 _JAX_TASK = re.compile(r"/job:(?:jax_worker|worker|tpu_worker)/replica:\d+/task:(?P<task>\d+)")
-_STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|[Tt]imed out task names|unhealthy")
+_STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|unhealthy")
+_NOT_COME = re.compile(
+    r"[Tt]imed out task names|\b[Mm]issing tasks?\b|\b[Ww]aiting for (?:the following )?tasks?\b"
+    r"|\b(?:tasks?|processes)\b.{0,60} (?:(?:did|have|has) not|didn't|never|failed to) "
+    r"(?:reach|arriv|join|pass|connect|regist)"
+)
+"""The coordinator's list of those that it waited for at a start or a barrier, however many they are."""
+_RUNNING = re.compile(
+    r"\bRank (?P<own>\d{1,6}) is running collective: (?P<mine>.{1,600}?), but Rank (?P<other>\d{1,6}) is running "
+    r"collective: (?P<theirs>.{1,600}?)(?:\.? ?Collectives differ|\.?\s*$)"
+)
+_OP_TYPE = re.compile(r"\bOpType=(\w+)")
 
 
 @dataclass(frozen=True)
@@ -99,20 +111,57 @@ def _named_by_library(errors: Sequence[FoundError], world: int | None) -> Suspec
         stalled = _stalled(error.detail)
         if stalled:
             return Suspects(stalled, "had not joined what the others waited in", error.line)
-    tasks: dict[int, int] = {}
+    return _named_by_coordinator(errors, world)
+
+
+def _named_by_coordinator(errors: Sequence[FoundError], world: int | None) -> Suspects | None:
+    stopped: dict[int, int] = {}
+    not_come: dict[int, int] = {}
     for error in errors:
-        if error.name not in ("heartbeat_lost", "collective_timeout"):
+        if error.name not in ("heartbeat_lost", "collective_timeout", "barrier_timeout"):
             continue
         texts = (error.text, *error.detail)
-        if any(_STOPPED.search(text) for text in texts):
+        listed = any(_NOT_COME.search(text) for text in texts)
+        if listed or any(_STOPPED.search(text) for text in texts):
             for text in texts:
                 for match in _JAX_TASK.finditer(_JAX_CAME.sub("", text)):
-                    tasks.setdefault(int(match["task"]), error.line)
-    few = max(FEW_TASKS, ALIKE_SHARE * max(world or 0, max(tasks, default=0) + 1))
-    if tasks and len(tasks) <= few:
+                    (not_come if listed else stopped).setdefault(int(match["task"]), error.line)
+    few = max(FEW_TASKS, ALIKE_SHARE * max(world or 0, max(stopped, default=0) + 1))
+    if stopped and len(stopped) <= few:
         reason = "stopped answering the coordinator, which calls such a task unhealthy"
-        return Suspects(tuple(sorted(tasks)), reason, min(tasks.values()))
+        return Suspects(tuple(sorted(stopped)), reason, min(stopped.values()))
+    if not_come:
+        reason = "did not come to what the others waited at, as the coordinator says"
+        return Suspects(tuple(sorted(not_come)), reason, min(not_come.values()))
     return None
+
+
+def odd_ranks(errors: Sequence[FoundError]) -> Suspects | None:
+    """Of ranks whose collectives torch compared (TORCH_DISTRIBUTED_DEBUG=DETAIL) the few that ran another one than all
+    others that are known; without ranks where that cannot be told. None if no line compares any.
+
+    A rank compares its own with each in turn, so that all before the first that differs ran what it ran.
+    """
+    ran: dict[int, str] = {}
+    line = None
+    for error in errors:
+        match = _RUNNING.search(error.text)
+        if match is None:
+            continue
+        line = line or error.line
+        own, other = int(match["own"]), int(match["other"])
+        if error.who.rank not in (None, own):
+            return Suspects((), "", error.line)  # the numbers of a group
+        ran |= {**dict.fromkeys(range(other), match["mine"]), own: match["mine"], other: match["theirs"]}
+    if line is None:
+        return None
+    counted = Counter(ran.values()).most_common()
+    odd = tuple(sorted(rank for rank, what in ran.items() if what != counted[0][0]))
+    if len(ran) < LEAST_OF_A_GROUP or len(odd) > max(1, int(FEW_SILENT * len(ran))):
+        return Suspects((), "", line)
+    beside = [found[1] if (found := _OP_TYPE.search(what)) else "" for what in (ran[odd[0]], counted[0][0])]
+    which = f" ({beside[0]} beside {beside[1]})" if all(beside) and beside[0] != beside[1] else ""
+    return Suspects(odd, f"ran another collective than the others{which}", line)
 
 
 def _stuck(
@@ -208,7 +257,9 @@ def _missing(ranks_that_said: set[int], known: set[int], world: int | None) -> S
         return None
     missing = tuple(sorted(everybody - ranks_that_said))
     if world is None and not set(missing) <= known and len(ranks_that_said) < SURELY_MANY:
-        return None  # an excerpt, perhaps
+        # An excerpt, perhaps; that leaves out the first of all is hardly one.
+        first = missing == (0,) and len(ranks_that_said) >= LEAST_OF_A_GROUP
+        return Suspects(missing, "is the only one that does not report it", silent=True) if first else None
     if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(ranks_that_said) < LEAST_SAID:
         return None
     return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)

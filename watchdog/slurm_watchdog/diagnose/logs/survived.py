@@ -30,7 +30,7 @@ SOFT = frozenset(
      "dtype_device", "too_many_files", "loss_nan", "checkpoint_mismatch", "checkpoint_corrupt", "assertion",
      "io_error", "cuda_unavailable",
      "xla_error", "port_in_use", "nccl_interface", "read_only", "stale_file_handle", "host_oom",
-     "shared_memory", "traceback", "abort", "process_limit", "program_error"}
+     "shared_memory", "traceback", "abort", "fatal_log", "process_limit", "program_error"}
 )  # fmt: skip
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 OF_CHILDREN = frozenset({"segmentation_fault", "bus_error", "floating_point_trap", "abort", "glibc_abort", "killed"})

@@ -8,7 +8,7 @@ whose.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec.structs import replace
@@ -55,6 +55,17 @@ _WRAPPER = re.compile(
     r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception"
     r"|ExceptionGroup: .*\(\d+ sub-exceptions?\)|CheckpointException ranks:"
 )
+_GENERAL = re.compile(r"\bCheckpointingException\b")
+_OF_DEVICE = re.compile(
+    r"\bwait for compute device to finish failed|\b[Tt]he Inner error is reported as above|\bNPU function error: "
+)
+"""Words of a library above, or below, those that say what it was; an NPU's may be those of one that waited."""
+NEAR_LINES = 40
+_FATAL = re.compile(r"(?:^|[\s:])(?P<line>F\d{4} \d\d:\d\d:\d\d\.\d.*|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F .*)")
+"""The level of glog's and absl's that ends its process: it is taken off with the rest of what stands in front."""
+_PLACE = re.compile(r":\d+\] ")
+_LISTED = re.compile(r"\s*/job:\w+/replica:\d+/task:\d+,?\s*$")
+"""A line of a list below an error, however long that is."""
 _RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
 _DURING = "during handling of the above exception"
@@ -169,12 +180,13 @@ def find_errors(
             and found
             and not line.who.named
             and found[-1].who.named
-            and line.number - found[-1].line <= DETAIL_LINES
+            and (line.number - found[-1].line <= DETAIL_LINES or _LISTED.match(line.text))
         ):
             found[-1].detail.append(line.text.strip()[:300])  # a message of several lines has its prefix only once
         if error is not None:
             error.segment = 0 if segments is None else segments.get(line.number, 0)
             found.append(error)
+    _set_general_words_back(found)
     return _without_told_headers(found)
 
 
@@ -219,6 +231,8 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
         stream.frames += 1
         return None
     name = classify(text) if not (stream.weak and _TASK_SHOWN.match(text)) else None
+    if name is None and line.level == "error" and (fatal := _FATAL.search(line.raw)) and fatal["line"].endswith(text):
+        name = classify(fatal["line"]) if not _PLACE.search(line.raw, 0, fatal.start("line")) else None
     if name == "traceback" or (name is not None and not stream.open and (is_setting(text) or _is_prose(line))):
         return None
     if stream.open and (name is None or name == "python_exception") and _is_exception(text.strip()):
@@ -327,11 +341,29 @@ def _detail(line: Line, stream: _Stream) -> None:
     error = stream.last
     if error is None or not line.text.strip():
         return
-    stream.since += 1
+    stream.since += not _LISTED.match(line.text)
     if stream.since <= DETAIL_LINES:
         error.detail.append(line.text.strip()[:300])
     if stream.since <= AFTER_LINES and goes_on(line.text):
         error.retried = True
+
+
+def _set_general_words_back(errors: Sequence[FoundError]) -> None:
+    """Marks what only repeats in general words an error that its process reports beside it."""
+    table = log_table()
+    for error in errors:
+        if error.name != "python_exception" or error.chained:
+            continue
+        of_device = _OF_DEVICE.search(error.text) is not None
+        if not of_device and not _GENERAL.search(error.text):
+            continue
+        for other in errors:
+            near = (-NEAR_LINES if of_device else 1) <= other.line - error.line <= NEAR_LINES
+            alike = other.who == error.who or not (other.who.named and error.who.named)
+            says_more = other.name not in table.headers and other.name != "python_exception"
+            if near and alike and says_more and not other.weak and (of_device or other.name not in table.consequences):
+                error.chained, other.chained = True, False
+                break
 
 
 def _without_told_headers(errors: list[FoundError]) -> list[FoundError]:

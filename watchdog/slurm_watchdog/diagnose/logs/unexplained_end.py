@@ -8,12 +8,14 @@ import signal
 from collections.abc import Iterable, Sequence
 
 from slurm_watchdog.base.shortened import shortened
+from slurm_watchdog.base.text import listed
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
 from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, group_is_all, suspects_of
 from slurm_watchdog.diagnose.logs.first_to_end import End, Felt, FirstToEnd, first_to_end
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
+from slurm_watchdog.diagnose.logs.ranks import short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table
 
@@ -27,6 +29,9 @@ TIMED_OUT = (
 )
 _REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
 _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
+_CLOSED_BY = re.compile(
+    r"\bNCCL WARN .{0,120}\bConnection (?:closed|reset) by (?:remote )?peer (?P<peer>[A-Za-z0-9][\w.-]{0,250})<\d+>"
+)
 FEW = 3
 """So many are all in the sentence."""
 _OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog)|.*\bwatchdog thread")
@@ -173,8 +178,7 @@ def _suspected(suspects: Suspects | None) -> str:
             "and nothing shows which rank they waited for; look for an earlier error elsewhere, or "
             "for stacks of all ranks"
         )
-    names = ", ".join(str(rank) for rank in suspects.ranks[:8])
-    return f"rank{'s' if len(suspects.ranks) > 1 else ''} {names} {suspects.reason}"
+    return f"{listed(suspects.ranks, 'rank')} {suspects.reason}"
 
 
 def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVerdict:
@@ -263,6 +267,22 @@ def _lost_daemon(error: FoundError) -> str | None:
     return next((match["host"] for match in found if match), None)
 
 
+def _gone_peer(case: LogCase, felt_errors: Sequence[FoundError]) -> str | None:
+    """The host that closed the connections of several others, where nobody else did but those that say so of it."""
+    tellers: dict[str, set[str]] = {}
+    names: dict[str, str] = {}
+    for error in felt_errors:
+        match = _CLOSED_BY.search(error.raw_text)
+        host = case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) if match is not None else None
+        if match is not None and host is not None:
+            peer = match["peer"] if match["peer"][0].isdigit() else short_host(match["peer"])
+            names.setdefault(peer, match["peer"])
+            tellers.setdefault(peer, set()).add(short_host(host))
+    told = set[str]().union(*tellers.values())
+    silent = [peer for peer in tellers if peer not in told]
+    return names[silent[0]] if len(silent) == 1 and len(tellers[silent[0]]) > 1 else None
+
+
 def _of_own_call(case: LogCase, first: FoundError, rank: int | None, felt_errors: Sequence[FoundError]) -> LogVerdict:
     """The only rank of which NCCL says that a call of CUDA failed in its own process."""
     host = case.ranks.host_of(Who(), rank)
@@ -281,6 +301,8 @@ def _unexplained(case: LogCase, first: FoundError, felt_errors: Sequence[FoundEr
         return _of_own_call(case, first, own.pop(), felt_errors)
     host = _lost_daemon(first)
     suspect = f"; {host} is suspect, for it is its daemon that was lost" if host else ""
+    if host is None and (host := _gone_peer(case, felt_errors)) is not None:
+        suspect = f"; {host} is suspect, for several hosts say that it closed their connection, and it says nothing"
     says = f"that follows from something else, and no line says from what{suspect}"
     return _felt(case, first, felt_errors, says, host)
 

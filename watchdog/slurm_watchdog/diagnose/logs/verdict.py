@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.base.text import plural
+from slurm_watchdog.base.text import listed, plural
 from slurm_watchdog.diagnose.logs.attribution import (
     GPU_NAMES,
     failed_node,
@@ -29,6 +29,7 @@ from slurm_watchdog.diagnose.logs.attribution import (
     who_felt_it,
 )
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, after_step, rank_words, said_whole, sentence
+from slurm_watchdog.diagnose.logs.collective_timeouts import odd_ranks
 from slurm_watchdog.diagnose.logs.line import Who, classify
 from slurm_watchdog.diagnose.logs.no_error import of_numbers
 from slurm_watchdog.diagnose.logs.ranks import Ranks
@@ -51,8 +52,8 @@ thread had died."""
 LAST_LINES = 15
 FIRST_HAND = frozenset({"gpu_ecc", "gpu_lost", "oom_kill", "disk_full", "quota", "cuda_oom", "node_failure"})
 """What no lost peer brings about."""
-NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error"})
-"""Settings: the rank that notices first is no more to blame than the others."""
+NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error", "message_size"})
+"""Settings, and what two ends do not agree in: the rank that notices first is no more to blame than the others."""
 _WHY_NOT_WRITTEN = frozenset({"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"})
 _SAYS_MORE = {
     "infiniband": re.compile(r"catastrophic error|DEVICE_FATAL", re.IGNORECASE),
@@ -310,16 +311,19 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     if name == "dataloader_worker" and _WORKER_KILLED.search(first.text):
         name = next((error.name for error in alive if error.name == "oom_kill"), name)  # Slurm says who killed it
     sources = {error.source for error in roots}
-    if rank is None and name in GPU_NAMES:
-        rank = who_felt_it(first, alive, case)
-    if rank is None and not first.who.named:
-        rank = rank_beside(first, roots, case)
+    if rank is None:
+        rank = _rank_by_others(name, first, roots, alive, case)
     if rank is None and name in ("oom_kill", "ray_actor_died"):
         dead, where = rank_of_dead_process(case)
         rank, host = (dead, host or where) if host is None or where in (None, host) else (rank, host)
     if name == "node_failure":
         rank, host = None, failed_node(case)
-    if name in NOBODYS:
+    odd = odd_ranks(alike) if name == "collective_mismatch" else None
+    if odd is not None:
+        rank = odd.ranks[0] if len(odd.ranks) == 1 else None
+        host = case.ranks.host_of(Who(), rank) if rank is not None else None
+        ranks = list(odd.ranks)
+    elif name in NOBODYS:
         rank = host = None
     elif unordered or everybody or (not case.timed and len(sources) > 1):
         hosts = {case.ranks.host_of(error.who, case.ranks.rank_of(error.who)) for error in alike}
@@ -335,7 +339,10 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     who = rank_words(rank, host)
     said = f"{who} failed first" if who else "the first error of the run is"
     more = f", and {plural(len(ranks) - 1, 'more rank')} alike" if len(ranks) > 1 and rank is not None else ""
-    if everybody and len(ranks) > 1:
+    if odd is not None:
+        said, more = "nothing shows which of them was wrong", ""
+        said = f"{listed(odd.ranks, 'rank')} {odd.reason}" if odd.ranks else said
+    elif everybody and len(ranks) > 1:
         said, more = f"{len(ranks)} ranks{f', all on {host or there},' if host or there else ''} failed alike", ""
     elif who and peers:
         said = f"{who} did not reach {', '.join(peers)}; either end may be at fault, or what lies between"
@@ -357,7 +364,16 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         said_whole(first),
         tuple(ranks),
         followed=followed,
+        missing=odd.ranks if odd is not None else (),
     )
+
+
+def _rank_by_others(
+    name: str, first: FoundError, roots: Sequence[FoundError], alive: Sequence[FoundError], case: LogCase
+) -> int | None:
+    """The rank of a line that does not say whose it is, from what else was said."""
+    rank = who_felt_it(first, alive, case) if name in GPU_NAMES else None
+    return rank_beside(first, roots, case) if rank is None and not first.who.named else rank
 
 
 def _says_more(error: FoundError) -> bool:

@@ -36,7 +36,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.model.observations import Process, Role
-from slurm_watchdog.parse.stacks.py_spy_json import AT_EXIT, ROOTS
+from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
 
 ONE_DUMP_S = 10.0
 """py-spy takes 15 to 30 ms a process; what takes this long does not come."""

@@ -12,13 +12,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.dump import Dump
+from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
 from slurm_watchdog.parse.stacks.headers import DumpHeader
 
-AT_EXIT: Final = Frame(function="_run_exitfuncs", file="atexit")
-"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
-ROOTS: Final = ("<module>", "_run_module_as_main", "_shutdown")
-"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is
-over. `threading._shutdown`, which waits for other threads then, says so by its own name."""
 DEPTH: Final = 12
 MAX_FRAMES: Final = 200
 

@@ -297,6 +297,15 @@ class Delivery:
 
     def moments(self, until: float) -> Iterator[float]:
         """The times at which agents have looked and the controller judges."""
+        try:
+            yield from self._moments(until)
+        finally:  # also where nobody asks for the rest
+            for file in self.files:
+                file.close()
+            for agent in self.agents:
+                agent.pool.close()
+
+    def _moments(self, until: float) -> Iterator[float]:
         now, at = BEGAN, 0
         lines = sorted(self.story.lines, key=lambda each: each[0])
         while now < until:
@@ -316,10 +325,6 @@ class Delivery:
             for agent in self.agents:
                 self._tick(agent, now)
             yield now
-        for file in self.files:
-            file.close()
-        for agent in self.agents:
-            agent.pool.close()
 
     def _trouble(self, now: float) -> None:
         agent, kind = self.rng.choice(self.agents), self.rng.choice(("controller", "kill", "reload", "cut", "lost"))

@@ -1,5 +1,7 @@
 // What a person does from the page: the same requests as the commands, which the controller allows or refuses by the same rights.
 
+import { here } from "./dom.js";
+
 // `list`: [label, path, body] each. Nothing where nobody acts from the page.
 export function buttons(make, all, list) {
   if (!all.acts_as) return null;

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.counter_clock import KEPT_INTERVALS, Counter, CounterClock
-from slurm_watchdog.controller.state.phases import Lately
+from slurm_watchdog.controller.state.phases import SAVES, Lately
 from slurm_watchdog.controller.state.step_times import add_loss, add_time
 from slurm_watchdog.knowledge.progress_patterns import HEARTBEAT_PATTERN, progress_table
 from slurm_watchdog.model.cluster_view import Progress
@@ -166,9 +166,11 @@ def _rise(clock: CounterClock, event: Event, number: float, at: float, stretch: 
                 clock.phase_intervals_s.setdefault(phase, deque(maxlen=KEPT_INTERVALS)).append(at - from_at)
             if silent_s > 0.0:
                 clock.intervals_s.append(silent_s)
-        if phase is None:
+        # A save that was over before the step leaves its pace: many save between any two reports.
+        if phase is None or (phase == SAVES and from_at < stretch.saved_at <= at):
             since = max(from_at, stretch.saved_at) if stretch.saved_at < at else from_at
-            clock.paces.add(at - since, at, troubled=from_at <= stretch.troubled_at)
+            pace_s = at - since if phase is None else max(silent_s, at - since)
+            clock.paces.add(pace_s, at, troubled=from_at <= stretch.troubled_at)
     if event.step is not None:
         if clock.first_step is not None:  # from where a bar begins a run that was resumed jumps to its first step
             clock.stride = max(0, event.step - clock.step)

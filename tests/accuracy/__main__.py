@@ -61,9 +61,7 @@ def main() -> int:
     )
     if options.write:
         today = datetime.now(UTC).date().isoformat()
-        RESULTS.write_text(
-            json.dumps(matrix.summary(results, today) | {"commit": commit()}, indent=1) + "\n", encoding="utf-8"
-        )
+        RESULTS.write_text(json.dumps(matrix.summary(results, today, commit()), indent=1) + "\n", encoding="utf-8")
     return 1 if figures.missed else 0
 
 

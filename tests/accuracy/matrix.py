@@ -235,11 +235,12 @@ def table(results: Results) -> list[str]:
     return lines
 
 
-def summary(results: Results, date: str) -> dict[str, Any]:
-    """What docs/evaluation.md shows of a run of `date` (YYYY-MM-DD), for a file of JSON:
+def summary(results: Results, date: str, commit: str) -> dict[str, Any]:
+    """What docs/evaluation.md shows of a run of `date` (YYYY-MM-DD) at `commit`, for a file of JSON:
     tools/docs/evaluation.py makes the tables of it."""
     return {
         "date": date,
+        "commit": commit,
         "minutes": round(results.seconds / 60),
         "cases": [
             {

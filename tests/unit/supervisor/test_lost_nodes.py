@@ -27,6 +27,7 @@ def found_after(
     elastic: bool = False,
     until_s: float = 2000.0,
     line_s: float | None = 1.0,
+    says_steps: bool = True,
 ) -> float | None:
     """Seconds since n2 was missing first, until the command is to be started again without it; a new step is in the log
     `every_s`, or never. None: never."""
@@ -34,7 +35,7 @@ def found_after(
     began = now
     while now < until_s:
         step = 100.0 + (now // every_s if every_s else 0)
-        watch = seen(watch, ("n2",), answering, {"megatron": step}, now, line_s=line_s)
+        watch = seen(watch, ("n2",), answering, {"megatron": step} if says_steps else {}, now, line_s=line_s)
         if lost(watch, now, elastic=elastic) == ("n2",):
             return now - began
         now += AGAIN_S
@@ -49,6 +50,8 @@ def found_after(
         (found_after(elastic=True), PATIENT_S),
         (found_after(line_s=100.0), 300.0),
         (found_after(line_s=None), UNKNOWN_S),
+        (found_after(line_s=None, says_steps=False), STILL_S),
+        (found_after(ANSWERS, line_s=None, says_steps=False), PATIENT_S),
         (found_after(every_s=10), None),
         (found_after(every_s=105, line_s=105.0), None),
         (found_after(every_s=150, line_s=None), None),
@@ -61,6 +64,8 @@ def found_after(
         "elastic",
         "long steps",
         "unknown steps",
+        "no steps in the log",
+        "slurmd alone, no steps in the log",
         "continues",
         "continues, long steps",
         "continues, unknown steps",
@@ -78,6 +83,14 @@ def test_one_answer_of_slurms_and_a_node_that_comes_back_are_nothing() -> None:
     watch = seen(watch, (), (), {}, 5.0)
     watch = seen(watch, ("n2",), GONE, {}, 10.0)
     assert lost(watch, PATIENT_S + 1, elastic=False) == ()
+
+
+def test_a_step_that_was_said_before_the_node_was_missing_counts_where_the_log_has_been_flooded_since() -> None:
+    watch = seen(Watch(), (), (), {"megatron": 3.0}, 0.0)
+    for now in (5.0, 10.0, 15.0, 30.0):
+        watch = seen(watch, ("n2",), GONE, {}, now)
+    assert lost(watch, 30.0, elastic=False) == ()
+    assert lost(watch, 5.0 + UNKNOWN_S, elastic=False) == ("n2",)
 
 
 @pytest.mark.parametrize(

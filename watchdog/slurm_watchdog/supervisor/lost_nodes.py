@@ -27,7 +27,8 @@ STILL_S: Final = 15.0
 STILL_LINES: Final = 3.0
 """The same in times between two lines that say a step: the ranks may reach each other by another network."""
 UNKNOWN_S: Final = 180.0
-"""The same where that time is not known: longer than most. A judgement."""
+"""The same where that time is not known: longer than most. A judgement. Where the log has said no step at all, waiting
+shows nothing: STILL_S."""
 PATIENT_S: Final = 900.0
 """The same where the node still answers, or where the trainer can continue with fewer nodes: more than the 10 min after
 which NCCL's own limit ends what waits for a lost rank. A judgement."""
@@ -50,7 +51,7 @@ class Watch(Struct, frozen=True):
 
     missing: Mapping[str, Missing] = {}
     counts: Mapping[str, float] = {}
-    """Steps, by what prints them, when one was new last."""
+    """Steps, by what prints them, when one was new last; none: the log says none."""
     line_s: float | None = None
     """Between two lines that say a step; None: not known."""
     still_since: float = 0.0
@@ -70,7 +71,7 @@ def seen(
     `line_s`: the newest steps of the command, and the time between two lines with one."""
     line_s = watch.line_s if line_s is None else line_s
     if not missing:
-        return Watch(line_s=line_s)
+        return Watch(counts={**watch.counts, **counts}, line_s=line_s)
     nodes = {}
     for node in missing:
         known = watch.missing.get(node, Missing())
@@ -87,7 +88,8 @@ def lost(watch: Watch, now: float, *, elastic: bool) -> tuple[str, ...]:
     gone = any(watch.missing[node].tries >= TRIES for node in listed)
     limit_s = PATIENT_S
     if gone and not elastic:
-        limit_s = UNKNOWN_S if watch.line_s is None else min(PATIENT_S, max(STILL_S, STILL_LINES * watch.line_s))
+        unknown_s = UNKNOWN_S if watch.counts else STILL_S
+        limit_s = unknown_s if watch.line_s is None else min(PATIENT_S, max(STILL_S, STILL_LINES * watch.line_s))
     return listed if listed and now - watch.still_since >= limit_s else ()
 
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 import msgspec
 import pytest
 
+from slurm_watchdog.agent.logs.job_logs import KEPT
 from slurm_watchdog.model.observations import EventKind, LogFile, Process, Role
 from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.model.report import Report
@@ -289,7 +290,9 @@ def test_while_the_network_is_cut_nothing_is_lost_and_what_is_too_old_is_not_jud
         cluster.join("n1")
     watchdog.wait_for(lambda: watchdog.step(job) > away, 20, "the steps of the time after")
     told = steps(watchdog.reports("n1"))
-    assert Counter(told).most_common(1)[0][1] == 1, "no step was told twice"
+    times = Counter(told)
+    assert max(times.values()) <= 2 and times.total() - len(times) <= KEPT, "only the last ones are told again"
+    told = list(times)
     assert told == list(range(told[0], told[-1] + 1)), "no step was lost"
     text = watchdog.metrics()
     counts = {

@@ -77,6 +77,24 @@ def test_the_pace_of_a_run_knows_neither_what_the_log_announces_nor_what_a_check
     assert seen(run, 646.0).saved_age_s == 6.0
 
 
+def test_a_run_that_saves_between_any_two_looks_has_a_pace_all_the_same() -> None:
+    """Lines of one look have one date: their order in the file says which step was made after which save."""
+    for last_is_a_save in (True, False):
+        run = new_run(slurm_job(start_at=None), 0.0, None, None, LeftOut())
+        for look in range(1, 31):
+            saves = (
+                said(10 * look, kind=EventKind.PHASE, phase="checkpointing"),
+                said(10 * look, kind=EventKind.CHECKPOINT),
+            )
+            steps = (said(10 * look - 1), said(10 * look))
+            after = () if last_is_a_save else (said(10 * look + 1),)
+            for event in (*steps, *saves, *after):
+                note_event(run, "n1", event, 5.0 * look)
+        progress = seen(run, 151.0).progress
+        assert progress is not None and len(progress.paces_s) >= 20
+        assert (max(progress.paces_s), progress.longest_pace_s, progress.phase) == (5.0, 5.0, None)
+
+
 def test_a_pause_that_ended_by_itself_is_remembered_for_a_day_also_if_it_was_taken_for_a_hang() -> None:
     paces = Paces()
     for number in range(SETTLED_AFTER):

@@ -63,8 +63,14 @@ class _Span:
     from_at: float
     to_at: float
     """Infinite where no line was the end of it: the next step was."""
+    file: tuple[str, str] | None = None
+    """(node, path) whose lines, in their order, told of both ends."""
 
-    def is_after(self, step_at: float) -> bool:
+    def is_after(self, step_at: float, file: tuple[str, str] | None = None) -> bool:
+        """Whether it is not over with a step of that date, that a line of `file` tells of. Lines of one look have one
+        date: in one file their order says more."""
+        if file is not None and file == self.file and step_at >= self.to_at:
+            return False
         return self.from_at >= step_at or step_at < self.to_at < float("inf")
 
 
@@ -107,7 +113,7 @@ class Phases:
         if before is not None:
             del self._open[who]
             if replaces:
-                self._note_past(_Span(before.said.phase, before.said.at, before.first_at, at))
+                self._note_past(_Span(before.said.phase, before.said.at, before.first_at, at, who[:2]))
         self._open[who] = opened
         while len(self._open) > MOST:
             del self._open[min(self._open, key=lambda each: self._open[each].said.at)]
@@ -118,7 +124,7 @@ class Phases:
             same_file = who[:2] == (node, event.source)  # lines of one look have one date, and come in order
             if at >= opened.said.at if same_file else _is_passed(clock, opened.said):
                 del self._open[who]
-        self._past = [each for each in self._past if each.is_after(at)]
+        self._past = [each for each in self._past if each.is_after(at, (node, event.source))]
 
     def end(self, node: str, event: Event, at: float) -> bool:
         """A line of a log says that a checkpoint is complete. Returns whether a save that it announced is over."""
@@ -134,7 +140,7 @@ class Phases:
             if opened.said.phase == SAVES and opened.said.at <= at and _is_end_of(who, event.step, each, opened.said)
         ]
         for opened in map(self._open.pop, ended):
-            self._note_past(_Span(SAVES, opened.said.at, opened.first_at, at))
+            self._note_past(_Span(SAVES, opened.said.at, opened.first_at, at, who[:2]))
         return bool(ended)
 
     def complete(self, path: str, step: int | None, at: float) -> None:

@@ -167,7 +167,7 @@ def _rise(clock: CounterClock, event: Event, number: float, at: float, stretch: 
             if silent_s > 0.0:
                 clock.intervals_s.append(silent_s)
         # A save that was over before the step leaves its pace: many save between any two reports.
-        if phase is None or (phase == SAVES and from_at < stretch.saved_at <= at):
+        if phase is None or (phase == SAVES and from_at <= stretch.saved_at <= at):
             since = max(from_at, stretch.saved_at) if stretch.saved_at < at else from_at
             pace_s = at - since if phase is None else max(silent_s, at - since)
             clock.paces.add(pace_s, at, troubled=from_at <= stretch.troubled_at)

@@ -17,6 +17,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -38,6 +39,7 @@ SAVE_INTERVAL = 10
 HUNG_RANK = 2
 RANKS_PER_NODE = 2
 STEP_S = 0.4
+ASKED_AGAIN = 4
 SLOWEST = 4.0  # times of the configuration are at most so many times as long: a job must live that long
 
 
@@ -297,7 +299,12 @@ class Story:
         slack = len(self.watchdog.slack.messages)
         node = self.told()["nodes"][0]
         self.teller.say("we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'")
-        done = self.watchdog.command("restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait")
+        done = self._restart_without(node)
+        for _ in range(ASKED_AGAIN):
+            if "ask again in" not in done.stdout + done.stderr:
+                break
+            time.sleep(15)  # the job was requeued a moment ago: its ranks have not been read yet
+            done = self._restart_without(node)
         self.check(done.returncode == 0, f"restart said: {done.stdout}{done.stderr}")
         incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")
         action = self.follow(incident["id"], 90)
@@ -316,6 +323,9 @@ class Story:
             "resumed_at_step": end["resumed_at_step"],
             "steps_lost": end["steps_lost"],
         }
+
+    def _restart_without(self, node: str) -> subprocess.CompletedProcess[str]:
+        return self.watchdog.command("restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait")
 
 
 PAGE = "127.0.0.1:9767"

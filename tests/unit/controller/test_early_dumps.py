@@ -95,6 +95,17 @@ def test_a_run_that_saves_between_any_two_looks_has_a_pace_all_the_same() -> Non
         assert (max(progress.paces_s), progress.longest_pace_s, progress.phase) == (5.0, 5.0, None)
 
 
+def test_a_long_save_whose_end_is_read_with_the_step_after_it_is_no_pace() -> None:
+    run, now = trained(), 300.0
+    for step in (60, 61, 62):
+        note_event(run, "n1", said(step, kind=EventKind.PHASE, phase="checkpointing"), now + 1.0)
+        now += 130.0
+        for event in (said(step, kind=EventKind.CHECKPOINT), said(step + 1)):
+            note_event(run, "n1", event, now)
+    progress = seen(run, now).progress
+    assert progress is not None and (progress.longest_pace_s, max(progress.paces_s)) == (5.0, 5.0)
+
+
 def test_a_pause_that_ended_by_itself_is_remembered_for_a_day_also_if_it_was_taken_for_a_hang() -> None:
     paces = Paces()
     for number in range(SETTLED_AFTER):

@@ -166,10 +166,10 @@ def _rise(clock: CounterClock, event: Event, number: float, at: float, stretch: 
                 clock.phase_intervals_s.setdefault(phase, deque(maxlen=KEPT_INTERVALS)).append(at - from_at)
             if silent_s > 0.0:
                 clock.intervals_s.append(silent_s)
-        # A save that was over before the step leaves its pace: many save between any two reports.
-        if phase is None or (phase == SAVES and from_at <= stretch.saved_at <= at):
-            since = max(from_at, stretch.saved_at) if stretch.saved_at < at else from_at
-            pace_s = at - since if phase is None else max(silent_s, at - since)
+        # A save leaves its run a pace: many save between any two reports. What it took is none.
+        since = max(from_at, stretch.saved_at) if stretch.saved_at < at else from_at
+        pace_s = at - since if phase is None else silent_s if phase == SAVES else 0.0
+        if pace_s > 0.0:
             clock.paces.add(pace_s, at, troubled=from_at <= stretch.troubled_at)
     if event.step is not None:
         if clock.first_step is not None:  # from where a bar begins a run that was resumed jumps to its first step

@@ -67,6 +67,7 @@ def make_story(rng: random.Random) -> Story:
     """Some steps, then one to three long phases or short saves with steps between them; at last it hangs."""
     story, dated = Story(), rng.random() < 0.5
     t, step, pace = BEGAN, rng.choice((0, 100)), rng.uniform(3.0, 7.0)
+    who = rng.choice(("", "", "[rank0]: "))
     other_file = rng.random() < 0.3
     """What is announced is written into another file than the steps."""
 
@@ -88,8 +89,9 @@ def make_story(rng: random.Random) -> Story:
         t, told = t + rng.uniform(0.0, 2.0), 1 if other_file else 0
         kinds = ("numbered", "numbered", "unnumbered", "evaluate", "compile", "quiet", "quiet")
         kind = rng.choice(kinds if story.last_sign == "step" else kinds[:5])
-        takes_s = rng.uniform(2.0, 25.0) if kind == "quiet" else rng.uniform(20.0, 240.0)
-        began, who = t, rng.choice(("", "", "[rank0]: "))
+        short = kind == "quiet" or rng.random() < 0.4  # begun and over between two looks, too
+        takes_s = rng.uniform(0.1, 25.0) if short else rng.uniform(20.0, 240.0)
+        began = t
         if kind == "evaluate":
             say(f"{who}Evaluating on 10240 samples", told)
         elif kind == "compile":

@@ -26,6 +26,8 @@ ONE = os.environ.get("PHASE_STORY", "")
 PARTS = 4
 SLACK_S = 60.0
 """Until a look, a scan and a report have brought the last fact."""
+STEPS_OF_A_GAP = 3
+"""Steps whose reports were lost, or came too old, count for one: a run of a dozen is still in its warm-up then."""
 IN_PHASE_S = 3 * 240.0 + 3700.0
 """The longest limit of a phase."""
 SLEEPS = ("<module> (train.py:47)",)
@@ -43,7 +45,9 @@ def is_reported(state: ClusterState, now: float) -> bool:
 
 def knows_pace(story: Story, delivery: Delivery) -> bool:
     """Whether enough is left of the story's steps for the controller to know the pace of the run."""
-    return sum(at > delivery.forgot_at + 10.0 for at in story.steps) > SETTINGS.warmup_steps + 1
+    gaps = sum(note.endswith(("cut n1", "lost n1")) for note in delivery.notes)
+    told = sum(at > delivery.forgot_at + 10.0 for at in story.steps)
+    return told > SETTINGS.warmup_steps + 1 + STEPS_OF_A_GAP * gaps
 
 
 def is_patient(story: Story, delivery: Delivery) -> bool:
@@ -54,7 +58,7 @@ def is_patient(story: Story, delivery: Delivery) -> bool:
 
 def longest_limit_s(story: Story, delivery: Delivery) -> float:
     """No limit of the training is longer: from the steps as they came."""
-    pause_s = delivery.worst_gap_s + 25.0
+    pause_s = delivery.worst_gap_s + 36.0  # a save that no line announces, and the step after it
     return max(SETTINGS.floor, SETTINGS.factor * pause_s)
 
 

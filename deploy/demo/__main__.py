@@ -33,13 +33,14 @@ from tests.rig.commands import ClusterError
 from tests.rig.debian_packages import ensure_packages, why_impossible
 from tests.rig.patience import busyness
 from tests.rig.rights import own_program
-from tests.rig.stack import COMMAND, PORT, Watchdog, WatchdogError, train_script
+from tests.rig.stack import COMMAND, PORT, START_GRACE_S, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10
+EVAL_INTERVAL = 60
 HUNG_RANK = 2
 RANKS_PER_NODE = 2
 STEP_S = 0.4
-ASKED_AGAIN = 4
+ASKED_AGAIN = 4  # times: a restart that is refused since the ranks of a new run are not read yet
 SLOWEST = 4.0  # times of the configuration are at most so many times as long: a job must live that long
 
 
@@ -76,7 +77,7 @@ class Story:
             self.cluster,
             f"--log {shared}/{name}.txt",
             f"--steps 100000 --step-seconds {STEP_S} --save-interval {SAVE_INTERVAL}",
-            "--eval-interval 60 --eval-seconds 1",
+            f"--eval-interval {EVAL_INTERVAL} --eval-seconds 1",
             f"--fault-dir {shared}/faults",
             ranks_per_node=RANKS_PER_NODE,
             ahead=ahead,
@@ -94,8 +95,9 @@ class Story:
         self.teller.say("training", f"runs on {', '.join(job['nodes'])}, step {job['step']}, {job['ranks']} ranks")
 
     def told(self) -> Any:
-        """What the watchdog's status says of the job."""
-        return next(job for job in self.watchdog.status()["jobs"] if job["job_id"] == self.job)
+        """What the watchdog's status says of the job; where Slurm does not list it at this moment, that."""
+        jobs = (job for job in self.watchdog.status()["jobs"] if job["job_id"] == self.job)
+        return next(jobs, {"nodes": [], "limit_s": None})
 
     # ------------------------------------------------------------------------------------ helpers
 
@@ -175,6 +177,13 @@ class Story:
         """Some steps after a checkpoint: a restart would lose them, unless the run saves first."""
         step = self.watchdog.step(self.job)
         return step > SAVE_INTERVAL and 3 <= step % SAVE_INTERVAL <= SAVE_INTERVAL - 3
+
+    def _may_hang(self) -> bool:
+        """Between two checkpoints, with no evaluation near, which may take its time, and once the watchdog knows how
+        long a step takes: right after an outage it does not."""
+        soon = EVAL_INTERVAL - self.watchdog.step(self.job) % EVAL_INTERVAL
+        known = (self.told()["limit_s"] or float("inf")) < START_GRACE_S * self.watchdog.pace
+        return known and soon > 2 * SAVE_INTERVAL and self._is_between_checkpoints()
 
     # ------------------------------------------------------------------------------------ the acts
 
@@ -258,7 +267,7 @@ class Story:
         """Rank HUNG_RANK gets no more data, and the watchdog does what it does; returns the lines about the act."""
         slack = len(self.watchdog.slack.messages)
         nodes = self.told()["nodes"]
-        self.watchdog.wait_for(self._is_between_checkpoints, 30)
+        self.watchdog.wait_for(self._may_hang, 60)
         step = self.watchdog.step(self.job)
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
         self.teller.say(

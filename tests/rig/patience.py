@@ -18,14 +18,15 @@ def busyness() -> float:
 
 
 class Patience:
-    """A limit of `seconds` that runs slower while the machine is busy."""
+    """A limit of `seconds` that runs slower while the machine is busy, and always where what is waited for takes `pace`
+    times as long."""
 
-    def __init__(self, seconds: float) -> None:
-        self._left_s, self._looked_at = seconds, time.monotonic()
+    def __init__(self, seconds: float, pace: float = 1.0) -> None:
+        self._left_s, self._looked_at, self._pace = seconds, time.monotonic(), pace
 
     def lasts(self) -> bool:
         """Whether some of it is left."""
         now = time.monotonic()
-        self._left_s -= (now - self._looked_at) / busyness()
+        self._left_s -= (now - self._looked_at) / max(self._pace, busyness())
         self._looked_at = now
         return self._left_s > 0

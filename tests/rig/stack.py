@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ROOT / "tests" / "rig" / "trainer.py"
 COMMAND = Path(sys.executable).with_name("slurm-watchdog")
 PORT = 9765
+START_GRACE_S = 60
 COMES_UP_S = 120.0
 """For a controller or an agent to come up on a machine with much else to do: an interpreter alone may take
 ten seconds there."""
@@ -58,7 +59,7 @@ QUICK: dict[str, dict[str, Any]] = {
     "slurm": {"poll_interval": "1s", "deadline": "8s"},
     "detectors": {
         "filesystem_stall": {"blocked_for": "6s"},
-        "collective_hang": {"floor": "8s", "startup_grace": "60s", "warmup_steps": 3},
+        "collective_hang": {"floor": "8s", "startup_grace": f"{START_GRACE_S}s", "warmup_steps": 3},
         "lingering_job": {"grace": "6s"},
     },
     "policy": {"cooldown": "1s", "budget": 20, "budget_percent": 100, "attempts": 10, "storm_cooldown": "3s"},
@@ -123,7 +124,7 @@ class Watchdog:
         self.agents: dict[str, subprocess.Popen[bytes]] = {}
         self.helpers: dict[str, subprocess.Popen[bytes]] = {}
         self._env = dict(cluster.env) | dict(controller_env or {})
-        self._agent_env = agent_env
+        self._agent_env, self.pace = agent_env, pace
         base: Mapping[str, Mapping[str, Any]] = {} if shipped else QUICK
         self._write_configuration(mode, [slower(layer, pace) for layer in (base, settings or {})])
 
@@ -322,8 +323,8 @@ class Watchdog:
 
     def wait_for(self, condition: Callable[[], Any], timeout_s: float, what: str = "") -> Any:
         """The first true value of `condition`. Raises WatchdogError with the logs when there is none in `timeout_s` of
-        an idle machine."""
-        patience = Patience(timeout_s)
+        an idle machine; of `pace` times as long."""
+        patience = Patience(timeout_s, self.pace)
         while patience.lasts():
             with contextlib.suppress(OSError, http.client.HTTPException):
                 value = condition()

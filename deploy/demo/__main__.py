@@ -173,6 +173,10 @@ class Story:
         if not 0 <= lost <= most:
             self.teller.say("we", f"note: {lost} steps were lost, where at most {most} should be")
 
+    def _nodes(self) -> list[str]:
+        nodes: list[str] = self.watchdog.wait_for(lambda: self.told()["nodes"], 20, "the nodes of the job")
+        return nodes
+
     def _is_between_checkpoints(self) -> bool:
         """Some steps after a checkpoint: a restart would lose them, unless the run saves first."""
         step = self.watchdog.step(self.job)
@@ -254,7 +258,7 @@ class Story:
         self.check(restarts == 0, f"the job was requeued {restarts} times")
         self.teller.say(
             "training",
-            f"makes steps again {end['back_after_s']:.0f} s after it stood still, on {', '.join(self.told()['nodes'])}",
+            f"makes steps again {end['back_after_s']:.0f} s after it stood still, on {', '.join(self._nodes())}",
         )
         self.teller.say(
             "we",
@@ -266,7 +270,7 @@ class Story:
     def _hang(self, act: str) -> dict[str, Any]:
         """Rank HUNG_RANK gets no more data, and the watchdog does what it does; returns the lines about the act."""
         slack = len(self.watchdog.slack.messages)
-        nodes = self.told()["nodes"]
+        nodes = self._nodes()
         self.watchdog.wait_for(self._may_hang, 60)
         step = self.watchdog.step(self.job)
         (self.cluster.shared / "faults" / f"dataloader_hang.rank{HUNG_RANK}").touch()
@@ -306,7 +310,7 @@ class Story:
         self.teller.act("(c) An operator wants a node back: `slurm-watchdog restart --exclude`")
         self.watchdog.wait_for(self._is_between_checkpoints, 60)
         slack = len(self.watchdog.slack.messages)
-        node = self.told()["nodes"][0]
+        node = self._nodes()[0]
         self.teller.say("we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'")
         done = self._restart_without(node)
         for _ in range(ASKED_AGAIN):
@@ -318,7 +322,7 @@ class Story:
         incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")
         action = self.follow(incident["id"], 90)
         end = action["end"]
-        nodes = self.watchdog.wait_for(lambda: self.told()["nodes"], 20)
+        nodes = self._nodes()
         self.teller.say("training", f"runs on {', '.join(nodes)}")
         self.check(node not in nodes, f"the job still has {node}")
         self.note_lost(end["steps_lost"], 0)

@@ -36,7 +36,7 @@ from tests.rig.rights import own_program
 from tests.rig.stack import COMMAND, PORT, START_GRACE_S, Watchdog, WatchdogError, train_script
 
 SAVE_INTERVAL = 10
-EVAL_INTERVAL = 60
+EVAL_INTERVAL = 200
 HUNG_RANK = 2
 RANKS_PER_NODE = 2
 STEP_S = 0.4
@@ -187,7 +187,7 @@ class Story:
         long a step takes: right after an outage it does not."""
         soon = EVAL_INTERVAL - self.watchdog.step(self.job) % EVAL_INTERVAL
         known = (self.told()["limit_s"] or float("inf")) < START_GRACE_S * self.watchdog.pace
-        return known and soon > 2 * SAVE_INTERVAL and self._is_between_checkpoints()
+        return known and soon > 6 * SAVE_INTERVAL and self._is_between_checkpoints()
 
     # ------------------------------------------------------------------------------------ the acts
 

@@ -44,7 +44,7 @@ def check_config(file: str, as_json: bool) -> None:
             for line in error.lines():
                 click.echo(clean(line))
         sys.exit(EXIT_USAGE)
-    found = list(warnings(config))
+    found = [*config.warnings, *warnings(config)]
     if as_json:
         print_json({"file": file, "ok": True, "problems": [], "warnings": found})
         return

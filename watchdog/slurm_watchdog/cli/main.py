@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import sys
+from collections.abc import Mapping
 from contextlib import suppress
 from itertools import takewhile
 from typing import Any, Final
@@ -47,6 +48,9 @@ OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
 
 
+REMOVED: Final[Mapping[str, str]] = {}
+"""Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
+
 TYPED: Final = "slurm_watchdog.typed"
 """In the meta of click's context: the words of the command line."""
 
@@ -60,6 +64,14 @@ class Program(click.Group):
             args = [*args[1:], "--help"]
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """As click's. Raises UsageError that names the alternative for a command that was removed."""
+        if args[0] in REMOVED:
+            ctx.fail(f"slurm-watchdog {args[0]} was removed; {REMOVED[args[0]]}")
+        return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's. Where JSON was asked for, wrong usage is a document, too, as every other failure is."""

@@ -71,6 +71,17 @@ def _or_object(context: click.Context, parameter: click.Parameter, given: bool) 
     return given or JSON_OBJECT in context.meta
 
 
+def removed_option(name: str, instead: str, **more: Any) -> Callable[[F], F]:
+    """An option that the command had before this release: it is read, not used, and costs a warning that ends with
+    `instead`."""
+
+    def warn(context: click.Context, parameter: click.Parameter, given: Any) -> None:
+        if given:
+            click.echo(f"Warning: {name} was removed and has no effect; {instead}", err=True)
+
+    return click.option(name, hidden=True, expose_value=False, callback=warn, **more)
+
+
 def config_option(text: str, **more: Any) -> Callable[[F], F]:
     """`--config` with the help `text`."""
     return click.option("--config", "config_file", metavar="F", type=click.Path(), help=text, **more)
@@ -140,7 +151,10 @@ def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
     from slurm_watchdog.config.loading import ConfigError, load_config
 
     try:
-        return load_config(config_file, with_knowledge=with_knowledge)
+        config = load_config(config_file, with_knowledge=with_knowledge)
+        for line in config.warnings:
+            click.echo(f"Warning: {clean(line)}", err=True)
+        return config
     except ConfigError as error:
         todo = f"Nothing was done. Correct it, then: slurm-watchdog check-config {config_file}"
         raise Refusal(error.lines(), todo) from error

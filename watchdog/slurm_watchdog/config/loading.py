@@ -10,6 +10,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
+from slurm_watchdog.config.removed import take_removed
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.identity.secret_files import CREDENTIALS
 
@@ -88,8 +89,13 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if not isinstance(data, dict):
         raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
     problems = [ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates]
+    data = _with_credentials(data)
+    removed = [
+        ConfigProblem(path=path, line=_nearest_line(path, lines), message=message)
+        for path, message in take_removed(data)
+    ]
     try:
-        config = Config.model_validate(_with_credentials(data))
+        config = Config.model_validate(data).with_warnings(ConfigError(file, removed).lines())
     except ValidationError as error:
         for each in error.errors():
             problems.extend(_explain(each, lines))

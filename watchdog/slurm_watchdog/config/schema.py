@@ -7,7 +7,7 @@ easily confused. In Python every duration is seconds and every size is bytes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from pydantic import Field, PrivateAttr
 
@@ -105,11 +105,23 @@ class Config(Section):
     knowledge: Knowledge = Knowledge()
     node_tests: NodeTests = NodeTests()
     _site_texts: tuple[SiteText, ...] = PrivateAttr(())
+    _warnings: tuple[str, ...] = PrivateAttr(())
 
     @property
     def site_texts(self) -> tuple[SiteText, ...]:
         """The files of `knowledge.directory`, as they were read and checked with this configuration."""
         return self._site_texts
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """A line for each removed option that the file still has: see slurm_watchdog.config.removed."""
+        return self._warnings
+
+    def with_warnings(self, lines: Iterable[str]) -> Config:
+        """The same configuration with these warnings."""
+        config = self.model_copy()
+        config._warnings = tuple(lines)
+        return config
 
     def with_site_texts(self, texts: tuple[SiteText, ...]) -> Config:
         """The same configuration with these files."""

@@ -35,6 +35,8 @@ def reload_config(file: str, running: Config) -> bool:
     try:
         config = load_config(file)
         problems = [] if config == running else why_not(config, running)
+        for line in config.warnings:
+            log.warning("%s", line)
     except ConfigError as error:
         config, problems = running, error.lines()
     for line in problems:

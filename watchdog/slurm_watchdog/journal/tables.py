@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from slurm_watchdog.journal.error import JournalError, NewerRelease
 from slurm_watchdog.model.actions import Action, Verdict
 
-SCHEMA_VERSION = 13
+SCHEMA_VERSION = 14
 META = sa.MetaData()
 SCHEMA = sa.Table("journal_schema", META, sa.Column("version", sa.Integer, nullable=False))
 INCIDENTS = sa.Table(
@@ -293,10 +293,20 @@ def _to_13(sql: sa.Connection) -> None:
     NODE_TESTS.create(sql, checkfirst=True)
 
 
+GONE: Final[tuple[str, ...]] = ()
+"""Tables of features that left the product with schema 14."""
+
+
+def _to_14(sql: sa.Connection) -> None:
+    """Without the tables of features that left the product."""
+    for name in GONE:
+        sql.execute(sa.text(f"DROP TABLE IF EXISTS {name}"))
+
+
 Migrations = Mapping[int, Callable[[sa.Connection], None]]
 MIGRATIONS: Final[Migrations] = {
     1: _to_2, 2: _to_3, 3: _to_4, 4: _to_5, 5: _to_6, 6: _to_7, 7: _to_8, 8: _to_9, 9: _to_10, 10: _to_11,
-    11: _to_12, 12: _to_13,
+    11: _to_12, 12: _to_13, 13: _to_14,
 }  # fmt: skip
 """From version n to n + 1, in the same transaction as the new version number."""
 

@@ -1,0 +1,56 @@
+"""Options that were removed: a file that has them loads and warns, and the warning has the place and the alternative."""
+
+from __future__ import annotations
+
+import pytest
+
+from slurm_watchdog.config import removed
+from slurm_watchdog.config.loading import ConfigError, parse_config
+
+ROWS = {
+    "notify.mail.server": "use A",
+    "notify.receivers[].sender": "use B",
+    "notify.receivers[].type=pigeon": "use C",
+    "policy.kinds.*.paper": "use D",
+    "mode=loud": "use E",
+}
+TEXT = """mode: loud
+notify:
+  mail:
+    server: a:1
+  receivers:
+    - {name: a, type: pigeon, sender: x}
+    - {name: b, type: template, url_file: /u, template: {a: b}, sender: y}
+policy:
+  kinds:
+    node_down: {paper: true}
+"""
+
+
+@pytest.fixture(autouse=True)
+def rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(removed, "REMOVED", ROWS)
+
+
+def test_a_file_with_removed_options_loads_with_a_warning_for_each() -> None:
+    config = parse_config(TEXT.replace("  mail:\n    server: a:1\n", ""), "f.yaml")
+    assert config.mode == "observe"
+    assert [each.name for each in config.notify.receivers] == ["b"]
+    assert config.warnings == (
+        "f.yaml:4: notify.receivers[0].sender: was removed and has no effect; use B",
+        "f.yaml:5: notify.receivers[1].sender: was removed and has no effect; use B",
+        "f.yaml:4: notify.receivers[0]: pigeon was removed; use C",
+        "f.yaml:8: policy.kinds.node_down.paper: was removed and has no effect; use D",
+        "f.yaml:1: mode: loud was removed; use E",
+    )
+
+
+def test_what_was_never_an_option_is_still_an_error() -> None:
+    with pytest.raises(ConfigError, match=r"notify\.mial: unknown key"):
+        parse_config("notify: {mial: {server: a}}")
+
+
+@pytest.mark.parametrize("text", ["notify: 3", "notify: {receivers: 3}", "notify: {receivers: [3]}", "policy: []"])
+def test_a_section_that_is_no_section_stays_an_error(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_config(text)

@@ -85,7 +85,7 @@ def munge_of(cluster: Cluster) -> dict[str, str]:
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str) -> None:
-        super().__init__("localhost", timeout=10)
+        super().__init__("localhost", timeout=10 * busyness())
         self._path = path
 
     def connect(self) -> None:

@@ -17,7 +17,6 @@ import contextlib
 import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -312,14 +311,7 @@ class Story:
         slack = len(self.watchdog.slack.messages)
         node = self._nodes()[0]
         self.teller.say("we", f"slurm-watchdog restart {self.job} --exclude {node} --reason 'fan replacement'")
-        done = self._restart_without(node)
-        for _ in range(ASKED_AGAIN):
-            if "ask again in" not in done.stdout + done.stderr:
-                break
-            time.sleep(15)  # the job was requeued a moment ago: its ranks have not been read yet
-            done = self._restart_without(node)
-        self.check(done.returncode == 0, f"restart said: {done.stdout}{done.stderr}")
-        incident = next(i for i in self.watchdog.incidents(self.job) if i["kind"] == "operator_restart")
+        incident = self._restart_without(node)
         action = self.follow(incident["id"], 90)
         end = action["end"]
         nodes = self._nodes()
@@ -337,8 +329,21 @@ class Story:
             "steps_lost": end["steps_lost"],
         }
 
-    def _restart_without(self, node: str) -> subprocess.CompletedProcess[str]:
-        return self.watchdog.command("restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait")
+    def _restart_without(self, node: str) -> dict[str, Any]:
+        """The incident of the restart. It is asked for again where the job was requeued a moment ago, so that its ranks
+        have not been read yet, and where a busy machine's controller has not answered, unless it has begun."""
+        words = ("restart", self.job, "--exclude", node, "--reason", "fan replacement", "--no-wait")
+        for _ in range(1 + ASKED_AGAIN):
+            done = self.watchdog.command(*words)
+            said = done.stdout + done.stderr
+            if done.returncode != 0 and not ("ask again in" in said or "did not answer" in said):
+                break
+            if done.returncode != 0:
+                time.sleep(15)
+            for incident in self.watchdog.incidents(self.job):
+                if incident["kind"] == "operator_restart":
+                    return dict(incident)
+        raise WrongEnd(f"restart said: {said}")
 
 
 PAGE = "127.0.0.1:9767"

@@ -147,7 +147,7 @@ def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen:
     assert "detectors.loss_zero.steps" in refused
     assert "loss_zero is reported only: its evidence is never good enough to act on" in refused
     assert "  loss_zero:\n" in seen["example"]
-    assert "| `steps` | `5` | number, at least 2, at most 20 | So many times in a row. |" in seen["options"]
+    assert "| `loss_zero.steps` | `5` | So many times in a row |" in seen["options"]
 
 
 def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:

@@ -1,10 +1,9 @@
-"""Writes docs/cli.md, every command with its options, from the same words as `--help`: `python -m tools.docs cli`."""
+"""Writes docs/cli.md, a table of all commands, from the same words as `--help`: `python -m tools.docs cli`."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -15,24 +14,25 @@ FILE = Path(__file__).parents[2] / "docs/cli.md"
 NAME = "slurm-watchdog"
 HEAD = """# Commands
 
-Generated from the program by `make docs`; `slurm-watchdog COMMAND --help` prints the same, and so does `man slurm-watchdog` where a package was
-installed (elsewhere: `slurm-watchdog --man | man -l -`).
+Generated from the program by `make docs`. All options of a command: `slurm-watchdog COMMAND --help`, or `man slurm-watchdog` where a package was
+installed.
 
+| command | does | example |
+|---|---|---|
 {commands}
 
 ## What all commands share
 
 {epilog}
 
-**Where they ask.** They ask the controller's socket, on its node: `--socket`, `$SLURM_WATCHDOG_SOCKET`, what the configuration names, or, where no
-controller answers, your own `run` or `attach`.
+**Where they ask.** The controller's socket on its node, or `--socket`, `$SLURM_WATCHDOG_SOCKET` (also `munge://HOST:PORT` from a login node, where
+`controller.user_listen` is set), what the configuration names, or, where no controller answers, your own `run` or `attach`.
 
-**For programs.** Commands that answer something take `--json`; `agent --json` prints its reports, one a line. Every object has `schema_version`.
-`incidents`, `replay`, `notify test` and `status` of several own runs print a list for `--json`; with `--json-object` each command prints an object, and such a list is its `items`.
+**For programs.** Commands that answer something take `--json`, and `--json-object` in place of it for an object with `items` where `--json` prints a
+list. Every object has `schema_version`. [More](operating.md#for-programs).
 
-**Completion.** Shells complete commands, options, files, and the jobs, incidents and nodes that the controller knows; the packages install that,
-too. Elsewhere: `eval "$(_SLURM_WATCHDOG_COMPLETE=bash_source slurm-watchdog)"` in `~/.bashrc` (`zsh_source` in `~/.zshrc`; fish:
-`_SLURM_WATCHDOG_COMPLETE=fish_source slurm-watchdog > ~/.config/fish/completions/slurm-watchdog.fish`).
+**Completion.** The packages install it. Elsewhere: `eval "$(_SLURM_WATCHDOG_COMPLETE=bash_source slurm-watchdog)"` in `~/.bashrc` (`zsh_source`,
+`fish_source` for other shells).
 """
 
 
@@ -40,44 +40,18 @@ def write() -> str:
     """The whole page."""
     context = click.Context(group, info_name=NAME)
     commands = [(name, group.commands[name]) for name in group.list_commands(context)]
-    listed = ["| command | does |", "|---|---|"]
-    listed += [f"| [`{NAME} {name}`](#{name}) | {command.get_short_help_str(200)} |" for name,
-        command in commands]  # fmt: skip
-    head = HEAD.format(
-        commands="\n".join(listed),
-        epilog=" ".join((group.epilog or "").split()).replace("Exit codes:", "**Exit codes:**", 1),
-    )
-    return "\n".join([head, *(part for name, command in commands for part in section(name, command, context))])
+    epilog = " ".join((group.epilog or "").split()).replace("Exit codes:", "**Exit codes:**", 1)
+    return HEAD.format(commands="\n".join(row(name, command) for name, command in commands), epilog=epilog)
 
 
-def section(name: str, command: click.Command, above: click.Context) -> Iterator[str]:
-    """One command, and the commands below it."""
-    context = click.Context(command, info_name=name, parent=above)
-    usage = " ".join((NAME, name, *command.collect_usage_pieces(context)))
-    parts = [f"## {name}", f"```\n{usage}\n```", *paragraphs(command.help or "")]
-    if rows := list(options(command, context)):
-        parts.append("\n".join(["| option | meaning |", "|---|---|", *rows]))
-    yield "\n\n".join(parts) + "\n"
-    if isinstance(command, click.Group):
-        for below, inner in sorted(command.commands.items()):
-            yield from section(f"{name} {below}", inner, above)
+def row(name: str, command: click.Command) -> str:
+    """A command: its name, its sentence, the first example of its help."""
+    found = example(name, command)
+    cells = (f"`{name}`", command.get_short_help_str(200), f"`{found}`" if found else "")
+    return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
 
 
-def paragraphs(text: str) -> Iterator[str]:
-    """Of a help text; one that click prints as it is, is a block."""
-    for paragraph in re.split(r"\n\s*\n", inspect.cleandoc(text)):
-        mark, _, lines = paragraph.partition("\n")
-        if mark == "\b":
-            title, _, block = lines.partition("\n")
-            yield f"{title}\n\n```\n{inspect.cleandoc(block)}\n```" if block else title
-        elif paragraph:
-            yield " ".join(paragraph.split())
-
-
-def options(command: click.Command, context: click.Context) -> Iterator[str]:
-    """A row for each option that `--help` shows, but `--help` itself."""
-    for parameter in command.get_params(context):
-        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
-        if record is not None and "--help" not in parameter.opts:
-            term, meaning = (cell.replace("|", "\\|") for cell in record)
-            yield f"| `{term}` | {' '.join(meaning.split())} |"
+def example(name: str, command: click.Command) -> str:
+    """The first example in the help of a command that is about it, without `slurm-watchdog` and what is said beside it."""
+    found = re.search(rf"^ *{NAME} ({name}\b.*)$", inspect.cleandoc(command.help or ""), re.MULTILINE)
+    return re.split(r"\s{3,}", found[1])[0] if found else ""

@@ -2,45 +2,44 @@
 tools.docs detectors`.
 
 A detector's page is its module's docstring: a sentence, why, and lines that begin with `Fires:`, `Names:`,
-`Acts:` or `Note:`; its options, its ladder, what explains it and what to try next come from the tables that
-the program uses.
+`Acts:` or `Note:`; its ladder, what explains it and what to try next come from the tables that the program uses. The
+page has the sentence and these lines.
 """
 
 from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel
-
-from slurm_watchdog.config.detectors import Detectors
 from slurm_watchdog.detect.registry import REQUEST, SPECS, causes_of
 from slurm_watchdog.knowledge.remediation_hints import HINTS, Hint
 from slurm_watchdog.model.actions import Rung
-from tools.docs.options import rows_of
 
 FILE = Path(__file__).parents[2] / "docs/detectors.md"
 
 HEAD = """# Detectors
 
-Generated from the detectors by `make docs`.
+Generated from the detectors by `make docs`. [How it judges](how-it-judges.md) has what all of them share: progress, limits, missing data.
 
-A detector reports one kind of incident. Its name is the same everywhere: the key below `detectors:`, the label `kind` of the metrics,
-the word that `slurm-watchdog incidents` shows. Every detector has `mode` (`off`, `observe`, `act`) and `hold` (time a verdict has to last
-before it fires). An incident resolves when its condition has been gone for 10 s (`controller.resolve_after`), or its job has ended.
-[How it judges](how-it-judges.md) has what all of them share: progress, limits, missing data. [Acting](acting.md) says what a ladder does.
+A detector reports one kind of incident. Its name is the key below `detectors:` ([options](options.md#detectors)), the label `kind` of the metrics, and
+the word that `slurm-watchdog incidents` shows. An incident is reported once its verdict has lasted for `hold`, and resolves when its condition has been
+gone for 10 s (`controller.resolve_after`), or its job has ended. One that another kind about the same job explains (*explained by*) is kept and not
+announced.
 
 Jobs with long first steps or rare log lines: raise `startup_grace` and `floor` of `collective_hang`, which hold for all detectors of hangs; keep
 `floor` below the collectives' timeout, or the evidence is gone before it is collected.
+
+| [ladder](acting.md#the-ladder) | kinds |
+|---|---|
+{ladders}
 """
 OPERATOR_RESTART = """## operator_restart
 
-A person asked for a restart with `slurm-watchdog restart`. It is no detector, and has no options.
+Not a detector: a person asked for a restart with `slurm-watchdog restart JOB`.
 
-- **Fires:** when a person runs `slurm-watchdog restart JOB`.
 - **Names:** the nodes that the person wants excluded, if any.
 - **Ladder:** {ladder}.
 """
@@ -52,8 +51,6 @@ class Row(NamedTuple):
 
     kind: str
     docstring: str
-    settings: BaseModel
-    """Its block of the configuration, with its defaults."""
     shipped: tuple[Rung, ...]
     may_act: bool
     why_none: str
@@ -64,15 +61,13 @@ class Row(NamedTuple):
 def read_registry() -> list[Row]:
     """A row for each detector, in the order in which they run. The only function that knows where these facts
     are kept."""
-    defaults = Detectors()
     return [
         Row(
             kind=spec.kind,
             docstring=inspect.getdoc(inspect.getmodule(spec.detect)) or "",
-            settings=getattr(defaults, spec.kind),
             shipped=spec.ladder,
             may_act=spec.may_act,
-            why_none=spec.why_no_action or "its evidence is never good enough to act on",
+            why_none=spec.why_no_action,
             explained_by=tuple(other.kind for other in SPECS if other.kind in causes_of(spec.kind)),
             hint=spec.hint or next((row.hint for row in HINTS if spec.kind in row.classes and not row.pattern), None),
         )
@@ -83,30 +78,20 @@ def read_registry() -> list[Row]:
 def write() -> str:
     """The whole page."""
     rows = read_registry()
-    acting = [row for row in rows if row.shipped]
-    telling = [row for row in rows if not row.shipped]
     restart = ladder_words(REQUEST.ladder)
-    parts = [
-        HEAD,
-        "## These may requeue a job, if `mode: act` says so\n\n" + overview(acting)
-        + f"| [`operator_restart`](#operator_restart) | a person asked for it | {restart} |\n",
-        "## These alert, and no job is touched unless you give them a ladder\n\n" + overview(telling),
-        *(section(row) for row in rows),
-        OPERATOR_RESTART.format(ladder=restart),
-    ]  # fmt: skip
-    return "\n".join(parts)
+    head = HEAD.format(ladders="\n".join(overview(rows)))
+    return "\n".join([head, *(section(row) for row in rows), OPERATOR_RESTART.format(ladder=restart)])
 
 
-def overview(rows: list[Row]) -> str:
-    """A table: kind, its sentence, its ladder."""
-    lines = ["| kind | reports | ladder |", "|---|---|---|"]
-    lines += [f"| [`{row.kind}`](#{row.kind}) | {summary(row.docstring)} | {short_ladder(row)} |" for row in rows]
-    return "\n".join(lines) + "\n"
-
-
-def short_ladder(row: Row) -> str:
-    """Its shipped ladder; else whether it may have one."""
-    return ladder_words(row.shipped) if row.shipped else ("yours" if row.may_act else "none")
+def overview(rows: list[Row]) -> Iterator[str]:
+    """A row for each ladder, with the kinds that have it."""
+    ladders = {
+        row.shipped: [f"`{each.kind}`" for each in rows if each.shipped == row.shipped] for row in rows if row.shipped
+    }
+    for ladder, kinds in ladders.items():
+        yield f"| {ladder_words(ladder)} is shipped | {', '.join(kinds)} |"
+    for may, words in ((True, "none is shipped; `policy.kinds.KIND` may have one"), (False, "none: reported only")):
+        yield f"| {words} | {', '.join(f'`{row.kind}`' for row in rows if not row.shipped and row.may_act is may)} |"
 
 
 def ladder_words(ladder: tuple[Rung, ...]) -> str:
@@ -122,20 +107,14 @@ def summary(docstring: str) -> str:
 
 def section(row: Row) -> str:
     """One detector."""
-    paragraphs = [part for part in row.docstring.split("\n\n")[1:] if not LABEL.match(part)]
     lines = [f"## {row.kind}", "", summary(row.docstring), ""]
-    for part in paragraphs:
-        lines += [part, ""]
     lines += [f"- **{label}:** {text}" for label, text in facts(row.docstring).items()]
-    lines.append(f"- **Ladder:** {long_ladder(row)}.")
+    if row.why_none and not row.may_act:
+        lines.append(f"- **No action:** {row.why_none}.")
     if row.explained_by:
-        lines.append(f"- **Explained by:** {', '.join(f'`{kind}`' for kind in row.explained_by)}: if one of these "
-            "is about the same job, this one is not announced.")  # fmt: skip
+        lines.append(f"- **Explained by:** {', '.join(f'`{kind}`' for kind in row.explained_by)}.")
     if row.hint:
-        lines += [f"- **Usually:** {row.hint.usually}", f"- **Try next:** {row.hint.try_next}"]
-    options = rows_of(type(row.settings))
-    if options:
-        lines += ["", "| option | default | type | meaning |", "|---|---|---|---|", *options]
+        lines.append(f"- **Usually:** {row.hint.usually} **Try next:** {row.hint.try_next}")
     return "\n".join(lines) + "\n"
 
 
@@ -143,12 +122,3 @@ def facts(docstring: str) -> Mapping[str, str]:
     """`Fires`, `Names`, `Acts`, `Note` of a docstring -> their text on one line."""
     found = LABEL.split(docstring)[1:]
     return {label: " ".join(text.split()) for label, text in zip(found[::2], found[1::2], strict=True)}
-
-
-def long_ladder(row: Row) -> str:
-    """What is shipped, or whether a site may set one, or why none is possible."""
-    if row.shipped:
-        return f"{ladder_words(row.shipped)} is shipped"
-    if row.may_act:
-        return f"none is shipped; `policy.kinds.{row.kind}` may have one"
-    return f"none, for {row.why_none}"

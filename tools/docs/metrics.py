@@ -19,13 +19,6 @@ from slurm_watchdog.model.report import Report
 
 FILE = Path(__file__).parents[2] / "docs/metrics.md"
 
-UNITS = {
-    "timestamp_seconds": "seconds since the epoch", "seconds": "seconds", "bytes": "bytes", "hertz": "hertz",
-    "watts": "watts",
-    "celsius": "degrees Celsius", "ratio": "0 to 1", "info": "1",
-}  # fmt: skip
-"""By the last part of a name, without `_total`."""
-
 LABELS = {
     "action": "`none`, `requeue`, `graceful_restart` and the other actions of the journal",
     "by": "the guard that took an action away, the kind whose rule allowed it, or `mode`",
@@ -68,16 +61,15 @@ HEAD = f"""# Metrics and alerts
 
 Generated from the code by `make docs`.
 
-The controller serves `/metrics` and `/healthz` on `controller.listen`, each agent on `agent.metrics_listen`. Every name begins with
-`{PREFIX}`; units are in the names: seconds, bytes, hertz, watts, degrees Celsius, and ratios between 0 and 1. A controller serves at most
-20,000 series, an agent at most 512 of one name: what would be more is left out and counted (`{PREFIX}jobs_without_series`,
-`{PREFIX}agent_series_dropped`).
+The controller serves `/metrics` and `/healthz` on `controller.listen`, each agent on `agent.metrics_listen` (the loopback address unless you change
+it). Every name begins with `{PREFIX}`; units are in the names: seconds, bytes, hertz, watts, degrees Celsius, ratios between 0 and 1. What ends in
+`_total` is a counter. A controller serves at most 20,000 series, an agent at most 512 of one name: what would be more is left out and counted
+(`{PREFIX}jobs_without_series`, `{PREFIX}agent_series_dropped`).
 
 - **Prometheus:** [deploy/prometheus](../deploy/prometheus/prometheus.example.yaml) has an example of the scrape configuration and of Alertmanager's (pages,
   tickets, a dead man's switch), and the alert rules ([alerts.yaml](../deploy/prometheus/alerts.yaml)), each with a unit test (`promtool test rules`).
-  Scraping the agents takes `agent.metrics_listen` on an address of the node; with TLS [Prometheus needs a certificate](authentication.md#tls).
-- **Grafana:** four dashboards (cluster, job, node, the watchdog itself) are in `deploy/grafana/dashboards`, with provisioning files beside them. Import them,
-  or copy both directories to `/etc/grafana/provisioning` and the path that `provisioning/dashboards` names.
+  With TLS [Prometheus needs a certificate](authentication.md#tls).
+- **Grafana:** four dashboards (cluster, job, node, the watchdog itself) are in `deploy/grafana/dashboards`, with provisioning files beside them.
 
 ## Worth an alert
 
@@ -154,12 +146,6 @@ class Metric(NamedTuple):
     kind: str
     labels: tuple[str, ...]
     meaning: str
-
-    @property
-    def unit(self) -> str:
-        """In words; empty for a plain number."""
-        name = self.name.removesuffix("_total")
-        return next((unit for ending, unit in UNITS.items() if name.endswith(f"_{ending}")), "")
 
 
 class Example(NamedTuple):
@@ -260,11 +246,11 @@ def series() -> dict[str, Metric]:
 
 def table(metrics: Iterable[Metric]) -> list[str]:
     """The rows of a table, by name."""
-    rows = ["| series | type | labels | unit | meaning |", "|---|---|---|---|---|"]
+    rows = ["| series | labels | meaning |", "|---|---|---|"]
     for metric in sorted(metrics):
         labels = " ".join(f"`{label}`" for label in metric.labels)
         meaning = MORE.get(metric.name, metric.meaning).replace("|", "\\|").rstrip(".")
-        rows.append(f"| `{PREFIX}{metric.name}` | {metric.kind} | {labels} | {metric.unit} | {meaning}. |")
+        rows.append(f"| `{metric.name}` | {labels} | {meaning} |")
     return rows
 
 
@@ -275,13 +261,9 @@ def write() -> str:
     parts = [
         HEAD,
         "## The controller's series\n",
-        "On `controller.listen`, path `/metrics`. Its counters have a `_created` beside them, which its "
-        "library writes.\n",
         *table(controller),
         "\n## Each agent's series\n",
-        "On `agent.metrics_listen`, which is the node's loopback address unless you change it. Prometheus "
-        "knows the node by `instance`. A GPU that",
-        "does not answer has no value, instead of its last one.\n",
+        "Prometheus knows the node by `instance`. A GPU that does not answer has no value.\n",
         *table(agent),
         "\n## Labels\n",
         "No label holds a pid, or anything that a user wrote.\n",
@@ -289,8 +271,7 @@ def write() -> str:
         "|---|---|",
         *(f"| `{label}` | {LABELS[label]} |" for label in used),
         "\n## Joins with other exporters\n",
-        "By `gpu_uuid` with NVIDIA's dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an "
-        "exporter of Slurm's jobs.",
+        "By `gpu_uuid` with NVIDIA's dcgm-exporter (`DCGM_FI_DEV_*`, label `UUID`), by `job_id` with an exporter of Slurm's jobs.",
     ]
     for example in EXAMPLES:
         parts += ["", f"{example.title}:", "", "```", example.query, "```"]

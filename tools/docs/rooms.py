@@ -134,8 +134,7 @@ def write() -> str:
 def page(imports: Imports) -> str:
     """The page of these imports."""
     rows = []
-    between = arrows(imports)
-    for room in ORDER:
+    for room in sorted({room_of(module, imports) for module in imports}, key=ORDER.index):
         init = (PACKAGE if room == "slurm_watchdog" else PACKAGE / room) / "__init__.py"
         if init.exists():
             says = (
@@ -143,11 +142,10 @@ def page(imports: Imports) -> str:
                 .partition("\n\n")[0]
                 .replace("\n", " ")
             )
-            below = ", ".join(f"`{there}`" for there in sorted((t for h, t in between if h == room), key=ORDER.index))
-            rows.append(f"| `{room}` | {says} | {below} |")
+            rows.append(f"| `{room}` | {says} |")
     return (
         "# The rooms of the package\n\nGenerated from the imports by `make rooms`; `make test` fails when "
         "it is out of date, when an import goes up, or when two rooms\nor two modules import each other. "
-        "From the ground up: each room imports only from those above it in this table.\n\n| room (below "
-        "`watchdog/slurm_watchdog/`) | what is in it | imports from |\n|---|---|---|\n" + "\n".join(rows) + "\n"
+        "From the ground up: each room imports only from those above it in this table (`make rooms` prints from which).\n\n"
+        "| room (below `watchdog/slurm_watchdog/`) | what is in it |\n|---|---|\n" + "\n".join(rows) + "\n"
     )

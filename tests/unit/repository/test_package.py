@@ -30,14 +30,15 @@ def test_every_option_is_in_the_reference_with_its_default(checkout: Path) -> No
         (heading, name)
         for block in text.split("\n## ")[1:]
         for heading in [block.splitlines()[0]]
-        for name in re.findall(r"^\| `([a-z_]+)` \|", block, re.MULTILINE)
+        for name in re.findall(r"^\| `([a-z_.]+)` \|", block, re.MULTILINE)
     }
     for path, section in options.sections(Config(), ""):
+        top, _, below = path.partition(".")
         for name in type(section).model_fields:
             value = getattr(section, name)
             is_block = isinstance(value, BaseModel)
             common = path.startswith("detectors.") and name in ("mode", "hold")
-            assert is_block or common or (path or "Top level", name) in found, f"{path}.{name}"
+            assert is_block or common or (top or "Top level", f"{below}.{name}".lstrip(".")) in found, f"{path}.{name}"
 
 
 def test_the_configuration_that_a_package_brings_is_valid_and_observes(checkout: Path) -> None:

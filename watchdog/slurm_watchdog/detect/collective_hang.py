@@ -5,35 +5,19 @@ Where there are none (a trace, an agent without py-spy), GPUs that spin, or that
 that they wait. A rank that computes may be right; one that loops over a few lines: see `analysis/spinning_ranks.py`.
 
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent step, at
-least 60 s; at least 30 min while the log says that it evaluates or saves, or a stack shows a checkpoint or an upload,
-or an evaluation or a compilation that is not stuck. These 30 min are 5 (`answer_limit`) where the rank waits for a
-server that sends nothing, or for a lock of its own while nothing is at work that could end the wait. Those of an
-evaluation that the log announces are 3 × the longest of the run, once three were seen, if it is stuck: at least 5
-min, or 60 s where nothing is at work in it. 1 h until 5 steps were seen, and after a launcher has started all ranks
-again. A run without a step is reported after 10 min (`stepless_limit`) if all ranks but a few wait for others to
-join, and dumps over 5 min show these stuck inside of their own process, with nothing at work: see `who_never_joins`.
-From half the limit on, stacks of all ranks are taken, several times. Before that limit, from 10 s (`proven_floor`)
-on, if the hang is proven. Once 50 steps were read, in 15 reports at least (75 s at an interval of 5 s), a step is late
-when it takes longer than each of the last hundred; stacks are then taken every 2 s (24 of an hour). Three of them have
-to show every rank where it was, all but a few in one collective, and the others waiting inside of their own process,
-for a lock, a queue or their data loader, with nothing at work: see `analysis/hang_proof.py`.
-Names: ranks *outside* the collective in which the others wait, and ranks that cannot be dumped, but none
-that moves data, also on the connection that it waits for, or whose workers compute. If all ranks wait in one
-collective, the few whose GPUs do nothing while the others' spin; else none, and links of their nodes that are down
-are said. Dumps of PyTorch's Flight Recorder since the last step name who has not entered the others' collective; they
-and NCCL's RAS clear who is shown waiting. An error in the log that stopped the rank, or a process of the job that
-the kernel killed for memory since the last step, is in the sentence.
-Acts: restarts the job, if the stacks do not move, no process of the job is blocked on a filesystem and no files of a
-checkpoint grow (until `busy_limit`); a hang that is proven before the limit after a second look, of five dumps within
-11 s; never a rank at a debugger's prompt. If all ranks are in one collective it alerts at once and acts after 2 min
-(`everybody_limit`), if it is known of every rank that it does nothing else, and no link is down; otherwise after 30
-min (`busy_limit`), for the network may come back. Without any stacks, GPUs that spin, beside few that idle, show the
-same; acted on after `busy_limit`, and only with a rank named.
-Note: a rank that computes while the others wait gets `busy_limit`. One case is reported earlier (never acted on
-earlier): a rank that loops over a few lines of Python without end. It is reported after a sixth of `busy_limit` (5
-min), after half of it (15 min) if it is the first rank of its node, when at least five dumps a minute apart show the
-same few lines with the interpreter's lock and no function that is known to work for long, it reads and writes nothing,
-its memory does not change, its workers rest and its GPU idles. Any of these that is not known clears it.
+least 60 s; 30 min in an evaluation or a checkpoint that may be at work, 5 min (`answer_limit`) where nothing is at work
+in it; 1 h until 5 steps were seen. From 10 s (`proven_floor`) on if several dumps prove the hang. Without any step,
+after 10 min (`stepless_limit`) if a few ranks do not join the others and dumps over 5 min show these stuck. How each
+limit is found: how-it-judges.md.
+Names: ranks outside of the collective in which the others wait, and ranks that cannot be dumped; none that moves data,
+and none whose workers compute. If all ranks wait in one collective: the few whose GPUs idle while the others' spin,
+else none, with the links of their nodes that are down. Flight Recorder dumps and NCCL's RAS add to that (evidence.md).
+Acts: restarts the job if its stacks do not move, none of its processes is blocked on a filesystem and no checkpoint
+grows; after a second look if the hang was proven before the limit; never a rank at a debugger's prompt. If all ranks
+are in one collective: after 2 min (`everybody_limit`) if each is known to do nothing else and no link is down, else
+after 30 min (`busy_limit`). Without stacks: by GPUs that spin beside few that idle, after `busy_limit`.
+Note: a rank that computes while the others wait gets `busy_limit`. One that loops over a few lines of Python without
+end is reported after 5 min (the first rank of its node after 15), and never acted on sooner.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 file of any filesystem: no signal ends it, and its job waits for it.
 
 Fires: a thread has been in state D in one call of a driver for 60 s (`ioctl` on /dev/nvidia0, the release of a
-context at its end), no step was made since, and the next one is overdue by the run's own measure, in no phase and
-with nothing saved. Where that is not known, it has been in the call for 5 min. Before the first step, or where steps
-cannot be read: a rank, and with a warning after 60 s. After the last step a warning.
-Of a process that was killed, whose main thread is a zombie, another thread in such a call counts as well.
+context), no step was made since, and the next one is overdue by the run's own measure, in no phase. Where that is not
+known, after 5 min. Before the first step, after the last one, or where steps cannot be read: a warning after 60 s.
 Names: the rank, its pid, the driver, the wait channel, and the GPU where the call is on its file.
 Acts: requeues the job without the node, on at most two nodes; where no step is known to be overdue, after 5 min:
 registering memory and loading a driver take their time. Never after the last step, before the next is due, or

@@ -1,14 +1,10 @@
 """`filesystem_stall`: a process of a job waits in one system call on one file, while other nodes reach the
 filesystem.
 
-Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing.
-From half of that time on, the node itself and a few other nodes are asked to write and read back there.
-After 20 s already where the job has a supervisor, which starts it again in its allocation: then its step has to be
-late by its own measure, nothing may be saved, the node itself has to fail when it is asked, and two others to answer
-(or to have another filesystem there).
-`fsync`, `close` and similar calls have 30 min while the node itself reaches the filesystem: a checkpoint is
-flushed. A rank that writes while its job saves a checkpoint has 5 min, unless the node itself does not reach the
-filesystem.
+Fires: a thread of a job has been in the same system call on the same file for 60 s and consumed nothing; from half of
+that time on, the node and a few others are asked to write and read back there. After 20 s where the job has a
+supervisor, its step is late, nothing is saved, and the node itself fails to answer while two others do. A rank that
+writes while its job saves has 5 min, `fsync` and `close` 30 min, while the node itself reaches the filesystem.
 Names: the rank, its pid, the path, and the node if other nodes answer and this one does not.
 Acts: requeues the job without that node, unless the job makes steps all the same. Where the node answers
 and only this file does not, or where no other node could be asked (15 s past the limit), it alerts only.

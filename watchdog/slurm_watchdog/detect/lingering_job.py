@@ -6,12 +6,10 @@ there is nothing to ask: a script may continue with something else for as long a
 may start its ranks again. So it is reported late, of a training that was not over, and only if nothing of
 the job does anything any more.
 
-Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last
-step, and not while the survivors' stacks move. After 8 s where a supervisor starts the step again in any case,
-steps were left to make, no launcher is beside the ranks, and all survivors are seen to wait; after 3 s
-(`killed_grace`) if srun has reported besides that a signal ended its task, and the step is late by the job's own
-measure. Or no rank is left for 10 min in the middle of a training (30 min where the number of steps to make is not
-known), and nothing else of the job does anything.
+Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last step, and
+not while the survivors' stacks move. Under a supervisor after 8 s where all survivors are seen to wait, after 3 s
+(`killed_grace`) if srun has reported that a signal ended its task and the step is late. Or no rank is left for 10 min
+in the middle of a training (30 min where its number of steps is not known), and nothing else of the job does anything.
 Names: the dead rank, and its last log lines.
 Acts: requeues the job, if survivors are *seen* to wait in a collective without moving. Otherwise it alerts:
 at the limit of a step if their GPUs spin, else after 10 × `grace` and only if most ranks are left.

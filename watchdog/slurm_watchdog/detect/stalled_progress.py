@@ -9,10 +9,9 @@ A program that never writes a step which can be read, and one that trains nothin
 look alike without end. So `start_limit` is long, the log has to be readable and to show a training (or an
 earlier run of the job has made steps), and the ranks have to be known to be idle.
 
-Fires: no step beyond the limit: at once if no rank does anything and no stack shows more; after
-`still_limit` (10 min) if all stacks are motionless outside of any collective; else after `busy_limit` (30
-min; 1.5 × `checkpoint_floor` while a checkpoint is seen to be written; 4 × `evaluation_floor` in an evaluation while
-the GPUs of all ranks compute, at the power that they draw in training). Or no first step for 90 min
+Fires: no step beyond the limit: at once if no rank does anything and no stack shows more; after `still_limit` (10 min)
+if all stacks are motionless outside of any collective; else after `busy_limit` (30 min; 45 min while a checkpoint is
+seen to be written, 2 h in an evaluation while all GPUs compute as in training). Or no first step for 90 min
 (`start_limit`), of a training whose log can be read and whose ranks are known to be idle.
 Names: the ranks that do nothing while others work, if that is clear.
 Note: a loop that runs without logging looks alike: hence the 30 min. A site without ptrace may have a ladder act on

@@ -58,7 +58,7 @@ def test_a_path_of_the_users_own_is_kept_and_without_a_job_nothing_is_said(check
     assert prolog(checkout) == ""
 
 
-def test_a_task_prolog_that_records_collectives_sets_what_doctor_asks_for_and_keeps_what_the_job_sets(
+def test_a_task_prolog_that_records_collectives_sets_what_the_page_names_and_keeps_what_the_job_sets(
     checkout: Path, tmp_path: Path
 ) -> None:
     script = tmp_path / "deploy/slurm/task_prolog.sh"

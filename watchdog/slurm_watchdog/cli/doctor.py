@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -19,6 +18,7 @@ from slurm_watchdog.cli.options import (
     load_or_exit,
     operator_options,
     print_json,
+    removed_option,
     service_paths,
 )
 from slurm_watchdog.cli.terminal import count, sentence
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.doctor.cluster_rules import Undelivered, Unjudged
     from slurm_watchdog.doctor.finding import Advice
-    from slurm_watchdog.doctor.job_facts import JobFacts, WatchedJob
     from slurm_watchdog.doctor.script import Script
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
@@ -55,15 +54,14 @@ class _NotLookedFor(Refusal):
     help="A job that waits or runs: its script, and what is seen of it.",
 )
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")
-@click.option("--torch", "torch", metavar="X.Y", help="Version of PyTorch, where the script does not name it.")
+@removed_option("--torch", "no finding depends on PyTorch's release any more")
 @click.option("--deadline", metavar="TIME", help="Answer within TIME (20s), whatever hangs; with --node.")
 @click.option("--only", metavar="RULE,…", help="Only these findings (service, nvml, munge, …); with --node.")
 @operator_options
-def doctor(  # noqa: PLR0913 - click hands each option over by itself
+def doctor(
     script: str | None,
     job_id: str | None,
     on_node: bool,
-    torch: str | None,
     deadline: str | None,
     only: str | None,
     socket_path: str | None,
@@ -89,7 +87,6 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
         raise click.UsageError("give a script, --job or --node, not several of them")
     if (deadline is not None or only is not None) and not on_node:
         raise click.UsageError("--deadline and --only go with --node")
-    version = _version(torch)
     found: Sequence[Advice]
     try:
         config = _configuration(config_file)
@@ -98,9 +95,9 @@ def doctor(  # noqa: PLR0913 - click hands each option over by itself
             raise _NotLookedFor(refused.lines, refused.todo) from refused
         raise
     if script is not None:
-        what, subject, found = "script", script, examine_script(script, config, version)
+        what, subject, found = "script", script, examine_script(script, config)
     elif job_id is not None:
-        what, subject, found = "job", job_id, examine_job(job_id, config, version, socket_path, config_file)
+        what, subject, found = "job", job_id, examine_job(job_id, config, socket_path, config_file)
     elif on_node:
         subject = _node_name(config)
         what, found = "node", _only(only, _node(config, subject, deadline, config_file))
@@ -138,15 +135,6 @@ def _node(config: Config, node: str, deadline: str | None, config_file: str | No
     return examine_in_time(deadline_s, node, config_file or _readable_default())
 
 
-def _version(text: str | None) -> tuple[int, int] | None:
-    parts = (text or "").split(".")
-    if text is None:
-        return None
-    if len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
-        raise click.BadParameter(f"{text!r} is no version such as 2.1", param_hint="--torch")
-    return int(parts[0]), int(parts[1])
-
-
 def _configuration(config_file: str | None) -> Config:
     from slurm_watchdog.config.schema import Config
 
@@ -168,55 +156,39 @@ def _node_name(config: Config) -> str:
 # ------------------------------------------------------------------------------------------------ what is examined
 
 
-def examine_script(path: str, config: Config, torch: tuple[int, int] | None) -> tuple[Advice, ...]:
+def examine_script(path: str, config: Config) -> tuple[Advice, ...]:
     """A script that is not submitted yet. Ends the process with code 2 if it can't be read."""
-    from slurm_watchdog.doctor.finding import examine
     from slurm_watchdog.doctor.script import parse_script
-    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
 
     try:
-        raw = sys.stdin.buffer.read(MAX_SCRIPT_BYTES) if path == "-" else _read(path)
+        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
+            raw = file.read(MAX_SCRIPT_BYTES)
     except OSError as error:
         raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
     script = parse_script(raw.decode(errors="replace"), "standard input" if path == "-" else path)
-    directory = "." if path == "-" else os.path.dirname(os.path.abspath(path))
-    return examine(_facts_of(script, directory, config, torch), SCRIPT_RULES)
+    return _of_script(script, "." if path == "-" else os.path.dirname(os.path.abspath(path)), config)
 
 
-def _facts_of(script: Script, directory: str, config: Config, torch: tuple[int, int] | None, **seen: Any) -> JobFacts:
+def _of_script(script: Script, directory: str, config: Config, **seen: Any) -> tuple[Advice, ...]:
     from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.cluster_rules import settings_of
-    from slurm_watchdog.doctor.job_facts import JobFacts
-    from slurm_watchdog.doctor.script import programs
+    from slurm_watchdog.doctor.finding import examine
+    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, JobFacts
 
-    return JobFacts(
+    facts = JobFacts(
         script=script,
-        slurm=settings_of(read.read_slurm_config(config.slurm.bin_directory)[0]),
-        torch=torch,
-        read=read.read_programs(programs(script), directory),
+        slurm=read.read_slurm_config(config.slurm.bin_directory)[0],
+        read=read.read_programs(script.programs, directory),
         checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
-        opt_out=config.jobs.opt_out_comment,
         **seen,
     )
+    return examine(facts, SCRIPT_RULES)
 
 
-def _read(path: str) -> bytes:
-    with Path(path).open("rb") as file:
-        return file.read(MAX_SCRIPT_BYTES)
-
-
-def examine_job(
-    job_id: str,
-    config: Config,
-    torch: tuple[int, int] | None,
-    socket_path: str | None,
-    config_file: str | None,
-) -> tuple[Advice, ...]:
+def examine_job(job_id: str, config: Config, socket_path: str | None, config_file: str | None) -> tuple[Advice, ...]:
     """A job that Slurm has, with what the controller sees of it."""
     from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.finding import Advice, Level, examine
+    from slurm_watchdog.doctor.finding import Advice, Level
     from slurm_watchdog.doctor.script import parse_script
-    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES
 
     where = config.slurm.bin_directory
     job = read.read_job(where, job_id)
@@ -224,41 +196,35 @@ def examine_job(
         return (Advice(rule="job", level=Level.UNKNOWN, sentence=f"Slurm has no job {job_id}, or gives no answer.",
                        evidence=f"scontrol show job {job_id}", add="squeue --me"),)  # fmt: skip
     text, problem = read.read_script(where, job_id)
-    submitted = read.read_submit_line(where, job_id)
-    script = parse_script(text or "", f"script of job {job_id}", given=submitted or ())
-    facts = _facts_of(
-        script, job.get("WorkDir", "/"), config, torch,
+    script = parse_script(text or "", f"script of job {job_id}", given=read.read_submit_line(where, job_id))
+    found = _of_script(
+        script, job.get("WorkDir", "/"), config,
         comment=job.get("Comment", ""), requeueable=job.get("Requeue") == "1",
-        options_known=submitted is not None, watched=_watched(job_id, job, socket_path, config_file),
     )  # fmt: skip
     if text is None:
         unseen = Advice(rule="script", level=Level.UNKNOWN, sentence="The job's script can't be read: what it "
                         "lacks is not known.",
                         evidence=problem, add="ask as the job's owner or an administrator")  # fmt: skip
-        about_job = {"requeue", "opted_out", "not_watched", "no_ranks", "no_steps"}
-        return (unseen, *(each for each in examine(facts, SCRIPT_RULES) if each.rule in about_job))
-    return examine(facts, SCRIPT_RULES)
+        found = (unseen, *(each for each in found if each.rule == "requeue"))
+    return (*found, *_unseen(job_id, job, socket_path, config_file))
 
 
-def _watched(job_id: str, job: dict[str, str], socket_path: str | None, config_file: str | None) -> WatchedJob | None:
-    from slurm_watchdog.doctor.job_facts import WatchedJob
+def _unseen(job_id: str, job: dict[str, str], socket_path: str | None, config_file: str | None) -> Iterator[Advice]:
+    """Of a job that runs: whether the controller can judge it."""
+    from slurm_watchdog.doctor.finding import Advice, Level
 
     status = _status(socket_path, config_file)
     if isinstance(status, ClientError) or job.get("JobState") != "RUNNING":
-        return None
+        return
     known = next((each for each in status.jobs if each.job_id == job_id), None)
     if known is None:
-        return WatchedJob(known=False)
-    return WatchedJob(running_s=_run_time_s(job.get("RunTime", "")), step=known.step, ranks=known.ranks)
-
-
-def _run_time_s(text: str) -> float | None:
-    """Seconds of Slurm's `1-02:03:04`."""
-    days, _, clock = text.rpartition("-")
-    parts = clock.split(":")
-    if len(parts) != 3 or not all(part.isdecimal() for part in (*parts, days or "0")):
-        return None
-    return int(days or 0) * 86400.0 + int(parts[0]) * 3600 + int(parts[1]) * 60 + int(parts[2])
+        yield Advice(rule="not_watched", level=Level.WARNING, sentence="The controller does not watch this job.",
+                     evidence="it is not in its list",
+                     add="jobs: {partitions: [...]} leaves out others; slurm-watchdog status")  # fmt: skip
+    elif known.health is not None and known.health.not_judged is not None:
+        text = f"The job cannot be judged: {known.health.reason}."
+        yield Advice(rule="not_judged", level=Level.WARNING, sentence=text,
+                     evidence="slurm-watchdog status", add=known.health.todo)  # fmt: skip
 
 
 def examine_node(config: Config, node: str) -> tuple[Advice, ...]:

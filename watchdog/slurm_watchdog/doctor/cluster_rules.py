@@ -9,13 +9,12 @@ from fnmatch import fnmatchcase
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.doctor.finding import Advice, Check, Level, Rule
-from slurm_watchdog.doctor.job_facts import SlurmSettings
 
 OLDEST_TESTED = (22, 5)
-EXPEDITES_SINCE = (25, 11, 3)
-"""25.11.0 has it, and requeues jobs that have ended well, too (Slurm's CHANGELOG/slurm-25.11.md, 25.11.3)."""
 SHORT_JOB_AGE_S = 60
 """A job that is forgotten so soon may have ended between two looks."""
+KILL_WAIT_S, UNKILLABLE_S = 30, 180
+"""Slurm's default; three times Slurm's default, which a process with memory of several GPUs passes when it ends."""
 
 
 class Undelivered(Struct, frozen=True, kw_only=True):
@@ -64,37 +63,20 @@ class ClusterFacts(Struct, frozen=True, kw_only=True):
     """(part of the configuration, the partitions that it is for, names or globs)."""
 
 
-def settings_of(config: Mapping[str, str] | None) -> SlurmSettings:
-    """What of slurm.conf matters for a job's script."""
-    if config is None:
-        return SlurmSettings()
-    return SlurmSettings(
-        requeue=_flag(config.get("JobRequeue")),
-        append=_flag(config.get("JobFileAppend")),
-        kill_on_bad_exit=_flag(config.get("KillOnBadExit")),
-        expedites=_expedites(config.get("SLURM_VERSION", ""), config.get("SlurmctldParameters", "")),
-    )
-
-
-def _expedites(version: str, parameters: str) -> bool:
-    numbers = re.match(r"(\d+)\.(\d+)\.(\d+)", version)
-    known = numbers is not None and tuple(map(int, numbers.groups())) >= EXPEDITES_SINCE
-    return known and "enable_expedited_requeue" in re.split(r"[\s,]+", parameters)
-
-
 def parse_slurm_config(text: str) -> dict[str, str]:
     """`Key = value` of each line of `scontrol show config`."""
     pairs = (line.split("=", 1) for line in text.splitlines() if "=" in line)
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-def _flag(value: str | None) -> bool | None:
-    first = (value or "").split()[:1]
+def flag(config: Mapping[str, str] | None, key: str) -> bool | None:
+    """A setting that is on or off; None: not known."""
+    first = (config or {}).get(key, "").split()[:1]
     return None if not first else first[0].lower() in ("1", "yes", "true")
 
 
-def _seconds(value: str | None) -> int | None:
-    first = (value or "").split()[:1]
+def _seconds(facts: ClusterFacts, key: str) -> int | None:
+    first = _setting(facts, key).split()[:1]
     return int(first[0]) if first and first[0].isdecimal() else None
 
 
@@ -119,9 +101,9 @@ def _setting(facts: ClusterFacts, key: str) -> str:
     return (facts.slurm or {}).get(key, "")
 
 
-def _forgets_soon(facts: ClusterFacts) -> bool:
-    age_s = _seconds(_setting(facts, "MinJobAge"))
-    return age_s is not None and 0 < age_s < SHORT_JOB_AGE_S
+def _is_below(facts: ClusterFacts, key: str, seconds: int) -> bool:
+    """Whether a time is set, and is shorter; 0 is none."""
+    return 0 < (_seconds(facts, key) or 0) < seconds
 
 
 def _is_untested(facts: ClusterFacts) -> bool:
@@ -156,16 +138,23 @@ CHECKS: tuple[Check[ClusterFacts], ...] = (
           lambda f: _some(_without_agent(f)), "systemctl enable --now slurm-watchdog-agent  # on these nodes"),
     Check("slurm", Level.UNKNOWN, lambda f: f.slurm is None, "Slurm does not answer.", lambda f: f.slurm_problem,
           "scontrol ping"),
-    Check("job_requeue", Level.HINT, lambda f: _flag(_setting(f, "JobRequeue")) is False,
+    Check("job_requeue", Level.HINT, lambda f: flag(f.slurm, "JobRequeue") is False,
           "Jobs can be restarted only if they ask for it with --requeue.", "JobRequeue=0",
           "JobRequeue=1  # slurm.conf"),
     Check("task_prolog", Level.HINT, lambda f: f.slurm is not None and "watchdog" not in _setting(f, "TaskProlog"),
           "Jobs are not told where their kill switch is: graceful restarts work for those only that set it themselves.",
           lambda f: f"TaskProlog={_setting(f, 'TaskProlog') or '(null)'}",
           "TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh  # slurm.conf, see deploy/slurm"),
-    Check("min_job_age", Level.WARNING, _forgets_soon,
+    Check("min_job_age", Level.WARNING, lambda f: _is_below(f, "MinJobAge", SHORT_JOB_AGE_S),
           "Slurm forgets a job soon after its end: how it ended may never be seen.",
-          lambda f: f"MinJobAge={_seconds(_setting(f, 'MinJobAge'))}", "MinJobAge=300  # slurm.conf"),
+          lambda f: f"MinJobAge={_seconds(f, 'MinJobAge')}", "MinJobAge=300  # slurm.conf"),
+    Check("kill_wait", Level.HINT, lambda f: _is_below(f, "KillWait", KILL_WAIT_S),
+          "A job that is ended has little time between SIGTERM and SIGKILL: it can't save.",
+          lambda f: f"KillWait={_seconds(f, 'KillWait')}", f"KillWait={KILL_WAIT_S}  # slurm.conf"),
+    Check("unkillable_step", Level.HINT, lambda f: _is_below(f, "UnkillableStepTimeout", UNKILLABLE_S),
+          "A process that takes a while to end (a core dump, the memory of 8 GPUs) drains its node: Kill task failed.",
+          lambda f: f"UnkillableStepTimeout={_seconds(f, 'UnkillableStepTimeout')}",
+          f"UnkillableStepTimeout={UNKILLABLE_S}  # slurm.conf"),
     Check("proctrack", Level.HINT, lambda f: re.search("linuxproc|pgid", _setting(f, "ProctrackType")),
           "Processes that leave their session outlive their job, and keep its GPUs.",
           lambda f: f"ProctrackType={_setting(f, 'ProctrackType')}",

@@ -1,15 +1,33 @@
-"""Examines this node within a deadline: a child examines it, and is left behind if it hangs."""
+"""Commands with a deadline, and the look at this node within one: a child that hangs is left behind."""
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, Popen, TimeoutExpired
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
+from typing import Final
 
 from slurm_watchdog.doctor.finding import Advice, Level
 
+DEADLINE_S: Final = 10.0
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"
+
+
+def run(argv: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[int | None, str]:
+    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't
+    be ended is left."""
+    try:
+        process = Popen(list(argv), stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, start_new_session=True)
+    except OSError as error:
+        return None, f"{argv[0]}: {error.strerror}"
+    try:
+        said, _ = process.communicate(timeout=deadline_s)
+    except TimeoutExpired:
+        process.kill()
+        return None, f"{argv[0]}: no answer within {deadline_s:g} s"
+    return process.returncode, said.decode(errors="replace").strip()
 
 
 def examine_in_time(deadline_s: float, node: str, config_file: str | None) -> tuple[Advice, ...]:

@@ -1,4 +1,4 @@
-"""Reads whether the controller, our port and the helper's socket answer, and whether the certificates can be used."""
+"""Reads whether the controller and the helper's socket answer, and whether the certificates can be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Final
 from urllib.parse import urlsplit
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.doctor.run_command import DEADLINE_S, run
+from slurm_watchdog.doctor.deadline import DEADLINE_S, run
 from slurm_watchdog.identity.certificate_authority import days_left
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import make_context, read_expiry
@@ -92,25 +92,3 @@ def read_helper_problem(path: str) -> str | None:
         except OSError as error:
             return f"{path}: {error.strerror or error}"
     return None
-
-
-def read_port_holder(address: str) -> str | None:
-    """What answers on an address of ours and is not ours; None: nothing does, or we do."""
-    host, _, port = address.rpartition(":")
-    if not port.isdecimal():
-        return None
-    connection = http.client.HTTPConnection(
-        host.strip("[]").replace("0.0.0.0", "127.0.0.1"), int(port), timeout=DEADLINE_S
-    )
-    try:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read(1 << 20)
-    except ConnectionError:
-        return None
-    except (OSError, http.client.HTTPException) as error:
-        return (
-            f"it does not speak HTTP ({type(error).__name__})" if isinstance(error, http.client.HTTPException) else None
-        )
-    finally:
-        connection.close()
-    return None if b"slurm_watchdog_" in text else "an HTTP server without our metrics"

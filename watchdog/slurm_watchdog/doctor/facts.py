@@ -3,7 +3,6 @@ read has the reason."""
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shlex
@@ -15,22 +14,19 @@ from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.doctor.cluster_rules import parse_slurm_config
+from slurm_watchdog.doctor.deadline import run
 from slurm_watchdog.doctor.endpoints import (
     read_certificates,
     read_controller,
     read_helper_problem,
     read_open_secret,
-    read_port_holder,
 )
 from slurm_watchdog.doctor.node_rules import NodeFacts
-from slurm_watchdog.doctor.run_command import run
 from slurm_watchdog.identity.secret_files import TlsFiles
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
-STA_UNSYNC: Final = 0x0040
-"""linux/timex.h"""
 PROGRAM_BYTES: Final = 1 << 20
 MAX_PROGRAMS: Final = 8
 LAST_CHARS: Final = 200
@@ -45,10 +41,8 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
     filesystem, problem, free = read_directory(directory)
     devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
     nvml, gpus = read_nvml() if agent and devices else (None, None)
-    version, works = read_munge(config.security.munge_socket)
     scontrol = os.path.join(config.slurm.bin_directory, "scontrol")
     there = shutil.which(scontrol) is not None
-    address = config.agent.metrics_listen if agent else config.controller.listen
     tls = config.security.tls_directory if config.security.identity() == "tls" else ""
     files = TlsFiles(tls, service)
     certificate_problem, certificate_days = read_certificates(files) if tls else (None, None)
@@ -72,9 +66,8 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         gpu_devices=devices,
         nvml=nvml,
         nvml_gpus=gpus,
-        munge=version,
-        munge_works=works,
-        clock_synchronised=read_clock(),
+        has_munge=shutil.which("munge") is not None,
+        munge_works=read_munge(config.security.munge_socket),
         state_directory=directory,
         state_filesystem=filesystem,
         state_problem=problem,
@@ -91,8 +84,6 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
         certificate_problem=certificate_problem,
         certificate_days=certificate_days,
         open_secret=None if agent else read_open_secret(config.notify.secret_files()),
-        port=address,
-        port_holder=read_port_holder(address),
     )  # fmt: skip
 
 
@@ -122,31 +113,11 @@ def read_nvml() -> tuple[str | None, int | None]:
     return said.splitlines()[-1][:200] if said else "no answer", None
 
 
-def read_munge(where: str = "") -> tuple[tuple[int, ...] | None, bool | None]:
-    """(version, whether it makes a credential); (None, None) where there is none. `where`: munged's socket,
-    empty: the usual one."""
+def read_munge(where: str = "") -> bool | None:
+    """Whether it makes a credential; None: there is none. `where`: munged's socket, empty: the usual one."""
     if shutil.which("munge") is None:
-        return None, None
-    _, said = run(["munge", "--version"])
-    match = re.search(r"munge-(\d+)\.(\d+)(?:\.(\d+))?", said)
-    code, _ = run(["munge", "--no-input", *([f"--socket={where}"] if where else [])])
-    return (tuple(int(part) for part in match.groups(default="0")) if match else None), code == 0
-
-
-def read_clock() -> bool | None:
-    """Whether the kernel's clock is disciplined; None where it may not be asked."""
-
-    class Timex(ctypes.Structure):
-        _fields_ = (("modes", ctypes.c_uint), ("offset", ctypes.c_long), ("freq", ctypes.c_long), ("maxerror",
-                    ctypes.c_long),
-                    ("esterror", ctypes.c_long), ("status", ctypes.c_int), ("rest", ctypes.c_byte * 512))  # fmt: skip
-
-    given = Timex()
-    try:
-        answer = ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(given))
-    except (OSError, AttributeError):
         return None
-    return None if answer < 0 else not given.status & STA_UNSYNC
+    return run(["munge", "--no-input", *([f"--socket={where}"] if where else [])])[0] == 0
 
 
 def read_unit(unit: str) -> str | None:
@@ -260,8 +231,8 @@ def read_job(bin_directory: str, job_id: str) -> dict[str, str]:
     return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(.*?)(?=\s+[A-Za-z:/]+=|$)", said)) if code == 0 else {}
 
 
-def read_submit_line(bin_directory: str, job_id: str) -> list[str] | None:
-    """The words of the sbatch command that submitted a job; None without accounting."""
+def read_submit_line(bin_directory: str, job_id: str) -> list[str]:
+    """The words of the sbatch command that submitted a job; none without accounting."""
     code, said = run(
         [os.path.join(bin_directory, "sacct"), "--noheader", "--parsable2", "--allocations", "-j", job_id, "-o",
         "SubmitLine"]
@@ -269,8 +240,8 @@ def read_submit_line(bin_directory: str, job_id: str) -> list[str] | None:
     try:
         words = shlex.split(said.splitlines()[0]) if code == 0 and said else []
     except ValueError:
-        return None
-    return words[1:] if words and words[0].endswith("sbatch") else None
+        return []
+    return words[1:] if words and words[0].endswith("sbatch") else []
 
 
 def read_programs(names: Sequence[str], directory: str) -> dict[str, str]:

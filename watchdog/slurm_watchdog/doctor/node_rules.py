@@ -16,8 +16,6 @@ NETWORK_FILESYSTEMS = frozenset({
     "fuse.s3fs", "fuse.gcsfuse",
 })  # fmt: skip
 """A state directory there hangs with the file system that is watched."""
-MUNGE_SAFE = (0, 5, 18)
-"""Older releases leak the key to every user who may connect (CVE-2026-25506)."""
 MIN_FREE_BYTES = 256 << 20
 CERTIFICATE_DAYS = 30
 CLOCK_OFFSET_S = 10.0
@@ -50,10 +48,8 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     nvml: str | None = None
     """Why NVML does not answer; None: it does, or there are no GPUs."""
     nvml_gpus: int | None = None
-    munge: tuple[int, ...] | None = None
-    """Version of the installed one; None: there is none."""
+    has_munge: bool = True
     munge_works: bool | None = None
-    clock_synchronised: bool | None = None
     state_directory: str = ""
     state_filesystem: str | None = None
     state_problem: str | None = None
@@ -82,9 +78,6 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     """This node's clock minus the controller's."""
     open_secret: str | None = None
     """A file of `notify` with a secret that others may read, and its mode."""
-    port: str = ""
-    port_holder: str | None = None
-    """What answers on our port and is not ours."""
 
 
 def _is_agents(facts: NodeFacts) -> bool:
@@ -109,10 +102,6 @@ def _ends_within(facts: NodeFacts, first_day: float, before_day: int) -> bool:
     """Whether the certificate can be used, and ends in `first_day` days or later, but before `before_day`."""
     days = facts.certificate_days
     return facts.certificate_problem is None and days is not None and first_day <= days < before_day
-
-
-def _version(numbers: tuple[int, ...] | None) -> str:
-    return ".".join(map(str, numbers or ()))
 
 
 RENEW = "slurm-watchdog ca renew  # on the management node; then copy the three files here"
@@ -181,12 +170,7 @@ CHECKS: tuple[Check[NodeFacts], ...] = (
     Check("node_name", Level.CRITICAL, lambda f: _is_agents(f) and f.node_known is False,
           "Slurm has no node of this name: reports of this agent are refused.",
           lambda f: f"scontrol show node {f.node}", "agent: {node_name: as Slurm has it}  # or SLURMD_NODENAME"),
-    Check("munge_version", Level.HINT, lambda f: f.munge is not None and f.munge < MUNGE_SAFE,
-          "This release of MUNGE may give its key away to local users (CVE-2026-25506).",
-          lambda f: f"munge {_version(f.munge)}; mended in {_version(MUNGE_SAFE)}, and in distributions' updates of "
-                    "older ones",
-          "upgrade munge, then make a new key"),
-    Check("munge", Level.CRITICAL, lambda f: f.munge is None and f.identity == "munge",
+    Check("munge", Level.CRITICAL, lambda f: not f.has_munge and f.identity == "munge",
           "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
           "security.mode is munge, or auto without tls_directory; no munge on PATH",
           "install munge, with the cluster's key; or security: {tls_directory: …}"),
@@ -210,13 +194,6 @@ CHECKS: tuple[Check[NodeFacts], ...] = (
     Check("kernel_log", Level.WARNING, lambda f: _is_agents(f) and f.kernel_log is not None,
           "The kernel's log can't be read: faults of GPUs and file systems go unseen.", lambda f: f"{f.kernel_log}",
           "ls -l /dev/kmsg; the helper opens it for the agent, and needs CAP_SYSLOG (its unit has it)"),
-    Check("clock", Level.WARNING, lambda f: f.clock_synchronised is False,
-          "The clock is not synchronised: dates in logs of several nodes can't be compared, and MUNGE refuses at 5 "
-          "minutes.",
-          "the kernel says so (adjtimex: STA_UNSYNC)", "systemctl enable --now chronyd  # or systemd-timesyncd"),
-    Check("port", Level.WARNING, lambda f: f.port_holder is not None,
-          lambda f: f"Another program has the port of the {f.service}.", lambda f: f"{f.port}: {f.port_holder}",
-          lambda f: f"{'agent.metrics_listen' if _is_agents(f) else 'controller.listen'}: a free one"),
 )  # fmt: skip
 
 

@@ -1,216 +1,257 @@
-"""What a batch script asks of Slurm and what it starts. Pure: text in, facts out."""
+"""A batch script: what it asks of Slurm, and its simple commands. Pure.
+
+No shell: what a `source`d file or a substitution sets is not known, and stays as written (`$NAME`).
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import PurePath
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.doctor.shell import Command, parse_shell
+from slurm_watchdog.knowledge.srun_options import FLAGS, LETTERS, OPTIONAL
 
-_DIRECTIVE = re.compile(r"#SBATCH\s+(.*)")
-_HETJOB = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
-SHORT = {
-    "J": "job-name", "N": "nodes", "n": "ntasks", "o": "output", "e": "error", "p": "partition", "t": "time",
-    "a": "array",
-    "A": "account", "c": "cpus-per-task", "w": "nodelist", "x": "exclude", "G": "gpus", "C": "constraint",
-    "d": "dependency", "k": "no-kill",
-    "D": "chdir", "q": "qos", "K": "kill-on-bad-exit", "W": "wait", "l": "label", "u": "unbuffered",
-    "m": "distribution",
-}  # fmt: skip
-"""Of sbatch and srun, as `man srun` has them."""
+MAX_CHARS = 1 << 20
+MAX_VALUE = 16 * 1024
+MAX_COMMANDS = 5000
+MAX_WORDS = 20_000
+WITHOUT_VALUE = FLAGS | OPTIONAL | {"requeue", "no-requeue", "ignore-pbs"}
+"""Of srun, and what sbatch has beside them."""
 ON = frozenset({"1", "yes", "true", "y", "on"})
 """Values of a variable that switch something on."""
-OPTIONAL_VALUE = frozenset({"K"})
-FLAGS = frozenset({
-    "requeue", "no-requeue", "exclusive", "overlap", "kill-on-bad-exit", "no-kill", "label", "unbuffered",
-    "verbose", "quiet",
-    "overcommit", "oversubscribe", "exact", "whole", "multi-prog", "pty", "disable-status", "contiguous", "hold",
-    "parsable",
-    "test-only", "spread-job", "use-min-nodes", "reboot", "ignore-pbs", "interactive", "no-allocate",
-    "preserve-env", "propagate",
-})  # fmt: skip
-"""Options that may stand without a value; with one it is joined by `=`."""
-SHORT_FLAGS = frozenset("lOQusvkHIEVX")
-UTILITIES = frozenset({
-    "hostname", "nvidia-smi", "rocm-smi", "dcgmi", "echo", "date", "env", "printenv", "true", "sleep", "mkdir",
-    "rm", "cp", "rsync",
-    "tar", "ls", "cat", "df", "du", "free", "lscpu", "numactl-show", "ip", "ifconfig", "ibstat", "ibdev2netdev",
-    "rdma", "sbcast",
-    "touch", "ln", "chmod", "pkill", "kill", "killall", "uname", "whoami", "pwd", "which", "module", "nvcc",
-    "find", "test", "ps",
-    "top", "uptime", "lsof", "scontrol", "squeue", "sinfo", "wget", "curl", "git", "unzip", "cpupower", "dmesg",
-    "ulimit", "vmstat",
-    "iostat", "sh-c", "id", "stat", "head", "tail", "grep", "awk", "sed", "wc", "tee", "timeout-test",
-    "enroot-import", "nc", "ping",
-})  # fmt: skip
-"""Programs that are over in a moment: no training waits in them for a dead rank."""
-LAUNCHERS = frozenset({"torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed"})
+KEYWORDS = frozenset("if then else elif do while until time ! { ( exec eval nohup command env".split())  # noqa: SIM905
+DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset", "set"})
+LAUNCHERS = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed)|torch\.distributed\.(?:run|launch)")
+TRAINS = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)|.*\.(?:py|sh)|\$.*", re.DOTALL)
+"""A word of an srun that may run for long: a program in a variable may, too."""
+_ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
+_VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
+
+
+class Command(Struct, frozen=True, kw_only=True):
+    """One simple command."""
+
+    line: int
+    words: tuple[str, ...]
+    """Quotes removed, variables filled in as far as they are known."""
+    environment: Mapping[str, str] = {}
+    """Assignments before it: `NAME=value command`."""
 
 
 class Srun(Struct, frozen=True, kw_only=True):
     """One `srun` of the script."""
 
     line: int
-    options: tuple[tuple[str, str], ...]
-    """(long name, value); a flag's value is empty."""
+    options: Mapping[str, str]
+    """By their long names; a flag's value is empty."""
     words: tuple[str, ...]
     """What it starts."""
-    environment: tuple[tuple[str, str], ...] = ()
+    environment: Mapping[str, str] = {}
 
     @property
-    def unknown(self) -> bool:
-        """Whether options stand in a variable that is set elsewhere."""
-        return any(name.startswith("$") for name, _ in self.options)
+    def is_training(self) -> bool:
+        """Whether it may run for long."""
+        return any(TRAINS.fullmatch(part) for word in self.words for part in word.split())
+
+    @property
+    def launcher(self) -> str | None:
+        """torchrun, or what uses it."""
+        return next((part for word in self.words for part in word.split() if LAUNCHERS.fullmatch(part)), None)
 
 
 class Script(Struct, frozen=True, kw_only=True):
     """A batch script."""
 
     path: str = ""
-    directives: tuple[tuple[str, str, int], ...] = ()
-    """(long name, value, line) of #SBATCH lines that Slurm reads; the last one of a name holds."""
-    ignored: tuple[tuple[str, int], ...] = ()
-    """#SBATCH lines after the first command: Slurm does not read them."""
+    directives: Mapping[str, tuple[str, int]] = {}
+    """Long name to (value, line) of #SBATCH lines that Slurm reads; the last one of a name holds."""
     components: int = 1
     """Of a heterogeneous job."""
     sruns: tuple[Srun, ...] = ()
     commands: tuple[Command, ...] = ()
     variables: Mapping[str, str] = {}
     text: str = ""
-    sources: bool = False
-    """It reads in other files, which may set anything."""
 
     def directive(self, name: str) -> str | None:
-        """Value of the last directive of that name; empty for a flag, None if there is none."""
-        return next((value for given, value, _ in reversed(self.directives) if given == name), None)
+        """Value of the directive of that name; empty for a flag, None if there is none."""
+        return self.directives[name][0] if name in self.directives else None
+
+    def value_of(self, name: str) -> str | None:
+        """What a variable is set to, for one command or from then on."""
+        own = (each.environment[name] for each in self.commands if name in each.environment)
+        return next(own, self.variables.get(name))
+
+    @property
+    def nodes(self) -> int | None:
+        """Of the job, where the script says one number."""
+        low, _, high = (self.directive("nodes") or "").partition("-")
+        return int(low) if low.isdecimal() and high in ("", low) else None
+
+    def has_one_task(self, srun: Srun) -> bool:
+        """Whether the step is known to have one."""
+        options = {name: value for name, (value, _) in self.directives.items() if self.components == 1}
+        options |= srun.options
+        a_node = options.get("ntasks-per-node", options.get("ntasks"))
+        return options.get("ntasks") == "1" or (options.get("nodes") in ("1", "1-1") and a_node == "1")
+
+    @property
+    def programs(self) -> tuple[str, ...]:
+        """Python files that the script starts, as they are named in it."""
+        parts = (part for command in self.commands for word in command.words for part in word.split())
+        return tuple(dict.fromkeys(part for part in parts if part.endswith(".py") and not part.startswith("-")))
 
 
 def parse_script(text: str, path: str = "", *, given: Sequence[str] = ()) -> Script:
     """The facts of a script; `given` are options from sbatch's command line, which outrank it."""
-    directives, ignored, components = _directives(text)
-    directives += [(name, value, 0) for name, value in parse_options(given)[0]]
-    commands, variables = parse_shell(text)
+    text = text[:MAX_CHARS]
+    directives, components = _directives(text)
+    directives |= {name: (value, 0) for name, value in parse_options(given)[0].items()}
+    commands, variables = _parse_shell(text)
     return Script(
         path=path,
-        directives=tuple(directives),
-        ignored=tuple(ignored),
+        directives=directives,
         components=components,
         sruns=tuple(srun for command in commands for srun in _sruns(command)),
         commands=commands,
         variables=variables,
         text=text,
-        sources=any(command.words[0] in (".", "source") for command in commands),
     )
 
 
-def _directives(text: str) -> tuple[list[tuple[str, str, int]], list[tuple[str, int]], int]:
-    directives: list[tuple[str, str, int]] = []
-    ignored: list[tuple[str, int]] = []
-    components, begun = 1, False
+def _directives(text: str) -> tuple[dict[str, tuple[str, int]], int]:
+    directives: dict[str, tuple[str, int]] = {}
+    components = 1
     for number, line in enumerate(text.splitlines(), 1):
-        match = _DIRECTIVE.match(line)
-        if match is None:
-            begun = begun or bool(line.strip() and not line.lstrip().startswith("#"))
-        elif begun:
-            ignored.append((line.strip(), number))
-        elif _HETJOB.match(line):
-            components += 1
-        else:
+        if line.strip() and not line.lstrip().startswith("#"):
+            break  # Slurm reads none behind the first command
+        if line.startswith("#SBATCH"):
             try:
-                words = shlex.split(match[1], comments=True)
+                words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
             except ValueError:
-                words = match[1].split()
-            directives += [(name, value, number) for name, value in parse_options(words)[0]]
-    return directives, ignored, components
+                words = line.split()[1:]
+            components += words[:1] in (["hetjob"], ["packjob"])
+            directives |= {name: (value, number) for name, value in parse_options(words)[0].items()}
+    return directives, components
 
 
-def parse_options(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
+def parse_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     """(options by their long names, the words after them)."""
-    found: list[tuple[str, str]] = []
+    found: dict[str, str] = {}
     rest = list(words)
-    while rest and (rest[0].startswith("-") or rest[0].startswith("$")):
+    while rest and rest[0][:1] in ("-", "$"):
         word = rest.pop(0)
         if word == "--":
             break
-        if word.startswith("$"):
-            found.append((word, ""))
-        elif word.startswith("--"):
+        if word.startswith("--"):
             name, equals, value = word[2:].partition("=")
-            if not equals and name not in FLAGS and rest and not rest[0].startswith("-"):
-                value = rest.pop(0)
-            found.append((name, value))
         else:
-            letter, value = word[1:2], word[2:].removeprefix("=")
-            if letter in SHORT_FLAGS and letter not in SHORT:
-                continue
-            takes = letter not in OPTIONAL_VALUE and letter not in SHORT_FLAGS
-            if not value and takes and rest:
-                value = rest.pop(0)
-            found.append((SHORT.get(letter, letter), value))
+            name, value = LETTERS.get(word[1:2], word[1:2]), word[2:].removeprefix("=")
+            equals = value
+        if word.startswith("$"):
+            name = word
+        elif not equals and name not in WITHOUT_VALUE and rest and not rest[0].startswith("-"):
+            value = rest.pop(0)
+        found[name] = value
     return found, rest
 
 
-def _sruns(command: Command) -> list[Srun]:
+def _sruns(command: Command) -> Iterator[Srun]:
     """The srun of a command, also behind `exec ./batch.sh --`, `timeout 3h` or `nohup`."""
-    for index, word in enumerate(command.words):
-        if PurePath(word).name == "srun":
-            options, rest = parse_options(command.words[index + 1 :])
-            # Het jobs: `srun A : B` are two parts of one step.
-            return [
-                Srun(
-                    line=command.line,
-                    options=tuple(options),
-                    words=tuple(rest),
-                    environment=command.environment,
-                )
-            ]
-    return []
+    names = [PurePath(word).name for word in command.words]
+    if "srun" in names:
+        options, rest = parse_options(command.words[names.index("srun") + 1 :])
+        yield Srun(line=command.line, options=options, words=tuple(rest), environment=command.environment)
 
 
-def is_training(srun: Srun) -> bool:
-    """Whether this srun may run for long. What can't be seen (a variable) may."""
-    program = PurePath(srun.words[0]).name if srun.words else ""
-    if program in ("bash", "sh") and "-c" in srun.words[:3]:
-        inner, _ = parse_shell(" ".join(srun.words[srun.words.index("-c") + 1 :]))
-        names = {PurePath(command.words[0]).name for command in inner}
-        return not names or not names <= UTILITIES
-    return program not in UTILITIES
+def _parse_shell(text: str) -> tuple[tuple[Command, ...], dict[str, str]]:
+    """(simple commands in their order, variables that are assigned, with their last value)."""
+    commands: list[Command] = []
+    variables: dict[str, str] = {}
+    for line, words in islice(_simple_commands(text), MAX_COMMANDS):
+        while words and words[0] in KEYWORDS:
+            words = words[1:]
+        if words and words[0] in DECLARATIONS:
+            words = [word for word in words[1:] if _ASSIGNMENT.fullmatch(word)]
+        own: dict[str, str] = {}
+        while words and (match := _ASSIGNMENT.fullmatch(words[0])):
+            before = variables.get(match[1], "") if match[2] else ""
+            own[match[1]] = (before + _expand(match[3], variables | own))[:MAX_VALUE]
+            words = words[1:]
+        filled = tuple(part for word in words[:MAX_WORDS] for part in _fill(word, variables))
+        if filled:
+            commands.append(Command(line=line, words=filled, environment=own))
+        else:
+            variables |= own
+    return tuple(commands), variables
 
 
-def uses_launcher(script: Script) -> bool:
-    """Whether torchrun, or what uses it, starts the ranks: it sets variables of its own, and ends all ranks
-    of a node if one ends."""
-    words = {PurePath(word).name for command in script.commands for word in command.words}
-    return bool(words & LAUNCHERS)
+def _expand(text: str, variables: Mapping[str, str]) -> str:
+    """`text` with variables that are known filled in; at most MAX_VALUE long if anything was."""
+    parts: list[str] = []
+    size = end = 0
+    for match in _VARIABLE.finditer(text):
+        value = variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
+        parts += (text[end : match.start()], value)
+        size += match.start() - end + len(value)
+        end = match.end()
+        if size > MAX_VALUE:
+            break
+    return ("".join(parts) + text[end:])[:MAX_VALUE] if parts else text
 
 
-def programs(script: Script) -> tuple[str, ...]:
-    """Python files that the script starts, as they are named in it."""
-    found: dict[str, None] = {}
-    for command in script.commands:
-        for word in command.words:
-            for part in word.split() if " " in word else (word,):
-                if part.endswith(".py") and not part.startswith("-"):
-                    found[part] = None
-    return tuple(found)
+def _fill(word: str, variables: Mapping[str, str]) -> list[str]:
+    """An unquoted variable may hold several words; a quoted one with a whole command line is taken apart just the same,
+    for such a line is handed to a shell (`bash -c "$CMD"`)."""
+    filled = _expand(word, variables)
+    if filled == word:
+        return [word] if word else []
+    return filled.replace("\\\n", " ").split()
 
 
-def is_on(script: Script, name: str, *, any_value: bool = False) -> bool:
-    """Whether the script sets a variable of this name to something that switches on, or to anything."""
-    value = script.variables.get(name)
-    return value is not None and (any_value or value.lower() in ON)
+def _simple_commands(text: str) -> Iterator[tuple[int, list[str]]]:
+    """(line, words) of each simple command, quotes of single words removed."""
+    words: list[str] = []
+    word: str | None = None
+    line, started, index, heredoc = 1, 1, 0, ""
+    while match := _TOKEN.match(text, index):
+        piece, index = match[0], match.end()
+        kind = match.lastgroup or ""
+        if kind in ("space", "separator") and word is not None:
+            words.append(word)
+            word = None
+        if kind == "separator" and words:
+            yield started, words
+            words = []
+        if not words and word is None:
+            started = line
+        line += piece.count("\n")
+        if kind == "heredoc":
+            heredoc = match["mark"]
+        elif kind == "separator" and piece == "\n" and heredoc:
+            end = re.compile(rf"^\s*{heredoc}\s*$", re.MULTILINE).search(text, index)
+            after = end.end() if end is not None else index
+            line, index, heredoc = line + text.count("\n", index, after), after, ""
+        elif kind not in ("space", "separator", "comment", "continued"):
+            word = (word or "") + _unquoted(kind, piece)
+    words += [word] if word is not None else []
+    if words:
+        yield started, words
 
 
-def is_one_task(script: Script) -> bool:
-    """Whether the job is known to have one task."""
-    return script.components == 1 and has_one_task({name: value for name, value, _ in script.directives})
+_TOKEN = re.compile(
+    r"""(?P<continued>\\\n)|(?P<escaped>\\.?)|(?P<single>'[^']*'?)|(?P<double>"(?:[^"\\]|\\.)*"?)
+    |(?P<comment>(?<![^\s;|&()])\#[^\n]*)|(?P<heredoc><<-?[ \t]*['"]?(?P<mark>\w+)['"]?)|(?P<redirect>&>|[<>]&)
+    |(?P<separator>[\n;|&()`])|(?P<space>[ \t\r]+)|(?P<plain>[^\\'"\#<>\n;|&()`\ \t\r]+|.)""",
+    re.VERBOSE | re.DOTALL,
+)
 
 
-def has_one_task(options: Mapping[str, str]) -> bool:
-    """The same of options by their long names."""
-    return options.get("ntasks") == "1" or (
-        options.get("nodes") in ("1", "1-1") and options.get("ntasks-per-node", options.get("ntasks")) == "1"
-    )
+def _unquoted(kind: str, piece: str) -> str:
+    if kind == "single":
+        return piece.strip("'")
+    if kind == "double":
+        return re.sub(r"\\([\"\\`])", r"\1", piece[1:].removesuffix('"').replace("\\\n", " "))
+    return piece[1:] if kind == "escaped" else piece

@@ -1,259 +1,282 @@
-"""What a batch script lacks to be protected. Pure; each rule is a function of JobFacts, silent where it cannot tell."""
+"""What a batch script lacks to be protected: the few things that each save a night. Pure; each rule is a function of
+JobFacts, silent where it cannot tell."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import PurePath
 
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import plural
+from slurm_watchdog.doctor.cluster_rules import flag
 from slurm_watchdog.doctor.finding import Advice, Level, Rule
-from slurm_watchdog.doctor.job_facts import JobFacts
-from slurm_watchdog.doctor.run_rules import RUN_RULES
-from slurm_watchdog.doctor.script import (
-    ON,
-    has_one_task,
-    is_on,
-    is_one_task,
-    is_training,
-    programs,
-    uses_launcher,
-)
-from slurm_watchdog.doctor.task_rules import TASK_RULES
-from slurm_watchdog.doctor.torch_rules import TORCH_RULES
+from slurm_watchdog.doctor.script import ON, Command, Script
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
+from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI
+from slurm_watchdog.model.comment_words import run_limits
 
-KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch", re.IGNORECASE)
-OUR_CALLBACKS = re.compile(r"\bslurm_watchdog_hooks\b")
-"""The trainer's side, which polls it."""
+KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch|\bslurm_watchdog_hooks\b", re.IGNORECASE)
 OUTPUT = re.compile("save|ckpt|checkpoint|output", re.IGNORECASE)
+ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+"""Since PyTorch 2.2 by the first name; on by itself since 2.0 (pytorch/pytorch#110723)."""
+OF_A_TASK = re.compile(r"%\d*[tnN]")
+"""In a name of srun's output: a file for each task, or for each node."""
+OF_TORCHRUN = re.compile(r"--(?:tee|redirects|log[-_]dir)\b|-[tr]$")
+"""Its options that keep the ranks' lines apart."""
+OF_A_TASK = re.compile(r"%\d*[tnN]")
+"""In a name of srun's output: a file for each task, or for each node."""
+OF_TORCHRUN = re.compile(r"--(?:tee|redirects|log[-_]dir)\b|-[tr]$")
+"""Its options that keep the ranks' lines apart."""
+RUN_FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
+"""Options of `run` without a value."""
+ADDRESS = re.compile(rf"--(?:{'|'.join(sorted(each.replace('_', '[_-]') for each in ADDRESSES))})(?:=(.*))?", re.DOTALL)
+HERE = re.compile(r"env://|file:|(?:[a-z]+://)?(?:localhost|127\.[\d.]+|::1|0\.0\.0\.0)")
+
+
+class JobFacts(Struct, frozen=True, kw_only=True):
+    """A job, or its script."""
+
+    script: Script
+    slurm: Mapping[str, str] | None = None
+    """`scontrol show config`; None where it was not asked."""
+    read: Mapping[str, str] = {}
+    """Programs that the script starts and that could be read: path to text."""
+    checkpoint_directories: Sequence[str] = ()
+    """What the configuration names."""
+    comment: str = ""
+    requeueable: bool | None = None
+    """Slurm's word about the job itself; None: it is a script."""
 
 
 def _requeue(facts: JobFacts) -> Iterator[Advice]:
-    line = next((n for name, _, n in facts.script.directives if name == "no-requeue"), None)
-    asked = facts.script.directive("requeue") is not None
-    if line is not None and not asked:
-        evidence, why = f"line {line}: --no-requeue", "may not be restarted: it asks Slurm never to requeue it."
+    script, default = facts.script, flag(facts.slurm, "JobRequeue")
+    asked = script.directive("requeue") is not None
+    if "no-requeue" in script.directives and not asked:
+        evidence, why = f"line {script.directives['no-requeue'][1]}: --no-requeue", "may not be restarted"
     elif facts.requeueable is False:
-        evidence, why = "scontrol show job: Requeue=0", "may not be restarted: Slurm has it as not requeueable."
-    elif asked or facts.slurm.requeue or facts.requeueable:
+        evidence, why = "scontrol show job: Requeue=0", "may not be restarted"
+    elif asked or default or facts.requeueable:
         return
-    elif facts.slurm.requeue is False:
-        evidence, why = "no --requeue in it, and JobRequeue=0 in slurm.conf", "can't be restarted."
     else:
-        evidence, why = "no --requeue in it", "can't be restarted, unless slurm.conf has JobRequeue=1."
+        evidence = f"no --requeue in it{', and JobRequeue=0 in slurm.conf' if default is False else ''}"
+        why = f"can't be restarted{'' if default is False else ', unless slurm.conf has JobRequeue=1'}"
     yield Advice(
-        rule="requeue", level=Level.WARNING, where=facts.script.path, evidence=evidence, sentence=f"The job {why}",
+        rule="requeue",
+        level=Level.WARNING,
+        where=script.path,
+        evidence=evidence,
+        sentence=f"The job {why}.",
         add="#SBATCH --requeue",
-    )  # fmt: skip
-
-
-def _expedite(facts: JobFacts) -> Iterator[Advice]:
-    script = facts.script
-    if (
-        not facts.slurm.expedites
-        or script.directive("requeue") == "expedite"
-        or script.directive("no-requeue") is not None
-    ):
-        return
-    yield Advice(
-        rule="requeue_expedite", level=Level.HINT, where=script.path,
-        evidence="SlurmctldParameters=enable_expedited_requeue in slurm.conf, and no --requeue=expedite in it",
-        sentence="After a requeue the job waits two minutes, and after a dead node for its turn, too; with this option "
-        "it does not. A script that fails then stays in the queue, held, until `scontrol release`.",
-        add="#SBATCH --requeue=expedite",
-    )  # fmt: skip
-
-
-def _open_mode(facts: JobFacts) -> Iterator[Advice]:
-    script = facts.script
-    mode = script.directive("open-mode")
-    never = script.directive("no-requeue") is not None and script.directive("requeue") is None
-    if never or (mode or "").startswith("a") or (mode is None and facts.slurm.append):
-        return
-    output = script.directive("output")
-    if output == "/dev/null":
-        return
-    yield Advice(
-        rule="open_mode", level=Level.WARNING if facts.options_known else Level.HINT, where=script.path,
-        evidence=f"--open-mode={mode}" if mode else "no --open-mode in it",
-        sentence="A restart overwrites the log of the run before, and with it why that one failed.",
-        add="#SBATCH --open-mode=append",
-    )  # fmt: skip
+    )
 
 
 def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
     """A task that fails has to end the step, or the others wait for it in a collective indefinitely."""
     script = facts.script
-    if facts.slurm.kill_on_bad_exit or is_one_task(script) or is_on(script, "SLURM_KILL_BAD_EXIT"):
+    if flag(facts.slurm, "KillOnBadExit") or script.variables.get("SLURM_KILL_BAD_EXIT", "").lower() in ON:
         return
     for srun in script.sruns:
-        options = dict(srun.options)
-        if srun.unknown or not is_training(srun) or has_one_task(options):
+        unknown = any(name.startswith("$") for name in srun.options)  # options in a variable that is set elsewhere
+        if unknown or not srun.is_training or script.has_one_task(srun):
             continue
-        kill = options.get("kill-on-bad-exit")
-        if kill == "0" or (kill is None and dict(srun.environment).get("SLURM_KILL_BAD_EXIT", "0") not in ON):
+        kill = srun.options.get("kill-on-bad-exit")
+        shown = " ".join(srun.words[:3])[:80]
+        if kill == "0" or (kill is None and srun.environment.get("SLURM_KILL_BAD_EXIT", "0") not in ON):
             yield Advice(
-                rule="kill_on_bad_exit", level=Level.WARNING, where=f"{script.path}:{srun.line}",
-                evidence=f"srun … {' '.join(srun.words[:3])[:80]}",
-                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun "
-                "stop the job.",
+                rule="kill_on_bad_exit",
+                level=Level.WARNING,
+                where=f"{script.path}:{srun.line}",
+                evidence=f"srun … {shown}",
+                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun stop the "
+                "job.",
                 add="srun --kill-on-bad-exit=1 --wait=60 …",
-            )  # fmt: skip
-        elif "wait" not in options and not is_on(script, "SLURM_WAIT", any_value=True):
+            )
+        elif "wait" not in srun.options and "SLURM_WAIT" not in script.variables:
             yield Advice(
-                rule="wait", level=Level.HINT, where=f"{script.path}:{srun.line}",
-                evidence=f"srun without --wait: {' '.join(srun.words[:3])[:80]}",
+                rule="wait",
+                level=Level.HINT,
+                where=f"{script.path}:{srun.line}",
+                evidence=f"srun without --wait: {shown}",
                 sentence="When one task ends well before the others, Slurm waits for them without limit.",
                 add="srun --wait=60 …",
-            )  # fmt: skip
+            )
+
+
+def _prefixes(facts: JobFacts) -> Iterator[Advice]:
+    """An error that one of 512 ranks logs says no more than its text, unless its line says whose it is."""
+    script = facts.script
+    for srun in script.sruns:
+        names = srun.options
+        apart = names.keys() & {"label"} or any(OF_A_TASK.search(names.get(each, "")) for each in ("output", "error"))
+        if apart or "SLURM_LABELIO" in script.variables or not srun.is_training or script.has_one_task(srun):
+            continue
+        told = (part for word in srun.words for part in word.split())
+        if srun.launcher is not None and any(
+            re.match(r"--(?:tee|redirects|log[-_]dir)\b|-[tr]$", each) for each in told
+        ):
+            continue
+        yield Advice(
+            rule="rank_prefixes",
+            level=Level.HINT,
+            where=f"{script.path}:{srun.line}",
+            evidence=f"srun without --label: {' '.join(srun.words[:3])[:80]}",
+            sentence="Lines of the log don't say whose they are: which rank failed first can't be read from it.",
+            add="srun --label …" if srun.launcher is None else "torchrun --tee 3 …  # and srun --label …",
+        )
+        return
+
+
+def _error_handling(facts: JobFacts) -> Iterator[Advice]:
+    """NCCL's errors and time-outs have to end the rank."""
+    for name in ERROR_HANDLING:
+        if facts.script.value_of(name) == "0":
+            yield Advice(
+                rule="nccl_error_handling",
+                level=Level.WARNING,
+                where=facts.script.path,
+                evidence=f"{name}=0",
+                sentence="Errors and time-outs of collectives are switched off: a rank that waits will wait "
+                "indefinitely.",
+                add=f"export {name}=1",
+            )
 
 
 def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
     """A graceful restart needs a trainer that looks for the kill switch."""
     script = facts.script
-    named = KILL_SWITCH.search(_without_comments(script.text))
-    if any(KILL_SWITCH.search(text) or OUR_CALLBACKS.search(text) for text in facts.read.values()):
+    words = [word for command in script.commands for word in command.words]
+    wrapped = any(KILL_SWITCH.search(word) or PurePath(word).name == "batch.sh" for word in words)
+    if wrapped or not facts.read or any(KILL_SWITCH.search(text) for text in facts.read.values()):
         return
-    exported = any(KILL_SWITCH.search(name) for name in script.variables) and not any(
-        KILL_SWITCH.search(word) for command in script.commands for word in command.words
+    first = next(iter(facts.read))
+    exported = any(KILL_SWITCH.search(name) for name in script.variables)
+    yield Advice(
+        rule="kill_switch",
+        level=Level.WARNING if exported else Level.HINT,
+        where=first,
+        evidence=f"{first} has no word of a kill switch",
+        sentence="Nothing looks for the kill switch: the job can't save before a restart, and loses the steps since "
+        "its last checkpoint.",
+        add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks together: '
+        "slurm_watchdog_hooks does it",
     )
-    wrapped = any(PurePath(word).name == "batch.sh" for command in script.commands for word in command.words)
-    if wrapped or (named and not (exported and facts.read)):
-        return
-    if facts.read:
-        first = next(iter(facts.read))
-        yield Advice(
-            rule="kill_switch", level=Level.WARNING if exported else Level.HINT, where=first,
-            evidence=f"{first} has no word of a kill switch",
-            sentence="Nobody looks for the kill switch: the job can't save before a restart, and loses the "
-            "steps since its last checkpoint.",
-            add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all '
-            'ranks together: slurm_watchdog_hooks does it',
-        )  # fmt: skip
-    else:
-        yield Advice(
-            rule="kill_switch", level=Level.HINT, where=script.path, evidence="no program of it could be read",
-            sentence="Whether the trainer looks for the kill switch can't be seen from here.",
-            add="see docs/trainers.md",
-        )  # fmt: skip
-
-
-def _without_comments(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-
-
-def _names_output(word: str) -> bool:
-    """Whether it is an option like `--save-dir` or `--trainer.output=…`."""
-    name = word.partition("=")[0]
-    return name.startswith("-") and any(part in name for part in ("save", "ckpt", "checkpoint", "output"))
 
 
 def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
     """A graceful restart waits for a complete checkpoint, and has to know where to look."""
     script = facts.script
-    if facts.checkpoint_directories:
+    if facts.checkpoint_directories or not (script.programs or any(srun.is_training for srun in script.sruns)):
         return
     for command in script.commands:
-        if directories_in(command.words, "/") or any("$" in each and OUTPUT.search(each) for each in command.words):
-            return
         srun = command.words[0] == "srun"  # whose own --output is the log
-        if any(_names_output(each) for each in command.words if not (srun and each.startswith("--output"))):
+        named = (each for each in command.words if not (srun and each.startswith("--output")))
+        told = (each if "$" in each else each.partition("=")[0] for each in named if each[:1] == "-" or "$" in each)
+        if directories_in(command.words, "/") or any(OUTPUT.search(each) for each in told):
             return
-    if not any(is_training(srun) for srun in script.sruns) and not programs(script):
-        return
     yield Advice(
-        rule="checkpoint_directory", level=Level.HINT, where="the watchdog's configuration",
+        rule="checkpoint_directory",
+        level=Level.HINT,
+        where="the watchdog's configuration",
         evidence="no option of a known framework names it; a configuration file of the trainer may",
-        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by "
-        "its log alone.",
+        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by its log "
+        "alone.",
         add="jobs: {checkpoint_directories: ['{workdir}/checkpoints']}",
-    )  # fmt: skip
+    )
 
 
-def _ignored(facts: JobFacts) -> Iterator[Advice]:
-    for text, line in facts.script.ignored[:5]:
-        yield Advice(
-            rule="ignored_directive", level=Level.WARNING, where=f"{facts.script.path}:{line}",
-            evidence=text[:100], sentence="Slurm does not read this line: it stands after the first command.",
-            add="move it above the first command",
-        )  # fmt: skip
-
-
-def _opted_out(facts: JobFacts) -> Iterator[Advice]:
-    comment = facts.comment or facts.script.directive("comment") or ""
-    if facts.opt_out and facts.opt_out in comment:
-        yield Advice(
-            rule="opted_out", level=Level.HINT, where=facts.script.path, evidence=f"--comment={comment[:80]}",
-            sentence="The job is watched and never touched, as its comment asks.",
-            add="",
-        )  # fmt: skip
-
-
-def _buffered(facts: JobFacts) -> Iterator[Advice]:
-    """Python writes to a file in blocks of 8 KiB: the log is behind, and a crash loses its end."""
-    script = facts.script
-    if "PYTHONUNBUFFERED" in script.text or script.sources or uses_launcher(script):
-        return
-    for srun in script.sruns:
-        names = [PurePath(word).name for word in srun.words]
-        python = next((i for i, name in enumerate(names) if re.fullmatch(r"python[\d.]*", name)), None)
-        if python is None or any(word in ("-u", "-um") for word in srun.words[python + 1 : python + 4]):
+def _runs(script: Script) -> Iterator[tuple[Command, dict[str, str]]]:
+    """Each `slurm-watchdog run` with its options."""
+    for command in script.commands:
+        names = [PurePath(word).name for word in command.words]
+        start = names.index("slurm-watchdog") + 1 if "slurm-watchdog" in names else len(names)
+        if names[start : start + 1] != ["run"]:
             continue
-        if not any(name in ("u", "unbuffered") for name, _ in srun.options):
+        found: dict[str, str] = {}
+        rest = list(command.words[start + 1 :])
+        while rest and rest[0].startswith("--") and rest[0] != "--":
+            name, equals, value = rest.pop(0)[2:].partition("=")
+            found[name] = rest.pop(0) if not equals and name not in RUN_FLAGS and rest else value
+        yield command, found
+
+
+def _spares(facts: JobFacts) -> Iterator[Advice]:
+    """A node that dies must not end the job, and a spare has to be there to take its place."""
+    script, have = facts.script, facts.script.nodes
+    for command, options in _runs(script):
+        said = options.get("spares") or command.environment.get("SLURM_WATCHDOG_SPARES", "")
+        said = said or script.variables.get("SLURM_WATCHDOG_SPARES", "")
+        with suppress(ValueError):
+            said = said or str(run_limits(facts.comment or script.directive("comment") or "").get("spares", ""))
+        spares = int(said) if said.isascii() and said.isdecimal() else 0
+        if "no-kill" not in script.directives and have != 1 and (have is not None or spares):
             yield Advice(
-                rule="buffered_output", level=Level.HINT, where=f"{script.path}:{srun.line}",
-                evidence=" ".join(srun.words[:3])[:80],
-                sentence="Python buffers its output: steps appear late, and a crash loses the last lines.",
-                add="export PYTHONUNBUFFERED=1",
-            )  # fmt: skip
+                rule="run_no_kill",
+                level=Level.WARNING,
+                where=script.path,
+                evidence=f"line {command.line}: slurm-watchdog run, and no --no-kill",
+                sentence="A node that dies ends the job: Slurm requeues it, and no spare takes its place.",
+                add="#SBATCH --no-kill",
+            )
+        count = options.get("nodes", "1")
+        if have is not None and count.isdecimal() and int(count) + spares > have:
+            yield Advice(
+                rule="run_spares",
+                level=Level.WARNING,
+                where=f"{script.path}:{command.line}",
+                evidence=f"--nodes={have} of the job; run wants {count} and {plural(spares, 'spare')}",
+                sentence="The job has too few nodes for its spares: `run` refuses to start the command.",
+                add=f"#SBATCH --nodes={int(count) + spares}",
+            )
+
+
+def _master_addr(facts: JobFacts) -> Iterator[Advice]:
+    """A host that is written down stays rank 0's, also on a start without it."""
+    script = facts.script
+    if not any(_runs(script)):
+        return
+    for name, value in _addresses(script):
+        if value and not re.search(r"[$`(]", value) and not HERE.match(value):
+            yield Advice(
+                rule="run_master_addr",
+                level=Level.WARNING,
+                where=script.path,
+                evidence=f"{name}={value}"[:100],
+                sentence="The host of rank 0 is written down: a restart without that node waits for it in vain.",
+                add='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+            )
             return
 
 
-def _watched(facts: JobFacts) -> Iterator[Advice]:
-    """A job that runs: whether its ranks and its steps are seen."""
-    watched = facts.watched
-    if watched is None:
-        return
-    if not watched.known:
-        yield Advice(
-            rule="not_watched", level=Level.WARNING, sentence="The controller does not watch this job.",
-            evidence="it is not in its list",
-            add="jobs: {partitions: [...]} leaves out others; slurm-watchdog status",
-        )  # fmt: skip
-        return
-    running_s = watched.running_s or 0.0
-    if watched.ranks == 0 and running_s > RANKS_AFTER_S:
-        yield Advice(
-            rule="no_ranks", level=Level.WARNING,
-            sentence="No rank of the job is seen: one that dies would not be missed.",
-            evidence=f"it runs since {running_s:.0f} s",
-            add="slurm-watchdog agent --once  # on one of its nodes; what sets RANK or SLURM_PROCID?",
-        )  # fmt: skip
-    if watched.step is None and running_s > STEPS_AFTER_S:
-        yield Advice(
-            rule="no_steps", level=Level.WARNING,
-            sentence="No step is read from the job's log: a hang will not be noticed by it.",
-            evidence=f"it runs since {running_s / 60:.0f} min",
-            add="jobs: {progress_patterns: ['step (?P<step>[0-9]+)']}; slurm-watchdog scan-log LOG",
-        )  # fmt: skip
+def _addresses(script: Script) -> Iterator[tuple[str, str]]:
+    yield "MASTER_ADDR", script.value_of("MASTER_ADDR") or ""
+    for command in script.commands:
+        for word, following in zip(command.words, (*command.words[1:], ""), strict=True):
+            match = ADDRESS.fullmatch(word)
+            if match is not None:
+                yield word.partition("=")[0], match[1] if match[1] is not None else following
 
 
-RANKS_AFTER_S = 300.0
-STEPS_AFTER_S = 3600.0
-"""Start-up and compilation take up to an hour."""
+def _in_step(facts: JobFacts) -> Iterator[Advice]:
+    """`srun slurm-watchdog run …`: the wrong way round."""
+    for command, _ in _runs(facts.script):
+        names = [PurePath(word).name for word in command.words]
+        before = names[: names.index("slurm-watchdog")]
+        launcher = next((name for name in before if name in MPI | {"srun"}), None)
+        if launcher is not None:
+            yield Advice(
+                rule="run_in_step",
+                level=Level.WARNING,
+                where=f"{facts.script.path}:{command.line}",
+                evidence=f"{launcher} … slurm-watchdog run",
+                sentence="Each task has a watchdog of its own, which sees its own node alone and restarts its own "
+                "command alone: the site's watchdog cannot restart the job in its allocation.",
+                add=f"slurm-watchdog run -- {launcher} …",
+            )
+
 
 SCRIPT_RULES: tuple[Rule[JobFacts], ...] = (
-    _requeue,
-    _expedite,
-    _open_mode,
-    _bad_exit,
-    *TORCH_RULES,
-    _kill_switch,
-    _checkpoints,
-    _ignored,
-    _opted_out,
-    _buffered,
-    _watched,
-    *RUN_RULES,
-    *TASK_RULES,
-)
+    _requeue, _bad_exit, _error_handling, _kill_switch, _checkpoints, _prefixes, _spares, _master_addr, _in_step,
+)  # fmt: skip
+"""With the cluster's rule about KillWait and UnkillableStepTimeout these are the ten."""

@@ -17,7 +17,7 @@ from tests.accuracy.run import FINE_EVERY, case_scene, run_case, run_thing, thin
 from tests.bench.figures import Figures, take_standard_output
 from tests.rig.commands import commit
 
-RESULTS = Path(__file__).parent / "results.json"
+RESULTS = Path(__file__).parents[2] / "lab/results/accuracy.json"
 
 
 def main() -> int:

@@ -41,8 +41,9 @@ from tests.accuracy.source_drive import (
     SourceDrive,
 )
 from tests.bench.figures import Figures, take_standard_output
+from tests.rig.commands import commit
 
-RESULTS = Path(__file__).parent / "sources.json"
+RESULTS = Path(__file__).parents[2] / "lab/results/sources.json"
 SETTLE_S = 90.0
 SEEDS, SIZES = 4, (1, 2, 8)
 OFF: dict[str, frozenset[str]] = {
@@ -204,7 +205,7 @@ def main() -> int:
         rows = kept_rows or hangs(pool, options.seeds, figures)
         of_cases = cases(pool, max(1, options.seeds // 2), figures)
     if options.write:
-        kept = {"date": datetime.now(UTC).date().isoformat(), "rows": rows, "cases": of_cases}
+        kept = {"date": datetime.now(UTC).date().isoformat(), "commit": commit(), "rows": rows, "cases": of_cases}
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return 1 if figures.missed else 0
 

@@ -20,11 +20,11 @@ from tests.bench.figures import Figures, say
 from tests.live.again import next_run
 from tests.live.stage import ENVIRONMENT, TRAINER, Job, Stage, python_with_torch, why_not_for_jobs
 from tests.rig.cluster import Cluster
-from tests.rig.commands import ClusterError
+from tests.rig.commands import ClusterError, commit
 from tests.rig.rights import own_program
 from tests.rig.stack import Watchdog, WatchdogError
 
-RESULTS = Path(__file__).with_name("recovery.json")
+RESULTS = Path(__file__).parents[2] / "lab/results/recovery.json"
 IN_PLACE, REQUEUE = "in_place", "requeue"
 NODES, SPARES = 3, 1
 STEP_S = 0.5
@@ -272,7 +272,7 @@ def keep(results: Sequence[Recovery]) -> None:
     kept = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
     rows = {(row["case"], row["way"]): row for row in kept}
     date = datetime.now(UTC).date().isoformat()
-    rows |= {(each.case, each.way): asdict(each) | {"date": date} for each in results}
+    rows |= {(each.case, each.way): asdict(each) | {"date": date, "commit": commit()} for each in results}
     cases = {
         case.name: {"words": case.words, "goal_s": case.goal_s, "slurm_waits_s": case.slurm_waits_s} for case in CASES
     }

@@ -17,11 +17,11 @@ from tests.compare.run import Outcome, changed, play, release, tell, why_not
 from tests.compare.scenes import SCENES
 from tests.live.stage import Stage, why_not_for_jobs
 from tests.rig.cluster import Cluster
-from tests.rig.commands import ClusterError
+from tests.rig.commands import ClusterError, commit
 from tests.rig.debian_packages import why_impossible
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-RESULTS = Path(__file__).with_name("results.json")
+RESULTS = Path(__file__).parents[2] / "lab/results/compare.json"
 CPUS = 64
 """That a node declares: all peers train at the same time, and mostly sleep."""
 
@@ -85,7 +85,7 @@ def _keep(outcomes: list[Outcome], peers: tuple[Peer, ...], python: Path) -> Non
         for peer in peers
     }  # fmt: skip
     results = {
-        "date": datetime.now(UTC).date().isoformat(), "scenes": {scene.name: scene.words for scene in SCENES},
+        "date": datetime.now(UTC).date().isoformat(), "commit": commit(), "scenes": {scene.name: scene.words for scene in SCENES},
         "peers": kept["peers"] | about, "outcomes": list(rows.values()),
     }  # fmt: skip
     text = json.dumps(results, indent=1)

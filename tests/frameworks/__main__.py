@@ -22,7 +22,7 @@ from tests.frameworks.outcome import Outcome
 from tests.rig.commands import commit
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = "tests/frameworks/shipped.json"
+SHIPPED = "lab/results/frameworks-shipped.json"
 SHIPPED_PATIENCE_S = 4500.0
 SHIPPED_PHASE_S = 150.0  # 2.5 times the limit of a step
 
@@ -43,7 +43,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--keep", metavar="DIR", help="keep logs and journals of all cases there")
     parser.add_argument("--results", metavar="F", help="append each outcome to this file, and write the table from it")
     parser.add_argument(
-        "--write", action="store_true", help=f"write {table.PAGE} from these cases and those in --results"
+        "--write", action="store_true", help=f"write {table.FILE} from these cases and those in --results"
     )
     return parser.parse_args()
 
@@ -115,7 +115,8 @@ def main() -> int:
         (ROOT / SHIPPED).write_text(json.dumps(shipped(outcomes), indent=1) + "\n")
     elif args.write:
         kept = table.read(Path(args.results)) if args.results else outcomes
-        (ROOT / table.PAGE).write_text(table.page(kept, SHORT))
+        text = json.dumps(table.results(kept, SHORT, commit()), indent=1)
+        (ROOT / table.FILE).write_text(text + "\n")
     return 0 if all(judge(outcome).ok for outcome in outcomes) else 1
 
 

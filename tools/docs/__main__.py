@@ -44,8 +44,7 @@ PAGES: Mapping[str, Page] = {
     "rooms": Page(rooms.FILE, rooms.write),
     **{page.stem.lower(): Page(page, partial(examples.write, page)) for page in examples.PAGES},
 }
-"""Every generated page, by the name that `make docs` takes. docs/frameworks.md is made of hours of runs:
-`make frameworks`."""
+"""Every generated page, by the name that `make docs` takes."""
 
 
 def main(names: Sequence[str]) -> int:

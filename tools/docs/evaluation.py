@@ -1,8 +1,6 @@
-"""Writes the tables of docs/evaluation.md from the newest kept runs of `make accuracy`, `make bench ARGS=recovery` and
-`make compare`: `python -m tools.docs evaluation`.
+"""Writes the tables of docs/evaluation.md from the kept runs below lab/results: `python -m tools.docs evaluation`.
 
-The rest of the page is prose, and stays as it is. `make accuracy ARGS=--write` keeps a run in
-tests/accuracy/results.json; tools/docs/recovery.py says where the others are.
+Each run is kept by its own command with `--write` (`make accuracy ARGS=--write`, …), with its date and commit.
 """
 
 from __future__ import annotations
@@ -17,25 +15,42 @@ from tools.docs.marks import between
 
 CHECKOUT = Path(__file__).parents[2]
 FILE = CHECKOUT / "docs/evaluation.md"
-RESULTS = CHECKOUT / "tests/accuracy/results.json"
-SOURCES = CHECKOUT / "tests/accuracy/sources.json"
+KEPT = CHECKOUT / "lab/results"
+
+
+def read(name: str) -> dict[str, Any]:
+    """A kept run."""
+    found = json.loads((KEPT / f"{name}.json").read_text(encoding="utf-8"))
+    assert isinstance(found, dict)
+    return found
 
 
 def write() -> str:
     """The whole page: its text as it is, with new tables."""
-    results = json.loads(RESULTS.read_text(encoding="utf-8"))
-    page = between(FILE.read_text(encoding="utf-8"), "accuracy", accuracy(results))
-    off = json.loads(SOURCES.read_text(encoding="utf-8"))
-    page = between(page, "sources", sources(off))
-    page = between(page, "sources by case", sources_by_case(off))
-    page = between(page, "recovery", recovery.recovery())
-    return between(page, "compare", recovery.compare())
+    page = FILE.read_text(encoding="utf-8")
+    off = read("sources")
+    blocks = {
+        "accuracy": accuracy(read("accuracy")),
+        "sources": sources(off),
+        "sources by case": sources_by_case(off),
+        "frameworks": frameworks(read("frameworks")),
+        "recovery": recovery.recovery(KEPT / "recovery.json"),
+        "compare": recovery.compare(KEPT / "compare.json", KEPT / "recovery.json"),
+    }
+    for name, block in blocks.items():
+        page = between(page, name, block)
+    return page
+
+
+def measured(kept: Mapping[str, Any], command: str) -> str:
+    """When, of what and how."""
+    return f"{kept['date']}, commit {kept['commit']}, `{command}`"
 
 
 def sentence(results: Mapping[str, Any]) -> str:
     """What came of it, for one line."""
     cases, healthy = results["cases"], results["healthy"]
-    missed = [_name(row) for row in cases if not _is_perfect(row)]
+    missed = list(dict.fromkeys(_name(row) for row in cases if not _is_perfect(row)))
     verdict = (
         f"not as they should be: {', '.join(missed)}"
         if missed
@@ -49,25 +64,37 @@ def sentence(results: Mapping[str, Any]) -> str:
 
 
 def accuracy(results: Mapping[str, Any]) -> str:
-    """Two tables, and a sentence before each, of what `tests.accuracy.matrix.summary` kept."""
+    """A row for each case of what `tests.accuracy.matrix.summary` kept, its ways together; the hours of healthy jobs."""
     cases, healthy = results["cases"], results["healthy"]
-    hours, false = sum(row["hours"] for row in healthy), sum(row["false"] for row in healthy)
+    names = dict.fromkeys(row["case"] for row in cases)
     lines = [
-        f"On {results['date']}, in {results['minutes']} minutes: {sentence(results)}",
+        f"{measured(results, 'make accuracy')} ({results['minutes']} min): {sentence(results)}",
         "",
         "| case | runs | found | right culprit | seconds to verdict, p50 / p99 | other incidents |",
         "|---|---|---|---|---|---|",
-        *(f"| {_name(row)} | {row['runs']} | {_percent(row['found'])} | {_percent(row['culprit'])} | "
-                f"{_s(row['p50_s'])} / {_s(row['p99_s'])} | {row['false']} |" for row in cases),
+        *(_case([row for row in cases if row["case"] == name]) for name in names),
         "",
-        "What healthy jobs did, for how long:",
-        "",
-        "| healthy thing | simulated job-hours | false incidents |",
-        "|---|---|---|",
-        *(f"| {row['thing'].removeprefix('healthy_').replace('_', ' ')} | {row['hours']:,.0f} | {row['false']} |" for row in healthy),
-        f"| **together** | **{hours:,.0f}** | **{false}** |",
-    ]  # fmt: skip
+        "Hours that healthy jobs did something that looks like a fault: "
+        + ", ".join(
+            f"{row['thing'].removeprefix('healthy_').replace('_', ' ')} {row['hours']:,.0f}"
+            + (f" (**{row['false']} false**)" if row["false"] else "")
+            for row in healthy
+        )
+        + ".",
+    ]
     return "\n".join(lines)
+
+
+def _case(ways: list[Mapping[str, Any]]) -> str:
+    first, runs = ways[0], sum(row["runs"] for row in ways)
+    found = sum(row["runs"] * row["found"] for row in ways) / runs
+    judged = [row for row in ways if row["culprit"] is not None]
+    named = sum(row["runs"] for row in judged)
+    right = sum(row["runs"] * row["culprit"] for row in judged) / named if named else None
+    return (
+        f"| {_name(first)} | {runs} | {_percent(found)} | {_percent(right)} | "
+        f"{_s(first['p50_s'])} / {_s(first['p99_s'])} | {sum(row['false'] for row in ways)} |"
+    )
 
 
 def sources(results: Mapping[str, Any]) -> str:
@@ -75,37 +102,77 @@ def sources(results: Mapping[str, Any]) -> str:
     rows = results["rows"]
     faults = list(rows[0]["faults"])
     lines = [
-        f"On {results['date']}, {rows[0]['runs']} runs a row:",
+        f"{measured(results, 'python -m tests.accuracy.sources --write')}, {rows[0]['runs']} runs a row; right verdicts:",
         "",
-        f"| sources | found | right verdict | somebody wrongly named | {' | '.join(f.replace('_', ' ') for f in faults)} |",
-        "|---|---|---|---|" + "---|" * len(faults),
-        *(f"| {row['sources']} | {_percent(row['found'])} | {_percent(row['right'])} | {row['wrong']} | "
+        f"| sources | all | wrongly named | {' | '.join(f.replace('_', ' ') for f in faults)} |",
+        "|---|---|---|" + "---|" * len(faults),
+        *(f"| {row['sources']} | {_percent(row['right'])} | {row['wrong']} | "
           f"{' | '.join(_percent(row['faults'][each]) for each in faults)} |" for row in rows),
     ]  # fmt: skip
     return "\n".join(lines)
 
 
 def sources_by_case(results: Mapping[str, Any]) -> str:
-    """Of the same: a row for each case that comes out otherwise without one of the sources."""
+    """Of the same: a row for each source, with the cases that come out otherwise without it."""
     rows = results["cases"]
     all_of_them, *off = rows[0]["right"]
-    changed = [row for row in rows if any(_cell(row, name) != _cell(row, all_of_them) for name in off)]
-    total = {name: sum(row["wrong"][name] for row in rows) for name in (all_of_them, *off)}
     lines = [
-        f"{sum(row['runs'] for row in rows)} runs of {len(rows)} cases in each column; the {len(rows) - len(changed)} cases "
-        "that are not in the table come out the same without any single one:",
+        f"{sum(row['runs'] for row in rows)} runs of {len(rows)} cases a row:",
         "",
-        f"| case | {all_of_them} | {' | '.join(f'without {name}' for name in off)} |",
-        f"|---|---|{'---|' * len(off)}",
-        *(f"| {_name({'way': '', **row})} | {' | '.join(_cell(row, name) for name in (all_of_them, *off))} |" for row in changed),
-        f"| **somebody wrongly named** | {' | '.join(str(total[name]) for name in (all_of_them, *off))} |",
-    ]  # fmt: skip
+        "| without | verdict is missing in | wrongly named |",
+        "|---|---|---|",
+    ]
+    for name in off:
+        changed = [row for row in rows if row["right"][name] != row["right"][all_of_them]]
+        cases = ", ".join(
+            _name(row) + ("" if not row["right"][name] else f" ({row['right'][name]:.0f} % right)") for row in changed
+        )
+        lines.append(f"| {name} | {cases or 'none'} | {sum(row['wrong'][name] for row in rows)} |")
     return "\n".join(lines)
 
 
-def _cell(row: Mapping[str, Any], name: str) -> str:
-    wrong = row["wrong"][name]
-    return f"{row['right'][name]:.0f} %" + (f", {wrong} wrong" if wrong else "")
+def frameworks_sentence(kept: Mapping[str, Any]) -> str:
+    """What came of the runs of `make frameworks`, for one line."""
+    cases = [case for each in kept["frameworks"] for case in each["cases"] if not case["broke"]]
+    faults, healthy = ([case for case in cases if case["healthy"] is well] for well in (False, True))
+    return (
+        f"{len(kept['frameworks'])} frameworks, {len(cases)} cases. Of {len(faults)} faults "
+        f"{sum(case['found_s'] is not None for case in faults)} were reported, {sum(case['rank'] == 'right' for case in faults)} "
+        f"with the right rank, {sum(case['rank'] in ('nobody', 'none') for case in faults)} naming no rank, "
+        f"{sum(case['rank'].startswith('WRONG') for case in faults)} with a wrong one; "
+        f"{sum(bool(case['resumed_at']) for case in faults)} were restarted and resumed from their own checkpoint. "
+        f"Of {len(healthy)} healthy cases {sum(case['ended'] and not case['false'] for case in healthy)} were not touched. "
+        f"False sentences: {sum(len(case['false']) for case in cases)}."
+    )
+
+
+def frameworks(kept: Mapping[str, Any]) -> str:
+    """A row for each framework of what `tests.frameworks.table.results` kept."""
+    lines = [
+        f"{measured(kept, 'make frameworks')}: {frameworks_sentence(kept)}",
+        "",
+        "| framework | its log | reported | rank: right, none, wrong | cause in the sentence | s to the report | s to the next new step | healthy, untouched |",
+        "|---|---|---|---|---|---|---|---|",
+        *(_framework(each) for each in kept["frameworks"]),
+    ]
+    missing = [f"{name} ({why})" for name, why in kept["not_tried"].items()]
+    return "\n".join([*lines, *(["", f"Not tried: {'; '.join(missing)}."] if missing else [])])
+
+
+def _framework(kept: Mapping[str, Any]) -> str:
+    faults, healthy = ([case for case in kept["cases"] if case["healthy"] is well] for well in (False, True))
+    ranks = [sum(case["rank"].startswith(word) for case in faults) for word in ("right", "no", "WRONG")]
+    left = sum(case["ended"] and not case["false"] for case in healthy)
+    return (
+        f"| {kept['name']} ({kept['releases']}) | {kept['log']} | {sum(case['found_s'] is not None for case in faults)} of {len(faults)} | "
+        f"{', '.join(map(str, ranks))} | {sum(case['cause'] == 'right' for case in faults)} | {_range(faults, 'found_s')} | "
+        f"{_range(faults, 'restart_s')} | {left} of {len(healthy)} |"
+    )
+
+
+def _range(cases: list[Mapping[str, Any]], key: str) -> str:
+    values = [max(0.0, case[key]) for case in cases if case[key] is not None]
+    return f"{min(values):.0f} to {max(values):.0f}" if values else "-"
 
 
 def _is_perfect(row: Mapping[str, Any]) -> bool:
@@ -113,8 +180,7 @@ def _is_perfect(row: Mapping[str, Any]) -> bool:
 
 
 def _name(row: Mapping[str, Any]) -> str:
-    way = " (plain trace)" if row["way"] == "trace" else ""
-    return f"{row['case'].removeprefix('case_').replace('_', ' ')}{way}"
+    return str(row["case"]).removeprefix("case_").replace("_", " ")
 
 
 def _percent(value: float | None) -> str:

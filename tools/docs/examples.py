@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import io
-import json
 import os
 import re
 import textwrap
@@ -31,8 +30,6 @@ WIDTH = 130
 """Columns of a block on a page."""
 SAMPLES = CHECKOUT / "tests/captures/pages"
 INCIDENT = CHECKOUT / "tests/captures/explain/data_loader.json"
-FRAMEWORKS = CHECKOUT / "docs/frameworks.md"
-SHIPPED = CHECKOUT / "tests/frameworks/shipped.json"
 README = CHECKOUT / "README.md"
 """It shows `explain` up to its timeline."""
 EVIDENCE = CHECKOUT / "docs/evidence.md"
@@ -73,23 +70,21 @@ def write(page: Path) -> str:
 
 
 def figures() -> str:
-    """How well it judges, in two sentences, from the results that the pages show."""
-    results = json.loads(evaluation.RESULTS.read_text(encoding="utf-8"))
-    found = re.search(r"^\d+ frameworks, .+$", FRAMEWORKS.read_text(encoding="utf-8"), re.MULTILINE)
-    days = re.search(r"(?<=newest run of each case, )on [\d-]+(?: to [\d-]+)?", FRAMEWORKS.read_text(encoding="utf-8"))
-    assert found is not None and days is not None, "docs/frameworks.md has lost its line of figures"
+    """How well it judges, in three sentences, from the results that docs/evaluation.md shows."""
+    tried = evaluation.read("frameworks")
     return (
         "- **Simulated clusters** ([Evaluation](docs/evaluation.md), with real jobs on a real Slurm): "
-        f"{evaluation.sentence(results)}\n- **Real frameworks** ([page](docs/frameworks.md)): {found[0]} ({days[0]}){_shipped()}"
+        f"{evaluation.sentence(evaluation.read('accuracy'))}\n- **Real frameworks**: "
+        f"{evaluation.frameworks_sentence(tried)} ({tried['date']}, {tried['commit']})\n{_shipped()}"
     )
 
 
 def _shipped() -> str:
     """What came of the runs with the limits as shipped."""
-    kept = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    kept = evaluation.read("frameworks-shipped")
     frameworks, touched = {name for name, _, _ in kept["cases"]}, sum(not ok for _, _, ok in kept["cases"])
     return (
-        f"\n- **The same with the limits as shipped**: {', '.join(sorted(frameworks))}, each with a save and with an "
+        f"- **The same with the limits as shipped**: {', '.join(sorted(frameworks))}, each with a save and with an "
         f"evaluation of {kept['seconds']:.0f} s: {touched} of {len(kept['cases'])} touched "
         f"({kept['date']}, {kept['commit']})."
     )

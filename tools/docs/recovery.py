@@ -1,6 +1,5 @@
-"""The tables of docs/evaluation.md about getting back to work: `make bench ARGS='recovery --write'` keeps its results in
-tests/bench/recovery.json, `make compare ARGS=--write` those of the peers in tests/compare/results.json.
-"""
+"""The tables of docs/evaluation.md about getting back to work, from what `make bench ARGS='recovery --write'` and
+`make compare ARGS=--write` kept."""
 
 from __future__ import annotations
 
@@ -9,23 +8,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-CHECKOUT = Path(__file__).parents[2]
-OURS = CHECKOUT / "tests/bench/recovery.json"
-PEERS = CHECKOUT / "tests/compare/results.json"
-
 _WAYS = {"in_place": "in place", "requeue": "requeue"}
 _FAULTS = ("hang", "killed", "power", "d_state")
 
 
-def recovery(ours: Path = OURS) -> str:
+def recovery(ours: Path) -> str:
     """The table of what was measured with our own watchdog, with a sentence before it."""
     if not ours.exists():
         return "No results are kept."
     kept = json.loads(ours.read_text(encoding="utf-8"))
     lines = [
-        "Seconds from the fault:",
+        "`make bench ARGS=recovery`; seconds from the fault:",
         "",
-        "| fault | way | verdict | named | first new step | goal | steps lost | left out | measured on |",
+        "| fault | way | verdict | named | first new step | goal | steps lost | left out | measured |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in kept["results"]:
@@ -40,12 +35,12 @@ def recovery(ours: Path = OURS) -> str:
         lines.append(
             f"| {case['words']} | {_WAYS[row['way']]} | {_verdict(row)} | {'right' if row['right_rank'] else '**no**'} | "
             f"{_again(row)}{': **missed**' if missed else ''} | {goal} | {_number(row['steps_lost'])} | "
-            f"{left_out} | {row['date']} |"
+            f"{left_out} | {row['date']}, {row['commit']} |"
         )
     return "\n".join(lines)
 
 
-def compare(peers_file: Path = PEERS, ours: Path = OURS) -> str:
+def compare(peers_file: Path, ours: Path) -> str:
     """The table of peers, a row each, with ours above; below it what is to be said about single ones."""
     if not peers_file.exists():
         return "No results are kept."
@@ -55,7 +50,7 @@ def compare(peers_file: Path = PEERS, ours: Path = OURS) -> str:
     healthy = [name for name in scenes if name not in _FAULTS]
     head = ["", *(scenes[name] for name in _FAULTS), "healthy phases accused", "lines of the training to change"]
     lines = [
-        f"Peers on {kept['date']}, ours when the table above says. In a cell: seconds from the fault to the verdict "
+        f"{kept['date']}, commit {kept['commit']}, `make compare`; ours as in the table above. In a cell: seconds from the fault to the verdict "
         "(✓ names the right rank, ✗ another or none) → to the first new step.",
         "",
         f"| {' | '.join(head)} |",

@@ -58,7 +58,7 @@ def test_every_case_of_recovery_has_a_name_of_its_own_and_kinds_that_exist() -> 
 def test_a_case_without_a_new_step_misses_its_goal_in_the_table(tmp_path: Path) -> None:
     row = {
         "case": "hang", "way": "in_place", "verdict_s": 21.0, "kind": "collective_hang", "right_rank": True,
-        "first_step_s": None, "steps_lost": None, "left_out": [], "healthy_left_out": [], "date": "2026-11-23",
+        "first_step_s": None, "steps_lost": None, "left_out": [], "healthy_left_out": [], "date": "2026-11-23", "commit": "4711abcd",
     }  # fmt: skip
     kept = {"cases": {"hang": {"words": "hang", "goal_s": 40.0}}, "results": [row]}
     file = tmp_path / "recovery.json"
@@ -66,7 +66,7 @@ def test_a_case_without_a_new_step_misses_its_goal_in_the_table(tmp_path: Path) 
     table = recovery.recovery(file).splitlines()
     assert (
         table[-1]
-        == "| hang | in place | 21 s, `collective_hang` | right | none: **missed** | 40 s | - | - | 2026-11-23 |"
+        == "| hang | in place | 21 s, `collective_hang` | right | none: **missed** | 40 s | - | - | 2026-11-23, 4711abcd |"
     )
 
 
@@ -75,7 +75,7 @@ def test_a_peer_that_ends_a_healthy_job_is_told_of(tmp_path: Path) -> None:
     row = {"peer": "p", "scene": "evaluation", "verdict_s": 62.0, "right_rank": None, "first_step_s": None, "starts": 0,
            "job_state": "RUNNING", "watched_s": 140.0, "problem": ""}  # fmt: skip
     scenes = {name: name for name in ("hang", "killed", "power", "d_state", "evaluation")}
-    kept = {"date": "2026-11-23", "scenes": scenes, "peers": {"p": about}, "outcomes": [row]}
+    kept = {"date": "2026-11-23", "commit": "4711abcd", "scenes": scenes, "peers": {"p": about}, "outcomes": [row]}
     file = tmp_path / "results.json"
     file.write_text(json.dumps(kept))
     text = recovery.compare(file, tmp_path / "none.json")

@@ -11,6 +11,7 @@ from tests.frameworks import table
 from tests.frameworks.catalogue import FAULTS, FRAMEWORKS, chosen
 from tests.frameworks.judge import judge
 from tests.frameworks.outcome import Outcome, RankRun, Said, from_json, said_of
+from tools.docs import evaluation
 
 FAULT_AT = 1000.0
 
@@ -119,10 +120,10 @@ def test_outcome_survives_its_file_and_the_page_has_a_row_for_it(tmp_path: Any) 
     assert from_json(GOOD.as_json()) == GOOD
     assert table.read(file) == [GOOD], "of a case that was repeated, the newest"
     older, newer = (table.with_releases(GOOD, {"torch": release}) for release in ("2.13.0", "2.15.0"))
-    page = table.page([older, replace(newer, fault="none")], {"agent": {"interval": "2s"}})
-    assert "## PyTorch DDP\n\ntorch 2.13.0 and 2.15.0." in page
-    assert "| 21 s, `collective_hang` | right | right | 50 s | 80 | 5 (3-9) | - |" in page
-    assert "Of 1 faults 1 were reported, 1 with the right rank" in page
+    kept = table.results([older, replace(newer, fault="none")], {"agent": {"interval": "2s"}}, "4711abcd")
+    assert kept["frameworks"][0]["releases"] == "torch 2.13.0 and 2.15.0"
+    assert "Of 1 faults 1 were reported, 1 with the right rank" in evaluation.frameworks(kept)
+    assert "| 1 of 1 | 1, 0, 0 | 1 | 21 to 21 | 50 to 50 |" in evaluation.frameworks(kept)
 
 
 def test_catalogue_has_a_script_for_each_framework_and_twelve_at_least() -> None:

@@ -33,7 +33,6 @@ from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.agent_settings import SecuritySettings
-from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.munge_protocol import decode_offer
 from slurm_watchdog.identity.munge_sessions import Sessions
@@ -42,7 +41,7 @@ from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
 from tests.as_user import as_user
 from tests.builders.identity_door import listening, until
-from tests.builders.identity_files import make_authority, node_files
+from tests.builders.identity_files import issue, make_authority, node_files, revoke
 from tests.builders.wire_fill import filled
 from tests.munged import THERE, Munged, munged
 from tests.trusting import trusting
@@ -202,13 +201,10 @@ def stolen_and_revoked(stage: Stage) -> ssl.SSLContext:
     """The controller's own of last year, which was taken back since."""
     files = stage.ca / "controllers" / "stolen"
     if not files.exists():
-        certificate_authority.issue(stage.ca, "controller", "stolen", ("localhost",), 30, time.time())
+        issue(stage.ca, "controller", "stolen", time.time(), 30, ("localhost",))
         context = server_tls(str(files / "controller.crt"), str(files / "controller.key"))
-        certificate_authority.revoke(
-            stage.ca,
-            [each for each in certificate_authority.list_issued(stage.ca) if each.name == "stolen"],
-            time.time(),
-        )
+        revoke(stage.ca, "stolen")
+        shutil.rmtree(files)
         shutil.copy(stage.ca / "ca.crl", stage.ca / "nodes" / "n1" / "ca.crl")
         STOLEN.append(context)
         files.mkdir()

@@ -1,7 +1,7 @@
-"""A certificate for each of thousands of nodes in seconds: one that the real authority makes, with the name
+"""A certificate for each of thousands of nodes in seconds: one that openssl makes, with the name
 changed and signed again.
 
-`slurm-watchdog ca` takes 40 ms for each, most of it for starting openssl: seven minutes for ten thousand. All
+openssl takes 40 ms for each, most of it for its start: seven minutes for ten thousand. All
 nodes have the same key, which costs the controller what other keys would.
 """
 
@@ -17,11 +17,10 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import make_context
+from tests.builders.identity_files import issue, make_authority
 
-DAYS = 30
 SEQUENCE, BIT_STRING = 0x30, 0x03
 
 
@@ -29,10 +28,9 @@ def make(place: Path, names: Iterable[str]) -> None:
     """In `place`: an authority, a controller of this machine, and NAME.crt of each node. The names are equally long."""
     now = clock.wall()
     names = list(names)
-    certificate_authority.create(place / "ca", "bench", DAYS, now)
-    certificate_authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), DAYS, now)
-    certificate_authority.issue(place / "ca", "client", "bench", (), DAYS, now)
-    made = Path(certificate_authority.issue(place / "ca", "node", names[0], (), DAYS, now).directory)
+    ca = make_authority(place / "ca", now)
+    issue(ca, "client", "bench", now)
+    made = issue(ca, "node", names[0], now)
     (place / "nodes").mkdir()
     os.link(made / "agent.key", place / "nodes" / "agent.key")
     whole = ssl.PEM_cert_to_DER_cert((made / "agent.crt").read_text())

@@ -19,7 +19,6 @@ from pathlib import Path
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import OwnUser, ReportEndpoint
-from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.munge_decoder import Credential
 from slurm_watchdog.identity.munge_protocol import Session, SessionOffer, authorization
 from slurm_watchdog.identity.munge_sessions import Sessions
@@ -30,6 +29,7 @@ from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import encode_report
 from tests.bench.figures import Figures, say
+from tests.builders.identity_files import make_authority, node_files
 
 AGENTS = 500
 ROUNDS = 40
@@ -70,10 +70,7 @@ def _measure(mode: str, place: Path) -> tuple[float, float, float]:
     context = None
     if mode == "tls":
         now = clock.wall()
-        certificate_authority.create(place / "ca", "bench", 10, now)
-        certificate_authority.issue(place / "ca", "controller", "localhost", ("127.0.0.1",), 5, now)
-        node = certificate_authority.issue(place / "ca", "node", "n1", (), 5, now)
-        context = make_context(TlsFiles(node.directory, "agent"), server=False)
+        context = make_context(node_files(make_authority(place / "ca", now), "n1", now), server=False)
     server = subprocess.Popen([sys.executable, "-m", "tests.bench.identity", mode, str(place)], stdout=subprocess.PIPE)
     try:
         assert server.stdout is not None

@@ -1,8 +1,8 @@
-"""Certificates, and the scripts for Slurm, on a real cluster: made, copied and installed by the lines of
-docs/authentication.md and docs/slurm.md.
+"""Certificates, and the scripts for Slurm, on a real cluster; the scripts are installed by the lines of
+docs/slurm.md.
 
-One cluster of its own for this file, for the last test changes its slurm.conf. /etc/slurm-watchdog of the
-page is a place that is each node's own here, and ssh and scp go through namespaces.
+One cluster of its own for this file, for the last test changes its slurm.conf. /etc/slurm-watchdog is a place
+that is each node's own here.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.identity import certificate_authority
+from tests.builders.identity_files import issue, make_authority
 from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.rights import AGENT_UID
-from tests.rig.stack import COMMAND, PORT, ROOT, Watchdog
+from tests.rig.stack import PORT, ROOT, Watchdog
 
 pytestmark = pytest.mark.timeout(1500)
 DEADLINE_S = 300.0
-PAGES = "".join((ROOT / "docs" / name).read_text() for name in ("authentication.md", "slurm.md"))
+PAGE = (ROOT / "docs" / "slurm.md").read_text()
 SLURM = ROOT / "deploy" / "slurm"
 NAME = "controller"
 """What the nodes call the controller's host."""
 
 
 def lines_after(words: str) -> str:
-    """The first block of commands on the pages after these words."""
-    return PAGES[PAGES.index(words) :].split("```")[1].strip()
+    """The first block of commands on the page after these words."""
+    return PAGE[PAGE.index(words) :].split("```")[1].strip()
 
 
 class Site:
@@ -53,18 +53,6 @@ class Site:
         self.ca, self.tls = self.home / "ca", self.home / "tls"
         self.bin = Path(cluster.directory) / "bin"
         self.bin.mkdir()
-        for node in cluster.nodes:
-            (self.bin / f"pid-{node}").write_text(str(cluster.init_pid(node)))
-        enter = f'nsenter -t "$(cat {self.bin}/pid-$node)" -m -n -u -p --'
-        self.program("ssh", f'node=$1; shift; exec {enter} "$@"')
-        self.program(
-            "scp",
-            "for to; do :; done; node=${to%%:*}\nwhile [ $# -gt 1 ]; do\n"
-            f'    cp "$1" "/proc/$(cat {self.bin}/pid-$node)/root${{to#*:}}" || exit 1; shift\ndone\n'
-            # The agent's user reads them; on a real node he has the name that the page gives him.
-            f'exec chown -R {AGENT_UID} "/proc/$(cat {self.bin}/pid-$node)/root${{to#*:}}"',
-        )
-        self.program("slurm-watchdog", f'[ "$1" = ca ] && set -- "$@" --directory {self.ca}\nexec {COMMAND} "$@"')
 
     def program(self, name: str, text: str) -> None:
         path = self.bin / name
@@ -72,30 +60,31 @@ class Site:
         path.chmod(0o755)
 
     def shell(self, lines: str) -> None:
-        """Commands of the page, for the names and places of this cluster."""
-        for theirs, ours in (
-            ("/etc/slurm-watchdog", str(self.home)),
-            ("mgmt1", NAME),
-            ("node[001-064]", "n[1-3]"),
-        ):
-            lines = lines.replace(theirs, ours)
+        """Commands of the page, for the places of this cluster."""
         env = dict(self.cluster.env) | {"PATH": f"{self.bin}:{self.cluster.env['PATH']}"}
         done = subprocess.run(
             ["bash", "-euc", lines], env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False
         )
         assert done.returncode == 0, f"{lines}\n{done.stdout}{done.stderr}"
 
-    def copy_all(self) -> None:
-        """The page's lines that bring certificates to their machines."""
-        self.shell("\n".join(lines_after("**TLS** without an authority").splitlines()[3:]))
+    def make_all(self, days: int) -> None:
+        """Certificates of all machines, each copied to its own."""
+        issue(self.ca, "controller", NAME, time.time(), days)
+        for node in self.cluster.nodes:
+            issue(self.ca, "node", node, time.time(), days)
+            self.put(node, node)
+        shutil.copytree(self.ca / "controllers" / NAME, self.tls, dirs_exist_ok=True)
 
-    def put(self, node: str, files: Path) -> None:
-        """Somebody's certificate and key as those of `node`."""
-        self.shell(f"scp {files}/agent.crt {files}/agent.key {node}:{self.tls}/")
+    def put(self, node: str, whose: str) -> None:
+        """The files of one node as those of another."""
+        there = self.cluster.node_path(node, self.tls)
+        shutil.copytree(self.ca / "nodes" / whose, there, dirs_exist_ok=True)
+        for file in there.iterdir():
+            os.chown(file, AGENT_UID, -1)
 
 
 class TlsWatchdog(Watchdog):
-    """Its metrics are read with the certificate that the page makes for Prometheus."""
+    """Its metrics are read with a certificate for Prometheus."""
 
     site: Site
 
@@ -134,8 +123,9 @@ def site(cluster_possible: None) -> Iterator[Site]:
 
 @pytest.fixture(scope="module")
 def watchdog(site: Site) -> Iterator[TlsWatchdog]:
-    site.shell(lines_after("**TLS** without an authority"))
-    site.shell("slurm-watchdog ca issue --client prometheus")
+    make_authority(site.ca, time.time())
+    issue(site.ca, "client", "prometheus", time.time())
+    site.make_all(100)
     security = {"mode": "tls", "tls_directory": str(site.tls)}
     settings = {"agent": {"controller_url": f"https://{NAME}:{PORT}"}, "security": security}
     watchdog = TlsWatchdog(site.cluster, mode="act", settings=settings)
@@ -185,8 +175,7 @@ STRANGERS = {
 
 def come_as_strangers(watchdog: TlsWatchdog, node: str, place: Path) -> dict[str, Any]:
     """Each in a process on `node`, all at once; the slow ones take half a minute until they are sent away."""
-    certificate_authority.create(place, "another", 10, time.time())
-    theirs = certificate_authority.issue(place, "node", node, (), 10, time.time()).directory
+    theirs = str(issue(make_authority(place, time.time()), "node", node, time.time()))
     mine = str(watchdog.site.tls)
     processes = {}
     for kind, (_, brings) in STRANGERS.items():
@@ -236,10 +225,10 @@ def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_an
     watchdog: TlsWatchdog,
 ) -> None:
     site, before = watchdog.site, watchdog.refusals()
-    certificate_authority.issue(site.ca, "node", "n2", (), 1, time.time() - 3 * 86400)
-    for node, files in (("n3", "n1"), ("n2", "n2")):
+    issue(site.ca, "node", "n2", time.time() - 3 * 86400, 1)
+    for node, whose in (("n3", "n1"), ("n2", "n2")):
         watchdog.stop_agent(node)
-        site.put(node, site.ca / "nodes" / files)
+        site.put(node, whose)
         watchdog.start_agent(node)
 
     def both_refused() -> bool:
@@ -254,11 +243,10 @@ def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_an
 
     watchdog.wait_for(lambda: told() == {"n2", "n3"}, DEADLINE_S, "it to be told that both are silent, and n1 is not")
     assert "who has proven to be n1 can't speak for 'n3'" in watchdog.log_tail("agent-n3", 200)
-    assert "our certificate has expired: slurm-watchdog ca renew" in watchdog.log_tail("agent-n2", 200)
+    assert "our certificate has expired" in watchdog.log_tail("agent-n2", 200)
 
     ends = watchdog.value('certificate_expiry_timestamp_seconds{certificate="own"}')
-    site.shell("slurm-watchdog ca renew --days 300 --within 400")  # the controller's, too
-    site.copy_all()
+    site.make_all(300)  # the controller's, too
     assert watchdog.controller is not None
     watchdog.controller.send_signal(signal.SIGHUP)
     watchdog.stop_agent("n3")  # it would look at its files within a minute, too

@@ -27,10 +27,9 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.notify.factory import make_notifier
-from tests.builders.identity_files import make_authority
+from tests.builders.identity_files import issue, make_authority
 from tests.builders.notices import INCIDENT
 
 pytestmark = pytest.mark.integration
@@ -168,7 +167,7 @@ def test_a_secret_is_in_no_argument_environment_log_metric_journal_trace_bundle_
     planted.secrets["webhook"] = hook_secret.encode()
     hook_token = planted.plant("webhook's token", secrets.token_hex(24) + "\n", "webhook_token")
     ca = make_authority(place / "ca", now)
-    certificate_authority.issue(ca, "node", "n1", (), 100, now)
+    issue(ca, "node", "n1", now, 100)
     tls = place / "tls"
     tls.mkdir()
     for source in (*(ca / "nodes" / "n1").iterdir(), *(ca / "controllers" / "localhost").iterdir()):
@@ -231,8 +230,6 @@ notify:
     planted.run("explain", "i1", "--config", str(config), "--json")
     planted.run("explain", "i1", "--config", str(config), "--bundle", str(place / "bundle.tar.gz"))
     planted.run("check-config", str(config), "--json")
-    planted.run("ca", "renew", "n1", "--directory", str(ca))
-    planted.secrets["ca/nodes/n1/agent.key renewed"] = (ca / "nodes/n1/agent.key").read_text().splitlines()[1].encode()
     planted.stop()
     assert b"waits" in (place / "controller.log").read_bytes(), "a message that failed is in the log"
     assert len(planted.seen) > 20

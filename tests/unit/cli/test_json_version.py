@@ -56,11 +56,6 @@ ASKED = {
 }
 """Commands that ask the controller; `diagnose`, `report` and `story` are refused here."""
 ALONE = {
-    "ca init": ["--directory", "{}/ca"],
-    "ca issue": ["n1", "--directory", "{}/ca"],
-    "ca list": ["--directory", "{}/ca"],
-    "ca renew": ["n1", "--directory", "{}/ca"],
-    "ca revoke": ["n1", "--directory", "{}/ca"],
     "check-config": ["{}/config.yaml"],
     "doctor": ["{}/train.sbatch"],
     "group-stacks": ["{}/stacks.txt"],
@@ -94,7 +89,7 @@ def controller(tmp_path: Path) -> Iterator[FakeController]:
     fake.close()
 
 
-def files(directory: Path, *, certificates: bool) -> Path:
+def files(directory: Path) -> Path:
     """A new directory with what the commands read."""
     directory.mkdir()
     for name, text in (
@@ -105,9 +100,6 @@ def files(directory: Path, *, certificates: bool) -> Path:
         ("train.log", "step 1\nstep 2\n"),
     ):
         (directory / name).write_text(text)
-    if certificates:
-        assert run("ca", "init", "--directory", f"{directory}/ca").exit_code == 0
-        assert run("ca", "issue", "n1", "--directory", f"{directory}/ca").exit_code == 0
     return directory
 
 
@@ -133,7 +125,7 @@ def test_what_the_controller_answers_is_an_object_with_a_version(command: str, c
 def test_what_a_command_finds_by_itself_is_an_object_with_a_version(command: str, tmp_path: Path) -> None:
     printed = []
     for option in ("--json", "--json-object"):
-        place = files(tmp_path / option, certificates=command.startswith("ca ") and command != "ca init")
+        place = files(tmp_path / option)
         printed.append(run(*command.split(), *(each.format(place) for each in ALONE[command]), option).stdout)
     check(command, *printed)
 

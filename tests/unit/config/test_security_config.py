@@ -35,7 +35,7 @@ def test_auto_is_certificates_where_their_directory_is_set_and_else_munge(text: 
         ("security: {mode: token}", "security.mode", "set security.mode: munge"),
         ("security: {token_file: /t}", "security.token_file", "delete this line"),
         ("security: {mode: unix}", "security.mode", "'auto', 'tls' or 'munge'"),
-        ("security: {mode: tls}", "security.tls_directory", "slurm-watchdog ca --help"),
+        ("security: {mode: tls}", "security.tls_directory", "docs/authentication.md"),
         ("security: {tls_directory: tls}", "security.tls_directory", "absolute path"),
         (
             "security: {tls_directory: /t}\nagent: {controller_url: 'http://m:9765'}",

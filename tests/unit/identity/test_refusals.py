@@ -20,7 +20,6 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import Session, authorization, encode_offer, new_session
 from slurm_watchdog.identity.munge_sessions import Sessions
@@ -28,7 +27,7 @@ from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 from tests.builders.identity_door import Port, body_of, listening, until
-from tests.builders.identity_files import DAY_S, controller_files, make_authority, node_files
+from tests.builders.identity_files import DAY_S, controller_files, make_authority, node_files, revoke
 
 SLOW_S = 25.0
 """Later than any deadline of a request or a handshake."""
@@ -341,9 +340,7 @@ def renamed(place: str, stem: str) -> TlsFiles:
 
 def revoked(ca: Path) -> ssl.SSLContext:
     context = shown(node_files(ca, "n7", time.time()), ca)
-    certificate_authority.revoke(
-        ca, [each for each in certificate_authority.list_issued(ca) if each.name == "n7"], time.time()
-    )
+    revoke(ca, "n7")
     shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
     return context
 

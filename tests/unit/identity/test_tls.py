@@ -6,24 +6,30 @@ import os
 import shutil
 import socket
 import ssl
+import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from slurm_watchdog.agent.delivery.connect import connect
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, in_words
-from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.agent_settings import SecuritySettings
-from slurm_watchdog.identity import certificate_authority
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, Response
 from tests.builders.identity_door import Port, body_of, listening, until
-from tests.builders.identity_files import DAY_S, controller_files, make_authority, node_files, replace_files
+from tests.builders.identity_files import (
+    DAY_S,
+    controller_files,
+    issue,
+    make_authority,
+    node_files,
+    replace_files,
+    revoke,
+)
 
 
 @pytest.fixture(scope="module")
@@ -55,6 +61,26 @@ def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> 
     assert [each.node for each in port.reports] == ["n1", "n1"]
     assert port.outcome("wrong_node") == 1
     agent.close()
+
+
+def test_the_five_lines_of_the_page_make_certificates_by_which_a_node_reports(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs" / "authentication.md").read_text()
+    lines = page[page.index("**Without an authority**") :].split("```")[1].strip()
+    assert len(lines.splitlines()) == 5
+    lines = lines.replace("IP:10.0.0.1", "IP:127.0.0.1")
+    subprocess.run(["bash", "-euc", lines], cwd=tmp_path, check=True, capture_output=True, timeout=60)
+    with listening(identity=Context(TlsFiles(str(tmp_path), "controller"), server=True)) as port:
+        agent = connection(port, TlsFiles(str(tmp_path), "agent"))
+        assert report(agent, "node001").status == 200
+        assert report(agent, "node002").status == 403
+        agent.close()
+    shutil.copy(tmp_path / "agent.crt", tmp_path / "controller.crt")
+    shutil.copy(tmp_path / "agent.key", tmp_path / "controller.key")
+    with (
+        listening(identity=Context(TlsFiles(str(tmp_path), "controller"), server=True)) as port,
+        pytest.raises(ssl.SSLError),
+    ):
+        report(connection(port, TlsFiles(str(tmp_path), "agent")), "node001")
 
 
 def test_the_handshake_is_paid_once_for_many_reports(ca: Path, port: Port) -> None:
@@ -173,7 +199,7 @@ def test_a_controller_s_certificate_is_none_for_a_node_and_a_node_s_none_for_a_c
 
 
 def test_a_client_s_certificate_reads_metrics_and_speaks_for_no_node(ca: Path, port: Port) -> None:
-    made = Path(certificate_authority.issue(ca, "client", "prometheus", (), 30, time.time()).directory)
+    made = issue(ca, "client", "prometheus", time.time())
     for end in ("crt", "key"):
         shutil.copy(made / f"client.{end}", made / f"agent.{end}")
     reader = connection(port, TlsFiles(str(made), "agent"))
@@ -257,11 +283,8 @@ def test_renewed_certificates_are_taken_over_by_both_ends_without_a_restart(ca: 
         assert report(agent, "n5").status == 200
         (first,) = port.do(lambda: set(port.server.secured))
         before = agent.certificates()["own"], context.expires["own"]
-        renewed = TlsFiles(
-            certificate_authority.issue(ca, "controller", "localhost", ("127.0.0.1",), 500, time.time()).directory,
-            "controller",
-        )
-        replace_files(context.files, renewed)
+        issue(ca, "controller", "localhost", time.time(), 500, ("127.0.0.1",))
+        replace_files(context.files, controller_files(ca))
         port.do(port.server.refresh)
         assert report(agent, "n5", 2).status == 200, "a connection that is kept stays"
         node_files(ca, "n5", time.time() + 2, 30)
@@ -316,15 +339,13 @@ def together(target: Path, *parts: Path) -> None:
 def test_a_new_authority_takes_over_step_by_step_and_nobody_is_sent_away(
     tmp_path: Path, some_were_revoked: bool
 ) -> None:
-    """The steps of docs/authentication.md. Both authorities have the same name, as those that `ca init` makes."""
+    """The steps of docs/authentication.md. Both authorities have the same name."""
     old, new = make_authority(tmp_path / "old", time.time()), make_authority(tmp_path / "new", time.time())
     place = shutil.copytree(controller_files(old).directory, tmp_path / "controller")
     nodes = [shutil.copytree(node_files(old, name, time.time()).directory, tmp_path / name) for name in ("n1", "n2")]
     if some_were_revoked:
         node_files(old, "n9", time.time())
-        certificate_authority.revoke(
-            old, [each for each in certificate_authority.list_issued(old) if each.name == "n9"], time.time()
-        )
+        revoke(old, "n9")
         shutil.copy(old / "ca.crl", place / "ca.crl")
     with listening(identity=Context(TlsFiles(str(place), "controller"), server=True)) as port:
 
@@ -440,8 +461,7 @@ def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended
         assert report(good, "n1").status == report(stolen, "n2").status == 200
         for name in ("n9", "n2"):  # the list holds all that ever were on it
             node_files(ca, "n9", time.time())
-            done = CliRunner().invoke(main, ["ca", "revoke", name, "--directory", str(ca)])
-            assert done.exit_code == 0, done.output
+            revoke(ca, name)
             shutil.copy(ca / "ca.crl", ca / "controllers" / "localhost" / "ca.crl")
             port.do(port.server.refresh)
         until(lambda: not port.server.secured)
@@ -450,6 +470,4 @@ def test_a_certificate_that_was_revoked_is_refused_and_its_kept_connection_ended
         assert "revoked" in in_words(raised.value)
         until(lambda: port.refused("revoked") == 1)
         assert report(good, "n1", 2).status == 200
-        assert not (ca / "nodes" / "n2").exists()
-        assert CliRunner().invoke(main, ["ca", "revoke", "n2", "--directory", str(ca)]).exit_code == 2
         good.close()

@@ -17,7 +17,6 @@ from slurm_watchdog import __version__
 from slurm_watchdog.cli import manual
 from slurm_watchdog.cli.agent import agent
 from slurm_watchdog.cli.attach import attach
-from slurm_watchdog.cli.ca import ca
 from slurm_watchdog.cli.check_config import check_config
 from slurm_watchdog.cli.controller import controller
 from slurm_watchdog.cli.demo import demo
@@ -48,7 +47,9 @@ OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
 
 
-REMOVED: Final[Mapping[str, str]] = {}
+REMOVED: Final[Mapping[str, str]] = {
+    "ca": "use certificates of your site's own authority, or the openssl lines of docs/authentication.md",
+}
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
 TYPED: Final = "slurm_watchdog.typed"
@@ -161,7 +162,6 @@ for _command in (
     undrain,
     check_config,
     notify,
-    ca,
     replay,
     test_nodes,
     scan_log,

@@ -24,7 +24,7 @@ Identity = Literal["tls", "munge"]
 REMOVED_MODES: Final = ("none", "token")
 INSTEAD: Final = (
     "set security.mode: munge (by the MUNGE that Slurm has, nothing to set up), or "
-    "security.tls_directory (slurm-watchdog ca --help)"
+    "security.tls_directory (docs/authentication.md)"
 )
 
 
@@ -34,7 +34,7 @@ class Security(Section):
     mode: Literal["auto", "tls", "munge"] = Field(
         "auto",
         description="How nodes and controller prove to each other who they are; the same on all machines. "
-        "tls: certificates on both ends (slurm-watchdog ca). munge: by the MUNGE that Slurm has, with "
+        "tls: certificates on both ends (docs/authentication.md). munge: by the MUNGE that Slurm has, with "
         "nothing to set up. auto = tls where tls_directory is set, else munge.",
     )
     tls_directory: str = Field(
@@ -158,7 +158,7 @@ def problems_of(security: Security, url: str) -> list[str]:
     if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):
         problems.append(f"security.tls_directory: must be an absolute path, got {security.tls_directory!r}")
     if mode == "tls" and not security.tls_directory:
-        problems.append("security.tls_directory: required by security.mode: tls; see slurm-watchdog ca --help")
+        problems.append("security.tls_directory: required by security.mode: tls; see docs/authentication.md")
     scheme = "https://" if mode == "tls" else "http://"
     if url and not url.startswith(scheme):
         problems.append(

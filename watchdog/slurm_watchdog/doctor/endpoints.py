@@ -15,7 +15,6 @@ from urllib.parse import urlsplit
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.doctor.deadline import DEADLINE_S, run
-from slurm_watchdog.identity.certificate_authority import days_left
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import make_context, read_expiry
 
@@ -62,7 +61,7 @@ def read_certificates(files: TlsFiles) -> tuple[str | None, int | None]:
         ends = min(read_expiry(files).values())
     except IdentityError as error:
         return str(error), None
-    return None, days_left(ends, clock.wall())
+    return None, int((ends - clock.wall()) // 86400)
 
 
 def read_open_secret(paths: Iterable[str]) -> str | None:

@@ -104,7 +104,7 @@ def _ends_within(facts: NodeFacts, first_day: float, before_day: int) -> bool:
     return facts.certificate_problem is None and days is not None and first_day <= days < before_day
 
 
-RENEW = "slurm-watchdog ca renew  # on the management node; then copy the three files here"
+RENEW = "copy a new certificate and its key to security.tls_directory (docs/authentication.md has openssl lines)"
 
 CHECKS: tuple[Check[NodeFacts], ...] = (
     Check("service", Level.CRITICAL, lambda f: f.unit_state not in (None, "active", "activating"),
@@ -130,7 +130,7 @@ CHECKS: tuple[Check[NodeFacts], ...] = (
     Check("certificate", Level.CRITICAL, lambda f: f.certificate_problem is not None,
           lambda f: f"The {f.service} can't prove who it is: agents and controller refuse each other.",
           lambda f: f"{f.certificate_problem}",
-          "slurm-watchdog ca issue …  # on the management node; then copy the three files here"),
+          RENEW),
     Check("certificate_end", Level.CRITICAL, lambda f: _ends_within(f, float("-inf"), 0),
           "The certificate has ended: agents and controller refuse each other.",
           lambda f: f"{f.certificate}, {-(f.certificate_days or 0)} days ago", RENEW),

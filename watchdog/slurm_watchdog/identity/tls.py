@@ -9,7 +9,7 @@ import ssl
 from collections.abc import Mapping
 from typing import Any
 
-from slurm_watchdog.identity.certificates import read_certificate
+from slurm_watchdog.identity.certificates import read_end
 from slurm_watchdog.identity.secret_files import IdentityError, Stamp, TlsFiles, check_secret, read_stamp
 from slurm_watchdog.identity.tls_errors import ALERTS, OPENSSL_REASONS, VERIFY_REASONS
 
@@ -117,8 +117,8 @@ class Context:
 def read_expiry(files: TlsFiles) -> dict[str, float]:
     """When our certificate and that of the authority end. Raises IdentityError."""
     return {
-        "own": read_certificate(files.certificate).not_after,
-        "authority": read_certificate(files.ca).not_after,
+        "own": read_end(files.certificate),
+        "authority": read_end(files.ca),
     }
 
 

@@ -35,7 +35,7 @@ OPENSSL_REASONS: Final[Mapping[str, str]] = {
 """Reasons of OpenSSL's own errors (sslerr.h)."""
 HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
     "no_certificate": "it showed no certificate",
-    "expired": "its certificate has expired: slurm-watchdog ca renew",
+    "expired": "its certificate has expired",
     "not_yet_valid": "its certificate is not valid yet: is the clock right?",
     "unknown_ca": "its certificate is not from our authority (ca.crt)",
     "revoked": "its certificate was revoked",
@@ -55,7 +55,7 @@ HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
 
 ALERTS: Final[Mapping[str, str]] = {
     "CERTIFICATE_REQUIRED": "it wants a certificate of us, and we have none",
-    "CERTIFICATE_EXPIRED": "our certificate has expired: slurm-watchdog ca renew, then copy it here",
+    "CERTIFICATE_EXPIRED": "our certificate has expired: copy a new one here (docs/authentication.md)",
     "UNKNOWN_CA": "it does not know the authority that made our certificate",
     "BAD_CERTIFICATE": "our certificate is not good (not valid yet? is the clock right?)",
     "UNSUPPORTED_CERTIFICATE": "our certificate is not for clients",

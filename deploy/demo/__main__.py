@@ -371,6 +371,8 @@ def tell(nodes: int = 4) -> int:
             except (ClusterError, WatchdogError, WrongEnd) as error:
                 wrong = error
                 console.print(f"\nThe demo went wrong: {escape(str(error))}", style="red")
+                if story is not None:
+                    _last_lines(story)
             if os.environ.get("KEEP") and story is not None:
                 _keep(story, teller)
     except KeyboardInterrupt:
@@ -401,6 +403,15 @@ def _set_up(stack: contextlib.ExitStack, teller: Teller, nodes: int) -> Story:
     watchdog = Watchdog(cluster, mode="act", settings=settings, agent_env=environment, pace=pace)
     stack.callback(watchdog.close)
     return Story(cluster, watchdog, teller, cards)
+
+
+def _last_lines(story: Story) -> None:
+    """What the job and each part of the watchdog said last."""
+    with contextlib.suppress(OSError):
+        output = story.output(story.name).read_text(errors="replace")
+        console.print(f"\n--- {story.name}\n{escape(chr(10).join(output.splitlines()[-12:]))}")
+    for part in ("controller", *(f"agent-{node}" for node in story.watchdog.nodes)):
+        console.print(f"\n--- {part}\n{escape(story.watchdog.log_tail(part, 12))}")
 
 
 def _metrics(cluster: Cluster) -> str:

@@ -33,7 +33,7 @@ INCIDENT = CHECKOUT / "tests/captures/explain/data_loader.json"
 README = CHECKOUT / "README.md"
 """It shows `explain` up to its timeline."""
 EVIDENCE = CHECKOUT / "docs/evidence.md"
-"""It shows all of it."""
+"""It shows the rest."""
 
 
 class Example(NamedTuple):
@@ -64,7 +64,8 @@ def write(page: Path) -> str:
             text = between(text, example.name, console(example.command, run(example.command)))
     if page in (README, EVIDENCE):
         incident, printed = explained()
-        shown = printed.partition("\nFacts\n")[0] + "\n…" if page == README else printed
+        head, _, rest = printed.partition("\nFacts\n")
+        shown = f"{head}\n…" if page == README else f"…\nFacts\n{rest}"
         text = between(text, "explain", console(f"explain {incident[:4]}", shown))
     return between(text, "figures", figures()) if page == README else text
 

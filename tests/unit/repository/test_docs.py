@@ -30,7 +30,7 @@ DOCUMENTS = sorted(
     for file in CHECKOUT.glob(f"{place}/*.md")
 )
 """Every page of the repository."""
-NOT_PACKED = {"CONTRIBUTING.md"}
+NOT_PACKED = {"CONTRIBUTING.md", "SECURITY.md"}
 """What packed pages link to, for readers of the repository, and no package brings."""
 HELD_BY_CODE = re.compile(r"`[^`]*`|^```.*?^```", re.MULTILINE | re.DOTALL)
 

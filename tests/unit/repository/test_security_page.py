@@ -1,4 +1,4 @@
-"""docs/security.md: each finding has its line, and each test that a line names is there."""
+"""tests/attacks/README.md: each finding of the review has its line, and each test that a line names is there."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 FINDINGS = [*(f"C{n}" for n in (1, 2)), *(f"H{n}" for n in range(1, 8)), *(f"M{n}" for n in range(1, 11)), *(f"L{n}" for n in range(1, 13))]  # fmt: skip
-PAGE = Path(__file__).parents[3] / "docs/security.md"
+PAGE = Path(__file__).parents[3] / "tests/attacks/README.md"
 NAMED = re.compile(r"`([\w/]+\.py)::(test_\w+)`")
 
 

@@ -33,8 +33,7 @@ def run(figures: Figures) -> None:
         size = (Path(directory) / "journal.sqlite").stat().st_size / 2**20
         say(f"a journal of {size:.0f} MiB")
         dates = {"from": str(NOW - YEAR_S), "to": str(NOW)}
-        for name, asked in (("year", dates), ("year_with_trend", dates | {"trend": "1"}),
-                            ("week", {"from": str(NOW - 7 * 86400), "to": str(NOW)})):  # fmt: skip
+        for name, asked in (("year", dates), ("week", {"from": str(NOW - 7 * 86400), "to": str(NOW)})):  # fmt: skip
             began = time.monotonic()
             found = report_asked(journal.url, asked, None)
             took_s = time.monotonic() - began

@@ -49,14 +49,8 @@ def test_jobs_on_reserved_nodes_save_and_wait_held_and_one_that_does_not_look_is
     for job in (*hears, deaf):
         training(watchdog, job, at_least=SAVE_INTERVAL + 2)
     with _maintenance(cluster, minutes=30):
-        watchdog.wait_for(
-            lambda: watchdog.command("save-all", "--reservation", "maint", "--dry-run").returncode == 0,
-            90,
-            "it to be seen",
-        )
-        done = watchdog.command(
-            "save-all", "--reservation", "maint", "--hold", "--before", "25s", "--json", timeout_s=240
-        )
+        assert watchdog.command("save-all", "--all", "--dry-run").returncode == 0
+        done = watchdog.command("save-all", "--all", "--hold", "--before", "25s", "--json", timeout_s=240)
         rows = json.loads(done.stdout)["jobs"]
         assert done.returncode == 1, done.stderr
         assert [(row["job_id"], row["state"]) for row in rows] == [

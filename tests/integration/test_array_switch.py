@@ -10,7 +10,6 @@ from pathlib import Path
 
 from tests.integration.training_job import training
 from tests.rig.cluster import Cluster
-from tests.rig.rights import USER
 from tests.rig.stack import Watchdog
 
 SCRIPT = """#!/bin/bash
@@ -36,7 +35,7 @@ def test_the_next_element_of_an_array_never_sees_the_kill_switch_of_the_one_befo
     switch = cluster.shared / "kill-switch"
 
     training(watchdog, first, at_least=12)
-    done = watchdog.command("save-all", "--user", USER, "--json", timeout_s=240)
+    done = watchdog.command("save-all", first, "--json", timeout_s=240)
     rows = json.loads(done.stdout)["jobs"]
     assert (done.returncode, [(row["job_id"], row["state"]) for row in rows]) == (0, [(first, "done")]), done.stdout
     ended = log_of(cluster, first)
@@ -48,7 +47,7 @@ def test_the_next_element_of_an_array_never_sees_the_kill_switch_of_the_one_befo
 
     def asked() -> bool:
         """Refused while no agent has read the ranks, which alone say where the kill switch has to lie."""
-        done = watchdog.command("save-all", "--user", USER, "--no-wait", "--json")
+        done = watchdog.command("save-all", second, "--no-wait", "--json")
         (row,) = json.loads(done.stdout)["jobs"]
         assert row["job_id"] == second and (row["state"] == "under way" or "no rank" in row["why"]), row
         return bool(row["state"] == "under way")

@@ -68,7 +68,7 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/incidents/{id}/evidence/{number}", "One piece of its evidence, as a node answered it.", FREE),
     Route("POST", "/v1/incidents/{id}/acknowledge", "The caller looks after this incident.", api.Silences, body={"reason": REASON}),
     Route("GET", "/v1/report", "Where the jobs' time went.", Report, {
-        "from": _text(DATE), "to": _text(DATE), "trend": _text("`1`: with the time before, in parts."),
+        "from": _text(DATE), "to": _text(DATE),
         "job": JOB, "user": _text("Names, by commas."), "account": _text("Names, by commas."),
         "partition": _text("Names, by commas."),
     }),
@@ -98,10 +98,7 @@ ROUTES: tuple[Route, ...] = (
     }, needs=("job_id",)),
     Route("POST", "/v1/restart/cancel", "Ends a restart that still waits for the job to save.", FREE,
           body={"job_id": JOB}, needs=("job_id",)),
-    Route("GET", "/v1/requests/jobs", "The running jobs that all selectors name, each with why it cannot be asked.", api.Selected, {
-        "partition": _text("May be repeated."), "account": _text("May be repeated."), "node": _text("May be repeated."),
-        "reservation": _text("May be repeated."), "user": _text("May be repeated."), "all": _text("`1`: all jobs."),
-    }),
+    Route("GET", "/v1/requests/jobs", "The running jobs, each with why it cannot be asked to save.", api.Selected),
     Route("POST", "/v1/requests", "Asks the same of at most 50 jobs.", api.AnsweredAll, body={
         "job_ids": _texts("Slurm's numbers."), "wish": _text("What is asked.", enum=[str(wish) for wish in Wish]),
         "exclude": NODE_NAMES, "before": _seconds(f"The checkpoint has to be there by then. {DATE}"), "reason": REASON,

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
-from slurm_watchdog.cli import manual
 from slurm_watchdog.cli.main import main
+from tools.packaging import manual
 
 NAME = "slurm-watchdog"
 VARIABLE = "_SLURM_WATCHDOG_COMPLETE"

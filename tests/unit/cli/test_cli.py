@@ -10,13 +10,10 @@ import threading
 import time
 from collections.abc import Iterator
 from datetime import datetime
-from itertools import chain
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs
 
 import pytest
-from click.shell_completion import ShellComplete
 from rich.console import Console
 
 from slurm_watchdog import __version__
@@ -483,18 +480,20 @@ def ended(outcome: str, detail: str) -> dict[str, Any]:
 
 
 def test_save_all_asks_those_that_can_be_asked_and_lists_the_others_first(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/requests/jobs?partition=gpu"] = {"jobs": JOBS}
+    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS}
     controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
     controller.answers["POST", "/v1/requests/progress"] = ended("ok", "the job has saved")
-    told = run("save-all", "--partition", "gpu", "--hold", "--reason", "move", socket=controller.path)
+    told = run("save-all", "7", "8", "--hold", "--reason", "move", socket=controller.path)
     assert told.exit_code == 1, "one was not saved"
     lines = told.stdout.splitlines()
     assert lines[0] == "2 jobs, 1 of them cannot be asked."
     rows = [line.split()[0] for line in lines if line.startswith(("7 ", "8 "))]
     assert rows == ["8", "7"]
     assert controller.requests[1][2] == {"wish": "hold", "before": None, "reason": "move", "job_ids": ["7"]}
-    document = json.loads(run("save-all", "--partition", "gpu", "--json", socket=controller.path).stdout)
-    assert [(row["job_id"], row["state"]) for row in document["jobs"]] == [("8", "cannot be asked"), ("7", "done")]
+    document = json.loads(run("save-all", "7", "8", "9", "--json", socket=controller.path).stdout)
+    assert [(row["job_id"], row["state"]) for row in document["jobs"]] == [
+        ("8", "cannot be asked"), ("9", "cannot be asked"), ("7", "done"),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("outcome", "saved"), [("done", True), (None, False), ("failed", False)])
@@ -505,28 +504,9 @@ def test_a_job_has_saved_as_soon_as_its_checkpoint_is_proven(outcome: str | None
 
 
 def test_save_all_lists_and_asks_nobody_with_dry_run(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/requests/jobs?node=n1&node=n2"] = {"jobs": JOBS}
-    told = run("save-all", "--node", "n[1-2]", "--dry-run", socket=controller.path)
+    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS}
+    told = run("save-all", "--all", "--dry-run", socket=controller.path)
     assert (told.exit_code, "it hangs" in told.stdout, len(controller.requests)) == (1, True, 1)
-
-
-def test_save_all_of_many_nodes_asks_in_lines_that_the_controller_takes(controller: FakeController) -> None:
-    """aiohttp takes 8,190 bytes in a line; a job on nodes of two requests is listed once."""
-    asked: list[list[str]] = []
-
-    def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
-        assert len(target) < 8000
-        given = parse_qs(target.partition("?")[2])
-        assert given["partition"] == ["gpu"]
-        asked.append(given["node"])
-        return 200, {"jobs": JOBS[:1]}
-
-    controller.answer = answer
-    told = run(
-        "save-all", "--node", "n[0001-1500]", "--partition", "gpu", "--dry-run", "--json", socket=controller.path
-    )
-    assert [each["job_id"] for each in json.loads(told.stdout)["jobs"]] == ["7"]
-    assert len(asked) > 1 and list(chain(*asked)) == [f"n{number:04}" for number in range(1, 1501)]
 
 
 def test_more_than_a_thousand_jobs_are_followed(controller: FakeController) -> None:
@@ -550,7 +530,7 @@ def test_more_than_a_thousand_jobs_are_followed(controller: FakeController) -> N
 
 def test_following_ends_at_once_where_the_controller_refuses_it(controller: FakeController) -> None:
     refused = (403, {"error": "who is asking is not known"})
-    controller.answers["GET", "/v1/requests/jobs?all=1"] = {"jobs": JOBS[:1]}
+    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS[:1]}
     controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
     controller.answers["POST", "/v1/requests/progress"] = refused
     told = run("save-all", "--all", socket=controller.path)
@@ -562,7 +542,7 @@ def test_following_ends_at_once_where_the_controller_refuses_it(controller: Fake
 
 def test_what_the_controller_does_not_show_is_not_waited_for(controller: FakeController) -> None:
     """An older one hides a colleague's own request from him."""
-    controller.answers["GET", "/v1/requests/jobs?all=1"] = {"jobs": JOBS[:1]}
+    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS[:1]}
     controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
     controller.answers["POST", "/v1/requests/progress"] = {"actions": {}}
     told = run("save-all", "--all", socket=controller.path)
@@ -572,18 +552,22 @@ def test_what_the_controller_does_not_show_is_not_waited_for(controller: FakeCon
     assert (told.exit_code, "does not show you how far it is" in told.stderr) == (3, True)
 
 
-@pytest.mark.parametrize("words", [("save-all",), ("save-all", "--dry-run"), ("restart",), ("restart", "--no-wait")])
-def test_selectors_that_match_no_job_are_no_success(controller: FakeController, words: tuple[str, ...]) -> None:
-    controller.answers["GET", "/v1/requests/jobs?account=visoin"] = {"jobs": []}
-    told = run(*words, "--account", "visoin", socket=controller.path)
-    assert (told.exit_code, told.stdout) == (1, "No running job matches.\n")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [(("save-all", "--all"), "No job runs."), (("save-all", "--all", "--dry-run"), "No job runs."),
+     (("save-all", "7"), "it does not run"), (("restart", "7", "8", "--no-wait"), "it does not run")],
+)  # fmt: skip
+def test_where_no_job_runs_it_is_no_success(controller: FakeController, words: tuple[str, ...], said: str) -> None:
+    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": []}
+    told = run(*words, socket=controller.path)
+    assert (told.exit_code, said in told.stdout) == (1, True)
     assert len(controller.requests) == 1
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [("save-all",), ("save-all", "--all", "--user", "ann"), ("save-all", "--all", "--before", "soon"), ("restart",),
-     ("restart", "7", "--user", "ann"), ("restart", "--user", "ann", "--now")],
+    [("save-all",), ("save-all", "--all", "7"), ("save-all", "--all", "--before", "soon"), ("restart",),
+     ("restart", "n7"), ("restart", "--user", "ann"), ("restart", "7", "8", "--now")],
 )  # fmt: skip
 def test_jobs_have_to_be_named_in_one_way(controller: FakeController, arguments: tuple[str, ...]) -> None:
     assert (run(*arguments, socket=controller.path).exit_code, controller.requests) == (2, [])
@@ -599,11 +583,11 @@ def test_a_time_of_the_day_is_the_next_one_also_over_a_night_in_which_clocks_are
             assert parse_date("23:30", now) == now + 5400 and parse_date("2h", now) == now + 7200
 
 
-def test_restart_with_selectors_moves_all_of_them(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/requests/jobs?node=n1"] = {"jobs": JOBS[:1]}
+def test_restart_of_several_jobs_moves_all_of_them(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS}
     controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
-    told = run("restart", "--node", "n1", "--exclude", "n1", "--no-wait", socket=controller.path)
-    assert "under way" in told.stdout and told.exit_code == 0, "it was allowed"
+    told = run("restart", "7", "8", "--exclude", "n1", "--no-wait", socket=controller.path)
+    assert "under way" in told.stdout and told.exit_code == 1, "one was not allowed"
     assert controller.requests[1][2] == {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]}
 
 
@@ -835,42 +819,6 @@ def test_incidents_counts_as_firing_neither_explained_ones_nor_a_persons_restart
     controller.answers["GET", "/v1/incidents"] = [incident(), *others]
     result = run("incidents", socket=controller.path)
     assert (result.exit_code, result.stdout.splitlines()[0]) == (1, "3 incidents, 1 firing.")
-
-
-# ------------------------------------------------------------------------------------------------ completion
-
-
-def completed(words: list[str], begun: str) -> list[tuple[str, str]]:
-    """(type, word) of what a shell would offer."""
-    offers = ShellComplete(main, {}, "slurm-watchdog", "_SLURM_WATCHDOG_COMPLETE").get_completions(words, begun)
-    return [(each.type, each.value) for each in offers]
-
-
-@pytest.mark.parametrize("command", ["scan-log", "check-config", "doctor", "replay", "group-stacks"])
-def test_completion_of_an_argument_that_is_a_file_offers_files(command: str) -> None:
-    assert completed([command], "x") == [("file", "x")]
-    assert completed(["status", "--config"], "x") == [("file", "x")]
-
-
-def test_completion_offers_the_controllers_incidents_jobs_and_nodes(controller: FakeController) -> None:
-    resolved = incident(id="7a11", state="resolved")
-    controller.answers["GET", "/v1/incidents"] = [resolved, incident(), incident(id="b0")]
-    controller.answers["GET", "/v1/status"] = status()
-    asked = ["--socket", str(controller.path)]
-    assert completed(["explain", *asked], "7") == [("plain", "7f3a"), ("plain", "7a11")]
-    for words in (["diagnose", *asked], ["restart", *asked], ["incidents", *asked, "--job"]):
-        assert completed(words, "") == [("plain", "4711")]
-    assert ("plain", "n2") in completed(["restart", *asked, "4711", "--exclude"], "n")
-
-
-def test_completion_without_a_controller_offers_nothing_and_prints_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    broken = tmp_path / "broken.yaml"
-    broken.write_text("mode: [\n")
-    assert completed(["explain", "--socket", str(tmp_path / "none")], "") == []
-    assert completed(["explain", "--config", str(broken)], "") == []
-    assert capfd.readouterr() == ("", "")
 
 
 def test_incidents_on_eighty_columns_are_a_table_with_the_whole_sentence(controller: FakeController) -> None:

@@ -9,7 +9,6 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree
 
 import msgspec
 import pytest
@@ -20,7 +19,6 @@ from msgspec.structs import replace
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.cli.report import advice, show
-from slurm_watchdog.cli.report_html import TICKS, ticks
 from slurm_watchdog.cli.report_types import JobRun, Report
 from slurm_watchdog.cli.story import end_words, paired
 from slurm_watchdog.config.loading import ConfigError, parse_config
@@ -107,7 +105,7 @@ def test_a_report_says_what_was_kept_what_was_lost_to_what_and_how_often_to_save
     assert "1 run failed or had to be ended, one in 127.5 node-hours: too few to advise an interval" in said
 
 
-def test_what_waited_to_be_noticed_is_said_in_the_table_the_page_and_the_message(journal: Journal) -> None:
+def test_what_waited_to_be_noticed_is_said_in_the_table_and_the_message(journal: Journal) -> None:
     late = replace(INCIDENT, state=IncidentState.RESOLVED, opened_at=T + 2.5 * H, resolved_at=T + 10 * H)
     journal.save_incident(replace(late, fired_at=T + 4.0 * H))
     dates = ("--from", "2023-11-01")
@@ -116,9 +114,6 @@ def test_what_waited_to_be_noticed_is_said_in_the_table_the_page_and_the_message
     assert row.split() == ["collective_hang", "75.0", "58.8%", "15.0"]
     assert "15.0 node-hours were spent waiting to be noticed" in said
     assert json.loads(asked(journal, "report", *dates, "--json"))["to_be_noticed_h"] == [["collective_hang", 15.0]]
-    page = asked(journal, "report", *dates, "--html", "-")
-    assert "<title>collective_hang: 15.0 node-hours waiting to be noticed</title>" in page
-    assert "<title>collective_hang: 60.0 node-hours collective_hang</title>" in page
     assert "15.0 node-hours were spent waiting" in asked(journal, "story", "7", "--no-accounting")
     found, _ = read(journal.url, T, T + 100 * H)
     assert any("waiting to be noticed" in line for line in weekly_words(found).evidence)
@@ -196,41 +191,6 @@ def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:
     (only,) = json.loads(said)["jobs"]
     assert (only["job_id"], only["allocated_h"], only["share"]) == ("8", 2.5, 0.9)
     assert "no job ran" in asked(journal, "report", "--from", "2023-11-01", "--user", "eve")
-
-
-def test_a_report_as_a_page_needs_nothing_else_and_takes_names_as_text(journal: Journal, tmp_path: Path) -> None:
-    journal.run_records.save(record(0, 20, 30, job_id="9", name='<script>alert("x")</script>\u202e', user="eve&"))
-    file = tmp_path / "report.html"
-    dates = ("--from", "2023-11-10", "--to", "2023-11-20")
-    assert asked(journal, "report", *dates, "--html", str(file)) == ""
-    page = file.read_text()
-    ElementTree.fromstring(
-        page.removeprefix("<!doctype html>")
-        .replace('<meta charset="utf-8">', "")
-        .replace("'unsafe-inline'\">", "'unsafe-inline'\"/>")
-    )
-    assert "<script" not in page and "&lt;script&gt;" in page and "\u202e" not in page and "eve&amp;" in page
-    assert "http" not in page.replace("http-equiv", "") and "url(" not in page
-    assert "Day by day" in page and "<title>collective_hang: 75.0 node-hours collective_hang</title>" in page
-    assert "What actions saved in 1 incident is unknown" in page
-    assert run("report", "--html", str(file), "--json").exit_code == 2
-
-
-@pytest.mark.parametrize(
-    ("most", "found"), [(0.0, [0, 1]), (10.0, [0, 2, 4, 6, 8, 10]), (10.1, [0, 2.5, 5, 7.5, 10, 12.5]), (3e-4, None)]
-)
-def test_an_axis_has_few_round_numbers_and_reaches_to_the_largest(most: float, found: list[float] | None) -> None:
-    marks = ticks(most)
-    assert marks[-1] >= most and len(marks) <= TICKS + 1
-    assert found is None or marks == found
-
-
-def test_the_days_of_a_trend_are_the_whole(journal: Journal) -> None:
-    whole, _ = read(journal.url, T - H, T + 40 * H, {"trend": "1"})
-    assert [sum(each[n] for each in whole.trend) for n in (1, 2, 3)] == pytest.approx(
-        [whole.allocated_h, whole.measured_h, whole.effective_h]
-    )
-    assert len(whole.trend) == 2
 
 
 def test_a_weekly_report_goes_out_once_also_if_the_controller_starts_again(journal: Journal) -> None:

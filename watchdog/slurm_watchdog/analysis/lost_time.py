@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import groupby, pairwise
-from math import ceil
 
 from msgspec.structs import replace
 
@@ -24,11 +23,6 @@ from slurm_watchdog.model.run_record import RunRecord, Spell
 
 NOT_MEASURED = "not measured"
 HOUR_S = 3600.0
-DAY_S = 24 * HOUR_S
-MOST_DAYS = 31
-"""Of a trend by day; above it is one by week."""
-MOST_WEEKS = 60
-"""Of a trend by single weeks: runs are kept for 57."""
 
 
 class JobTime(Struct, frozen=True, kw_only=True):
@@ -82,7 +76,6 @@ class Report(Struct, frozen=True, kw_only=True):
     nodes: tuple[tuple[str, int], ...]
     """(node, incidents that name it), the most first; maintenance of a node is no incident of its own."""
     savings: Savings
-    trend: tuple[tuple[float, float, float, float], ...] = ()
     """(date, node-hours, those measured, those effective), where it was asked for."""
 
     @property
@@ -126,35 +119,6 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         nodes=tuple(Counter(node for each in within if not each.planned for node in each.nodes).most_common(20)),
         savings=savings(runs, spells, since, until),
     )
-
-
-def with_trend(found: Report, runs: Iterable[RunRecord], spells: Iterable[Spell]) -> Report:
-    """The same with what came of each day, or, of more than MOST_DAYS, of each week."""
-    of_job: dict[str, list[RunRecord]] = defaultdict(list)
-    spells_of: dict[str, list[Spell]] = defaultdict(list)
-    for run in sorted(runs, key=lambda run: run.restarts):
-        of_job[run.job_id].append(run)
-    for each in spells:
-        spells_of[each.job_id].append(each)
-    began_at = max(found.since, min((run.began_at for mine in of_job.values() for run in mine), default=found.until))
-    weeks = (found.until - began_at) / (7 * DAY_S)
-    span_s = DAY_S if 7 * weeks <= MOST_DAYS else 7 * DAY_S * ceil(weeks / MOST_WEEKS)
-    spans = {
-        job_id: (min(run.began_at for run in mine), max(end_of(run) for run in mine)) for job_id, mine in of_job.items()
-    }
-    trend = []
-    for number in range(ceil((found.until - began_at) / span_s)):
-        start, end = began_at + number * span_s, min(found.until, began_at + (number + 1) * span_s)
-        parts = [
-            part
-            for job_id, (first_at, last_at) in spans.items()
-            if first_at < end
-            and last_at > start
-            and (part := _job_time(of_job[job_id], spells_of[job_id], start, end)) is not None
-        ]
-        sums = (sum(getattr(part, name) for part in parts) for name in ("allocated_h", "measured_h", "effective_h"))
-        trend.append((start, *sums))
-    return replace(found, trend=tuple(trend))
 
 
 def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, until: float) -> JobTime | None:

@@ -1,20 +1,19 @@
-"""One request to many jobs, followed to its end: which jobs, what became of each, those first that were not saved."""
+"""One request to several jobs, followed to its end: what became of each, those first that were not saved."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import ActionRun, Answered, SelectedJob
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, expand_nodes, fail, print_json
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, print_json
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, shown, table
 
 AT_ONCE: Final = 50
@@ -30,40 +29,15 @@ WANTED: Final = (0, 4, 5, 1, 3, 2)
 ORDER: Final = ("cannot be asked", "failed", "under way", "not needed", "done")
 STYLES: Final = {"cannot be asked": "bold red", "failed": "bold red", "under way": "yellow", "done": "green"}
 ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Selectors:
-    """Which jobs: all that are given have to match; several of one, any of them."""
-
-    partition: tuple[str, ...] = ()
-    account: tuple[str, ...] = ()
-    node: tuple[str, ...] = ()
-    reservation: tuple[str, ...] = ()
-    user: tuple[str, ...] = ()
-
-    def __bool__(self) -> bool:
-        return any(vars(self).values())
-
-    def pairs(self) -> list[tuple[str, str]]:
-        """For the address of a request."""
-        return [(name, value) for name, values in vars(self).items() for value in values]
-
-
-def selector_options(command: F) -> F:
-    """`--partition`, `--account`, `--node`, `--reservation` and `--user`, each repeatable."""
-    for name, metavar, text, more in (
-        ("user", "USER", "Jobs of this user.", {}),
-        ("reservation", "R", "Jobs on the nodes of this reservation.", {}),
-        ("node", "NODE", "Jobs on this node, or n[1-3].",
-         {"shell_complete": complete.nodes, "callback": expand_nodes}),
-        ("account", "A", "Jobs of this account.", {}),
-        ("partition", "P", "Jobs of this partition.", {}),
-    ):  # fmt: skip
-        help_text = f"{text} May be repeated."
-        command = click.option(f"--{name}", name, multiple=True, metavar=metavar, help=help_text, **more)(command)  # type: ignore[arg-type]
-    return command
+def named_jobs(client: Client, job_ids: Sequence[str]) -> list[SelectedJob]:
+    """These jobs; all that run if none is named. Raises ClientError."""
+    running = {job.job_id: job for job in client.running_jobs()}
+    if not job_ids:
+        return list(running.values())
+    gone = "it does not run, or is not watched"
+    return [running.get(each) or SelectedJob(job_id=each, why_not=gone) for each in dict.fromkeys(job_ids)]
 
 
 @dataclass
@@ -168,7 +142,7 @@ def print_rows(rows: Sequence[Row], as_json: bool) -> None:
         ]})  # fmt: skip
         return
     if not ranked:
-        sentence("No running job matches.", "bold red")
+        sentence("No job runs.", "bold red")
         return
     styles = [STYLES.get(row.state, "") for row in ranked]
     table(HEADINGS, [row.cells() for row in ranked], styles, wanted=WANTED, wraps=HEADINGS.index("WHY"))

@@ -41,8 +41,6 @@ DEADLINE_S: Final = 10.0
 MAX_BYTES: Final = 64 * 1024**2
 """Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours."""
 
-MAX_QUERY: Final = 6000
-"""Characters of a request's query: the controller takes 8,190 of a whole line (aiohttp's max_line_size)."""
 MAX_FOLLOWED: Final = 500
 """Incidents of one request: the controller takes 1,000, and 64 KiB."""
 
@@ -74,25 +72,6 @@ class ClientError(Exception):
     def is_final(self) -> bool:
         """Whether the controller has refused the request itself: to ask again changes nothing. 429: ask later."""
         return self.http_status is not None and 400 <= self.http_status < 500 and self.http_status != 429
-
-
-def queries_of(selectors: Sequence[tuple[str, str]]) -> list[str]:
-    """The selectors as queries that together name what one would, each short enough for the controller: the values of
-    the selector with most of them, which is that of nodes, are shared among them."""
-    whole = urlencode(selectors)
-    if len(whole) <= MAX_QUERY:
-        return [whole]
-    names = [name for name, _ in selectors]
-    many = max(names, key=names.count)
-    rest = urlencode([each for each in selectors if each[0] != many])
-    queries = [rest]
-    for each in selectors:
-        if each[0] == many:
-            one = urlencode([each])
-            if queries[-1] != rest and len(queries[-1]) + len(one) >= MAX_QUERY:
-                queries.append(rest)
-            queries[-1] = f"{queries[-1]}&{one}" if queries[-1] else one
-    return queries
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -224,13 +203,9 @@ class Client:
         body = {"job_id": job_id, "exclude": exclude, "reason": reason, "now": now}
         return self._ask("POST", "/v1/restart", Accepted, body)
 
-    def selected(self, selectors: Sequence[tuple[str, str]]) -> tuple[SelectedJob, ...]:
-        """The running jobs that all selectors (name, value) name; all jobs if there are none."""
-        found: dict[str, SelectedJob] = {}
-        for query in queries_of(selectors or [("all", "1")]):
-            for job in self._ask("GET", f"/v1/requests/jobs?{query}", Selected)[0].jobs:
-                found.setdefault(job.job_id, job)
-        return tuple(found.values())
+    def running_jobs(self) -> tuple[SelectedJob, ...]:
+        """All jobs that run, each with why it cannot be asked to save."""
+        return self._ask("GET", "/v1/requests/jobs", Selected)[0].jobs
 
     def ask_jobs(self, body: Mapping[str, Any]) -> tuple[Answered, ...]:
         """Asks for the same of some jobs; the answers say what policy allows."""

@@ -13,13 +13,20 @@ import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.diagnosis_text import print_diagnosis
 from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress, NodeRow
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.flight_dumps import diagnose_dumps
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options, print_json
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_UNKNOWN,
+    fail,
+    job_or_directory,
+    operator_options,
+    print_json,
+)
 from slurm_watchdog.cli.terminal import clean, count, screen, sentence
 
 if TYPE_CHECKING:
@@ -34,7 +41,7 @@ Show = Callable[[DiagnosisProgress], None]
 
 
 @click.command(short_help="All ranks of a running job, now: where they are, who stands out.")
-@complete.job_or_directory
+@job_or_directory
 @operator_options
 def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
     """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20

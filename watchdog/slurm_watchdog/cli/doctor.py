@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
@@ -50,7 +49,6 @@ class _NotLookedFor(Refusal):
     "--job",
     "job_id",
     metavar="J",
-    shell_complete=complete.jobs,
     help="A job that waits or runs: its script, and what is seen of it.",
 )
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")

@@ -8,7 +8,6 @@ from typing import Any, NoReturn
 
 import click
 
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.node_types import NodeDrain
@@ -24,9 +23,7 @@ from slurm_watchdog.cli.terminal import clean, sentence
 
 Ask = Callable[[str], tuple[NodeDrain, Any]]
 
-nodes_argument = click.argument(
-    "nodes", metavar="NODE...", nargs=-1, required=True, shell_complete=complete.nodes, callback=expand_nodes
-)
+nodes_argument = click.argument("nodes", metavar="NODE...", nargs=-1, required=True, callback=expand_nodes)
 
 
 @click.command(short_help="Has nodes drained, with a reason that says who asked.")

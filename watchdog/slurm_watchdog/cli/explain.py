@@ -8,7 +8,6 @@ import click
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import ActionRun, Evidence, Explanation, Incident, Operation
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
 from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
@@ -29,7 +28,7 @@ LINES_OF_EVIDENCE: Final = 40
 
 
 @click.command(short_help="One incident: who, since when, why, what was done.")
-@click.argument("incident_id", metavar="INCIDENT", shell_complete=complete.incidents)
+@click.argument("incident_id", metavar="INCIDENT")
 @click.option(
     "--bundle",
     "bundle_file",

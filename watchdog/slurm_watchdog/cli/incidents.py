@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import Culprit, Incident
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
+    check_job,
     journal_option,
     operator_options,
     print_json,
@@ -59,8 +59,7 @@ def _known_kinds(context: click.Context, parameter: click.Parameter, value: tupl
     "--job",
     "job_id",
     metavar="J",
-    callback=complete.check_job,
-    shell_complete=complete.jobs,
+    callback=check_job,
     help="Only incidents of this job.",
 )
 @click.option(

@@ -14,7 +14,6 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog import __version__
-from slurm_watchdog.cli import manual
 from slurm_watchdog.cli.agent import agent
 from slurm_watchdog.cli.attach import attach
 from slurm_watchdog.cli.check_config import check_config
@@ -119,14 +118,6 @@ def _open_streams() -> None:
     "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
 )
 @click.version_option(__version__, prog_name="slurm-watchdog")
-@click.option(
-    "--man",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=manual.print_manual,
-    help="Print the manual page: slurm-watchdog --man | man -l -",
-)
 def main() -> None:
     """Watches training jobs on Slurm: says which rank on which node stopped and why, and can restart the job.
 

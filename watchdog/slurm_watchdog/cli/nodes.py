@@ -9,7 +9,6 @@ from typing import NoReturn
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable, PastEvent
@@ -23,7 +22,7 @@ HISTORY_WANTED = [HISTORY.index(name) for name in ("WHEN", "WHAT", "WEIGHT", "IN
 
 
 @click.command()
-@click.argument("node", required=False, shell_complete=complete.nodes)
+@click.argument("node", required=False)
 @click.option(
     "--mended", metavar="WHY", help="Mark NODE as mended, and say how: earlier events no longer count. For operators."
 )

@@ -36,6 +36,7 @@ DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
 DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
 
 
+JOB_ID: Final = re.compile(r"\d+(_\d+)?", re.ASCII)
 NODE_SET: Final = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 
 
@@ -80,6 +81,13 @@ def removed_option(name: str, instead: str, **more: Any) -> Callable[[F], F]:
             click.echo(f"Warning: {name} was removed and has no effect; {instead}", err=True)
 
     return click.option(name, hidden=True, expose_value=False, callback=warn, **more)
+
+
+def no_selectors(command: F) -> F:
+    """`--partition` and the like, by which commands took jobs before this release."""
+    for name in ("partition", "account", "node", "reservation", "user"):
+        command = removed_option(f"--{name}", "name the jobs: $(squeue -h -t R -w NODES -o %i)", multiple=True)(command)
+    return command
 
 
 def config_option(text: str, **more: Any) -> Callable[[F], F]:
@@ -280,6 +288,35 @@ def expand_nodes(context: click.Context, parameter: click.Parameter, value: tupl
         except NodeSetException as error:
             raise click.BadParameter(f"{each!r} names no nodes: {error}") from error
     return list(dict.fromkeys(nodes))
+
+
+def check_job(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
+    """A callback of an option: the id of a job. Raises click.BadParameter: a name has no incidents, which looks like
+    health."""
+    return value if value is None else _check_job_id(context, parameter, value)
+
+
+def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if (value or parameter.required) and not JOB_ID.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")
+    return value
+
+
+def _check_job_ids(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(_check_job_id(context, parameter, each) for each in value)
+
+
+def _check_job_or_directory(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    if os.path.isdir(value):
+        return value
+    if "/" in value:
+        raise click.BadParameter(f"{value!r} is no directory that you may read, and no job id")
+    return _check_job_id(context, parameter, value)
+
+
+job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id)
+job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=_check_job_ids)
+job_or_directory = click.argument("job_id", metavar="JOB|DIRECTORY", callback=_check_job_or_directory)
 
 
 @contextmanager

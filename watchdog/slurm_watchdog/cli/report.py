@@ -5,16 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
-from typing import IO, Any, Final
+from typing import Any, Final
 
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
 from slurm_watchdog.analysis.report_sentences import head, node_time, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.find_controller import choose_or_journal
-from slurm_watchdog.cli.options import journal_option, operator_options, print_json, reported_errors, seconds_of
+from slurm_watchdog.cli.options import (
+    check_job,
+    journal_option,
+    operator_options,
+    print_json,
+    removed_option,
+    reported_errors,
+    seconds_of,
+)
 from slurm_watchdog.cli.report_types import JobTime, Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
@@ -52,14 +59,12 @@ class Date(click.DateTime):
 @click.option(
     "--job",
     metavar="J",
-    callback=complete.check_job,
-    shell_complete=complete.jobs,
+    callback=check_job,
     help="This job alone. See also: slurm-watchdog story.",
 )
 @click.option("--save-time", "save_s", default="60s", show_default=True, metavar="TIME", callback=seconds_of,
               help="How long a checkpoint holds the training up, for the advice on its interval.")  # fmt: skip
-@click.option("--html", "html_file", type=click.File("w", "utf-8", lazy=True), metavar="FILE",
-              help="Write it as one page with plots into this file (- for standard output).")  # fmt: skip
+@removed_option("--html", "use --json, and Grafana for plots")
 @journal_option
 @operator_options
 def report(  # noqa: PLR0913 - click hands each option over by itself
@@ -71,7 +76,6 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
     partition: str | None,
     job: str | None,
     save_s: float,
-    html_file: IO[str] | None,
     journal: str | None,
     socket_path: str | None,
     config_file: str | None,
@@ -87,15 +91,11 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog report
       slurm-watchdog report --from 2026-11-01 --to 2026-12-01 --account vision
       slurm-watchdog report --json | jq .share
-      slurm-watchdog report --html week.html
     """
     if week and since is not None:
         raise click.UsageError("--week and --from exclude each other")
-    if as_json and html_file is not None:
-        raise click.UsageError("--json and --html exclude each other")
     now = clock.wall()
-    trend = "1" if html_file is not None else None
-    asked = {"user": user, "account": account, "partition": partition, "job": job, "trend": trend}
+    asked = {"user": user, "account": account, "partition": partition, "job": job}
     dates = {
         "from": str(since.timestamp() if since is not None else now - WEEK_S),
         "to": str(now if until is None else until.timestamp()),
@@ -105,10 +105,6 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
         found, document = client.report(dates | {name: value for name, value in asked.items() if value})
         if as_json:
             print_json(document)
-        elif html_file is not None:
-            from slurm_watchdog.cli.report_html import page
-
-            html_file.write(page(found, list(advice(found, save_s))))
         else:
             show(found, save_s)
 
@@ -133,7 +129,8 @@ def show(found: Report, save_s: float) -> None:
     if found.known_jobs > SHOWN_JOBS:
         sentence(f"{found.known_jobs - SHOWN_JOBS} more jobs lost less than these.")
     print()
-    _advise(found, save_s)
+    for each in advice(found, save_s):
+        sentence(each)
 
 
 def _cell(hours: float) -> str:
@@ -146,11 +143,6 @@ def _row(job: JobTime) -> tuple[str, ...]:
     return (
         job.job_id, job.name, job.user, str(job.nodes), str(job.runs), _cell(job.allocated_h), share, lost or "-",
     )  # fmt: skip
-
-
-def _advise(found: Report, save_s: float) -> None:
-    for each in advice(found, save_s):
-        sentence(each)
 
 
 def advice(found: Report, save_s: float) -> Iterator[str]:

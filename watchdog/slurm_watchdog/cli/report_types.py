@@ -58,6 +58,5 @@ class Report(Answer, frozen=True, kw_only=True):
     incidents: tuple[tuple[str, int], ...] = ()
     nodes: tuple[tuple[str, int], ...] = ()
     savings: Savings = Savings()
-    trend: tuple[tuple[float, float, float, float], ...] = ()
     runs: tuple[JobRun, ...] = ()
     """Of a report about one job alone."""

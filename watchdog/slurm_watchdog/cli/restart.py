@@ -9,9 +9,8 @@ import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import Accepted, ActionRun, Operation
-from slurm_watchdog.cli.batch import Selectors, ask_many, selector_options
+from slurm_watchdog.cli.batch import ask_many, named_jobs
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.explain import ENDS, describe_end
 from slurm_watchdog.cli.find_controller import choose
@@ -21,6 +20,8 @@ from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     expand_nodes,
     fail,
+    job_arguments,
+    no_selectors,
     operator_options,
     print_json,
 )
@@ -34,13 +35,12 @@ UNSEEN_ANSWERS: Final = 3
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
-@complete.optional_job_argument
-@selector_options
+@job_arguments
+@no_selectors
 @click.option(
     "--exclude",
     multiple=True,
     metavar="NODE",
-    shell_complete=complete.nodes,
     callback=expand_nodes,
     help="Restart without this node; repeatable.",
 )
@@ -60,7 +60,7 @@ UNSEEN_ANSWERS: Final = 3
 @click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise it is followed to its end.")
 @operator_options
 def restart(
-    job_id: str | None,
+    job_ids: tuple[str, ...],
     exclude: list[str],
     reason: str,
     how: str | None,
@@ -68,12 +68,10 @@ def restart(
     socket_path: str | None,
     config_file: str | None,
     as_json: bool,
-    **selectors: tuple[str, ...],
 ) -> None:
     """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
 
-    With --partition, --account, --node, --reservation or --user in the place of JOB all running jobs that match are
-    moved so, and listed as by `save-all`.
+    Several jobs are moved at once, and listed as by `save-all`.
 
     A job with a supervisor (slurm-watchdog run) is started again in its allocation, and requeued only where that
     cannot be. A job that is known to hang cannot see a kill switch: it is restarted at once, if you confirm it or
@@ -81,7 +79,7 @@ def restart(
 
     The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
     requeueable); cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when
-    it was allowed), 1 when it was refused or failed, or no running job matches, 3 when its end is not known.
+    it was allowed), 1 when it was refused or failed, 3 when its end is not known.
 
     \b
     Examples:
@@ -89,16 +87,16 @@ def restart(
       slurm-watchdog restart 4711 --now
       slurm-watchdog restart 4711 --cancel
       slurm-watchdog restart 4711 --exclude 'n[7-8]' --no-wait --json
-      slurm-watchdog restart --node n7 --exclude n7 --reason "its fan"
+      slurm-watchdog restart --exclude n7 $(squeue -h -t R -w n7 -o %i)
     """
-    chosen = Selectors(**{name: tuple(values) for name, values in selectors.items()})
-    if bool(chosen) == (job_id is not None) or (chosen and how):
-        raise click.UsageError("name one JOB, or jobs by --partition, --account, --node, --reservation or --user")
+    if not job_ids or (len(job_ids) > 1 and how):
+        raise click.UsageError("name one JOB, or, without --now and --cancel, several")
     client = choose(socket_path, config_file)
     try:
-        if job_id is None:
+        if len(job_ids) > 1:
             body = {"wish": "restart", "exclude": exclude, "reason": reason}
-            sys.exit(ask_many(client, client.selected(chosen.pairs()), body, as_json, wait=not no_wait))
+            sys.exit(ask_many(client, named_jobs(client, job_ids), body, as_json, wait=not no_wait))
+        (job_id,) = job_ids
         if how == "cancel":
             sys.exit(_cancel(client, job_id, as_json))
         accepted, document = _ask(client, job_id, exclude, reason, how == "now", as_json)

@@ -9,10 +9,18 @@ from datetime import datetime, timedelta
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.batch import Row, Selectors, ask_many, print_rows, selector_options
+from slurm_watchdog.cli.batch import Row, ask_many, named_jobs, print_rows
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, operator_options
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    EXIT_UNKNOWN,
+    fail,
+    job_arguments,
+    no_selectors,
+    operator_options,
+)
 from slurm_watchdog.cli.terminal import count, sentence
 
 
@@ -40,7 +48,8 @@ def parse_date(value: str, at: float) -> float:
 
 
 @click.command(short_help="Has many jobs save, before a maintenance.")
-@selector_options
+@job_arguments
+@no_selectors
 @click.option("--all", "everything", is_flag=True, help="All running jobs that are watched.")
 @click.option("--hold", is_flag=True, help="A job that has saved waits in the queue, held, until `scontrol release`.")
 @click.option("--before", "before_at", metavar="TIME", callback=date_of,
@@ -50,6 +59,7 @@ def parse_date(value: str, at: float) -> float:
 @click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise all are followed to their end.")
 @operator_options
 def save_all(  # noqa: PLR0913 - click hands each option over by itself
+    job_ids: tuple[str, ...],
     everything: bool,
     hold: bool,
     before_at: float | None,
@@ -59,28 +69,25 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
     socket_path: str | None,
     config_file: str | None,
     as_json: bool,
-    **selectors: tuple[str, ...],
 ) -> None:
-    """Writes the kill switch of every job that is selected and can see it, and waits for a complete checkpoint of each.
+    """Writes the kill switch of every JOB that can see it, and waits for a complete checkpoint of each.
 
     The table has those first that cannot be asked (they hang, no agent answers, their owner wants them left alone)
     or did not save. What a job does after it has saved is its own affair; with --hold it is put back into the queue
-    and held there. Nothing is ended that has not saved. Exit code 0 if all have saved, else 1, also where no running
-    job matches; a node, partition or reservation that Slurm does not know is refused. With --no-wait nothing is known
-    to have been saved: exit code 1.
+    and held there. Nothing is ended that has not saved. Exit code 0 if all have saved, else 1, also where no job
+    runs. With --no-wait nothing is known to have been saved: exit code 1.
 
     \b
     Examples:
-      slurm-watchdog save-all --reservation maint --before 06:00 --hold --reason "storage moves"
-      slurm-watchdog save-all --partition gpu --dry-run
-      slurm-watchdog save-all --node n[17-20] --account vision
+      slurm-watchdog save-all 4711 4712 --before 06:00 --hold --reason "storage moves"
+      slurm-watchdog save-all --dry-run $(squeue -h -t R -w 'n[17-20]' -o %i)
+      slurm-watchdog save-all --all
     """
-    chosen = Selectors(**{name: tuple(values) for name, values in selectors.items()})
-    if bool(chosen) == everything:
-        raise click.UsageError("name the jobs: --partition, --account, --node, --reservation, --user, or --all alone")
+    if bool(job_ids) == everything:
+        raise click.UsageError("name the jobs, or --all alone")
     client = choose(socket_path, config_file)
     try:
-        jobs = client.selected(chosen.pairs())
+        jobs = named_jobs(client, job_ids)
         if dry_run:
             print_rows([Row(job, *_seen(job.why_not)) for job in jobs], as_json)
             sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)

@@ -7,7 +7,6 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import Silence, Silences
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import expand_nodes, operator_options, print_json, reported_errors, seconds_of
@@ -25,7 +24,7 @@ def silence_words(each: Silence) -> str:
 
 
 @click.command(short_help="Says that you have taken over an incident.")
-@click.argument("incident_id", metavar="ID", shell_complete=complete.incidents)
+@click.argument("incident_id", metavar="ID")
 @click.argument("reason", default="")
 @operator_options
 def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
@@ -48,9 +47,9 @@ def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str
 @click.option("--for", "for_s", default=DEFAULT_FOR, show_default=True, metavar="TIME", callback=seconds_of,
               help="How long, at most 30d.")  # fmt: skip
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Incidents of this kind; may be repeated.")
-@click.option("--job", "jobs", multiple=True, metavar="J", shell_complete=complete.jobs,
+@click.option("--job", "jobs", multiple=True, metavar="J",
               help="Incidents of this job alone, or of this array; may be repeated.")  # fmt: skip
-@click.option("--node", "nodes", multiple=True, metavar="NODE", shell_complete=complete.nodes, callback=expand_nodes,
+@click.option("--node", "nodes", multiple=True, metavar="NODE", callback=expand_nodes,
               help="Incidents that name this node and no other, or n[1-3]; may be repeated.")  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Shown wherever the silence is shown.")
 @click.option("--end", "end_id", metavar="ID", help="End a silence, or take an acknowledgement back.")

@@ -11,13 +11,12 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog.analysis.report_sentences import to_be_noticed
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.api_types import ActionRun, Explanation
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.diagnosis_text import heading
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import as_text
-from slurm_watchdog.cli.options import journal_option, operator_options, print_json, reported_errors
+from slurm_watchdog.cli.options import job_argument, journal_option, operator_options, print_json, reported_errors
 from slurm_watchdog.cli.report_types import JobRun, Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 from slurm_watchdog.model.run_record import RunRecord
@@ -32,7 +31,7 @@ SAME_S: Final = 120.0
 
 
 @click.command(short_help="One job from its first run to now: runs, incidents, actions, lost hours.")
-@complete.job_argument
+@job_argument
 @click.option("--accounting/--no-accounting", default=True, help="Ask sacct, too: for runs from before the controller.")
 @journal_option
 @operator_options

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
-from slurm_watchdog.cli import complete
 from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     EXIT_USAGE,
@@ -70,10 +69,10 @@ class Options:
 
 
 @click.command(short_help="Measure nodes and the links between them; name the slow one.")
-@click.argument("nodes", nargs=-1, metavar="[NODES]…", shell_complete=complete.nodes)
+@click.argument("nodes", nargs=-1, metavar="[NODES]…")
 @click.option("--idle", is_flag=True, help="Only idle nodes: of those given, or of all.")
 @click.option("--partition", metavar="P", help="Nodes of this partition, in which the jobs are submitted, too.")
-@click.option("--job", "job_id", metavar="J", shell_complete=complete.jobs, help="The nodes of job J, after its end.")
+@click.option("--job", "job_id", metavar="J", help="The nodes of job J, after its end.")
 @click.option(
     "--drained-by-us",
     is_flag=True,

@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.lost_time import Report, report, with_trend
+from slurm_watchdog.analysis.lost_time import Report, report
 from slurm_watchdog.base import clock
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.reports import read_report
@@ -30,8 +30,7 @@ class Unfit(ValueError):
 
 def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[str, Any]:
     """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
-    `partition`, names or globs with commas, `job`, ids with commas; `trend` for what came of each day or week. `uid`:
-    whose jobs count; None: everybody's.
+    `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
 
     Raises Unfit and JournalError."""
     since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
@@ -57,8 +56,7 @@ def read(
     ]
     runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked)]
     about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
-    found = report(runs, about, since, until)
-    return (with_trend(found, runs, about) if asked.get("trend") else found), runs
+    return report(runs, about, since, until), runs
 
 
 def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:

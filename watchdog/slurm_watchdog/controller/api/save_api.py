@@ -17,7 +17,6 @@ from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RESTARTABLE
 
-SELECTORS: Final = ("partition", "account", "node", "reservation", "user")
 MAX_AT_ONCE: Final = 50
 """Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
 LONGEST_S: Final = 30 * 86400.0
@@ -33,45 +32,9 @@ class SaveApi:
         self._controller, self._who = controller, who
 
     async def selected(self, request: web.Request) -> web.Response:
-        """The running jobs that all selectors name, each with why it cannot be asked to save."""
-        wanted = {name: request.query.getall(name, []) for name in SELECTORS}
-        if not any(wanted.values()) and request.query.get("all") != "1":
-            raise RequestRefused(400, "name the jobs: by partition, account, node, reservation, user, or all of them")
-        on = set(nodes_of(wanted["node"])) if wanted["node"] else None
-        self._require_known(wanted["node"], wanted["partition"])
-        if wanted["reservation"]:
-            reserved = self._reserved(wanted["reservation"])
-            on = reserved if on is None else on & reserved
-        found = [
-            job
-            for job in self._controller.state.jobs.values()
-            if job.state in RESTARTABLE
-            and (on is None or not on.isdisjoint(job.nodes))
-            and all(not wanted[name] or getattr(job, name) in wanted[name] for name in ("partition", "account", "user"))
-        ]
-        return web.json_response({"jobs": [self._row(job) for job in found]})
-
-    def _require_known(self, nodes: list[str], partitions: list[str]) -> None:
-        """Raises RequestRefused for a typing error; before Slurm has named its nodes nothing is one."""
-        state = self._controller.state
-        unknown = [each for each in nodes if each not in state.node_addresses]
-        if unknown and state.node_addresses:
-            more = f" and {len(unknown) - MAX_SAID} more" if len(unknown) > MAX_SAID else ""
-            raise RequestRefused(404, f"Slurm knows no node {', '.join(unknown[:MAX_SAID])}{more}")
-        known = {name for node in state.slurm_nodes for name in node.partitions}
-        unknown = [each for each in partitions if each not in known]
-        if unknown and known:
-            there = ", ".join(sorted(known)[:MAX_SAID])
-            raise RequestRefused(404, f"Slurm has no partition {unknown[0][:60]!r} with nodes in it (known: {there})")
-
-    def _reserved(self, names: list[str]) -> set[str]:
-        """The nodes of these reservations. Raises RequestRefused."""
-        known = {each.name: each.nodes for each in self._controller.state.reservations}
-        unknown = [each for each in names if each not in known]
-        if unknown:
-            there = f"known: {', '.join(known)}" if known else "it has none"
-            raise RequestRefused(404, f"Slurm has no reservation {unknown[0][:60]!r} (as of a minute ago; {there})")
-        return {node for name in names for node in known[name]}
+        """The running jobs, each with why it cannot be asked to save."""
+        running = [job for job in self._controller.state.jobs.values() if job.state in RESTARTABLE]
+        return web.json_response({"jobs": [self._row(job) for job in running]})
 
     def _row(self, job: SlurmJob) -> dict[str, Any]:
         view = self._controller.state.job_view(job.job_id, clock.monotonic())

@@ -11,17 +11,15 @@ from pathlib import Path
 
 import click
 import pytest
-from click.testing import CliRunner
 
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.cli.manual import roff
+from tools.packaging import manual
+from tools.packaging.manual import roff
 
 
 @pytest.fixture(scope="module")
 def page() -> str:
-    result = CliRunner().invoke(main, ["--man"])
-    assert result.exit_code == 0
-    return result.stdout
+    return manual.page(main, click.Context(main, info_name="slurm-watchdog", max_content_width=110))
 
 
 def commands(group: click.Group) -> Iterator[click.Command]:

@@ -1,4 +1,4 @@
-"""`slurm-watchdog --man`: the manual page, from the same words as `--help`."""
+"""The manual page, from the same words as `--help`."""
 
 from __future__ import annotations
 
@@ -23,14 +23,6 @@ VARIABLES = (
     ("SLURM_WATCHDOG_SOCKET", "The socket to ask, if --socket is not given."),
     ("NO_COLOR", "If it is set, nothing is coloured."),
 )
-
-
-def print_manual(context: click.Context, parameter: click.Parameter, wanted: bool) -> None:
-    """The callback of `--man`: prints the page and ends."""
-    if wanted and not context.resilient_parsing:
-        assert isinstance(context.command, click.Group)
-        click.echo(page(context.command, context), nl=False)
-        context.exit()
 
 
 def page(group: click.Group, context: click.Context) -> str:

@@ -6,11 +6,17 @@ import importlib.metadata
 import re
 import subprocess
 import sys
-import tomllib
 import zipfile
 from pathlib import Path
 
+import tomllib
+
 import slurm_watchdog
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -113,8 +113,12 @@ def folded(line: str) -> list[str]:
 
 def run(command: str) -> str:
     """What a command prints."""
-    with contextlib.chdir(SAMPLES):
+    before = os.getcwd()
+    os.chdir(SAMPLES)
+    try:
         return CliRunner().invoke(group, command.split(), env={"COLUMNS": "160"}, catch_exceptions=False).output
+    finally:
+        os.chdir(before)
 
 
 def explained() -> tuple[str, str]:

@@ -10,10 +10,10 @@ speaks against a hang: a checkpoint that rank 0 writes, an evaluation, the build
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 
 from slurm_watchdog.analysis.held_processes import STORAGE_S, held_by, is_held, moves_data
 from slurm_watchdog.analysis.rank_motion import moves_bytes, moves_on_connection
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, ProcessView, RankGpu
 from slurm_watchdog.model.evidence import ProcessStack

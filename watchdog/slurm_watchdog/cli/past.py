@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from slurm_watchdog.journal.journal import Journal
 
 HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'journal_schema'"
+FULL: Final = "database or disk is full"
+"""SQLite's text of SQLITE_FULL: its number comes with an error only since Python 3.11."""
 COPY_PAGES: Final = 1024
 """Copied at a time: a controller that writes meanwhile waits for no longer than that takes."""
 _ASKED = re.compile(r"/v1/incidents(?:/(?P<id>[^/]+)(?:/evidence/(?P<number>\d{1,18}))?)?")
@@ -89,7 +91,7 @@ def _open_copy(file: Path, copy: Path) -> Journal:
                 raise ClientError(f"{file} is a database, and no journal of slurm-watchdog.")
         return Journal(f"sqlite:///{copy}")
     except (sqlite3.Error, JournalError, OSError) as error:
-        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL:
+        if FULL in str(error):
             raise ClientError(f"There is no room in {copy.parent} for a copy of {file}.", "Set TMPDIR.") from error
         reason = str(error).replace(f"sqlite:///{copy}", "there")  # the copy is nobody's concern
         raise ClientError(

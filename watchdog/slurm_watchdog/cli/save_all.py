@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 import click
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.cli.batch import Row, ask_many, named_jobs, print_rows
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
@@ -43,7 +44,7 @@ def parse_date(value: str, at: float) -> float:
         days = (now.date(), now.date() + timedelta(days=1))  # of 23 or 25 hours where clocks are changed
         return next(found for day in days if (found := datetime.combine(day, time).astimezone()) > now).timestamp()
     if value[:4].isdigit() and "-" in value:
-        return datetime.fromisoformat(value).astimezone().timestamp()
+        return read_iso_time(value).astimezone().timestamp()
     return at + parse_duration(value)
 
 

@@ -198,13 +198,13 @@ def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
 
 def _written_at(path: str) -> float | None:
     """The file's modification time as local time, the way logs write it."""
-    from datetime import UTC, datetime
+    from datetime import datetime, timezone
 
     try:
         local = datetime.fromtimestamp(os.stat(path).st_mtime)  # noqa: DTZ006 - logs write local time
     except (OSError, ValueError, OverflowError):  # no such file, or a date that is none
         return None
-    return local.replace(tzinfo=UTC).timestamp()
+    return local.replace(tzinfo=timezone.utc).timestamp()
 
 
 def _print(judged: RunReport) -> None:

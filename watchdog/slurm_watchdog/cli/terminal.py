@@ -10,7 +10,7 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
 import click
@@ -64,7 +64,7 @@ def duration(seconds: float | None) -> str:
 def moment(at: float) -> str:
     """Date and time where the reader is, to the second."""
     try:
-        return datetime.fromtimestamp(at, tz=UTC).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(at, tz=timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, OSError, ValueError):
         return f"epoch {at:g}"
 

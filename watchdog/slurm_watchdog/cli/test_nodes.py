@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     EXIT_USAGE,
@@ -210,7 +211,7 @@ def _selection(asked: Options) -> Selection:
 
 async def _test(asked: Options, config: Config, wanted: Wanted) -> tuple[Chosen, Report]:
     """Within the limit, if there is one. Raises TimeoutError."""
-    async with asyncio.timeout(asked.limit):
+    async with timeout(asked.limit):
         return await _choose_and_test(asked, config, wanted)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 import msgspec
 
+from slurm_watchdog.base.python310 import run_module
 from slurm_watchdog.identity.transport import Transport
 from slurm_watchdog.knowledge.site_rows import SiteText
 
@@ -123,7 +124,7 @@ def become_agent(
     flags += [f"--handover={handover}"] if handover is not None else []
     # One arena for all threads: the second would cost as much as what the sender needs altogether.
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
-    command = [sys.executable, "-P", "-m", "slurm_watchdog.agent", str(write_settings(settings)), *flags]
+    command = [*run_module("slurm_watchdog.agent"), str(write_settings(settings)), *flags]
     os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
 
 

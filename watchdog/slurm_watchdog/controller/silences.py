@@ -7,7 +7,7 @@ One event loop owns this; the journal has each silence before it holds.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from slurm_watchdog.base import clock
@@ -128,4 +128,4 @@ class Silences:
 
 
 def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, tz=UTC).strftime("%Y-%m-%d %H:%M UTC")
+    return datetime.fromtimestamp(at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M UTC")

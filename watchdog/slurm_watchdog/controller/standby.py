@@ -13,6 +13,7 @@ import msgspec
 from aiohttp import web
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
@@ -87,7 +88,7 @@ class Standby:
                 self._metrics.last_tick.set(clock.wall())
                 sd_notify(f"READY=1\nWATCHDOG=1\nSTATUS={self.sentence()}")
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(stop.wait(), LOOK_EVERY_S)
+                    await wait_for(stop.wait(), LOOK_EVERY_S)
             sd_notify("RELOADING=1" if restart.is_set() else "STOPPING=1")
             return None if restart.is_set() else False
         finally:

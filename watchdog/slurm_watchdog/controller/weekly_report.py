@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import days_before, newest_start
@@ -29,7 +29,7 @@ class WeeklyReport:
         now, sent = self._wall(), False
         for channel, wanted in self._notifier.weekly.items():
             at = newest_start(wanted.when, now)
-            name = f"weekly {datetime.fromtimestamp(at, tz=UTC).astimezone():%Y-%m-%d}"
+            name = f"weekly {datetime.fromtimestamp(at, tz=timezone.utc).astimezone():%Y-%m-%d}"
             if now - at > LATE_S or self._notifier.has(channel, name):
                 continue
             found, _ = await asyncio.to_thread(read, self._url, days_before(at, WEEK), at, wanted.about)

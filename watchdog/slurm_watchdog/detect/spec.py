@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from enum import StrEnum
 from typing import Any, Final
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.redact import MASK
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.syscalls import PAGE_FAULT

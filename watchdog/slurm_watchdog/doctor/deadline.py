@@ -9,6 +9,7 @@ from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import Final
 
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.doctor.finding import Advice, Level
 
 DEADLINE_S: Final = 10.0
@@ -33,7 +34,7 @@ def run(argv: Sequence[str], deadline_s: float = DEADLINE_S) -> tuple[int | None
 def examine_in_time(deadline_s: float, node: str, config_file: str | None) -> tuple[Advice, ...]:
     """What `doctor --node` finds on this node, or after `deadline_s` that it found nothing in time, with what
     it waits for."""
-    argv = [sys.executable, "-P", "-c", PROGRAM, "doctor", "--node", "--json"]
+    argv = [*run_code(PROGRAM), "doctor", "--node", "--json"]
     argv += [] if config_file is None else ["--config", config_file]
     try:
         child = Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, start_new_session=True)

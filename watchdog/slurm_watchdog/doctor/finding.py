@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Generic, TypeVar
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 
 F = TypeVar("F")

@@ -7,7 +7,6 @@ import base64
 import binascii
 import contextlib
 import logging
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -15,6 +14,8 @@ from typing import Final, Protocol
 import msgspec
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
+from slurm_watchdog.base.python310 import run_module
 
 log = logging.getLogger(__name__)
 
@@ -98,10 +99,7 @@ class MungeProcess:
         """`socket` of munged, empty for its usual one; `pause_s` after a failure."""
         self._deadline_s, self._pause_s = deadline_s, pause_s
         self._argv = list(argv) or [
-            sys.executable,
-            "-P",
-            "-m",
-            "slurm_watchdog.identity.munge_child",
+            *run_module("slurm_watchdog.identity.munge_child"),
             *([socket] if socket else []),
         ]
         self._process: asyncio.subprocess.Process | None = None
@@ -176,7 +174,7 @@ class MungeProcess:
     async def _read(self, seconds: float) -> _Answer:
         assert self._process is not None
         assert self._process.stdout is not None
-        line = await asyncio.wait_for(self._process.stdout.readline(), seconds)
+        line = await wait_for(self._process.stdout.readline(), seconds)
         if not line:
             raise EOFError
         return msgspec.json.decode(line, type=_Answer)
@@ -192,4 +190,4 @@ class MungeProcess:
         if process is not None and process.returncode is None:
             process.kill()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(process.wait(), END_S)
+                await wait_for(process.wait(), END_S)

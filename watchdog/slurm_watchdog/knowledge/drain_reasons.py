@@ -12,9 +12,10 @@ lists of `sinfo -R` that users and sites have published: tests/captures/slurm/dr
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from functools import lru_cache
 from typing import Final
+
+from slurm_watchdog.base.python310 import StrEnum
 
 
 class DrainMeaning(StrEnum):

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import lru_cache
 from typing import Final
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields, Reader
 from slurm_watchdog.knowledge.shipped import read_shipped

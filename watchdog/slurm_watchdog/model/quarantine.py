@@ -3,8 +3,7 @@ person asked for it, until a person gives them back."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 
 

@@ -8,9 +8,10 @@ to such a job, and nothing is concluded from it.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
+
+from slurm_watchdog.base.python310 import StrEnum
 
 
 class Stage(StrEnum):

@@ -6,11 +6,11 @@ and belong to the job's owner. Pure.
 from __future__ import annotations
 
 import re
-from enum import StrEnum
 from typing import Final
 
 import msgspec
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, ONCE_FIELD, RESUME_FIELD, fits_field
 from slurm_watchdog.model.slurm import SlurmJob

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Protocol
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.uncancelled import to_its_end
@@ -135,7 +136,7 @@ class Salloc:
         while True:
             left = None if until is None else max(0.0, until - clock.monotonic())
             try:
-                async with asyncio.timeout(left):
+                async with timeout(left):
                     data = await process.stdout.read(65_536)
             except TimeoutError:
                 return "it did not end in time" if started else f"its nodes were not free within {wait_s:g} s"
@@ -147,7 +148,7 @@ class Salloc:
                 started, until = True, clock.monotonic() + 60.0 * lines.job.minutes + GRACE_S
             if lines.complete:
                 with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(SETTLE_S):
+                    async with timeout(SETTLE_S):
                         await process.wait()
                 return ""
 
@@ -161,7 +162,7 @@ class Sbatch:
     async def run(self, job: NodeJob, heard: Heard, wait_s: float | None) -> Ended:
         lines = _Lines(job, heard)
         try:
-            async with asyncio.timeout(SUBMIT_S):
+            async with timeout(SUBMIT_S):
                 job_id = await self._submit(job)
         except SlurmUnavailable as error:
             return lines.ended("", f"it could not be submitted: {error}")
@@ -242,7 +243,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
+            async with timeout(wait_s):
                 await process.wait()
                 return
 

@@ -45,7 +45,7 @@ def sources() -> str:
     root = importlib.resources.files("slurm_watchdog")
     named = []
     for module in SENT:
-        path = root.joinpath(*module.split(".")[:-1], f"{module.rpartition('.')[2]}.py")
+        path = root.joinpath(f"{module.replace('.', '/')}.py")
         named.append((f"slurm_watchdog.{module}", path.read_text(encoding="utf-8")))
     return base64.b64encode(zlib.compress(json.dumps(named).encode(), 9)).decode()
 

@@ -8,7 +8,7 @@ https://prometheus.io/docs/alerting/latest/alerts_api/
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -177,4 +177,4 @@ def _firing(
 
 
 def _date(at: float) -> str:
-    return datetime.fromtimestamp(at, tz=UTC).isoformat()
+    return datetime.fromtimestamp(at, tz=timezone.utc).isoformat()

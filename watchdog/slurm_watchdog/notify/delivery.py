@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.notification import Delivery, Topic
@@ -114,7 +115,7 @@ class ChannelWorker:
                 await asyncio.sleep(min(wait_s, self._poll_s))
                 continue
             try:
-                async with asyncio.timeout(self._poll_s):
+                async with timeout(self._poll_s):
                     await self._added.wait()
             except TimeoutError:
                 pass

@@ -245,13 +245,18 @@ class Notifier:
             self.clear_unknown_channels()
         except Exception:  # the boundary: old rows must not delay new messages
             LOG.exception("messages of other channels can't be looked at")
-        async with asyncio.TaskGroup() as tasks:
-            for worker in self._workers:
-                tasks.create_task(worker.run())
-            tasks.create_task(self._every(TIDY_EVERY_S, self._tidy, "the outbox can't be tidied"))
-            tasks.create_task(self._every(self._poll_s, self.release, "what was held back cannot be written"))
-            if self._pulse_s > 0:
-                tasks.create_task(self._queue_pulses())
+        parts = [worker.run() for worker in self._workers]
+        parts.append(self._every(TIDY_EVERY_S, self._tidy, "the outbox can't be tidied"))
+        parts.append(self._every(self._poll_s, self.release, "what was held back cannot be written"))
+        if self._pulse_s > 0:
+            parts.append(self._queue_pulses())
+        tasks = [asyncio.ensure_future(each) for each in parts]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     async def deliver(self, tries: int, pause_s: float) -> str | None:
         """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if

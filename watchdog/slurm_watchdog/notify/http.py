@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.failure import why
@@ -26,7 +26,7 @@ async def post_json(
     """Deliver `document` to `url`, which is a secret and appears in no exception. Raises SendFailed."""
     try:
         async with (
-            asyncio.timeout(deadline_s),
+            timeout(deadline_s),
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=deadline_s)) as session,
             session.post(url, json=document, headers=dict(headers or {}), allow_redirects=False) as answer,
         ):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import RESTARTING, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, Severity

@@ -3,7 +3,6 @@ its own messages."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from pathlib import Path
 from typing import Any, Protocol
@@ -14,6 +13,7 @@ from slack_sdk.errors import SlackApiError, SlackClientError
 from slack_sdk.web.async_client import AsyncWebClient
 from slack_sdk.webhook.async_client import AsyncWebhookClient
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.failure import why
@@ -72,7 +72,7 @@ class SlackWebhook:
         url = read_url(self._url_file, "notify.slack.webhook_url_file")
         client = AsyncWebhookClient(url, timeout=max(1, round(self._deadline_s)), logger=SILENT, retry_handlers=[])
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with timeout(self._deadline_s):
                 answer = await client.send_dict(message)
         except TimeoutError:
             raise SendFailed(f"Slack did not answer within {self._deadline_s:g} s") from None
@@ -137,7 +137,7 @@ class SlackBot:
             retry_handlers=[]
         )  # fmt: skip
         try:
-            async with asyncio.timeout(self._deadline_s):
+            async with timeout(self._deadline_s):
                 answer = await client.api_call(method, json=arguments)
         except TimeoutError:
             raise SendFailed(f"Slack did not answer within {self._deadline_s:g} s") from None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, Final
 
 from msgspec.structs import replace
@@ -171,7 +171,7 @@ def _since(incident: Incident, lasted_s: float, *, over: bool) -> str:
     if over:
         return duration(max(0.0, lasted_s))
     noticed = incident.detected_after_s
-    began = datetime.fromtimestamp(incident.opened_at, tz=UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    began = datetime.fromtimestamp(incident.opened_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
     return f"{began}{f', noticed after {duration(noticed)}' if noticed else ''}"
 
 

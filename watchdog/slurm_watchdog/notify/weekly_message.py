@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from shlex import quote
 from typing import Any
 
@@ -70,7 +70,7 @@ def words_of_row(row: Mapping[str, Any]) -> Message | None:
 
 
 def _local(date: float) -> datetime:
-    return datetime.fromtimestamp(date, tz=UTC).astimezone()
+    return datetime.fromtimestamp(date, tz=timezone.utc).astimezone()
 
 
 def _job(job: JobTime) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line
@@ -42,7 +42,7 @@ async def read_accounting(commands: Commands, job_id: str) -> list[RunRecord]:
     """Every run of a job that accounting has, in their order: a requeue makes a new one. Raises NoAccounting."""
     fields: tuple[str, ...] = FIELDS
     try:
-        async with asyncio.timeout(DEADLINE_S):
+        async with timeout(DEADLINE_S):
             answer = await _ask(commands, job_id, fields)
             while answer.code != 0 and (unknown := _unknown_field(answer.stderr, fields)) is not None:
                 fields = without(fields, unknown)

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.slurm.backoff import Backoff
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import OUTPUT_LIMIT, first_line, kill
@@ -78,7 +79,7 @@ class PyslurmProcess:
         await self._end()
         begun = False
         try:
-            async with asyncio.timeout(START_S):
+            async with timeout(START_S):
                 self._process = await asyncio.create_subprocess_exec(
                     *self._argv,
                     stdin=asyncio.subprocess.PIPE,

@@ -8,11 +8,11 @@ have been done, so Slurm is asked (`read_job`, `read_view`) before anything else
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from enum import StrEnum
 from typing import Protocol
 
 import msgspec
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 
 

@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.slurm.client import SlurmUnavailable
 
@@ -188,7 +189,7 @@ async def kill(process: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
-        async with asyncio.timeout(1):
+        async with timeout(1):
             for stream in (process.stdout, process.stderr):
                 while stream is not None and await stream.read(CHUNK):
                     pass  # only read to their end do the pipes close

@@ -16,6 +16,7 @@ import sys
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm import pyslurm_child, pyslurm_rows
 from slurm_watchdog.slurm.child_process import PyslurmProcess, WorkerGone
@@ -118,7 +119,7 @@ class FallbackListings:
 
     async def _ask(self, question: Callable[[Listings], Awaitable[T]]) -> T:
         try:
-            async with asyncio.timeout(None if self._answered else FIRST_ANSWER_S):
+            async with timeout(None if self._answered else FIRST_ANSWER_S):
                 answer = await question(self._first)
         except (SlurmUnavailable, TimeoutError) as error:
             self._failures += 1

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import TypeVar
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model import slurm_states
 from slurm_watchdog.model.slurm import ELEMENTS, SlurmJob, SlurmNode
 from slurm_watchdog.slurm import parse, requeue_outcome
@@ -79,7 +79,7 @@ class Requests:
 
     async def _within_deadline(self, call: str, body: Callable[[], Awaitable[T]]) -> T:
         try:
-            async with asyncio.timeout(self.deadline_s):
+            async with timeout(self.deadline_s):
                 return await body()
         except TimeoutError as error:
             raise SlurmUnavailable(f"no answer within {self.deadline_s:g} s ({call})") from error

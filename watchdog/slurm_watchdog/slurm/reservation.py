@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping, Sequence
 from math import isfinite
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model.slurm import Reservation
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line
@@ -85,7 +85,7 @@ class Reservations:
 
     async def _ask(self, *words: str) -> None:
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with timeout(DEADLINE_S):
                 answer: Answer = await self._commands.run("scontrol", *words)
         except TimeoutError as error:
             raise SlurmUnavailable(f"scontrol {words[0]} does not answer within {DEADLINE_S:g} s") from error

@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +24,9 @@ import msgspec
 import yaml
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.config.loading import load_config
 from slurm_watchdog.config.schema import Config
@@ -240,7 +241,7 @@ async def _until_over(
     loop = asyncio.get_running_loop()
     while not asked.is_set():
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(asked.wait(), POLL_S)
+            await wait_for(asked.wait(), POLL_S)
         try:
             job = await slurm.read_job(first.job_id)
         except SlurmUnavailable:
@@ -291,7 +292,7 @@ class Agents:
             return
         self._step.terminate()
         try:
-            await asyncio.wait_for(self._step.wait(), 10)
+            await wait_for(self._step.wait(), 10)
         except TimeoutError:
             self._step.kill()
             await self._step.wait()
@@ -310,6 +311,6 @@ def command(job: SlurmJob, directory: Path) -> list[str]:
         "srun", "--overlap", f"--jobid={job.process_id}", f"--nodes={nodes}", f"--ntasks={nodes}",
         "--ntasks-per-node=1", "--mem=0",
         "--mpi=none", "--cpu-bind=none", "--kill-on-bad-exit=0", "--job-name=slurm-watchdog",
-        "env", *unset, sys.executable, "-P", "-c", "from slurm_watchdog.cli.main import main; main()", "agent",
+        "env", *unset, *run_code("from slurm_watchdog.cli.main import main; main()"), "agent",
         "--config", str(directory / "config.yaml"),
     ]  # fmt: skip

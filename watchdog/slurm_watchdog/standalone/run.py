@@ -10,7 +10,6 @@ import os
 import secrets
 import signal
 import socket
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +19,9 @@ import msgspec
 
 from slurm_watchdog.agent.delivery.connect import UNIX
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
+from slurm_watchdog.base.python310 import run_module
 from slurm_watchdog.config.agent_settings import Settings, settings_of, write_settings
 from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
@@ -392,7 +393,7 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
             fd = write_settings(msgspec.structs.replace(settings, personal=True))
             try:
                 process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-P", "-m", "slurm_watchdog.agent", str(fd), pass_fds=(fd,),
+                    *run_module("slurm_watchdog.agent"), str(fd), pass_fds=(fd,),
                     stdin=asyncio.subprocess.DEVNULL,
                     stdout=lines, stderr=lines, start_new_session=True, preexec_fn=die_with_parent,
                 )  # fmt: skip
@@ -405,7 +406,7 @@ async def _keep_agent(config: Config, job: LocalSlurm) -> None:
                 with contextlib.suppress(ProcessLookupError):
                     process.terminate()
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(process.wait(), 5)
+                    await wait_for(process.wait(), 5)
                 raise
             job.not_ours.discard(process.pid)
             log.error("the agent has ended with %d (see %s); it is started again", code, lines.name)

@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from slurm_watchdog.base.deadline import timeout
+
 MAX_BYTES = 4 << 20
 
 
@@ -34,7 +36,7 @@ async def answer_of(
     helpers.add(process.pid)
     output = bytearray()
     try:
-        async with asyncio.timeout(deadline_s):
+        async with timeout(deadline_s):
             assert process.stdout is not None
             while (data := await process.stdout.read(65_536)) and len(output) < MAX_BYTES:
                 output += data

@@ -19,6 +19,7 @@ from typing import Final
 import psutil
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.supervisor.addresses import read_addresses
 from slurm_watchdog.supervisor.allocation import Allocation
@@ -258,7 +259,7 @@ class Launcher:
         self.helpers.add(process.pid)
         assert process.stdout is not None
         with contextlib.suppress(TimeoutError, ValueError):
-            async with asyncio.timeout(look_s(len(nodes))):
+            async with timeout(look_s(len(nodes))):
                 while len(looks) < len(nodes) and (line := await process.stdout.readline()):
                     if (look := parse_look(line.decode(errors="replace"))) is not None:
                         looks.append((look, clock.wall()))

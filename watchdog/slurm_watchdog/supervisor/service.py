@@ -16,6 +16,7 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import set_name
 from slurm_watchdog.model.kill_switch import HEARTBEAT, KILL_SWITCH_BASE, parse_line
 from slurm_watchdog.model.supervisor import BATCH_STEP, WRITE_EVERY_S, SupervisorStatus, run_directory
@@ -194,7 +195,7 @@ class _Service:
     async def _next(self) -> Event:
         quick = self._run.phase in (Phase.ENDING, Phase.LOOKING) or not self._run.steps
         try:
-            async with asyncio.timeout(QUICK_POLL_S if quick else POLL_S):
+            async with timeout(QUICK_POLL_S if quick else POLL_S):
                 return await self._events.get()
         except TimeoutError:
             return Tick()

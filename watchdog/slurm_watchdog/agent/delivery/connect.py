@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import assert_never
 
 from slurm_watchdog.agent.delivery.channel import Channel, InTurn, tls_channel, unix_channel
 from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
@@ -35,4 +34,4 @@ def connect(url: str, security: SecuritySettings, node: str) -> Channel:
         case "unix":
             return unix_channel(url.removeprefix(UNIX), MAX_REPLY_BYTES)
         case _:
-            assert_never(security.mode)
+            raise AssertionError(security.mode)

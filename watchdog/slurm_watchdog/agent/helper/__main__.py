@@ -9,6 +9,8 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
+from slurm_watchdog.base.python310 import run_module
+
 from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
 from slurm_watchdog.agent.helper.requests import TASKS
 from slurm_watchdog.agent.helper.server import run_helper
@@ -28,7 +30,7 @@ def become_helper(
 ) -> NoReturn:
     """Replaces this process by the helper, a fresh interpreter that has never seen a command line. Raises OSError."""
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
-    command = [sys.executable, "-P", "-m", "slurm_watchdog.agent.helper", path, agent, *prefixes]
+    command = [*run_module("slurm_watchdog.agent.helper"), path, agent, *prefixes]
     command += [CORE_DEBUGGER] * core_debugger
     command += [f"{KNOWLEDGE}{knowledge}"] if knowledge else []
     os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from functools import partial
 
 import msgspec
@@ -13,6 +12,7 @@ from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import die_with_parent
 from slurm_watchdog.agent.workers.request_types import CheckConfig
 from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.base.python310 import run_module
 
 MAX_SAID = 500
 
@@ -21,7 +21,7 @@ def check_config(request: CheckConfig, worker: WorkerState) -> ConfigCheck:
     """The answer of slurm_watchdog.agent.validate_config. Raises OSError."""
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-m", "slurm_watchdog.agent.validate_config", request.file],
+            [*run_module("slurm_watchdog.agent.validate_config"), request.file],
             input=request.running.encode(),
             capture_output=True,
             check=False,

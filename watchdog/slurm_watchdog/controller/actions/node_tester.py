@@ -11,14 +11,15 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import die_with_parent
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.base.redact import mask_line
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import one_line
@@ -83,7 +84,7 @@ class CommandTester:
             options.append("--drained-by-us")
         if self._config_file:
             options += ["--config", os.path.abspath(self._config_file)]
-        return [sys.executable, "-P", "-c", PROGRAM, "test-nodes", *options, "--", *asked.nodes, *asked.peers]
+        return [*run_code(PROGRAM), "test-nodes", *options, "--", *asked.nodes, *asked.peers]
 
     async def test(self, asked: NodeTest) -> Sequence[NodeResult]:
         now = clock.wall()
@@ -98,7 +99,7 @@ class CommandTester:
                 await _end(starting.result())
             raise
         try:
-            async with asyncio.timeout(asked.until - now):
+            async with timeout(asked.until - now):
                 output, errors = await process.communicate()
         except TimeoutError:
             _signal(process, signal.SIGKILL)
@@ -125,7 +126,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
     """SIGTERM, and a while for it to clean up; what does not end by then does so by itself, later."""
     _signal(process, signal.SIGTERM)
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(END_S):
+        async with timeout(END_S):
             await process.wait()
 
 

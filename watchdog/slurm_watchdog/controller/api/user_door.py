@@ -21,6 +21,7 @@ import msgspec
 from aiohttp import web
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.api.asking import ONLY_OWN, Handler, errors_as_sentences
 from slurm_watchdog.controller.api.in_memory import answer_in_memory
 from slurm_watchdog.controller.api.local_socket import MAX_BODY_BYTES, LocalApi
@@ -69,7 +70,7 @@ async def encode_with_munge(payload: bytes, uid: int, socket: str = "") -> str:
     except OSError as error:
         raise MungeUnavailable(f"the program munge cannot be run: {error.strerror}") from error
     try:
-        out, _ = await asyncio.wait_for(child.communicate(payload), MUNGE_S)
+        out, _ = await wait_for(child.communicate(payload), MUNGE_S)
     except TimeoutError:
         child.kill()
         raise MungeUnavailable("munge gave no answer in time") from None

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any, Final
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.policy.access import Person
 
 KEPT_S: Final = 60.0
@@ -57,7 +58,7 @@ class UserLookup:
         known = self._known.get(key)
         if known is None or self._now() - known[0] > KEPT_S:
             looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, key)
-            found = await asyncio.wait_for(looking, self._deadline_s)
+            found = await wait_for(looking, self._deadline_s)
             if len(self._known) >= MAX_KEPT:
                 self._known.clear()
             known = self._known[key] = (self._now(), found)

@@ -19,6 +19,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
@@ -192,7 +193,7 @@ class Collector:
         found = self._counting(job, now, decision.incident_id, self._since(decision))
         found.hurry.set()
         try:
-            await asyncio.wait_for(found.finished.wait(), self._limit_s)
+            await wait_for(found.finished.wait(), self._limit_s)
         except TimeoutError:
             return OperationOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
         if found.error is not None:
@@ -217,7 +218,7 @@ class Collector:
             if before is not None:
                 await before.finished.wait()
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(found.hurry.wait(), before.began + self._limits.apart_s - clock.monotonic())
+                    await wait_for(found.hurry.wait(), before.began + self._limits.apart_s - clock.monotonic())
             async with self._slots.of(found.job.uid):
                 found.began, found.began_at, found.begun = clock.monotonic(), clock.wall(), True
                 self._request_probes(found)

@@ -15,6 +15,7 @@ from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import jobs_by_node
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout, wait_for
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.cluster_view import ClusterView
 
@@ -56,7 +57,7 @@ class SlurmdPort:
         if number is None:
             return None
         try:
-            async with asyncio.timeout(ANSWER_S):
+            async with timeout(ANSWER_S):
                 _, writer = await asyncio.open_connection(number, self._port)
         except (ConnectionRefusedError, ConnectionResetError):
             return True
@@ -78,7 +79,7 @@ class SlurmdPort:
                 return None
             try:
                 asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-                found = await asyncio.wait_for(asked, ANSWER_S)
+                found = await wait_for(asked, ANSWER_S)
             except (OSError, TimeoutError):
                 self._no_names_until = now + NO_NAMES_S
                 return None

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult
 
 MAX_WAITING = 64
@@ -52,7 +53,7 @@ class CommandQueue:
         if node in self._arrivals:
             self._arrivals[node].set()
         try:
-            return await asyncio.wait_for(future, deadline_s)
+            return await wait_for(future, deadline_s)
         except TimeoutError:
             return CommandResult(
                 command_id=command.id, ok=False, error=f"{node} did not answer within {deadline_s:.0f} s"
@@ -89,7 +90,7 @@ class CommandQueue:
         """The commands for a node as soon as there are any, handed out once; none after `limit_s`."""
         arrived = self._arrivals.setdefault(node, asyncio.Event())
         try:
-            await asyncio.wait_for(arrived.wait(), limit_s)
+            await wait_for(arrived.wait(), limit_s)
         except TimeoutError:
             pass
         finally:

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace as replace_fields
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, Decoder, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, Session, answer_mac
@@ -266,7 +267,7 @@ class ReportEndpoint:
             return
         try:
             asked = asyncio.get_running_loop().getaddrinfo(name, None, type=socket.SOCK_STREAM)
-            found = await asyncio.wait_for(asked, BODY_DEADLINE_S)
+            found = await wait_for(asked, BODY_DEADLINE_S)
         except (OSError, TimeoutError):
             return
         self._resolved[name] = frozenset(str(entry[4][0]) for entry in found)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.controller.policy.placement import free_nodes, may_be_for, objection_to_excluding
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode

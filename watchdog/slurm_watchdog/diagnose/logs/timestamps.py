@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import datetime, timedelta, timezone
 from typing import Final
 
+from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.structs import Struct
 
 SEEN_CHARS = 160
@@ -109,7 +110,9 @@ def _epoch(match: re.Match[str]) -> Stamp:
 
 def _seconds(match: re.Match[str], year: int, month: int, day: int) -> float | None:
     try:
-        at = datetime(year, month, day, int(match["h"]), int(match["mi"]), min(59, int(match["s"])), tzinfo=UTC)
+        at = datetime(
+            year, month, day, int(match["h"]), int(match["mi"]), min(59, int(match["s"])), tzinfo=timezone.utc
+        )
     except ValueError:
         return None
     fraction = match["f"] or ""
@@ -181,7 +184,7 @@ class Clock:
 
 def _nearest_year(seconds: float, last: float) -> float | None:
     """A date without a year, in the year in which it is nearest to `last`: a log continues after New Year's Eve."""
-    moved, year = datetime.fromtimestamp(seconds, UTC), datetime.fromtimestamp(last, UTC).year
+    moved, year = datetime.fromtimestamp(seconds, timezone.utc), datetime.fromtimestamp(last, timezone.utc).year
     near = [at for each in (year - 1, year, year + 1) if (at := _in_year(moved, each)) is not None]
     return min(near, key=lambda at: abs(at - last), default=None)
 
@@ -201,7 +204,7 @@ def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
         return seen
     if sort == "clock":
         return ends + (seen - ends) % DAY_S
-    moment, year = datetime.fromtimestamp(seen, UTC), datetime.fromtimestamp(ends, UTC).year
+    moment, year = datetime.fromtimestamp(seen, timezone.utc), datetime.fromtimestamp(ends, timezone.utc).year
     fitting = [at for each in (year, year + 1, year + 2) if (at := _in_year(moment, each)) and at >= ends - DAY_S]
     return min(fitting, default=seen)
 
@@ -225,7 +228,7 @@ def parse_time(text: str, sort: str | None) -> float | None:
     else:
         return epoch if 0 <= epoch < YEAR_10000 else None
     try:
-        at = datetime.fromisoformat(text.replace("_", "T"))
+        at = read_iso_time(text.replace("_", "T"))
     except ValueError:
         stamp = stamp_of(text)
         if stamp is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from array import array
 from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any, Final
 
 import msgspec
@@ -166,7 +166,7 @@ def _time_of(record: dict[str, Any]) -> str | None:
         return None
     while number >= 10**_TEN_DIGITS:
         number /= 1000  # of milli-, micro- or nanoseconds
-    return datetime.fromtimestamp(number, UTC).isoformat(timespec="milliseconds") if number > 10**9 else None
+    return datetime.fromtimestamp(number, timezone.utc).isoformat(timespec="milliseconds") if number > 10**9 else None
 
 
 # ------------------------------------------------------------------------------------ one document of many records

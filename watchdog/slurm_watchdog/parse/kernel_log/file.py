@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from typing import Any
 
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
@@ -192,7 +192,7 @@ def parse_time(stamp: str | None) -> float | None:
 def _parse_date(text: str) -> float | None:
     if match := _ISO.match(text):
         year, month, day, hour, minute, second = (int(each) for each in match.groups()[:6])
-        seconds = datetime(year, month, day, hour, minute, second, tzinfo=UTC).timestamp()
+        seconds = datetime(year, month, day, hour, minute, second, tzinfo=timezone.utc).timestamp()
         if zone := _ZONE.match(match[8]):
             offset_s = int(zone[2]) * 3600 + int(zone[3]) * 60
             seconds += -offset_s if zone[1] == "+" else offset_s
@@ -201,7 +201,7 @@ def _parse_date(text: str) -> float | None:
         month = _MONTHS.find(match[1].lower()) // 3 + 1
         year = int(match[3] or match[8] or _YEAR_OF_A_DATE_WITHOUT)
         seconds = datetime(
-            year, month, int(match[2]), int(match[4]), int(match[5]), int(match[6] or 0), tzinfo=UTC
+            year, month, int(match[2]), int(match[4]), int(match[5]), int(match[6] or 0), tzinfo=timezone.utc
         ).timestamp()
         return seconds + float(match[7] or 0)
     return None

@@ -8,7 +8,7 @@ is not as the request says.
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 
 from slurm_watchdog.controller.actions.ladder.state import (
     MIN_TRIES,
@@ -148,7 +148,7 @@ def described(run: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
     """Who holds what since when, and where it hangs: for the reason of a drain too, so in few words."""
     where = f"in state {seen.state or '?'}" + (f" ({seen.wchan})" if seen.wchan else "")
     since = run.decision.process_since
-    date = f" since {datetime.fromtimestamp(since, UTC):%Y-%m-%dT%H:%MZ}" if since is not None else ""
+    date = f" since {datetime.fromtimestamp(since, timezone.utc):%Y-%m-%dT%H:%MZ}" if since is not None else ""
     return (
         f"{name_of(process)}, of job {process.job_id}, which is over, holds {gpus_of(process)}{date}, "
         f"{where} after SIGKILL"

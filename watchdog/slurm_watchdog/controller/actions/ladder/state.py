@@ -3,10 +3,9 @@ of the operations. Pure."""
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import msgspec
 
+from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode

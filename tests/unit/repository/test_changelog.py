@@ -13,7 +13,7 @@ SECTIONS = {"Added", "Changed", "Fixed", "Removed", "Security", "Names: old and 
 def test_the_changelog_has_what_is_not_released_then_this_version_each_section_once(checkout: Path) -> None:
     text = (checkout / "CHANGELOG.md").read_text()
     releases = re.split(r"^## ", text, flags=re.MULTILINE)[1:]
-    assert releases[0].splitlines()[0] == "Unreleased"
+    assert re.fullmatch(r"\d+\.\d+\.\d+ \(unreleased\)", releases[0].splitlines()[0])
     assert re.fullmatch(rf"{re.escape(__version__)} \(20\d\d-\d\d-\d\d\)", releases[1].splitlines()[0])
     for release in releases:
         sections = re.findall(r"^### (.+)$", release, re.MULTILINE)

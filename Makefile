@@ -106,7 +106,7 @@ ifneq ($(strip $(SLURM)),)
 test: $(STAMP)
 	bash tests/other_slurm.sh "$(SLURM)" $(ARGS)
 else
-test: lint packages-if-root  ## lint, types and every test; the reason of each skip is printed (ARGS='-k ladder -x' for a part, SLURM=DIR for another release)
+test: lint packages-if-root  ## lint, types and the tests of a quarter of an hour; the reason of each skip is printed (ARGS='-k ladder -x' for a part, SLURM=DIR for another release)
 ifeq ($(strip $(ARGS)),)
 	@$(BIN)/python -m compileall -q -j 2 --invalidation-mode checked-hash $(COMPILED)
 	@mkdir -p build; rm -f $(RETRIED_TESTS); export RETRIED_TESTS=$(RETRIED_TESTS); code=0; \
@@ -118,14 +118,14 @@ ifeq ($(strip $(ARGS)),)
 		$(QUICK_TESTS) || code=$$?; \
 		$(LIVE_TESTS) || code=$$?; \
 	fi; \
-	$(BIN)/python -m pytest $(RETRY) -m 'exclusive and not long' $(LIVE) || code=$$?; \
+	$(BIN)/python -m pytest $(RETRY) -m 'exclusive $(FAST)' $(LIVE) || code=$$?; \
 	exit $$code
 else
 	$(BIN)/python -m pytest $(ARGS)
 endif
 endif
-QUICK_TESTS = $(BIN)/python -m pytest -n 2 $(SPREAD) $(LIVE:%=--ignore=%)
-LIVE_TESTS = $(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive and not long' $(LIVE)
+QUICK_TESTS = $(BIN)/python -m pytest -n 2 $(SPREAD) -m 'not exclusive $(FAST)' $(LIVE:%=--ignore=%)
+LIVE_TESTS = $(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive $(FAST)' $(LIVE)
 LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
 LIVE_WORKERS ?= 5
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' $(SPREAD)
@@ -134,6 +134,7 @@ SPREAD := --dist loadscope --no-loadscope-reorder
 # Tests start some thousand interpreters; compiling the package in each of them takes 0.3 s (agent) to 1 s (controller),
 # wherever PYTHONDONTWRITEBYTECODE is set. checked-hash: what was edited since is compiled again, whatever its time says.
 COMPILED := watchdog deploy/demo tests tools hooks
+FAST = and not thorough
 # A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More such
 # tests than tests/conftest.py allows fail the run; it counts them over the parts, in this file.
 RETRY := --reruns 2 --reruns-delay 5 -rR --durations=25 --durations-min=5
@@ -141,6 +142,16 @@ RETRY := --reruns 2 --reruns-delay 5 -rR --durations=25 --durations-min=5
 LIMIT := timeout --foreground --kill-after=60 60m
 RETRIED_TESTS := build/retried-tests
 LIVE_OUTPUT := build/live-tests
+
+# Before anything is called resolved: simulations, random worlds, properties at high counts, and long live scenes, too.
+.PHONY: test-all
+test-all: FAST =
+test-all: test  ## `make test` with every test that is marked thorough (an hour of two slow cores)
+
+.PHONY: check
+check: lint  ## within two minutes: lint, types, and the tests of what was changed since main (FILES='watchdog/slurm_watchdog/…')
+	$(BIN)/python -m tools.changed $(FILES) | xargs $(BIN)/python -m pytest -q -n 2 --dist loadfile -m 'not thorough'
+FILES ?=
 
 # Not in the lock, and no part of `make test`: some GB, and what is tested is their newest releases.
 .PHONY: trainers
@@ -217,7 +228,7 @@ POINTS ?= 10000
 
 .PHONY: failover
 failover: packages  ## two controllers on a PostgreSQL and a real Slurm, both killed in the middle of an action (root; apt-get install postgresql)
-	$(BIN)/python -m pytest -m long -s tests/integration/test_failover.py $(ARGS)
+	$(BIN)/python -m pytest -s tests/integration/test_failover.py $(ARGS)
 
 .PHONY: race
 race: $(STAMP)  ## SWAPS=100000 links, renames and mounts against the children that read logs and write kill switches (root; minutes)

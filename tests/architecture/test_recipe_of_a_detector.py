@@ -19,6 +19,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```(python|diff)\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+pytestmark = pytest.mark.thorough
 WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "tests/unit/detect")
 SEEN = """
 import json, sys

@@ -20,7 +20,7 @@ from tests.rig import accounting
 from tests.rig.cluster import Cluster
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.thorough,
     pytest.mark.skipif(accounting.why_impossible() is not None, reason=f"{accounting.why_impossible()}"),
 ]
 Told = tuple[Cluster, dict[str, str]]

@@ -382,7 +382,6 @@ srun --nodes=2 --ntasks-per-node=2 bash -c 'exec 5>&1; "$0" "$1" --steps 1000 --
 """
 
 
-@pytest.mark.slow
 def test_ranks_on_a_real_slurm(cluster: Cluster) -> None:
     log = cluster.shared / "train.log"
     script = SRUN.format(python=PYTHON, trainer=CHECKOUT / "tests/rig/trainer.py", log=log)

@@ -28,7 +28,6 @@ NOBODY, STRANGER = 64986, 64985
 WAIT_S = 120.0
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a helper with capabilities, processes of several users"),
 ]
 

@@ -47,7 +47,6 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a Slurm cluster of its own"),
     pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"),
 ]

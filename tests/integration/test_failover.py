@@ -100,7 +100,7 @@ def journal() -> Iterator[str]:
         yield fresh()
 
 
-@pytest.mark.long
+@pytest.mark.thorough
 @pytest.mark.timeout(300)
 def test_both_controllers_are_killed_under_load_while_two_jobs_hang_and_each_is_restarted_once(
     cluster: Cluster, watch: Callable[..., Watchdog], journal: str, record_property: Callable[[str, object], None]

@@ -23,7 +23,7 @@ DASHBOARDS = Path(__file__).parents[2] / "deploy" / "grafana" / "dashboards"
 AGENT_PORT = 9766
 
 pytestmark = [
-    pytest.mark.slow,
+    pytest.mark.thorough,
     pytest.mark.skipif(not standin.can_build(), reason="needs a C compiler: apt-get install gcc libc6-dev"),
 ]
 

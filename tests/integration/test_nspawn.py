@@ -24,7 +24,7 @@ CONTROLLER, AGENT, HELPER = (f"slurm-watchdog-{name}.service" for name in ("cont
 SERVICES = (CONTROLLER, AGENT, HELPER)
 CONFIG = "/etc/slurm-watchdog/config.yaml"
 DEADLINE_S = 120.0
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.timeout(900)
 
 TRAINER = """
 import itertools, os, time

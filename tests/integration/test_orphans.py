@@ -23,7 +23,6 @@ INTERVAL_S = 0.3
 USER = rights.USER
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root: a Slurm cluster of its own"),
 ]
 

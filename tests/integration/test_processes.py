@@ -339,7 +339,6 @@ CONTAINER = "unshare --user --map-root-user --pid --fork --kill-child --mount-pr
 """As enroot, pyxis and apptainer do it: the user is root in there, and himself for the host."""
 
 
-@pytest.mark.slow
 def test_ranks_of_a_real_step_in_containers_namespaces_are_found_from_the_host(cluster: Cluster) -> None:
     trainer = "perl -e 'if (fork() == 0) { sleep 300 } sleep 300'"
     program = cluster.shared / "rank.sh"

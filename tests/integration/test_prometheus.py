@@ -49,7 +49,7 @@ def watchdog(cluster: Cluster) -> Iterator[Watchdog]:
         yield watchdog
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_hang_reaches_the_pager_and_every_series_passes_the_lint(
     cluster: Cluster, watchdog: Watchdog, tmp_path: Path
 ) -> None:

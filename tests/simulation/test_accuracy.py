@@ -78,6 +78,7 @@ def test_a_case_is_found_in_time_with_the_right_culprit_and_nothing_else_is_said
     assert result.perfect, (result, result.command())
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", each_of([case for case in CASES if case.by_trace][::4]))
 def test_a_case_is_found_in_a_plain_trace_as_well(case: Case) -> None:
     result = run_case(case, 2, case.sizes[0], "trace")

@@ -31,6 +31,7 @@ from slurm_watchdog.model.actions import (
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, OrderAnswer, Sighting
 from slurm_watchdog.slurm.client import SlurmUnavailable
+from tests.builders.thorough import first
 from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, ONCE, World
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
@@ -283,7 +284,7 @@ def check_end(world: World, journal: Journal) -> None:
         assert "held" in end.detail, end.detail
 
 
-@pytest.mark.parametrize("block", range(8))
+@pytest.mark.parametrize("block", first(1, range(8)))
 def test_whatever_is_lost_and_whoever_dies_a_run_is_requeued_once_and_every_action_ends_in_writing(
     block: int,
 ) -> None:
@@ -303,7 +304,7 @@ def test_whatever_is_lost_and_whoever_dies_a_run_is_requeued_once_and_every_acti
     assert bad > 50, "the script hardly ever makes an action fail"
 
 
-@pytest.mark.parametrize("ladder", LADDERS, ids="+".join)
+@pytest.mark.parametrize("ladder", first(2, LADDERS), ids="+".join)
 def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple[Rung, ...]) -> None:
     async def histories() -> tuple[int, int]:
         good = bad = 0
@@ -323,7 +324,7 @@ def test_the_same_holds_for_signals_and_for_every_way_to_end_a_run(ladder: tuple
     assert bad > 10, "the script hardly ever makes an action fail"
 
 
-@pytest.mark.parametrize("ladder", IN_PLACE, ids="+".join)
+@pytest.mark.parametrize("ladder", first(1, IN_PLACE), ids="+".join)
 def test_a_step_is_started_again_once_whoever_dies_and_never_requeued_while_it_trains(ladder: tuple[Rung, ...]) -> None:
     async def histories() -> tuple[int, int]:
         in_place = otherwise = 0

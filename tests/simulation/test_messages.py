@@ -47,7 +47,7 @@ def deeds(people: type | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return [deed.line() for deed in sim.cluster.truth.deeds]
 
 
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_whether_slack_answers_is_silent_or_refuses_the_same_is_done_at_the_same_second(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -16,6 +16,7 @@ from slurm_watchdog.actuate import kill_switch, requeue
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.journal.lease import Lease
 from slurm_watchdog.model.actions import Fence, OperationOutcome
+from tests.builders.thorough import first
 from tests.simulation.__main__ import run_crash_points, run_one
 from tests.simulation.checker import check
 from tests.simulation.cluster import Cluster, SimJob
@@ -47,7 +48,7 @@ SEEDS: dict[tuple[str, int], str] = {
     ("seeds", 2): "a clock that was set gave the budget back that an earlier life of the controller had used",
 }
 """Runs that once found a defect: (option, number) -> which. As long as chance is drawn as it was then; what
-can be told without it has a test of its own below."""
+can be told without it has a test of its own below. Whole days (`seeds`) are thorough."""
 
 
 def test_on_a_bad_day_nothing_is_lost_done_twice_or_done_to_a_healthy_job() -> None:
@@ -56,7 +57,7 @@ def test_on_a_bad_day_nothing_is_lost_done_twice_or_done_to_a_healthy_job() -> N
         assert check(history_of(sim)) == []
 
 
-@pytest.mark.parametrize("story", range(4))
+@pytest.mark.parametrize("story", first(1, range(4)))
 def test_wherever_the_controller_dies_the_action_is_done_once_or_ended_in_writing(story: int) -> None:
     found = run_crash_points(range(story * POINTS, story * POINTS + 10))
     assert [each.violations for each in found if each.violations] == []
@@ -64,7 +65,7 @@ def test_wherever_the_controller_dies_the_action_is_done_once_or_ended_in_writin
     assert sum(each.actions for each in found) >= 8, "hardly anything was decided"
 
 
-@pytest.mark.parametrize("story", range(2))
+@pytest.mark.parametrize("story", first(1, range(2)))
 def test_whichever_of_two_controllers_dies_stops_or_is_cut_off_the_other_one_finishes_the_action(story: int) -> None:
     found = run_crash_points(range(story * POINTS, story * POINTS + 10), "failovers")
     assert [each.violations for each in found if each.violations] == []
@@ -72,7 +73,7 @@ def test_whichever_of_two_controllers_dies_stops_or_is_cut_off_the_other_one_fin
     assert sum(each.lives for each in found) >= 15, "hardly ever did the other one take over"
 
 
-@pytest.mark.parametrize("story", range(3))
+@pytest.mark.parametrize("story", first(1, range(3)))
 def test_a_kill_switch_never_ends_the_run_after_its_own_wherever_it_lies_and_whoever_is_away(
     story: int,
 ) -> None:
@@ -83,7 +84,7 @@ def test_a_kill_switch_never_ends_the_run_after_its_own_wherever_it_lies_and_who
     assert sum(each.succeeded for each in found) >= 5, "hardly any job was moved"
 
 
-@pytest.mark.parametrize("story", range(len(LADDERS)))
+@pytest.mark.parametrize("story", first(1, range(len(LADDERS))))
 def test_whichever_rungs_a_site_wants_each_is_climbed_once_wherever_the_controller_dies(story: int) -> None:
     """Signals, a new job in the place of the old one, cancel, drain."""
     found = run_crash_points(range(story * POINTS, story * POINTS + 5), "ladders")
@@ -91,6 +92,7 @@ def test_whichever_rungs_a_site_wants_each_is_climbed_once_wherever_the_controll
     assert sum(each.actions for each in found) >= 4, "hardly anything was decided"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("story", "least"),
     [(0, 4), (5, 4), (2, 4), (3, 2)],
@@ -104,15 +106,19 @@ def test_wherever_the_controller_dies_a_search_continues_and_leaves_nothing_out_
     assert sum(each.actions for each in found) >= least, "hardly any restart left nodes out"
 
 
+@pytest.mark.thorough
 def test_a_fork_at_the_crash_point_is_the_run_that_the_crash_point_is_alone() -> None:
     assert run_crash_points([POINTS + 3, POINTS + 7])[1].digest == run_one("crash-points", POINTS + 7).digest
 
 
-@pytest.mark.parametrize(("option", "number"), SEEDS)
+@pytest.mark.parametrize(
+    ("option", "number"), [pytest.param(*key, marks=pytest.mark.thorough if key[0] == "seeds" else ()) for key in SEEDS]
+)
 def test_a_defect_that_the_simulator_found_stays_mended(option: str, number: int) -> None:
     assert run_one(option, number).violations == ()
 
 
+@pytest.mark.thorough
 def test_a_seed_is_a_run_whatever_order_the_interpreter_gives_its_sets() -> None:
     code = "from tests.simulation.__main__ import run_one; print(run_one('crash-points', 7).digest)"
     digests = {
@@ -295,6 +301,7 @@ def healthy(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Cluster, "begin_fault", forgotten)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "graceful", "number", "shout"),
     [
@@ -327,6 +334,7 @@ def no_epoch(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Lease, "check", lambda *_: None)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("how", "stage", "shout"),
     [
@@ -342,6 +350,7 @@ def test_the_checker_shouts_at_a_controller_that_goes_on_after_it_was_replaced(
     assert any("a controller that was replaced" in each and shout in each for each in violations), violations
 
 
+@pytest.mark.thorough
 def test_the_checker_shouts_at_a_controller_that_acts_before_it_has_looked_around(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

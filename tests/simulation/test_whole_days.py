@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 
 from tests.accuracy.training import Plan
+from tests.builders.thorough import first
 from tests.simulation.checker import ACCUSES, check
 from tests.simulation.history import History, history_of
 from tests.simulation.recipe import RUN_SWITCH, Rates, Recipe
@@ -67,7 +68,7 @@ def silence(sim: Simulation, share: float) -> None:
     sim.timeline.at(AT_S, trouble)
 
 
-@pytest.mark.parametrize("percent", [4, 20, 24, 40, 100])
+@pytest.mark.parametrize("percent", first(1, [24, 20, 4, 40, 100]))
 def test_above_a_fifth_of_silent_nodes_nothing_is_done_and_below_no_more_than_the_budget(
     percent: int,
 ) -> None:
@@ -116,11 +117,11 @@ def controller_dies(sim: Simulation) -> None:
 
 
 TROUBLES = (
-    controller_stops, clock_jumps, clock_falls_back, slurm_goes_away, half_is_cut, agents_restart, controller_dies,
+    controller_dies, half_is_cut, controller_stops, clock_jumps, clock_falls_back, slurm_goes_away, agents_restart,
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("what", TROUBLES)
+@pytest.mark.parametrize("what", first(2, TROUBLES))
 def test_whatever_stands_and_comes_back_no_healthy_job_is_touched_or_accused(what: Script) -> None:
     _, history = run(day(tick_s=COARSE_TICK_S), lambda sim: sim.timeline.at(AT_S, lambda: what(sim)))
     assert check(history) == []
@@ -128,7 +129,7 @@ def test_whatever_stands_and_comes_back_no_healthy_job_is_touched_or_accused(wha
     assert accusations(history) == []
 
 
-@pytest.mark.parametrize("what", TROUBLES)
+@pytest.mark.parametrize("what", first(1, TROUBLES))
 def test_a_job_that_hangs_meanwhile_is_dealt_with_once_and_no_other_one_is(what: Script) -> None:
     def script(sim: Simulation) -> None:
         sim.timeline.at(AT_S - 20.0, lambda: hang(sim))
@@ -142,7 +143,7 @@ def test_a_job_that_hangs_meanwhile_is_dealt_with_once_and_no_other_one_is(what:
 # ---------------------------------------------------------------------------------------- jobs that end by themselves
 
 
-@pytest.mark.parametrize("after_s", range(60, 200, 20))
+@pytest.mark.parametrize("after_s", first(1, range(60, 200, 20)))
 def test_a_job_that_ends_by_itself_in_the_middle_of_an_action_is_not_run_again(after_s: int) -> None:
     def script(sim: Simulation) -> None:
         job = next(iter(sim.cluster.sim_jobs.values()))
@@ -161,7 +162,7 @@ def test_a_job_that_ends_by_itself_in_the_middle_of_an_action_is_not_run_again(a
     assert requeued == (0 if ended else 1)
 
 
-@pytest.mark.parametrize("deed", ["cancel", "requeue"])
+@pytest.mark.parametrize("deed", first(1, ["cancel", "requeue"]))
 def test_a_job_that_somebody_ends_in_the_middle_of_an_action_stays_as_they_wanted_it(deed: str) -> None:
     for after_s in range(60, 160, 25):
 
@@ -243,6 +244,7 @@ def objects(root: object) -> int:
     return len(seen)
 
 
+@pytest.mark.thorough
 def test_days_of_jobs_that_come_and_go_do_not_make_the_controller_grow() -> None:
     counts: list[int] = []
 

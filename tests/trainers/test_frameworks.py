@@ -26,7 +26,7 @@ FOREIGN = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_",
 LEFT = re.compile(r"leaves at step (\d+)")
 STEP = re.compile(r"^step (\d+)$", re.MULTILINE)
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.timeout(280)
 
 
 class Run:

@@ -110,6 +110,7 @@ def told(services: Sequence[Service]) -> Iterator[None]:
             each.process.wait(10)
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_standby_first_then_the_other_and_whichever_release_the_agents_have_no_report_is_lost(
     tmp_path: Path, next_release: str

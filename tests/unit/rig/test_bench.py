@@ -235,7 +235,7 @@ def leftovers(bench: int, scratch: Path) -> list[str]:
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_a_short_run_prints_every_figure_as_json_and_leaves_nothing_behind(scratch: Path) -> None:
     words = ("agent", "--seconds", "4", "--warm-up", "1", "--interval", "1", "--no-peers")
     bench = start_bench(scratch, *words)
@@ -252,7 +252,7 @@ def test_a_short_run_prints_every_figure_as_json_and_leaves_nothing_behind(scrat
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.thorough
 @pytest.mark.skipif(
     os.geteuid() != 0 or not os.path.exists("/dev/fuse") or not THERE,
     reason="needs root, FUSE and munge: processes of several users, mounts that never answer",
@@ -271,7 +271,7 @@ def test_a_short_run_beside_a_hostile_user_names_him_and_leaves_nothing_behind(s
 
 
 @needs_compiler
-@pytest.mark.slow
+@pytest.mark.thorough
 def test_an_interrupted_run_leaves_nothing_behind(scratch: Path) -> None:
     bench = start_bench(scratch, "agent", "--seconds", "600", "--warm-up", "1", "--interval", "1", "--no-peers")
     assert bench.stderr is not None

@@ -10,6 +10,7 @@ import ssl
 import subprocess
 from pathlib import Path
 
+import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.state.cluster import ClusterState
@@ -82,6 +83,7 @@ def test_a_fleet_s_certificates_are_good_for_their_own_node_each(tmp_path: Path)
     assert fleet_tls.reader(tmp_path).verify_mode == ssl.CERT_REQUIRED
 
 
+@pytest.mark.thorough
 def test_the_benchmark_measures_a_small_fleet_restarts_the_controller_and_leaves_nothing_behind() -> None:
     out = io.StringIO()
     figures = Figures(out)

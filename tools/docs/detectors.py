@@ -2,7 +2,7 @@
 tools.docs detectors`.
 
 A detector's page is its module's docstring: a sentence, why, and lines that begin with `Fires:`, `Names:`,
-`Acts:` or `Note:`; its ladder, what explains it and what to try next come from the tables that the program uses. The
+`Acts:` or `Note:`; its ladder and what to try next come from the tables that the program uses. The
 page has the sentence and these lines.
 """
 
@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from slurm_watchdog.detect.registry import REQUEST, SPECS, causes_of
+from slurm_watchdog.detect.registry import REQUEST, SPECS
 from slurm_watchdog.knowledge.remediation_hints import HINTS, Hint
 from slurm_watchdog.model.actions import Rung
 
@@ -26,8 +26,8 @@ Generated from the detectors by `make docs`. [How it judges](how-it-judges.md) h
 
 A detector reports one kind of incident. Its name is the key below `detectors:` ([options](options.md#detectors)), the label `kind` of the metrics, and
 the word that `slurm-watchdog incidents` shows. An incident is reported once its verdict has lasted for `hold`, and resolves when its condition has been
-gone for 10 s (`controller.resolve_after`), or its job has ended. One that another kind about the same job explains (*explained by*) is kept and not
-announced.
+gone for 10 s (`controller.resolve_after`), or its job has ended. Detectors are listed in the order in which they run, from causes to consequences: an
+incident that an earlier one about the same job explains is kept and not announced; `explain` says which.
 
 Jobs with long first steps or rare log lines: raise `startup_grace` and `floor` of `collective_hang`, which hold for all detectors of hangs; keep
 `floor` below the collectives' timeout, or the evidence is gone before it is collected.
@@ -53,8 +53,6 @@ class Row(NamedTuple):
     docstring: str
     shipped: tuple[Rung, ...]
     may_act: bool
-    why_none: str
-    explained_by: tuple[str, ...]
     hint: Hint | None
 
 
@@ -67,8 +65,6 @@ def read_registry() -> list[Row]:
             docstring=inspect.getdoc(inspect.getmodule(spec.detect)) or "",
             shipped=spec.ladder,
             may_act=spec.may_act,
-            why_none=spec.why_no_action,
-            explained_by=tuple(other.kind for other in SPECS if other.kind in causes_of(spec.kind)),
             hint=spec.hint or next((row.hint for row in HINTS if spec.kind in row.classes and not row.pattern), None),
         )
         for spec in SPECS
@@ -80,7 +76,11 @@ def write() -> str:
     rows = read_registry()
     restart = ladder_words(REQUEST.ladder)
     head = HEAD.format(ladders="\n".join(overview(rows)))
-    return "\n".join([head, *(section(row) for row in rows), OPERATOR_RESTART.format(ladder=restart)])
+    first: dict[Hint, str] = {}
+    for row in rows:
+        if row.hint:
+            first.setdefault(row.hint, row.kind)
+    return "\n".join([head, *(section(row, first) for row in rows), OPERATOR_RESTART.format(ladder=restart)])
 
 
 def overview(rows: list[Row]) -> Iterator[str]:
@@ -105,15 +105,13 @@ def summary(docstring: str) -> str:
     return first[:1].upper() + first[1:]
 
 
-def section(row: Row) -> str:
-    """One detector."""
+def section(row: Row, first: Mapping[Hint, str]) -> str:
+    """One detector; a hint stands below the first kind that has it."""
     lines = [f"## {row.kind}", "", summary(row.docstring), ""]
     lines += [f"- **{label}:** {text}" for label, text in facts(row.docstring).items()]
-    if row.why_none and not row.may_act:
-        lines.append(f"- **No action:** {row.why_none}.")
-    if row.explained_by:
-        lines.append(f"- **Explained by:** {', '.join(f'`{kind}`' for kind in row.explained_by)}.")
-    if row.hint:
+    if row.hint and first[row.hint] != row.kind:
+        lines.append(f"- **Try next:** as for [`{first[row.hint]}`](#{first[row.hint]}).")
+    elif row.hint:
         lines.append(f"- **Usually:** {row.hint.usually} **Try next:** {row.hint.try_next}")
     return "\n".join(lines) + "\n"
 

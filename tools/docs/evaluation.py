@@ -28,11 +28,9 @@ def read(name: str) -> dict[str, Any]:
 def write() -> str:
     """The whole page: its text as it is, with new tables."""
     page = FILE.read_text(encoding="utf-8")
-    off = read("sources")
     blocks = {
         "accuracy": accuracy(read("accuracy")),
-        "sources": sources(off),
-        "sources by case": sources_by_case(off),
+        "sources": sources(read("sources")),
         "frameworks": frameworks(read("frameworks")),
         "recovery": recovery.recovery(KEPT / "recovery.json"),
         "compare": recovery.compare(KEPT / "compare.json", KEPT / "recovery.json"),
@@ -70,8 +68,8 @@ def accuracy(results: Mapping[str, Any]) -> str:
     lines = [
         f"{measured(results, 'make accuracy')} ({results['minutes']} min): {sentence(results)}",
         "",
-        "| case | runs | found | right culprit | seconds to verdict, p50 / p99 | other incidents |",
-        "|---|---|---|---|---|---|",
+        "| case | runs | found, right culprit | seconds to verdict, p50 / p99 |",
+        "|---|---|---|---|",
         *(_case([row for row in cases if row["case"] == name]) for name in names),
         "",
         "Hours that healthy jobs did something that looks like a fault: "
@@ -91,9 +89,11 @@ def _case(ways: list[Mapping[str, Any]]) -> str:
     judged = [row for row in ways if row["culprit"] is not None]
     named = sum(row["runs"] for row in judged)
     right = sum(row["runs"] * row["culprit"] for row in judged) / named if named else None
+    false = sum(row["false"] for row in ways)
+    well = "all" if found == right == 100 else f"{_percent(found)}, {_percent(right)}"
     return (
-        f"| {_name(first)} | {runs} | {_percent(found)} | {_percent(right)} | "
-        f"{_s(first['p50_s'])} / {_s(first['p99_s'])} | {sum(row['false'] for row in ways)} |"
+        f"| {_name(first)} | {runs} | {well}{f', {false} other incidents' if false else ''} | "
+        f"{_s(first['p50_s'])} / {_s(first['p99_s'])} |"
     )
 
 
@@ -109,25 +109,6 @@ def sources(results: Mapping[str, Any]) -> str:
         *(f"| {row['sources']} | {_percent(row['right'])} | {row['wrong']} | "
           f"{' | '.join(_percent(row['faults'][each]) for each in faults)} |" for row in rows),
     ]  # fmt: skip
-    return "\n".join(lines)
-
-
-def sources_by_case(results: Mapping[str, Any]) -> str:
-    """Of the same: a row for each source, with the cases that come out otherwise without it."""
-    rows = results["cases"]
-    all_of_them, *off = rows[0]["right"]
-    lines = [
-        f"{sum(row['runs'] for row in rows)} runs of {len(rows)} cases a row:",
-        "",
-        "| without | verdict is missing in | wrongly named |",
-        "|---|---|---|",
-    ]
-    for name in off:
-        changed = [row for row in rows if row["right"][name] != row["right"][all_of_them]]
-        cases = ", ".join(
-            _name(row) + ("" if not row["right"][name] else f" ({row['right'][name]:.0f} % right)") for row in changed
-        )
-        lines.append(f"| {name} | {cases or 'none'} | {sum(row['wrong'][name] for row in rows)} |")
     return "\n".join(lines)
 
 

@@ -33,7 +33,7 @@ INCIDENT = CHECKOUT / "tests/captures/explain/data_loader.json"
 README = CHECKOUT / "README.md"
 """It shows `explain` up to its timeline."""
 EVIDENCE = CHECKOUT / "docs/evidence.md"
-"""It shows the rest."""
+"""It shows what else is found, and what was done."""
 
 
 class Example(NamedTuple):
@@ -65,7 +65,9 @@ def write(page: Path) -> str:
     if page in (README, EVIDENCE):
         incident, printed = explained()
         head, _, rest = printed.partition("\nFacts\n")
-        shown = f"{head}\n…" if page == README else f"…\nFacts\n{rest}"
+        facts, _, more = rest.partition("\nUsually ")
+        groups, end = more.partition("\nGroups\n")[2].partition("\nHints")[0], more.partition("\nAction: ")[2]
+        shown = f"{head}\n…" if page == README else f"…\nFacts\n{facts}\n…\nGroups\n{groups}\n…\nAction: {end}"
         text = between(text, "explain", console(f"explain {incident[:4]}", shown))
     return between(text, "figures", figures()) if page == README else text
 

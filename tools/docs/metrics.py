@@ -63,7 +63,7 @@ Generated from the code by `make docs`.
 
 The controller serves `/metrics` and `/healthz` on `controller.listen`, each agent on `agent.metrics_listen` (the loopback address unless you change
 it). Every name begins with `{PREFIX}`; units are in the names: seconds, bytes, hertz, watts, degrees Celsius, ratios between 0 and 1. What ends in
-`_total` is a counter. A controller serves at most 20,000 series, an agent at most 512 of one name: what would be more is left out and counted
+`_total` is a counter. `gpu_…` also have the labels `gpu_uuid` and `gpu`, `link_…` have `link`, `job_…` have `job_id`. A controller serves at most 20,000 series, an agent at most 512 of one name: what would be more is left out and counted
 (`{PREFIX}jobs_without_series`, `{PREFIX}agent_series_dropped`).
 
 - **Prometheus:** [deploy/prometheus](../deploy/prometheus/prometheus.example.yaml) has an example of the scrape configuration and of Alertmanager's (pages,
@@ -244,11 +244,16 @@ def series() -> dict[str, Metric]:
     return {metric.name: metric for metric in (*agent_metrics(), *controller_metrics())}
 
 
+IMPLIED = {"gpu": ("gpu_uuid", "gpu"), "link": ("link",), "job": ("job_id",)}
+"""First word of a name -> labels that all series with it have; the page says so once."""
+
+
 def table(metrics: Iterable[Metric]) -> list[str]:
     """The rows of a table, by name."""
     rows = ["| series | labels | meaning |", "|---|---|---|"]
     for metric in sorted(metrics):
-        labels = " ".join(f"`{label}`" for label in metric.labels)
+        implied = IMPLIED.get(metric.name.partition("_")[0], ())
+        labels = " ".join(f"`{label}`" for label in metric.labels if label not in implied)
         meaning = MORE.get(metric.name, metric.meaning).replace("|", "\\|").rstrip(".")
         rows.append(f"| `{metric.name}` | {labels} | {meaning} |")
     return rows

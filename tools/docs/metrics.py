@@ -35,7 +35,7 @@ LABELS = {
     "pattern": "the name of an error line ([knowledge](knowledge.md)), or `other`",
     "operation": "an operation of the ladder, or `between`",
     "uid": "the number of a job's owner",
-    "what": "a container with a cap, such as `processes` (watchdog/slurm_watchdog/base/capped.py says what each is)",
+    "what": "a container with a cap, such as `processes`",
     "why": "`standstill` or `redone`",
     "name": "a class of message of the kernel or NVML ([knowledge](knowledge.md))",
     "node": "Slurm's name of a node",
@@ -46,9 +46,8 @@ LABELS = {
     "link": "a port of an adapter (`mlx5_0/1`) or an interface",
     "part": "`some`: at least one process waited, `full`: all that had something to do",
     "resource": "what has a limit, or is waited for: `memory`, `pids`, `files`, `shared_memory`; `cpu`, `memory`, `io`",
-    "reason": "a throttle reason of NVML; of refused connections why, such as `no_certificate`; of jobs that "
-    "are not judged `log_unread`, `no_step`, `no_agent`, …",
-    "field": "a field of `SlurmJob` or `SlurmNode` (watchdog/slurm_watchdog/model/slurm.py), `row` or `partial`",
+    "reason": "a throttle reason of NVML; why a connection was refused (`no_certificate`), or a job is not judged (`no_step`)",
+    "field": "a field of a job or node, `row` or `partial`",
     "severity": "`info`, `warning`, `error`, `critical`",
     "state": "of incidents `pending`, `firing`; of nodes `reporting`, `silent`; of children `idle`, `busy`, `hung`",
     "verdict": "`allowed`, `observed`, `suppressed`",
@@ -88,9 +87,8 @@ MORE = {
     "probes": "Children of the agent, by what they do: `idle`, `busy`, `hung`",
     "certificate_expiry_timestamp_seconds": "When the own certificate (`own`) and that of the `authority` end. None without TLS",
     "nvml_driver_seconds": "Time that the last tick spent in NVML, as the child measured it",
-    "probe_hung": "Time that a child has not answered: `nvml`, `files:/scratch`, `probe:/scratch`, `identify`, "
-    "`stacks`, `state`, `config`. No series if none hangs. [What each "
-    "means](collectors.md#what-probe_hung-means)",
+    "probe_hung": "Time that a child has not answered; no series if none hangs. [What each means]"
+    "(collectors.md#what-probe_hung-means)",
     "mount_probe_seconds": "Time that the probe of a mount took, in the tick in which it answered, or that it has not "
     "answered yet",
     "node_events_total": "What the kernel's log and NVML reported about this node since the agent started",
@@ -107,33 +105,23 @@ MORE = {
     "decisions_total": "Decisions, with the guard or rule that made them",
     "actions_total": "Actions that ended: `ok`, `failed`, `needless` (the job trains again, or is over, without it)",
     "lost_work_seconds_total": "Work that was done again after restarts, where the time of a step is known",
-    "lost_gpu_seconds_total": "GPU time of jobs that hung in an incident (`standstill`: from the last step until it is over, "
-    "while they hold their GPUs) or did work again after a restart (`redone`)",
-    "restarted_gpus_total": "GPUs of jobs that the watchdog brought back to work by itself. Times the hours until a person "
-    "would have: what it saved",
-    "job_operation": "1 for the operation of the ladder at which an action on a job is; `between` two of them. Only "
-    "while there is an action",
+    "lost_gpu_seconds_total": "GPU time of jobs that hung in an incident (`standstill`) or did work again after a restart (`redone`)",
+    "restarted_gpus_total": "GPUs of jobs that the watchdog brought back to work by itself",
+    "job_operation": "1 for the operation of the ladder at which an action on a job is",
     "job_log_errors": "Error lines that are kept of the job's present run, by signature. At most 500 series",
     "job_incident": "1 for an incident that fires and that no other one explains, for each of its jobs; 800 at most",
-    "job_not_judged": "1 for a job whose progress cannot be judged, and why; 400 at most. `status` says what to do "
-    "about it",
-    "health": "1 for how everything is, 0 for the other levels: the same as `status`, the page's headline "
-    "and /healthz show",
+    "job_not_judged": "1 for a job whose progress cannot be judged, and why; 400 at most",
+    "health": "1 for how everything is, 0 for the other levels",
     "notifications_total": "Attempts to send messages: `sent`, `failed` (tried again), `dropped`",
     "nodes": "Nodes by what their agents do: `reporting`, `silent`",
-    "reports_total": "Reports received: `accepted`, `duplicate`, `expired`, and refused ones (`unauthorized`, "
-    "`no_session`, `replayed`, `wrong_node`, `garbage`, `too_large`, `too_slow`, `too_often`, "
-    "`cut_off`, `busy`, `no_munge`); `wrong_job` beside `accepted`: it reported something about a "
-    "job that its node does not have, which was left out",
-    "refused_connections_total": "Connections that were refused before they asked anything, by the reason: `no_certificate`, "
-    "`expired`, `not_yet_valid`, `unknown_ca`, `no_tls`, `too_many` and the like",
+    "reports_total": "Reports received: `accepted`, `duplicate`, `expired`, refused ones by the reason, and `wrong_job` beside "
+    "`accepted`: about a job that its node does not have",
+    "refused_connections_total": "Connections that were refused before they asked anything, by the reason",
     "controller_last_complete_tick_timestamp_seconds": "Dead man's switch: has to keep rising",
     "slurm_requests_total": "Requests to Slurm: `ok`, `refused`, `unavailable`",
     "detector_failures_total": "Detectors that raised, which is a defect of ours",
-    "jobs_without_series": "Running jobs beyond 3,500: these have no `job_*` series, so that one controller never has "
-    "more than 20,000",
-    "left_out_total": "Entries of a container (processes, log files, filesystems, …) for which a node, a user or a "
-    "job had no room left; `status` says whose they are",
+    "jobs_without_series": "Running jobs beyond 3,500: these have no `job_*` series",
+    "left_out_total": "Entries (processes, log files, filesystems, …) for which a node, a user or a job had no room left",
 }
 """Series whose HELP text is shorter than what a reader of the page has to know -> the meaning that the page
 has instead."""

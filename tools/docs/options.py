@@ -35,6 +35,8 @@ PLACES: dict[type[BaseModel], str] = {
 """Blocks that may stand several times: they hang on no default, so they are named here."""
 SENTENCE = re.compile(r"(?<=[\w)\]}'`])\. (?=[A-Z])")
 """The page has the first sentence of each text."""
+BRACKETS = re.compile(r" \((?!\?)[^()]{12,}\)")
+LONG = 100
 
 
 def write() -> str:
@@ -82,8 +84,14 @@ def row_of(name: str, field: FieldInfo) -> str:
     if isinstance(field.default, BaseModel):
         return ""
     default = "required" if field.is_required() else f"`{text_of(field)}`" if field.default is not None else "-"
-    cells = (f"`{name}`", default, SENTENCE.split(field.description or "")[0].removesuffix("."))
+    cells = (f"`{name}`", default, short(field.description or ""))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+
+
+def short(description: str) -> str:
+    """Its first sentence; of a long one what is in no brackets."""
+    sentence = SENTENCE.split(description)[0].removesuffix(".")
+    return sentence if len(sentence) < LONG else BRACKETS.sub("", sentence)
 
 
 def text_of(field: FieldInfo) -> str:

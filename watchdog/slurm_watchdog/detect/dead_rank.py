@@ -10,9 +10,8 @@ Where nothing shows that there were steps left to make (the log knows no total, 
 GPU is seen to spin), a training that is over looks the same for as long as its ranks take to exit, and on a
 busy machine they take long.
 
-Fires: a rank has been gone for 3 s, most others have been seen alive since, and no step was made since; the
-agent reports its exit at once. Where nothing shows that there were steps left to make (no total in the log,
-no error, no GPU that spins), after a minute.
+Fires: a rank has been gone for 3 s, most others have been seen alive since, and no step was made since. Where nothing
+shows that there were steps left to make, after a minute.
 Names: the rank, and its last log lines; what it wrote into torchelastic's error file, and of several the one that did
 so first, or that failed first by the log.
 Note: `lingering_job` follows, if Slurm does not end the job.

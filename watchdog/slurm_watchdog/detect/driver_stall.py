@@ -5,9 +5,8 @@ Fires: a thread has been in state D in one call of a driver for 60 s (`ioctl` on
 context), no step was made since, and the next one is overdue by the run's own measure, in no phase. Where that is not
 known, after 5 min. Before the first step, after the last one, or where steps cannot be read: a warning after 60 s.
 Names: the rank, its pid, the driver, the wait channel, and the GPU where the call is on its file.
-Acts: requeues the job without the node, on at most two nodes; where no step is known to be overdue, after 5 min:
-registering memory and loading a driver take their time. Never after the last step, before the next is due, or
-while a checkpoint is written.
+Acts: requeues the job without the node, on at most two nodes; where no step is known to be overdue, after 5 min.
+Never after the last step, before the next is due, or while a checkpoint is written.
 """
 
 from __future__ import annotations

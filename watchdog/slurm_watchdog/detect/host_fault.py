@@ -6,9 +6,9 @@ A line is a moment: it counts for an hour. What was there before the agent start
 Fires: at once for an uncorrected or fatal error (critical), and for one that was survived (warning); for corrected
 errors in 10 minutes of an hour (warning).
 Names: the node, the part (DIMM, PCI device, adapter, disk), the kernel's line, and the jobs that ran there.
-Note: any restart of a job that had the node at that moment avoids it, if the error was uncorrected or fatal; a hang or
-a rank that dies after it names it as the cause. Where three nodes have the same within 10 min, what they share is to
-blame, and none of them is avoided. What was corrected counts against no node.
+Note: any restart of a job that had the node at that moment avoids it, if the error was uncorrected or fatal. Where
+three nodes have the same within 10 min, what they share is to blame, and none is avoided. What was corrected counts
+against no node.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`link_fault`: a network link of a node that runs a job is down, goes down again and again, runs below its rate, or
 has errors that rise.
 
-Fires: a link that has been up is down for a minute; went down twice within an hour; runs slower than it did since the
-node was started, or than that of all other nodes of its job (three at least); its errors rose in ten looks, a minute
-apart; or an adapter has not let its counters be read for a minute.
+Fires: a link that has been up is down for a minute; went down twice within an hour; runs slower than before, or than
+that of all other nodes of its job (three at least); its errors rose in ten looks, a minute apart; or its counters
+cannot be read for a minute.
 Names: the node and the link, with the times.
 Note: it explains nothing by itself: that bytes stop there is a fact of `collective_hang`, that errors rise one of
 `slow_node`, and each is remembered of the node (docs/nodes.md).

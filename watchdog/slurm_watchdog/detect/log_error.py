@@ -6,10 +6,9 @@ step is overdue: a retry, an exception that is handled, a failed import at the s
 limit, preemption, and what a person ends are normal ends.
 
 Fires: a rank logged an error, and its run ended or has made no step since.
-Names: the first cause, not the cascade: rank, node, line, and the work that was lost. Where no line says why, the rank
-that a launcher or Slurm reports as the first one that failed, and how it ended (signal, exit code), unless all ended
-alike or that rank had lost another one itself; else the rank of which they report nothing, if they report all others
-and that one was gone before them: it left with exit code 0.
+Names: the first cause, not the cascade: rank, node, line, and the work that was lost. Where no line says why, the
+rank that a launcher or Slurm reports as the first that failed, with its signal or exit code; or the only one of which
+they report nothing.
 Note: the time limit and preemption are normal ends.
 """
 

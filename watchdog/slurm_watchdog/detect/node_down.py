@@ -1,8 +1,8 @@
 """`node_down`: Slurm itself has lost a node that had an agent.
 
 Fires: Slurm lists the node as DOWN, not responding or the like. Or, before Slurm has noticed: its agent is silent
-(`controller.agent_silent_after`), three connections to its slurmd were in vain while other nodes answered, and its job,
-whose log is still read elsewhere, has made no step since, for longer than in any pause before.
+(`controller.agent_silent_after`), its slurmd does not answer three connections while others do, and its job makes no
+step.
 Names: the node.
 Note: Slurm requeues the jobs of the node by itself; one with a supervisor and `--no-kill` is started again in place.
 """

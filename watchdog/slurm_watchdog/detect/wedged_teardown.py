@@ -6,9 +6,8 @@ has `grace`, and as long as a rank works, or that is not known, half an hour. Wh
 motionless in the teardown of its process group there is nothing left to wait for: `teardown_limit`, whether
 or not the log says that the training is over.
 
-Fires: the last step is made, or an error ended the loop, and the ranks stay: after 10 min, or 30 min while
-a rank works; after 2 min, whatever the log says, where all of them (or all that are left, when most have
-exited) sit motionless in the teardown of their process group.
+Fires: the last step is made, or an error ended the loop, and the ranks stay: after 10 min, or 30 while a rank works;
+after 2 min where all that are left sit motionless in the teardown of their process group.
 Names: the ranks that are still there.
 Note: `scancel` frees the nodes.
 """

@@ -1,4 +1,4 @@
-"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS and of PyTorch's debug server, error files of ranks,
+"""`python -m tests.fuzz.dumps [number]`: spoilt dumps of the Flight Recorder, answers of NCCL's RAS, error files of ranks,
 small files and lines of the kernel, links as sysfs has them, lines of sacct and of node tests, through their readers, which may refuse them with a reason and do nothing else. It ends with 1 if one did more."""
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.nodetest.results import MARK, Line, measured, parse_line
-from slurm_watchdog.parse.debug_server import parse_debug_server
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.file import read_messages
@@ -146,10 +145,6 @@ def _read_stacks(body: bytes) -> None:
         raise AssertionError("a file of stacks is read as far as it goes") from error
 
 
-def _read_page(body: bytes) -> None:
-    msgspec.json.encode(parse_debug_server(body, 1e9))
-
-
 def _read_answer(body: bytes) -> None:
     answer = parse_ras(body)
     msgspec.json.encode(answer)
@@ -242,7 +237,6 @@ Row = tuple[Callable[[bytes], None], list[bytes]]
 READERS: tuple[Row, ...] = (
     (_read_answer, _of("ras/2*")),
     (_read_dump, [*_of("flight_recorder/*/trace_*"), *ACTIVE]),
-    (_read_page, _of("debug_server/*.html")),
     (_read_py_spy, [PY_SPY, PY_SPY.replace(b" ", b""), b"[" * 5000 + PY_SPY]),
     (
         _read_stacks,

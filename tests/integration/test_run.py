@@ -184,6 +184,30 @@ def test_a_restart_that_is_asked_for_loses_nothing(start: Callable[..., Started]
     assert not list(run.directory.glob("kill-*/kill")), "the switch was taken away"
 
 
+def test_after_a_nan_the_next_start_is_named_the_last_good_checkpoint(
+    start: Callable[..., Started], tmp_path: Path
+) -> None:
+    run = start(*trainer(tmp_path))
+    run.until(lambda: "iteration       12/" in run.output(), "a checkpoint")
+    fault = tmp_path / "faults" / "nan.rank0"
+    fault.touch()
+    run.until(lambda: "fault injected" in run.output(), "the fault")
+    fault.unlink(missing_ok=True)
+    run.until(
+        lambda: f"successfully saved checkpoint at iteration {20:7d}" in run.output(), "a checkpoint that is damaged"
+    )
+    good = f"{tmp_path}/checkpoints/global_step10"
+    run.until(lambda: any(i["kind"] == "loss_nan" for i in run.ask("incidents")), "the incident")
+    (incident,) = [i for i in run.ask("incidents") if i["kind"] == "loss_nan"]
+    run.until(lambda: good in str(run.ask("explain", incident["id"])), "the last good one to be named")
+    run.until(lambda: not run.ask("status")["controller"]["warming_up"], "the controller to act")
+    run.ask("restart", run.ask("status")["jobs"][0]["job_id"], "--no-wait")
+    run.until(
+        lambda: f"successfully loaded checkpoint from {tmp_path}/checkpoints at iteration 10" in run.output(),
+        "the second run",
+    )
+
+
 HOOKED = """
 import sys, time
 sys.path.insert(0, {hooks!r})

@@ -956,7 +956,7 @@ class Trainer:
 
     # -- checkpoints -------------------------------------------------------------------------------
     def load_checkpoint(self):
-        directory, named = self.args.checkpoint_dir, self.args.resume_from
+        directory, named = self.args.checkpoint_dir, os.environ.get("SLURM_WATCHDOG_RESUME_FROM")
         step = None
         if named:
             directory = os.path.dirname(named)
@@ -1270,10 +1270,9 @@ def build_parser():
     loop.add_argument("--eval-iters", type=at_least(1, int), default=4)
     save = parser.add_argument_group("checkpoints")
     save.add_argument(
-        "--checkpoint-dir", metavar="DIR", help="saved to, and resumed from its newest complete checkpoint"
-    )
-    save.add_argument(
-        "--resume-from", metavar="DIR/global_stepN", type=os.path.abspath, help="in place of the newest complete one"
+        "--checkpoint-dir",
+        metavar="DIR",
+        help="saved to, and resumed from its newest complete checkpoint, or from SLURM_WATCHDOG_RESUME_FROM",
     )
     save.add_argument("--save-interval", type=count, default=0, metavar="STEPS", help="0: only at the end")
     save.add_argument("--checkpoint-seconds", type=seconds, default=0.0, metavar="S", help="how long one save takes")

@@ -8,16 +8,12 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.agent.checkpoints.keep import keep_checkpoint
-from slurm_watchdog.agent.workers.request_types import KeepCheckpoint
-from slurm_watchdog.agent.workers.worker_state import WorkerState
-from slurm_watchdog.knowledge.kept_checkpoints import resume_words
-from tests.trainers.scripts import KEPT, SCRIPTS
+from tests.trainers.scripts import SCRIPTS
 
 HOOKS = Path(__file__).parents[2] / "hooks"
 PYTHON = os.environ.get("TRAINERS_PYTHON", str(HOOKS.parent / ".venv-trainers" / "bin" / "python"))
@@ -133,30 +129,3 @@ def test_a_switch_that_was_left_over_does_not_end_the_next_run(tmp_path: Path, r
     switch.unlink()
     switch.write_text("meant for this one\n")
     assert runs[0].end() == [0] * RANKS
-
-
-@pytest.mark.parametrize("framework", KEPT)
-def test_a_checkpoint_that_was_kept_from_the_trainers_own_limit_is_resumed_from_by_the_words_of_the_message(
-    framework: str, tmp_path: Path, runs: list[Run]
-) -> None:
-    layout, script, name, first, again = KEPT[framework]
-    script_of(framework)
-    original = tmp_path / "out" / name.format(10)
-    runs.append(Run(tmp_path, script.replace("{resume}", first), str(tmp_path / "kill")))
-    _wait_for(lambda: original.with_name(name.format(20)).exists(), runs[0])
-    size = sum(each.stat().st_size for each in (original, *original.rglob("*")) if each.is_file())
-    kept = Path(keep_checkpoint(KeepCheckpoint(str(original), size, 20.0), WorkerState()).path)
-    _wait_for(lambda: not original.exists(), runs[0])
-    runs[0].kill()
-    resume = again.format(resume_words(layout, str(kept)))
-    runs.append(Run(tmp_path, script.replace("{resume}", resume), str(tmp_path / "kill")))
-    runs[1].wait_for_steps(3)
-    assert [int(step) for step in STEP.findall(runs[1].text())][:3] == [11, 12, 13]
-    assert kept.exists()
-
-
-def _wait_for(condition: Callable[[], bool], run: Run) -> None:
-    deadline = time.monotonic() + 90
-    while not condition():
-        assert time.monotonic() < deadline and all(rank.poll() is None for rank in run.ranks), run.text()[-3000:]
-        time.sleep(0.02)

@@ -93,6 +93,16 @@ def place(tmp_path: Path) -> Place:
     return Place(tmp_path)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="gives a file to another user")
+def test_a_checkpoint_that_is_not_the_job_owners_is_told_apart(place: Place) -> None:
+    megatron_begin(place.path, 100)
+    megatron_end(place.path, 100)
+    assert not place.look().foreign
+    os.chown(place.path / "iter_0000100", 12345, -1)
+    row = place.look()
+    assert (row.step, row.foreign) == (100, True)
+
+
 # ------------------------------------------------------------------------------------------ layouts, step by step
 
 Maker = Callable[[Path, int], None]

@@ -67,7 +67,6 @@ ALLOWED: dict[str, tuple[Any, int]] = {
         },
         USER,
     ),
-    "keep_checkpoint": ({"path": "/home/u/c/iter_0000500", "size_bytes": 900, "budget_s": 20.0}, USER),
     "probe_mount": ({"directory": "/home/u", "mount": "/home", "write": True, "node": "n1"}, USER),
     "read_supervisor": ({"base": KILL_SWITCH_BASE, "name": "7.0"}, USER),
     "write_kill_switch": (SWITCH, USER),
@@ -101,7 +100,6 @@ def test_every_task_is_done_as_one_kind_of_user_and_takes_nothing_else(name: str
 
 def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no_rights() -> None:
     own = {
-        "ask_debug_server",
         "ask_ras",
         "read_gpus",
         "read_links",

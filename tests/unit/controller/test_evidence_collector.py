@@ -308,30 +308,6 @@ def test_one_node_asks_nccls_ras_and_what_another_says_of_it_is_not_heard(contro
     assert [(each.source, order_of(each.records).odd[0].rank) for each in view.collectives] == [("NCCL's RAS", 3)]
 
 
-def test_the_debug_server_of_a_training_is_heard_from_the_node_of_rank_0_for_all_ranks(controller: Controller) -> None:
-    def served(behind: int) -> Callable[[str, Command], CommandResult]:
-        records = [each.record for n in range(9) if (each := dumped(n, absent=n == behind)).record is not None]
-        recorded = tuple(each for each in records if each is not None)
-
-        def answers(node: str, command: Command) -> CommandResult:
-            found = replace(evidence(node), recorded=recorded)
-            return CommandResult(command_id=command.id, ok=True, evidence=found)
-
-        return answers
-
-    agents = Agents(controller, n1=served(2), n2=served(1))
-
-    async def story() -> Collected:
-        return await over(controller.collector.collect(controller.job, clock.monotonic(), "i"))
-
-    play(agents, story())
-    view = controller.state.job_view("7", clock.monotonic())
-    assert view is not None
-    (found,) = view.collectives
-    assert (found.source, [record.rank for record in found.records]) == ("PyTorch's debug server", [0, 1, 2, 3])
-    assert [each.rank for each in order_of(found.records).odd] == [2]
-
-
 def ras_asked(agents: Agents) -> list[tuple[str, bool]]:
     """Which nodes were to ask NCCL's RAS, in order, and whether they were asked for that alone."""
     asked = [(node, command) for node, command in agents.asked if isinstance(command, CollectEvidence) and command.ras]

@@ -103,43 +103,35 @@ def test_a_search_leaves_out_suspects_once_as_far_as_there_are_spares_and_nobody
     assert ONCE_FIELD not in compose_line({"by": "slurm-watchdog", **order_fields(replace(order, once=()))})
 
 
-KEPT = "/d/run.kept-by-slurm-watchdog/iter_0000500"
+GOOD = "/d/run/iter_0000500"
 
 
 @pytest.mark.parametrize(
-    ("actionable", "changes", "verdict", "ladder", "resume_from"),
+    ("actionable", "supervisor", "verdict", "named"),
     [
-        (False, {}, Verdict.ALLOWED, (Rung.EVIDENCE, Rung.RESTART_STEP), KEPT),
-        (True, {}, Verdict.ALLOWED, LADDER, KEPT),
-        (False, {"resume_from": ""}, Verdict.SUPPRESSED, LADDER, ""),
-        (False, {"supervisor": None}, Verdict.SUPPRESSED, (Rung.EVIDENCE, Rung.REQUEUE), ""),
-        (False, {"supervisor": replace(SUPERVISOR, restarts_left=0)}, Verdict.SUPPRESSED, (Rung.EVIDENCE, Rung.REQUEUE), ""),
-        (False, {"ladder": (Rung.EVIDENCE, Rung.REQUEUE)}, Verdict.SUPPRESSED, (Rung.EVIDENCE, Rung.REQUEUE), ""),
+        (True, SUPERVISOR, Verdict.ALLOWED, GOOD),
+        (True, None, Verdict.ALLOWED, ""),
+        (False, SUPERVISOR, Verdict.SUPPRESSED, GOOD),
     ],
-)  # fmt: skip
-def test_a_bad_loss_resumes_from_what_was_kept_and_is_never_requeued_onto_a_damaged_checkpoint(
-    actionable: bool, changes: dict[str, Any], verdict: Verdict, ladder: tuple[Rung, ...], resume_from: str
+)
+def test_a_bad_loss_is_answered_only_where_the_newest_checkpoint_is_good_and_that_one_is_named(
+    actionable: bool, supervisor: Any, verdict: Verdict, named: str
 ) -> None:
     incident = replace(
-        INCIDENT,
-        kind=IncidentKind.LOSS_NAN,
-        actionable=actionable,
-        good_checkpoint="/d/run/iter_0000500",
-        exclude_nodes=(),
+        INCIDENT, kind=IncidentKind.LOSS_NAN, actionable=actionable, good_checkpoint=GOOD, exclude_nodes=()
     )
-    given = {"supervisor": SUPERVISOR, "resume_from": KEPT, "ladder": LADDER, **changes}
-    rule = Rule(mode="act", ladder=given.pop("ladder"), source="test", may_ask=False)
-    decision = decide(incident, replace(SITUATION, rule=rule, **given), LIMITS, "d")
-    assert (decision.verdict, decision.ladder, decision.resume_from) == (verdict, ladder, resume_from)
+    rule = Rule(mode="act", ladder=LADDER, source="test", may_ask=False)
+    situation = replace(SITUATION, rule=rule, supervisor=supervisor, resume_from=GOOD)
+    decision = decide(incident, situation, LIMITS, "d")
+    assert (decision.verdict, decision.resume_from) == (verdict, named)
     if verdict is Verdict.SUPPRESSED:
         assert decision.by == "evidence"
-    else:
-        assert f"it resumes from {KEPT}, by the trainer's own option" in decision.reason
-        assert decision.action is Action.RESTART_STEP
+    elif named:
+        assert f"the checkpoint {GOOD} is named to it" in decision.reason
 
 
 def test_an_order_names_its_checkpoint_as_it_is_or_is_not_written() -> None:
-    order = RestartOrder(decision="d", step_id="3", start=1, resume_from=KEPT)
+    order = RestartOrder(decision="d", step_id="3", start=1, resume_from=GOOD)
     assert order_in({"decision": "d", **order_fields(order)}) == order
     line = compose_line({"by": "slurm-watchdog", **order_fields(replace(order, resume_from=""))})
     assert not any(each in line for each in LATER_FIELDS)

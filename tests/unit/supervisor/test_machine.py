@@ -51,15 +51,13 @@ class Day:
 
     def __init__(
         self, count: int = 3, max_restarts: int = 3, end_at: float | None = None, nodes: tuple[str, ...] = NODES,
-        resume_option: tuple[str, ...] = (), least: int | None = None,
+        least: int | None = None,
     ) -> None:  # fmt: skip
         allocation = Allocation(job_id="7", nodes=nodes, batch_host=nodes[0], end_at=end_at)
         self.now = 0.0
         self.said: list[str] = []
         self.old_steps: tuple[str, ...] = ()
-        settings = Settings(
-            allocation=allocation, count=count, max_restarts=max_restarts, resume_option=resume_option, least=least
-        )
+        settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts, least=least)
         self.run, actions = first(settings, self.now)
         self.did = self._keep(actions)
 
@@ -169,14 +167,13 @@ def test_nodes_that_a_start_does_without_once_are_used_again_by_the_next_questio
     assert day.run.once == ()
 
 
-KEPT = "/d/run.kept/checkpoint-500"
-RESUMED = ("--resume_from_checkpoint", KEPT)
+GOOD = "/d/run/checkpoint-500"
 
 
 def test_a_checkpoint_of_an_order_is_resumed_from_until_an_order_names_none() -> None:
-    day = Day(max_restarts=9, resume_option=("--resume_from_checkpoint", "{checkpoint}")).runs("0")
+    day = Day(max_restarts=9).runs("0")
 
-    def words_of_next(code: int = 143) -> tuple[str, ...]:
+    def named_to_next(code: int = 143) -> str:
         day.on(Looked({}))
         day.ends(code)
         if day.run.phase is Phase.PAUSING:
@@ -184,31 +181,15 @@ def test_a_checkpoint_of_an_order_is_resumed_from_until_an_order_names_none() ->
             day.on(Looked({}))
         (begin,) = (each for each in day.did if isinstance(each, Begin))
         day.on(StepsSeen((str(day.run.starts),)))
-        return begin.more_words
+        return begin.resume_from
 
     assert status_of(day.run, 9).takes_resume and status_of(day.run, 9).resumed_from == ""
-    day.order("0", resume_from=KEPT)
-    assert f"from {KEPT}" in day.said[-1]
-    assert words_of_next() == RESUMED and status_of(day.run, 9).resumed_from == KEPT
-    assert words_of_next(code=1) == RESUMED, "a command that fails has perhaps made none of its own"
+    day.order("0", resume_from=GOOD)
+    assert f"from {GOOD}" in day.said[-1]
+    assert named_to_next() == GOOD and status_of(day.run, 9).resumed_from == GOOD
+    assert named_to_next(code=1) == GOOD, "a command that fails has perhaps made none of its own"
     day.order("3", decision="d2")
-    assert words_of_next() == () and status_of(day.run, 9).resumed_from == ""
-
-
-@pytest.mark.parametrize(
-    ("option", "checkpoint", "said"),
-    [
-        ((), KEPT, "--resume-option"),
-        (("--ckpt-step", "{step}"), "/d/run.kept/last.ckpt", "says no step"),
-    ],
-)
-def test_a_checkpoint_that_the_command_cannot_be_given_is_refused_and_nothing_is_ended(
-    option: tuple[str, ...], checkpoint: str, said: str
-) -> None:
-    day = Day(resume_option=option).runs()
-    assert day.order(resume_from=checkpoint) == []
-    status = status_of(day.run, 9)
-    assert status.answer is OrderAnswer.REFUSED and said in status.words and day.run.phase is Phase.RUNNING
+    assert named_to_next() == "" and status_of(day.run, 9).resumed_from == ""
 
 
 def test_a_step_that_hears_no_term_is_killed_and_one_in_state_d_is_left_behind() -> None:

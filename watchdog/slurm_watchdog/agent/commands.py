@@ -21,8 +21,6 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.switch_directories import SwitchDirectories
-from slurm_watchdog.agent.workers import request_types as requests
-from slurm_watchdog.agent.workers.answer_types import KeptCheckpoint
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -44,7 +42,6 @@ from slurm_watchdog.model.protocol import (
     DumpStacks,
     EndProcess,
     JobWatch,
-    KeepCheckpoint,
     ProbeMount,
     ProcessEnd,
     RemoveKillSwitch,
@@ -62,8 +59,6 @@ MAX_PATH = 4096  # linux/limits.h
 STACKS_BUDGET_S = 50.0
 END_S = 10.0
 """For a look at one process and all others, a signal, and the moment in which most end."""
-KEEP_BUDGET_S = 20.0
-"""For the links of 2,000 files: a file server takes about a millisecond for each."""
 BLOCKED_S = 10.0
 """A mount in which a process has been blocked so long is not touched for evidence."""
 
@@ -222,8 +217,6 @@ class Commands:
             return self._start_collection(command, now)
         if isinstance(command, EndProcess):
             return self._start_ending(command, now)
-        if isinstance(command, KeepCheckpoint):
-            return self._start_keeping(command, now)
         return self._start_kill_switch(command, now)
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
@@ -298,24 +291,6 @@ class Commands:
         elif answer.error is None and not os.path.basename(command.path).startswith(ORDER_PREFIX):
             self.awaiting_checkpoints.add(command.job_id)
         self._answer(command.id, answer.error)
-
-    def _start_keeping(self, command: KeepCheckpoint, now: float) -> bool:
-        _check_place(command.path)
-        uid = self._uid(command.uid)
-        self._check_owner(command.job_id, command.uid)
-        self._check_restarts(command.job_id, command.restarts)
-        if (untouched := self.logs.why_untouched(command.path)) is not None:
-            raise Refused(untouched)
-        key = self.logs.key_of(command.path, uid)
-        self._check_child(key, f"the filesystem of {command.path} has not answered", now)
-        request = requests.KeepCheckpoint(command.path, command.size_bytes, KEEP_BUDGET_S)
-        then = partial(self._answer_keeping, command)
-        return self.probes.ask(key, request, KEEP_BUDGET_S + self.deadline_s, now, then, uid) is not None
-
-    def _answer_keeping(self, command: KeepCheckpoint, answer: Answer[KeptCheckpoint]) -> None:
-        kept = None if answer.value is None else answer.value.path
-        log.info("checkpoint %s of job %s: %s", command.path, command.job_id, answer.error or f"kept as {kept}")
-        self._answer(command.id, answer.error, kept=kept)
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
         """A refusal is an answer like any other here: the caller has to know that nothing was sent."""

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.incidents import KeepRequest
+from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.observations import Checkpoint
 
 
 class Resumes(Struct, frozen=True, kw_only=True):
@@ -14,13 +17,8 @@ class Resumes(Struct, frozen=True, kw_only=True):
     """It is known to resume from before, and nothing newer is being written."""
     fact: str
     """A sentence."""
-    keep: KeepRequest | None = None
-    """The newest complete one from before that was seen on disk."""
-
-    @property
-    def good_path(self) -> str:
-        """Where that lies, or lay; empty: none was seen."""
-        return "" if self.keep is None else self.keep.path
+    good_path: str = ""
+    """The newest complete one from before that was seen on disk; empty: none of the job's owner was."""
 
 
 def resumes_before(job: JobView, bad_step: int) -> Resumes:
@@ -33,40 +31,51 @@ def resumes_before(job: JobView, bad_step: int) -> Resumes:
         return Resumes(
             helps=False, fact="no complete checkpoint is known: which one a restart resumes from is not either"
         )
-    newest, keep = max(steps), _newest_before(job, bad_step)
+    newest, good = max(steps), _newest_before(job, bad_step)
+    good_path = "" if good is None or good.path is None else good.path
     if newest >= bad_step:
+        last_good = "" if good is None else f"; the last good one that was seen is {good_path}, of step {good.step}"
         return Resumes(
             helps=False,
             fact=f"the newest checkpoint is of step {newest}, and so damaged: go back with the trainer's own option "
-            "for an earlier one, such as Megatron's --ckpt-step",
-            keep=keep,
+            f"for an earlier one, such as Megatron's --ckpt-step{last_good}",
+            good_path=good_path,
         )
-    path = f" ({keep.path})" if keep is not None and keep.step == newest else ""
+    path = f" ({good_path})" if good is not None and good.step == newest else ""
     fact = f"a restart resumes from step {newest}, before it: keep that checkpoint{path}"
     newer = any(each.writing or (each.writing_step or 0) >= bad_step for each in disk)
-    return Resumes(helps=not newer, fact=f"{fact}; a newer one is being written" if newer else fact, keep=keep)
+    return Resumes(
+        helps=not newer, fact=f"{fact}; a newer one is being written" if newer else fact, good_path=good_path
+    )
 
 
-def still_from(job: JobView, resumed_from: str) -> str:
-    """The checkpoint that the next start resumes from, where the present one was made to resume from `resumed_from`;
-    empty: what the trainer takes by itself is of this start. Until then its newest may be one of those from which
-    it went back: some trainers take the highest step."""
+def resume_from(job: JobView, incidents: Iterable[Incident], before: str) -> str:
+    """The checkpoint to name to the job's next start: the last good one of an open incident about its loss, else
+    `before`, which was named to the present start, as `_still_from` says; empty: none."""
+    job_id = job.job.job_id
+    good = (
+        each.good_checkpoint
+        for each in incidents
+        if each.state is IncidentState.FIRING and each.good_checkpoint and job_id in each.job_ids
+    )
+    return next(good, "") or _still_from(job, before)
+
+
+def _still_from(job: JobView, before: str) -> str:
+    """`before`, until the newest checkpoint is of the present start: until then it may be one of those from which the
+    job went back, and some trainers take the highest step."""
     progress = job.progress
     saved = job.saved_age_s is not None and job.saved_age_s < job.run_age_s
     steps = [each.step for each in job.checkpoints_on_disk if each.step is not None]
     reached = None if progress is None else progress.known_step
     is_own = saved and reached is not None and all(step <= reached for step in steps)
-    return "" if is_own else resumed_from
+    return "" if is_own else before
 
 
-def _newest_before(job: JobView, bad_step: int) -> KeepRequest | None:
-    """The newest one on disk that is from before, also if the trainer has made another one since."""
+def _newest_before(job: JobView, bad_step: int) -> Checkpoint | None:
+    """The newest one on disk that is from before and the owner's, also if the trainer has made another one since."""
     found, best = None, -1
     for each in (*job.earlier_checkpoints, *job.checkpoints_on_disk):
-        if each.path and each.step is not None and best <= each.step < bad_step:
+        if each.path and not each.foreign and each.step is not None and best <= each.step < bad_step:
             found, best = each, each.step
-    if found is None or found.path is None:
-        return None
-    return KeepRequest(
-        job_id=job.job.job_id, path=found.path, step=best, size_bytes=found.size_bytes, layout=found.layout
-    )
+    return found

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_packages, load_or_exit
+from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_packages, load_or_exit, removed_option
 
 if TYPE_CHECKING:
     from slurm_watchdog.supervisor.allocation import Allocation
@@ -28,7 +28,6 @@ class Options:
     nodes: int | None
     spares: int
     check: str
-    resume_option: str
     alone: bool
     checkpoints: tuple[str, ...]
     config_file: str | None
@@ -75,13 +74,8 @@ class Options:
     help="In a job: shell command for each node before a start; one where it fails is left out. "
     "[$SLURM_WATCHDOG_PREFLIGHT]",
 )
-@click.option(
-    "--resume-option",
-    envvar="SLURM_WATCHDOG_RESUME_OPTION",
-    default="",
-    metavar="WORDS",
-    help="In a job: COMMAND's own option that resumes from a checkpoint, such as '--resume_from_checkpoint "
-    "{checkpoint}': put behind COMMAND where the newest one is damaged by a bad loss. [$SLURM_WATCHDOG_RESUME_OPTION]",
+@removed_option(
+    "--resume-option", "the command finds the last checkpoint from before a bad loss in $SLURM_WATCHDOG_RESUME_FROM"
 )
 @click.option(
     "--alone", is_flag=True, help="In a job: use an agent and a controller of its own, also beside the site's."
@@ -109,7 +103,8 @@ class Options:
 def run(**given: Any) -> None:
     """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
 
-    COMMAND has to continue from its newest checkpoint by itself. Exit code: that of COMMAND's last run,
+    COMMAND has to continue from its newest checkpoint by itself; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
+    names the last good one. Exit code: that of COMMAND's last run,
     128 + N if signal N ended it; 2 if it could not be started.
 
     In a batch script, on a node with the site's watchdog, that one watches: it orders a restart in the same
@@ -131,7 +126,6 @@ def run(**given: Any) -> None:
     from slurm_watchdog.supervisor import service as supervisor
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
     from slurm_watchdog.supervisor.launcher import is_function
-    from slurm_watchdog.supervisor.resume_option import parse_option
 
     asked = Options(**given)
     words = asked.command[1:] if asked.command[0] == "--" else asked.command
@@ -139,7 +133,6 @@ def run(**given: Any) -> None:
         _refuse(_why_not_started(words[0] if words else ""))
     allocation = None
     try:
-        resume_option = parse_option(asked.resume_option)
         if is_in_job(os.environ):
             allocation = read_allocation(os.environ)
             limits = _limits_of_job(allocation.job_id)
@@ -162,8 +155,6 @@ def run(**given: Any) -> None:
             err=True,
         )
     if allocation is None or asked.alone or not supervisor.is_watched():
-        if resume_option and _is_from("resume_option", ParameterSource.COMMANDLINE):
-            click.echo("--resume-option has no effect here: it is for jobs that the site's watchdog watches.", err=True)
         _run_alone(words, allocation, asked, checkpoints)
     for name, value in {
         "--observe": asked.observe,
@@ -174,7 +165,7 @@ def run(**given: Any) -> None:
             click.echo(f"{name} has no effect here: the site's watchdog watches this job (--alone: not).", err=True)
     wanted = supervisor.Wanted(
         command=words, nodes=asked.nodes, spares=asked.spares, max_restarts=asked.max_restarts, check=asked.check,
-        checkpoints=checkpoints, resume_option=resume_option,
+        checkpoints=checkpoints,
     )  # fmt: skip
     try:
         sys.exit(supervisor.supervise(wanted, allocation, os.environ))

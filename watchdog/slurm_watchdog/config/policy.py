@@ -172,12 +172,6 @@ class Policy(Section):
         description="Whether nodes among which a slow one is searched for are tested while the job runs without them "
         "and they are idle, in mode act: a test that fails names the node without another restart.",
     )
-    keep_checkpoint: bool = Field(
-        False,
-        description="Whether the newest complete checkpoint from before a loss_spike or loss_nan is kept from the "
-        "trainer's retention limit, in mode act for that kind: hard links, as the job's owner, in "
-        "DIRECTORY.kept-by-slurm-watchdog beside its directory; one for each directory, within `budget`.",
-    )
     renamed_nodes: dict[str, str] = Field(
         {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
     )

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-REMOVED: Final[Mapping[str, str]] = {}
+REMOVED: Final[Mapping[str, str]] = {
+    "policy.keep_checkpoint": "the incident names the last good checkpoint: copy it before the trainer deletes it",
+}
 """What to use instead, a clause, by the dotted path of the option. `[]` stands for any item of a list, `*` for any key.
 A path that ends with `=VALUE` is a value that was removed: the option is left out, or the item of a list that has it.
 A row stays for one release."""

@@ -275,7 +275,6 @@ async def live(
     await controller.evidence.close()
     await controller.reach.close()
     await controller.collector.close()
-    await controller.keeper.close()
 
 
 def tls_context(config: Config) -> Context | None:

@@ -16,7 +16,6 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.actions.manager import Actions
-from slurm_watchdog.controller.checkpoint_keeper import CheckpointKeeper
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
@@ -198,8 +197,6 @@ class Controller:
             ),
             chunks,
         )
-        budget = (config.policy.budget, config.policy.budget_window)
-        self.keeper = CheckpointKeeper(budget, evidence, self.decider.rule, self.blind)
         self.silences = Silences(journal, self.writer, notifier, lambda: self.judge.incidents)
         notifier.attach(
             IncidentSources(
@@ -335,8 +332,6 @@ class Controller:
             self.reach.serve(self.judge.view)
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
-            if self.config.policy.keep_checkpoint:
-                self.keeper.serve(findings, self.judge.incidents, now)
             self.runs.update(self.judge.view, clock.wall())
             self.searches.update(self.judge.view, self.judge.incidents, self.state.jobs)
             yield from self.decider.pieces(clock.monotonic())

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.good_checkpoint import still_from
+from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.dependents import freed_by
 from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
@@ -23,7 +23,6 @@ from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.controller.policy.suspect_nodes import suspect_nodes
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.knowledge.kept_checkpoints import kept_path
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, GpuProcess, Incident, IncidentKind, IncidentState
@@ -174,7 +173,7 @@ class DecisionInputs:
             drained_by_us=context.drained_by_us,
             reserved_by_us=context.reserved_by_us,
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
-            resume_from=self._resume_from(incident, view),
+            resume_from=self._resume_from(view),
             suspects=context.suspects,
             search=search,
             switch_unknown="" if job is None else self._paths.why_switch_unknown(job, now),
@@ -183,17 +182,13 @@ class DecisionInputs:
             broken=() if job is None else self._broken_under(job, context, now),
         )
 
-    def _resume_from(self, incident: Incident, view: JobView | None) -> str:
-        """The checkpoint from before a bad loss: that which was kept, or the newest that there is; of another kind,
-        that of a restart before, until the trainer has made one of its own since. Raises JournalError."""
+    def _resume_from(self, view: JobView | None) -> str:
+        """The checkpoint that an order of a restart names; empty: none, the trainer chooses."""
         supervisor = None if view is None else view.supervisor
         if view is None or supervisor is None or not supervisor.takes_resume:
             return ""
-        if not incident.good_checkpoint:
-            return still_from(view, supervisor.resumed_from)
-        kept = [path for _, text in self._journal.timeline(incident.id) if (path := kept_path(text))]
-        known = [*kept, incident.good_checkpoint] if incident.actionable else kept
-        return next((path for path in known if may_be_named(path)), "")
+        path = resume_from(view, self._judgement.incidents, supervisor.resumed_from)
+        return path if may_be_named(path) else ""
 
     def _without_searched(self, job: SlurmJob) -> SlurmJob:
         """The job without the exclusions that an earlier restart has made to find the node that makes it slow."""

@@ -52,7 +52,6 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         actionable=resumes.helps and last is not None,
         good_checkpoint=resumes.good_path if last is not None else "",
         duration_s=max(0.0, now - first.at),
-        wanted=() if resumes.keep is None else (resumes.keep,),
     )
 
 

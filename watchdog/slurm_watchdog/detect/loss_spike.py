@@ -58,7 +58,6 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
         actionable=resumes.helps and is_clear,
         good_checkpoint=resumes.good_path if is_clear else "",
         duration_s=max(0.0, now - first.at),
-        wanted=() if resumes.keep is None else (resumes.keep,),
     )
 
 

@@ -147,7 +147,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     avoid_once: tuple[str, ...] = ()
     """The same for this one start, as far as there are spares, to find the node that makes the job slow."""
     resume_from: str = ""
-    """Checkpoint from which the step is started again, by the trainer's own option; empty: the trainer chooses."""
+    """Checkpoint that is named to the command when it is started again; empty: none, the trainer chooses."""
     process: GpuProcess | None = None
     """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
     process_since: float | None = None

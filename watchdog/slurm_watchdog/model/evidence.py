@@ -209,7 +209,5 @@ class NodeEvidence(Struct, frozen=True, kw_only=True):
     """Kernel, driver and what else may differ between two nodes."""
     ras: RasAnswer | None = None
     """What NCCL's RAS says of the whole job; None: it was not asked, or there is none."""
-    recorded: tuple[CollectiveRecord, ...] = ()
-    """What PyTorch's debug server, where the training has started it, says of all ranks of the job."""
     problems: tuple[str, ...] = ()
     """Parts that did not come, each with the reason."""

@@ -125,18 +125,7 @@ class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):
     nodes: tuple[str, ...]
 
 
-class KeepRequest(Struct, frozen=True, kw_only=True, tag="keep"):
-    """A detector knows a checkpoint from before the trouble, which the trainer will delete."""
-
-    job_id: str
-    path: str
-    step: int
-    size_bytes: int | None
-    """None: not known."""
-    layout: str | None
-
-
-Wanted = StackRequest | MountProbeRequest | KeepRequest
+Wanted = StackRequest | MountProbeRequest
 
 
 class Finding(Struct, frozen=True, kw_only=True):
@@ -161,8 +150,8 @@ class Finding(Struct, frozen=True, kw_only=True):
     actionable: bool = False
     """The evidence is good enough to act on; without it there is an alert only."""
     good_checkpoint: str = ""
-    """Path of the newest complete checkpoint from before a bad loss, where the evidence is good enough for a restart
-    that resumes from it by its name; the trainer may have deleted it by now."""
+    """Path of the newest complete checkpoint from before a bad loss, where it is certain since when the loss is bad;
+    the trainer may have deleted it by now."""
     exclude_nodes: tuple[str, ...] = ()
     """Nodes that the evidence blames as a place: a restart should avoid them."""
     mounts: tuple[str, ...] = ()

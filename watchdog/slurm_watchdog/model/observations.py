@@ -341,6 +341,8 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     """Of the newest complete one; None: there is none."""
     path: str | None = None
     """Where that lies."""
+    foreign: bool = False
+    """That is not the job's owner's."""
     age_s: float | None = None
     """Since its newest file was written, by the clock of the filesystem's server against ours: for people,
     not for windows."""

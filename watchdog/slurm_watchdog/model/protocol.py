@@ -90,20 +90,7 @@ class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence")
     """Nothing else is gathered: another node was to ask, and could not."""
 
 
-class KeepCheckpoint(Struct, frozen=True, kw_only=True, tag="keep_checkpoint"):
-    """Keep a complete checkpoint of one run of one job from its trainer, as the job's owner; harmless twice."""
-
-    id: str
-    job_id: str
-    restarts: int
-    path: str
-    uid: int
-    size_bytes: int
-    """Of all its files: fewer, and it is being removed."""
-    expires_s: float = 60.0
-
-
-Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess | KeepCheckpoint
+Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
 
 
 class ProcessEnd(Struct, frozen=True, kw_only=True):
@@ -133,8 +120,6 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     probe: MountProbe | None = None
     evidence: NodeEvidence | None = None
     process: ProcessEnd | None = None
-    kept: str | None = None
-    """Where a checkpoint is kept."""
 
 
 class JobWatch(Struct, frozen=True, kw_only=True):

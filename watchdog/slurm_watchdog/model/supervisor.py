@@ -95,9 +95,9 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     takes_once: bool = False
     """It knows `RestartOrder.once`."""
     takes_resume: bool = False
-    """It knows the trainer's option that resumes from a named checkpoint (--resume-option)."""
+    """It can name the checkpoint to the command that a start resumes from."""
     resumed_from: str = ""
-    """The checkpoint that the present start resumes from by that option; empty: the trainer's own choice."""
+    """The checkpoint that was named to the present start; empty: none was, the trainer chooses."""
     failed: str = ""
     """A clause: why the supervisor starts, or has last started, the command again by itself, and which restart that is;
     empty: it was started by an order, or for the first time."""
@@ -144,7 +144,7 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
     once: tuple[str, ...] = ()
     """Nodes that this start alone does without, as far as there are spares."""
     resume_from: str = ""
-    """Checkpoint that this start resumes from, by the trainer's option; empty: the trainer chooses."""
+    """Checkpoint that is named to this start; empty: none, the trainer chooses."""
     grace_s: int = GRACE_S
     """Between SIGTERM and SIGKILL."""
     why: str = ""

@@ -32,7 +32,7 @@ from slurm_watchdog.supervisor.endings import stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
 from slurm_watchdog.supervisor.job_time import JobTime
 from slurm_watchdog.supervisor.last_minute import TOLD_S
-from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, is_function, receivers
+from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, RESUME_FROM, is_function, receivers
 from slurm_watchdog.supervisor.sentences import restarting_words, told_words
 
 log = logging.getLogger(__name__)
@@ -112,6 +112,9 @@ class LocalSlurm:
         """Its last run has ended: it is not started again, though it failed."""
         self.not_ours: set[int] = placed.helpers if placed is not None else set()
         """Children of this process that are no part of the command: the agent."""
+        self.last_good: Callable[[str], str] = lambda named: named
+        """The checkpoint to name to the next start, given the one that was named to this; empty: none."""
+        self._resume_from = ""
         self._process: asyncio.subprocess.Process | None = None
         self._work: set[asyncio.Task[None]] = set()
 
@@ -127,6 +130,7 @@ class LocalSlurm:
             "SLURM_WATCHDOG_RESTARTS": str(self.restarts),
             "SLURM_WATCHDOG_KILL_SWITCH": str(path),
             **({"SLURM_WATCHDOG_HEARTBEAT": heartbeat} if heartbeat else {}),
+            **({RESUME_FROM: self._resume_from} if self._resume_from else {}),
         }
         if self._placed is None:
             shell = FUNCTION_SHELL if is_function(self.command[0], self._environ) else ()
@@ -178,6 +182,7 @@ class LocalSlurm:
         self._set_exit_code(code)
         if self.state != "RUNNING" or self.restarts != run:
             return  # it was ended on purpose
+        self._resume_from = self.last_good(self._resume_from)
         if self.is_interrupted():
             await self._end_interrupted()
             return
@@ -453,6 +458,8 @@ class LocalSlurm:
             raise SlurmRefused("the command has ended", Refusal.FINISHED)
         if self.state == "COMPLETING":
             raise SlurmRefused("the command is being ended", Refusal.NOT_NOW)
+        if self.state == "RUNNING":
+            self._resume_from = self.last_good(self._resume_from)
         self.restarts += 1
         self.held, self.state = True, "COMPLETING"
         self.over.clear()

@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from slurm_watchdog.agent.delivery.connect import UNIX
+from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
@@ -252,6 +253,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         for name in SAID_TWICE:
             logging.getLogger(name).setLevel(logging.ERROR)
     controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
+    job.last_good = lambda named: _last_good(controller, job.job_id, named)
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))
     doors = await open_doors(controller, page_password(config, wanted.directory), agents)
     stop, asked, began = asyncio.Event(), asyncio.Event(), clock.monotonic()
@@ -309,6 +311,11 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
             report.summary(started, journal, how=job.how_it_ended(), took_s=took_s, restarts=job.restarts)
         )
     return 128 + signal.SIGTERM if asked.is_set() and job.exit_code is None else job.exit_code or 0
+
+
+def _last_good(controller: Controller, job_id: str, named: str) -> str:
+    view = controller.state.job_view(job_id, clock.monotonic())
+    return named if view is None else resume_from(view, controller.judge.incidents, named)
 
 
 def page_password(config: Config, directory: Path) -> str:

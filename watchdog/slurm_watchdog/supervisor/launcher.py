@@ -41,6 +41,8 @@ OPTIONS_OF_JOB: Final = ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NOD
 NO_OPTION_BEGINS: Final = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_WATCHDOG")
 SHELL: Final = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
 """A program on a filesystem that hangs holds up this shell, and not us."""
+RESUME_FROM: Final = "SLURM_WATCHDOG_RESUME_FROM"
+"""Names to the command the last checkpoint from before a bad loss."""
 FUNCTION_SHELL: Final = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
 """For a function of the script's; the signals are for what it runs."""
 
@@ -80,9 +82,9 @@ class Launcher:
 
     # ------------------------------------------------------------------------------------ start
 
-    def command_line(self, placement: Placement, more_words: tuple[str, ...] = ()) -> tuple[str, ...]:
-        """What is executed on these nodes; `more_words` as they stand behind it."""
-        words = (*arguments(self._command, self._allocation, placement, self._addresses), *more_words)
+    def command_line(self, placement: Placement) -> tuple[str, ...]:
+        """What is executed on these nodes."""
+        words = arguments(self._command, self._allocation, placement, self._addresses)
         return (*(FUNCTION_SHELL if is_function(words[0], self._environ) else SHELL), *words)
 
     async def environment(self, placement: Placement, starts: int) -> dict[str, str]:
@@ -108,14 +110,14 @@ class Launcher:
         path = f"{self._directory}{os.pathsep}{self._environ.get('PATH', os.defpath)}"
         return self._environ | changed | {"PATH": path}
 
-    async def start(
-        self, placement: Placement, starts: int, more_words: tuple[str, ...] = ()
-    ) -> asyncio.subprocess.Process:
-        """Starts the command with our own output, and the input that we were given. Raises OSError."""
+    async def start(self, placement: Placement, starts: int, resume_from: str) -> asyncio.subprocess.Process:
+        """Starts the command with our own output, and the input that we were given; `resume_from`: see RESUME_FROM.
+        Raises OSError."""
         environ = await self.environment(placement, starts)
+        environ |= {RESUME_FROM: resume_from} if resume_from else {}
         with self.input.of_start(starts) as given:
             process = await asyncio.create_subprocess_exec(
-                *self.command_line(placement, more_words), stdin=given, env=environ, start_new_session=True
+                *self.command_line(placement), stdin=given, env=environ, start_new_session=True
             )
         self.begun(process.pid)
         return process

@@ -17,7 +17,6 @@ from slurm_watchdog.model.supervisor import (
 from slurm_watchdog.supervisor.last_minute import LAST_S, TOLD_S, late_words
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
-from slurm_watchdog.supervisor.resume_option import words_for
 from slurm_watchdog.supervisor.sentences import beside_words, code_words, elsewhere_words, restarting_words, told_words
 from slurm_watchdog.supervisor.state import (
     Action,
@@ -207,8 +206,7 @@ def _start(run: Run, now: float, wall: float) -> Next:
     )  # fmt: skip
     # Nothing that the command started outlives it: a server in the background, a step beside the one that failed.
     left = _end_all(run, "KILL") if run.starts else ()
-    more_words = words_for(settings.resume_option, run.resume_from) if run.resume_from else ()
-    begin = Begin(placement, in_batch=run.in_batch, more_words=more_words)
+    begin = Begin(placement, in_batch=run.in_batch, resume_from=run.resume_from)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
         elsewhere=(), told_at=None, begun_ticks=0, switch_gone_at=None, looked=False, once=(),
@@ -308,14 +306,10 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"it is {_late(run, wall)}"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
-    if order.resume_from and not run.settings.resume_option:
-        return "the trainer's option for a named checkpoint is not known (slurm-watchdog run --resume-option)"
     try:
-        if order.resume_from:
-            words_for(run.settings.resume_option, order.resume_from)
         after = replace(run, avoided=run.avoided | set(order.avoid))
         choose(run.settings.allocation, _count(after), avoided=after.avoided)
-    except (NoSpare, ValueError) as error:
+    except NoSpare as error:
         return str(error)
     return ""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shlex
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +25,7 @@ from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.endings import MARK, stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT
 from slurm_watchdog.supervisor.job_nodes import FILE_S, TAIL_BYTES, JobNodes, log_files, requeue
-from slurm_watchdog.supervisor.launcher import Launcher
+from slurm_watchdog.supervisor.launcher import RESUME_FROM, Launcher
 from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.mailbox import (
@@ -93,8 +92,6 @@ class Wanted:
     max_restarts: int = 3
     check: str = ""
     checkpoints: tuple[str, ...] = ()
-    resume_option: tuple[str, ...] = ()
-    """See supervisor.resume_option."""
 
 
 NO_AGENT: Final = (
@@ -121,7 +118,7 @@ def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]
     set_name(NAME)
     count = node_count(wanted.nodes, wanted.spares, allocation)
     settings = Settings(
-        allocation=allocation, count=count, max_restarts=wanted.max_restarts, resume_option=wanted.resume_option,
+        allocation=allocation, count=count, max_restarts=wanted.max_restarts,
         least=least_nodes(wanted.command, count),
     )  # fmt: skip
     launcher = Launcher(wanted.command, allocation, environ, check=wanted.check, checkpoints=wanted.checkpoints)
@@ -300,8 +297,8 @@ class _Service:
                     self._say(text)
                 case Look(nodes):
                     self._spawn(self._look(nodes))
-                case Begin(placement, in_batch, more_words):
-                    await self._begin(placement, in_batch, more_words)
+                case Begin(placement, in_batch, resume_from):
+                    await self._begin(placement, in_batch, resume_from)
                 case SignalSteps(name, steps):
                     self._spawn(self._launcher.signal_steps(name, steps))
                 case SignalTree(name):
@@ -318,17 +315,17 @@ class _Service:
     async def _look(self, nodes: tuple[str, ...]) -> None:
         await self._events.put(Looked(await self._launcher.look(nodes, len(nodes) - self._run.settings.count)))
 
-    async def _begin(self, placement: Placement, in_batch: bool, more_words: tuple[str, ...]) -> None:
+    async def _begin(self, placement: Placement, in_batch: bool, resume_from: str) -> None:
         start = self._run.starts
         spares = f", {fold_nodes(placement.spares)} to spare" if placement.spares else ""
-        more = f", with {shlex.join(more_words)}" if more_words else ""
+        more = f", with {RESUME_FROM}={resume_from}" if resume_from else ""
         self._say(f"{MARK.partition(': ')[2]}{start} on {fold_nodes(placement.nodes)}{spares}{more}")
         if self._run.order is not None:
             await self._remove_switch()
         if self._launcher.input.is_lost(start - 1):
             self._say(NO_INPUT)
         try:
-            process = await self._launcher.start(placement, start - 1, more_words)
+            process = await self._launcher.start(placement, start - 1, resume_from)
         except OSError as error:
             self._events.put_nowait(NotBegun(str(error)))
             return

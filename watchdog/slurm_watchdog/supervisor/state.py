@@ -48,8 +48,6 @@ class Settings(Struct, frozen=True, kw_only=True):
     max_restarts: int
     least: int | None = None
     """Nodes with which the command says that it can run, too; None: `count` alone."""
-    resume_option: tuple[str, ...] = ()
-    """See supervisor.resume_option; empty: it is not known."""
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -212,8 +210,8 @@ class Begin(Struct, frozen=True):
     placement: Placement
     in_batch: bool = False
     """The start before ran in the batch script: report that step, too."""
-    more_words: tuple[str, ...] = ()
-    """Put behind the command's."""
+    resume_from: str = ""
+    """See SupervisorStatus.resumed_from."""
 
 
 class SignalSteps(Struct, frozen=True):
@@ -271,7 +269,7 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
         nodes=tuple(n for n in nodes if n in run.placement.nodes or n in run.elsewhere),
         spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),
         avoided=tuple(n for n in nodes if n in run.avoided and n not in run.elsewhere),
-        takes_once=True, takes_resume=bool(run.settings.resume_option), resumed_from=run.resume_from,
+        takes_once=True, takes_resume=True, resumed_from=run.resume_from,
         failed=run.failed[:500],
         order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

@@ -48,7 +48,6 @@ from slurm_watchdog.knowledge.checkpoint_layouts import (
     parse_tracker,
     recognise,
 )
-from slurm_watchdog.knowledge.kept_checkpoints import KEPT_SUFFIX
 
 MAX_ASSESSED = 12
 """Of the newest of each layout and directory: more leftovers of crashes than that are a case for a person."""
@@ -106,7 +105,7 @@ def _scan_directory(directory: str, this: Scan, row: ScannedDirectory) -> Scanne
     if complete is not None:
         size = _size(complete, this, row.memory.size if row.memory is not None else None)
         row = replace(
-            row, step=complete.candidate.step, path=complete.path, at_ns=complete.at_ns,
+            row, step=complete.candidate.step, path=complete.path, foreign=not _is_own(complete), at_ns=complete.at_ns,
             age_s=max(0.0, this.wall - complete.at_ns / 1e9), size_bytes=size.size_bytes,
         )  # fmt: skip
     if writing is not None:
@@ -117,6 +116,13 @@ def _scan_directory(directory: str, this: Scan, row: ScannedDirectory) -> Scanne
         row, was_read=True, layout=layout, writing=bool(growing), error="; ".join(this.notes) or None,
         memory=CheckpointMemory(footprints=this.footprints, size=size),
     )  # fmt: skip
+
+
+def _is_own(complete: Assessed) -> bool:
+    """Whether it is this user's, who is the job's owner: another's may hold what the trainer would execute."""
+    with opened(os.path.dirname(complete.path), DIRECTORY_FLAGS) as where:
+        found = [files.stat_of(name, where) for name in complete.candidate.names[: files.MAX_NAMES]]
+    return all(it is not None and it.st_uid == os.geteuid() for it in found)
 
 
 def _size(complete: Assessed, this: Scan, known: KnownSize | None) -> KnownSize:
@@ -203,7 +209,7 @@ def _newest_of_each(candidates: Iterable[Candidate], tracked: list[Tracked]) -> 
 
 
 def _list(where: int, prefix: str, this: Scan) -> tuple[dict[str, bool], bool]:
-    """{name: is a directory} of what is neither a link, another mount nor kept by us, and whether there was more
+    """{name: is a directory} of what is neither a link nor another mount, and whether there was more
     than may be read."""
     found: dict[str, bool] = {}
     with os.scandir(where) as entries:
@@ -213,7 +219,7 @@ def _list(where: int, prefix: str, this: Scan) -> tuple[dict[str, bool], bool]:
             this.entries_left -= 1
             if this.entries_left % 1000 == 0:
                 this.check_time()
-            if entry.is_symlink() or f"{prefix}/{entry.name}" in this.others or entry.name.endswith(KEPT_SUFFIX):
+            if entry.is_symlink() or f"{prefix}/{entry.name}" in this.others:
                 continue
             is_directory = entry.is_dir(follow_symlinks=False)
             if is_directory or entry.is_file(follow_symlinks=False):

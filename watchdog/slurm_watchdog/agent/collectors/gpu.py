@@ -3,7 +3,7 @@
 Sees: UUID, PCI address, minor; utilisation, clocks, power, temperature, memory, throttle reasons; processes
     with their memory; ECC, remapped rows, retired pages, PCIe, NVLink, MIG; activity of multiprocessors, tensor
     cores, memory and links (GPM); Xid events
-From: NVML, or AMD SMI where there is no driver of NVIDIA's, in one child
+From: NVML, in one child
 How often: values every tick (temperature, memory and throttle reasons every other); processes and health of
     a GPU once a minute, one GPU after the other, in 5 ms of driver time a tick; all at once only if a rank
     is under suspicion

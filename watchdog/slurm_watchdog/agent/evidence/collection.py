@@ -16,7 +16,6 @@ from typing import Any, Final
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence import cores
-from slurm_watchdog.agent.evidence.debug_server import PORT as DEBUG_PORT
 from slurm_watchdog.agent.evidence.error_files import KIND as OWN_WORDS
 from slurm_watchdog.agent.evidence.flight_recorder import names_of, pipe_of, prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
@@ -28,7 +27,6 @@ from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.workers.answer_types import LeftoverFiles, Listeners, LogEnd, ProcessState
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
-    AskDebugServer,
     AskRas,
     DumpProcessStacks,
     FindFiles,
@@ -42,12 +40,12 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
-from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer
+from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 
-RAS, DEBUG_SERVER = "NCCL's RAS", "PyTorch's debug server"
+RAS = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
 PART_S: Final = 15.0
 """Deadline of one question to a child; a dump of stacks has its own."""
@@ -105,7 +103,6 @@ class Collection:
     _log_lines: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     _files: list[FoundFile] = field(default_factory=list)
     _ras: list[RasAnswer] = field(default_factory=list)
-    _recorded: list[CollectiveRecord] = field(default_factory=list)
     _problems: list[str] = field(default_factory=list)
     _todo: dict[str, Callable[[float], bool]] = field(default_factory=dict)
     """Parts that were not asked for yet: each returns whether its child took the question."""
@@ -130,8 +127,6 @@ class Collection:
         }
         if not self.sources.kernel_log:
             del self._todo["kernel log"]
-        if any(each.role is Role.RANK and each.rank == 0 for each in self.processes):
-            self._todo[DEBUG_SERVER] = self._find_debug_server
         if self.command.only_ras:
             self._todo.clear()
         if self.command.ras:
@@ -322,16 +317,6 @@ class Collection:
                 self._ask_part, "RAS's answer", "evidence:ras", request, self._ras.append
             )
 
-    def _find_debug_server(self, now: float) -> bool:
-        processes = [(each.pid, each.start_ticks) for each in self.processes[:1024]]
-        request = FindListeners(processes, DEBUG_PORT)
-        return self._ask_part(DEBUG_SERVER, "evidence:ports", request, self._ask_debug_server, now)
-
-    def _ask_debug_server(self, found: Listeners) -> None:
-        if found.addresses:
-            request, part = AskDebugServer(found, DEBUG_PORT), f"the answer of {DEBUG_SERVER}"
-            self._todo[part] = partial(self._ask_part, part, "evidence:debug", request, self._recorded.extend)
-
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.sources.logs.mounts)
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
@@ -376,7 +361,6 @@ class Collection:
                 kernel_lines=tuple(self._kernel_lines),
                 settings=tuple(self._settings),
                 ras=next(iter(self._ras), None),
-                recorded=tuple(self._recorded),
                 problems=tuple(dict.fromkeys(self._problems)),
             )
         )

@@ -74,7 +74,7 @@ def _without_contents(evidence: NodeEvidence) -> NodeEvidence:
 
 
 def _without_records(evidence: NodeEvidence) -> NodeEvidence:
-    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files), recorded=())
+    return replace(evidence, files=tuple(replace(each, record=None) for each in evidence.files))
 
 
 def _with_few_threads(evidence: NodeEvidence) -> NodeEvidence:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slurm_watchdog.agent.checkpoints import keep, scan
+from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.supervisor_status import read_supervisor
@@ -32,7 +32,6 @@ from slurm_watchdog.agent.workers.request_types import (
     FindListeners,
     Follow,
     IdentifyProcesses,
-    KeepCheckpoint,
     KillSwitch,
     LastKernelLines,
     LastLines,
@@ -161,7 +160,6 @@ TASKS: Final = tasks_by_name(
             args.mount, *args.others, *(each[1] for each in (*args.directories, *args.trackers, *args.clocks))
         ),
     ),
-    Task(KeepCheckpoint, keep.keep_checkpoint, as_owner=True, paths=lambda args: (args.path,)),
     Task(
         ProbeDirectory, as_owner.probe_mount, as_owner=True, check=_check_node,
         paths=lambda args: (args.directory, args.mount),

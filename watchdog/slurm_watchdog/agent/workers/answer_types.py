@@ -244,12 +244,6 @@ class ProbedDirectory(Struct, frozen=True, kw_only=True):
     wrote: bool = False
 
 
-class KeptCheckpoint(Struct, frozen=True, kw_only=True):
-    """Where a checkpoint is kept, now or since before."""
-
-    path: str
-
-
 class SupervisorFile(Struct, frozen=True, kw_only=True):
     """What a supervisor says of itself."""
 

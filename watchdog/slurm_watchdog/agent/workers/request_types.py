@@ -17,7 +17,6 @@ from slurm_watchdog.agent.workers.answer_types import (
     FollowedLogs,
     GpuReading,
     IdentifiedProcess,
-    KeptCheckpoint,
     LeftoverFiles,
     LinkCounters,
     Listeners,
@@ -30,7 +29,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ThreadFacts,
 )
 from slurm_watchdog.base.mounts import Mount
-from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer
+from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import Process
@@ -262,16 +261,6 @@ class AskRas(Request[RasAnswer], frozen=True):
     """For the whole talk: RAS itself gives the other processes 5 s."""
 
 
-class AskDebugServer(Request[list[CollectiveRecord]], frozen=True):
-    """The debug server of PyTorch of a job, by a port on which processes of the job listen, and nobody else."""
-
-    task = "ask_debug_server"
-    listeners: Listeners
-    port: Annotated[int, Meta(ge=1, le=65535)]
-    deadline_s: Seconds = 12.0
-    """It asks all ranks itself, and gives each a minute: those that take longer than this are not known."""
-
-
 class ReadCore(Request[list[str]], frozen=True):
     """The frames of a core file; `program` is that of a rank that lives, for a core file that names none."""
 
@@ -292,15 +281,6 @@ class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
     """(job, directory, what the last scan gave back)."""
     trackers: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
     clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
-
-
-class KeepCheckpoint(Request[KeptCheckpoint], frozen=True):
-    """A checkpoint to be kept from its trainer; `size_bytes`: of all its files, when it was complete."""
-
-    task = "keep_checkpoint"
-    path: Path
-    size_bytes: Annotated[int, Meta(ge=1)]
-    budget_s: Seconds
 
 
 class ProbeDirectory(Request[ProbedDirectory], frozen=True):

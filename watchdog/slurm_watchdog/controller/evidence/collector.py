@@ -63,8 +63,6 @@ log = logging.getLogger(__name__)
 
 MAX_ERROR: Final = 300
 """Characters of a node's reason that are kept."""
-MAX_RECORDED: Final = 4096
-"""Ranks of which a debug server is heard."""
 RAS_PROBLEM: Final = "RAS"
 """In what an agent says of an answer that it did not get (agent.evidence.collection)."""
 NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
@@ -236,7 +234,7 @@ class Collector:
         finally:
             found.rows, found.packed, found.settings, found.dumps, found.ras, found.shared = [], [], {}, {}, None, None
             found.known = ()
-            found.addresses, found.recorded = {}, ()
+            found.addresses = {}
             found.took_s = clock.monotonic() - found.began
             found.finished.set()
             self._known.is_over(found)
@@ -342,8 +340,6 @@ class Collector:
         found.rows += [RankRow(node, found.shared.of(rank), main_call(rank)) for rank in evidence.ranks]
         found.settings[node] = dict(evidence.settings)
         found.ras = found.ras or evidence.ras
-        if any(rank.role is Role.RANK and rank.rank == 0 for rank in evidence.ranks) and not found.recorded:
-            found.recorded = tuple(found.shared.record(each) for each in evidence.recorded[:MAX_RECORDED])
         found.addresses[node] = addresses_of(evidence.ranks)
         begun = clock.monotonic() - evidence.took_s  # its ages are of some moment since
         for file in evidence.files:

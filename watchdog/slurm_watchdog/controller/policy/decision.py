@@ -11,7 +11,6 @@ from slurm_watchdog.controller.policy.guards import (
     ASKED_FOR,
     GUARDS,
     NO_SUPERVISOR,
-    goes_back,
     is_held,
     why_not,
 )
@@ -40,8 +39,6 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     held_why = situation.why_held or "" if not asked and is_held(situation) else ""
     if held_why:
         ladder = tuple(rung for rung in ladder if rung in (Rung.EVIDENCE, Rung.REQUEUE))
-    if goes_back(incident, situation) and not incident.actionable:  # a requeue resumes from the newest
-        ladder = tuple(rung for rung in ladder if rung in (Rung.EVIDENCE, Rung.RESTART_STEP))
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
     action = Action.HOLD if held_why and action is not Action.NONE else action
     verdict, by = Verdict.ALLOWED, str(incident.kind)
@@ -79,7 +76,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         if once or searched:
             why_avoided.append(f"{', '.join(once or searched)} left out once, to find the node that makes the job slow")
         if resume_from:
-            why_avoided.append(f"it resumes from {resume_from}, by the trainer's own option")
+            why_avoided.append(f"the checkpoint {resume_from} is named to it")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,

@@ -105,15 +105,8 @@ def why_not(ending: Rung, job: SlurmJob, supervisor: SupervisorStatus | None) ->
     return None
 
 
-def goes_back(incident: Incident, s: PolicyInput) -> bool:
-    """Whether a restart in place can resume from a named checkpoint from before a bad loss."""
-    in_place = Rung.RESTART_STEP in s.rule.ladder and why_not_in_place(s.supervisor) is None
-    return in_place and bool(incident.good_checkpoint and s.resume_from)
-
-
-def _evidence(incident: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
-    is_clear = incident.actionable or goes_back(incident, s)
-    return None if is_clear else "the evidence is strong enough to report it, and not to act on it"
+def _evidence(incident: Incident, _: PolicyInput, __: GuardLimits) -> str | None:
+    return None if incident.actionable else "the evidence is strong enough to report it, and not to act on it"
 
 
 def _storage(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:

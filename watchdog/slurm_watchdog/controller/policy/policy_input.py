@@ -99,7 +99,7 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     supervisor: SupervisorStatus | None = None
     """The job's own, if one lives."""
     resume_from: str = ""
-    """Checkpoint that a restart in place is to resume from, by the trainer's own option; empty: the trainer chooses."""
+    """Checkpoint that a restart in place names to the command; empty: none, the trainer chooses."""
     suspects: tuple[tuple[str, str], ...] = ()
     """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
     search: JobSearch | None = None

@@ -32,7 +32,6 @@ from slurm_watchdog.parse.nccl_ras import bounded
 
 FLIGHT_RECORDER: Final = "the Flight Recorder"
 RAS: Final = "NCCL's RAS"
-DEBUG_SERVER: Final = "PyTorch's debug server"
 MAX_OWN_WORDS: Final = 64
 """Of a run; who failed first is what is asked."""
 DUMPS: Final = 3
@@ -98,8 +97,6 @@ class Collected:
     """Nodes that may ask it, the first first."""
     ras_failed: bool = False
     """The first found it, and got no answer."""
-    recorded: tuple[CollectiveRecord, ...] = ()
-    """What PyTorch's debug server said of all ranks."""
     addresses: dict[str, set[str]] = field(default_factory=dict)
     """Node -> addresses at which its ranks have connections."""
     shared: SharedFrames | None = None
@@ -187,11 +184,7 @@ def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordS
     known = {(rank.node, rank.process.rank) for rank in view.ranks if alive[rank.process.rank] < 2}
     age_s = view.progress.age_s if view.progress is not None else view.run_age_s
     fresh = [record for key, (at, record) in found.dumps.items() if key in known and now - at <= age_s]
-    ranks = {rank for _, rank in known}
-    served = [record for record in found.recorded if record.rank in ranks]
     sets = [RecordSet(source=FLIGHT_RECORDER, records=tuple(fresh))] if fresh else []
-    if served and not fresh:
-        sets.append(RecordSet(source=DEBUG_SERVER, records=tuple(served)))
     if found.ras is not None:
         processes = processes_of(view, found.addresses)
         answer = replace(found.ras, communicators=bounded(found.ras.communicators))

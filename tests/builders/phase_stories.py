@@ -36,6 +36,8 @@ SCAN_S, SOON_S = 30.0, 5.0
 LIFETIME_S = 30.0
 """Of a report, as shipped."""
 KEPT_REPORTS_S = 300.0
+UP_S = 86400.0
+"""A node's own clock is ahead of the controller's."""
 
 
 @dataclass
@@ -260,7 +262,7 @@ class Agent:
         self.sequence += 1
         return Report(
             node=self.name, boot_id="b", agent_id=f"{self.name}:{self.starts}", sequence=self.sequence,
-            processes=self.ranks, logs=logs, events=(*events, *found), checkpoints=rows,
+            processes=self.ranks, logs=logs, events=(*events, *found), checkpoints=rows, made_s=now + UP_S,
         )  # fmt: skip
 
 
@@ -283,6 +285,9 @@ class Delivery:
         self.spools: dict[str, list[tuple[float, Report]]] = {"n1": [], "n2": []}
         self.delivered_at = dict.fromkeys(self.spools, BEGAN)
         self.cut_until = dict.fromkeys(self.spools, 0.0)
+        self.stalled_until = 0.0
+        self.held: dict[str, list[Report]] = {"n1": [], "n2": []}
+        """Sent to a controller that is stalled; their agents send them again."""
         first, last = story.steps[0], story.ends_at + 20.0
         self.troubles = sorted(rng.uniform(first, last) for _ in range(0 if calm else rng.randint(0, 4)))
         self.forgot_at = BEGAN
@@ -329,10 +334,14 @@ class Delivery:
             yield now
 
     def _trouble(self, now: float) -> None:
-        agent, kind = self.rng.choice(self.agents), self.rng.choice(("controller", "kill", "reload", "cut", "lost"))
+        agent, kind = (
+            self.rng.choice(self.agents),
+            self.rng.choice(("controller", "kill", "reload", "cut", "lost", "stall")),
+        )
         self.notes.append(f"{now:.0f} {kind} {agent.name}")
         if kind == "controller":
             self.controller = self.new_controller(now)
+            self.stalled_until, self.held = 0.0, {name: [] for name in self.held}
             self.forgot_at = self.killed_at
         elif kind == "kill":
             if agent.name == "n1":
@@ -345,6 +354,8 @@ class Delivery:
             agent.start(agent.logs.memory())
         elif kind == "cut":
             self.cut_until[agent.name] = now + self.rng.uniform(5.0, 70.0)
+        elif kind == "stall":
+            self.stalled_until = now + self.rng.uniform(5.0, 45.0)
         elif self.spools[agent.name]:
             self.spools[agent.name].pop()
             agent.again = True
@@ -356,7 +367,14 @@ class Delivery:
             return  # the next one goes first: late, and in order
         if now < self.cut_until[agent.name]:
             return
+        held = self.held[agent.name]
+        if now < self.stalled_until:
+            held += [replace_age(report, now - made_at) for made_at, report in spool] if not held else []
+            return
         late = now - self.delivered_at[agent.name] > 15.0
+        for told in held:
+            self.controller.apply_report(told, now)
+        held.clear()
         for made_at, report in spool:
             age_s = now - made_at
             arrives = now + (0.0 if self.calm else self.rng.uniform(0.0, 0.4))

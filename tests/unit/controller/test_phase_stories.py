@@ -12,14 +12,18 @@ from pathlib import Path
 from shutil import rmtree
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import loop_clock
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.detect.collective_hang import CollectiveHang, hang_finding
 from slurm_watchdog.model.incidents import Truth
-from tests.builders.phase_stories import Delivery, Story, make_story
+from slurm_watchdog.model.observations import Event, EventKind
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.slurm import SlurmNode, SlurmView
+from tests.builders.phase_stories import UP_S, Delivery, Story, make_story
 from tests.builders.thorough import first
-from tests.builders.views import RECV, stack
+from tests.builders.views import RECV, process, slurm_job, stack
 
 SETTINGS = CollectiveHang()
 STORIES = int(os.environ.get("PHASE_STORIES", "2000")) // 16 * 16
@@ -82,6 +86,32 @@ def tell(number: int, where: Path, *, calm: bool) -> str:
         else:
             return "" if is_reported(delivery.controller, now) else f"beyond its limit and not reported: {what}"
     return f"never reported: {what}"
+
+
+def test_a_save_that_is_announced_after_a_report_which_waited_for_the_controller_is_known() -> None:
+    """The report of step 20 waits for 25 s in a socket of a controller that is stalled; then the save is announced."""
+    state = ClusterState(silent_after_s=40.0, report_lifetime_s=30.0)
+    node = SlurmNode(name="n1", address="n1", state="IDLE")
+    state.apply_slurm(SlurmView(jobs=(slurm_job(nodes=("n1",)),), nodes=(node,)), 0.0)
+    step = Event(kind=EventKind.PROGRESS, job_id="7", age_s=0.0, source="/7.out", pattern="key_value")
+    save = Event(kind=EventKind.PHASE, job_id="7", age_s=0.0, source="/7.out", phase="checkpointing", line="saving")
+
+    def report(number: int, at: float, *events: Event, comes_at: float | None = None) -> None:
+        told = Report(node="n1", boot_id="b", agent_id="a", sequence=number, made_s=UP_S + at, events=events)
+        told = replace(told, processes=(process(0),))
+        assert state.apply_report(told, at if comes_at is None else comes_at) == "accepted"
+
+    for number in range(1, 20):
+        report(number, 5.0 * number, replace(step, step=number))
+    report(20, 100.0, replace(step, step=20), comes_at=125.0)
+    report(21, 105.0, save, comes_at=125.1)
+    for number in range(22, 45):
+        at = max(5.0 * number, 125.2)
+        report(number, at, replace(save, age_s=at - 105.0))
+    view = state.job_view("7", 220.0)
+    assert view is not None and view.progress is not None
+    assert view.progress.phase == "checkpointing"
+    assert view.progress.age_s == pytest.approx(120.0)
 
 
 @pytest.mark.parametrize("part", first(2, range(PARTS)))

@@ -111,6 +111,7 @@ class Agent:
             boot_id=self.boot_id,
             agent_id=self.agent_id,
             sequence=self.sequence,
+            made_s=clock.since_boot(),
             interval_s=self.interval_s,
             agent_version=slurm_watchdog.__version__,
             hung_probes=self.probes.hung(now),

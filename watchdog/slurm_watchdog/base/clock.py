@@ -15,6 +15,11 @@ def monotonic() -> float:
     return _monotonic()
 
 
+def since_boot() -> float:
+    """Seconds since the kernel started, a suspension of the machine included: the same for each process there."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def wall() -> float:
     """Seconds since the epoch, for people and for comparing with the times of files. Never for windows."""
     return _wall()

@@ -179,6 +179,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """Rises by one with every report of this agent_id; a report seen before is dropped."""
     age_s: float = 0.0
     """Seconds between making and sending; not 0 when it waited in the spool."""
+    made_s: float = 0.0
+    """When it was made, in seconds since the node's kernel started; 0: an older agent does not say it."""
     interval_s: float = 5.0
     version: int = 1
     agent_version: str = ""

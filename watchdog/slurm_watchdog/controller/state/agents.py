@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Container
 from dataclasses import dataclass
 from typing import Final
@@ -25,6 +26,12 @@ MAX_BASE_BYTES: Final = 3 * MAX_BYTES
 hour or more to it."""
 
 
+OFFSETS: Final = 6
+"""Reports of a node by which its clock is compared with ours: in a stall one of them waits, and others come again."""
+MOST_WAITED_S: Final = 300.0
+"""A report that seems to have waited longer is of a node whose clock was stopped, as that of a virtual machine is."""
+
+
 @dataclass(slots=True)
 class _Agent:
     boot_id: str
@@ -46,6 +53,8 @@ class Agents:
         self.silent_after_s = silent_after_s
         self._left_out = left_out
         self._agents: dict[str, _Agent] = {}
+        self._offsets_s: dict[str, tuple[str, deque[float]]] = {}
+        """Of a node: its boot, and how far our clock was ahead of its own at the newest reports."""
         self._registered = 0
         """Reports so far."""
         self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
@@ -91,6 +100,22 @@ class Agents:
             agent.whole = None
             return None
         return make_whole(agent.whole, report)
+
+    def made_at(self, report: Report, now: float) -> float:
+        """When a report that is taken at `now` was made, on the caller's clock.
+
+        It may have waited longer than its age says: in a network, or for a controller that was stalled. The node's own
+        clock tells how far apart its reports were made, and the one that waited least tells when.
+        """
+        at = now - max(0.0, report.age_s)
+        if report.made_s <= 0.0:
+            return at
+        boot_id, offsets_s = self._offsets_s.get(report.node, ("", None))
+        if offsets_s is None or boot_id != report.boot_id:
+            offsets_s = deque(maxlen=OFFSETS)
+            self._offsets_s[report.node] = report.boot_id, offsets_s
+        offsets_s.append(at - report.made_s)
+        return max(at - MOST_WAITED_S, report.made_s + min(offsets_s))
 
     def register(self, report: Report, made_at: float) -> bool:
         """Remembers this report of a node, made at `made_at`. False: it, or a later one, has come before."""
@@ -139,6 +164,7 @@ class Agents:
         gone = [name for name, agent in self._agents.items() if agent.reported_at < since and name not in kept]
         for name in gone:
             del self._agents[name]
+            self._offsets_s.pop(name, None)
             self._names, self._reporting = (), None
         return gone
 

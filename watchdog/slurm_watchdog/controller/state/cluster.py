@@ -181,7 +181,7 @@ class ClusterState:
 
         A report older than its lifetime proves that the node is there and says nothing about now.
         """
-        made_at = now - max(0.0, report.age_s)
+        made_at = self.agents.made_at(report, now)
         self.left_out.at = now
         if not self.agents.has_room(report.node, self.node_addresses):
             return "no_room"

@@ -174,11 +174,7 @@ def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:
 
 def test_the_page_of_detectors_has_its_row_and_its_section(seen: dict[str, Any]) -> None:
     page = seen["detectors"]
-    assert (
-        "| [`loss_zero`](#loss_zero) | The loss is exactly 0, several times in a row: no label is left to learn from. | none |"
-        in page
-    )
+    assert re.search(r"\| none: reported only \|.*`loss_zero`", page)
     section = page.partition("\n## loss_zero\n")[2].partition("\n## ")[0]
-    assert [
-        word in section for word in ("five losses in a row are 0", "`log_error`", "Every label is masked.", "`steps`")
-    ] == [True] * 4
+    assert "The loss is exactly 0, several times in a row: no label is left to learn from." in section
+    assert "five losses in a row are 0" in section and "Every label is masked." in section

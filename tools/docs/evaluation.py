@@ -68,8 +68,8 @@ def accuracy(results: Mapping[str, Any]) -> str:
     lines = [
         f"{measured(results, 'make accuracy')} ({results['minutes']} min): {sentence(results)}",
         "",
-        "| case | runs | found, right culprit | seconds to verdict, p50 / p99 |",
-        "|---|---|---|---|",
+        "| case | runs | seconds to verdict, p50 / p99 |",
+        "|---|---|---|",
         *(_case([row for row in cases if row["case"] == name]) for name in names),
         "",
         "Hours that healthy jobs did something that looks like a fault: "
@@ -90,11 +90,9 @@ def _case(ways: list[Mapping[str, Any]]) -> str:
     named = sum(row["runs"] for row in judged)
     right = sum(row["runs"] * row["culprit"] for row in judged) / named if named else None
     false = sum(row["false"] for row in ways)
-    well = "all" if found == right == 100 else f"{_percent(found)}, {_percent(right)}"
-    return (
-        f"| {_name(first)} | {runs} | {well}{f', {false} other incidents' if false else ''} | "
-        f"{_s(first['p50_s'])} / {_s(first['p99_s'])} |"
-    )
+    missed = "" if found == right == 100 else f"; found {_percent(found)}, right culprit {_percent(right)}"
+    other = f"; {false} other incidents" if false else ""
+    return f"| {_name(first)} | {runs}{missed}{other} | {_s(first['p50_s'])} / {_s(first['p99_s'])} |"
 
 
 def sources(results: Mapping[str, Any]) -> str:

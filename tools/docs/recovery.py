@@ -113,9 +113,12 @@ def _remarks(
     for (peer, scene), row in rows.items():
         if row["problem"]:
             told.append(f"{peer}, {kept['scenes'][scene]}: {_plain(row['problem'])}")
-        elif scene in healthy and _accused(row):
-            told.append(f"{peer} ended a healthy job ({kept['scenes'][scene]}) after {_s(row['verdict_s'])}.")
-    return told
+    ended = [
+        f"{peer} after {_s(row['verdict_s'])}"
+        for (peer, scene), row in rows.items()
+        if scene in healthy and _accused(row)
+    ]
+    return [*told, f"Healthy jobs that were ended: {', '.join(ended)}."] if ended else told
 
 
 def _verdict(row: Mapping[str, Any]) -> str:

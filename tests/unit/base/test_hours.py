@@ -6,7 +6,7 @@ from datetime import datetime
 
 import pytest
 
-from slurm_watchdog.base.hours import days_before, is_within, newest_start, parse_hours
+from slurm_watchdog.base.hours import is_within, parse_hours
 from tests.builders.time_zone import time_zone
 
 MONDAY = datetime(2026, 11, 23).astimezone()
@@ -41,24 +41,6 @@ def test_a_time_is_within_a_window(
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"is no|no clock shows"):
         parse_hours(text)
-
-
-def test_the_newest_start_of_a_time_of_the_week_is_at_most_a_week_ago() -> None:
-    assert newest_start("mon 09:00", at(0, 9)) == at(0, 9)
-    assert newest_start("mon 09:00", at(7, 8, 59)) == at(0, 9)
-    assert newest_start("sun 23:30", at(7, 1)) == at(6, 23, 30)
-    with pytest.raises(ValueError, match="no day"):
-        newest_start("moon 09:00", at(0, 9))
-
-
-def test_where_clocks_are_changed_a_week_before_is_the_same_time_of_the_day() -> None:
-    """Sunday 2026-03-29 has 23 hours in Central Europe, 2026-10-25 has 25."""
-    with time_zone():
-        for text, hours in (("2026-03-30T09:00", 167), ("2026-10-26T09:00", 169), ("2026-11-30T09:00", 168)):
-            monday = datetime.fromisoformat(text).astimezone().timestamp()
-            assert newest_start("mon 09:00", monday) == monday
-            before = days_before(monday, 7)
-            assert (monday - before, newest_start("mon 09:00", monday - 1)) == (hours * 3600.0, before)
 
 
 def test_windows_at_night_hold_through_an_hour_that_is_left_out_or_comes_twice() -> None:

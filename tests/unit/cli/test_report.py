@@ -17,16 +17,13 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.base.hours import newest_start
 from slurm_watchdog.cli.report import advice, show
 from slurm_watchdog.cli.report_types import JobRun, Report
 from slurm_watchdog.cli.story import end_words, paired
-from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.run_records import RunRecords
-from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.reports import spells_of
@@ -36,8 +33,6 @@ from slurm_watchdog.model.actions import Action, Fence, Verdict
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
-from slurm_watchdog.notify.factory import make_notifier
-from slurm_watchdog.notify.weekly_message import weekly_words
 from slurm_watchdog.slurm.accounting import (
     FIELDS,
     OPTIONAL,
@@ -49,7 +44,6 @@ from slurm_watchdog.slurm.accounting import (
 from slurm_watchdog.slurm.commands import Commands
 from tests.builders.cli import run
 from tests.builders.crash_loops import run as past_run
-from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, INCIDENT, RUN
 from tests.builders.open_doors import OWNER, STRANGE, Controller
 from tests.builders.views import cluster, job, progress, slurm_job
@@ -105,7 +99,7 @@ def test_a_report_says_what_was_kept_what_was_lost_to_what_and_how_often_to_save
     assert "1 run failed or had to be ended, one in 127.5 node-hours: too few to advise an interval" in said
 
 
-def test_what_waited_to_be_noticed_is_said_in_the_table_and_the_message(journal: Journal) -> None:
+def test_what_waited_to_be_noticed_is_said_in_the_table_and_json(journal: Journal) -> None:
     late = replace(INCIDENT, state=IncidentState.RESOLVED, opened_at=T + 2.5 * H, resolved_at=T + 10 * H)
     journal.save_incident(replace(late, fired_at=T + 4.0 * H))
     dates = ("--from", "2023-11-01")
@@ -115,11 +109,9 @@ def test_what_waited_to_be_noticed_is_said_in_the_table_and_the_message(journal:
     assert "15.0 node-hours were spent waiting to be noticed" in said
     assert json.loads(asked(journal, "report", *dates, "--json"))["to_be_noticed_h"] == [["collective_hang", 15.0]]
     assert "15.0 node-hours were spent waiting" in asked(journal, "story", "7", "--no-accounting")
-    found, _ = read(journal.url, T, T + 100 * H)
-    assert any("waiting to be noticed" in line for line in weekly_words(found).evidence)
 
 
-def test_what_mode_act_would_have_saved_is_said_in_the_terminal_the_message_and_json(journal: Journal) -> None:
+def test_what_mode_act_would_have_saved_is_said_in_the_terminal_and_json(journal: Journal) -> None:
     """The hang stood from 2.5 h to 10 h on 10 nodes; after half an hour its restart was decided, and observed."""
     journal.run_records.save(record(0, 0, 10, job_id="9", state="CANCELLED", last_rise_at=T + 2.5 * H))
     of = {"id": "i9", "job_ids": ("9",), "runs": (("9", 0),)}
@@ -135,7 +127,6 @@ def test_what_mode_act_would_have_saved_is_said_in_the_terminal_the_message_and_
     assert words in asked(journal, "report", "--from", "2023-11-01").replace("\n", " ")
     found, _ = read(journal.url, T, T + 100 * H)
     assert (found.savings.would_save_h, found.savings.observed) == (70.0, 1)
-    assert any(words in line for line in weekly_words(found).evidence)
     assert json.loads(asked(journal, "report", "--from", "2023-11-01", "--json"))["savings"]["would_save_h"] == 70.0
 
 
@@ -193,69 +184,6 @@ def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:
     assert "no job ran" in asked(journal, "report", "--from", "2023-11-01", "--user", "eve")
 
 
-def test_a_weekly_report_goes_out_once_also_if_the_controller_starts_again(journal: Journal) -> None:
-    week = parse_config("notify: {slack: {token_file: /t, channel: C1, weekly_report: 'thu 23:00'}}\n")
-
-    def turn(days: float) -> bool:
-        notifier = make_notifier(week, journal.outbox)
-        at = newest_start("thu 23:00", T + 7 * 86400) + days * 86400
-        return asyncio.run(WeeklyReport(journal.url, notifier, "a", lambda: at).turn())
-
-    assert [turn(days) for days in (0.1, 0.2, 0.9, 1.1, 6.9)] == [True, False, False, False, False]
-    (row,) = journal.outbox.pending(9)
-    said = json.dumps(row.payload)
-    assert ": 2 jobs had 127.5 node-hours" in said and "collective_hang 75.0" in said
-    assert [turn(days) for days in (7.0, 7.1, 15.5)] == [True, False, False]
-
-
-def test_every_receiver_that_wants_it_gets_the_weekly_report_of_the_jobs_of_its_route(
-    journal: Journal, tmp_path: Path
-) -> None:
-    receiver = JsonReceiver()
-    config = """
-notify:
-  webhook: {url_file: URL, weekly_report: 'thu 23:00'}
-  receivers:
-    - {name: chat, type: template, url_file: URL, template: {say: '{event}: {text} {details}'}, weekly_report: 'thu 23:00'}
-    - {name: speech, type: teams, url_file: URL, route: {account: 'spe*', severity: [critical]}, weekly_report: 'thu 23:00'}
-    - {name: other, type: teams, url_file: URL}
-    - {name: boss, type: email, server: 'localhost:25', encryption: none, sender: w@example.org, to: [b@example.org],
-       weekly_report: 'fri 07:00'}
-"""
-    at = newest_start("thu 23:00", T + 7 * 86400) + 60
-
-    async def go() -> None:
-        async with receiver.listening():
-            (tmp_path / "url").write_text(receiver.url)
-            notifier = make_notifier(parse_config(config.replace("URL", str(tmp_path / "url"))), journal.outbox)
-            assert await WeeklyReport(journal.url, notifier, "a", lambda: at).turn()
-            assert await notifier.deliver(9, 0.0) is None
-
-    asyncio.run(go())
-    said = {json.dumps(each)[:12]: json.dumps(each) for each in receiver.documents()}
-    webhook, chat, teams = (next(each for each in said.values() if words in each) for words in
-                            ('"events"', '"say"', '"attachments"'))  # fmt: skip
-    assert len(said) == 3 and '"event": "weekly_report"' in webhook
-    for each in (webhook, chat):
-        assert ": 2 jobs had 127.5 node-hours" in each and "collective_hang 75.0" in each
-    assert "weekly_report: [cluster] Weekly report, " in chat
-    assert ", account spe*: 1 job had 2.5 node-hours" in teams and "collective_hang" not in teams
-
-
-@pytest.mark.parametrize(
-    ("receiver", "problem"),
-    [
-        ("{name: a, type: teams, url_file: /u, weekly_report: monday}", "must be a day and a time such as 'mon 09:00'"),
-        ("{name: a, type: pagerduty, key_file: /k, weekly_report: 'mon 09:00'}", "not to pagerduty"),
-        (
-            "{name: a, type: email, server: 'h:25', sender: a@b.c, owner: '{user}@b.c', weekly_report: 'mon 09:00'}",
-            "to an address in `to`",
-        ),
-    ],
-)
-def test_a_weekly_report_that_cannot_be_sent_is_refused(receiver: str, problem: str) -> None:
-    with pytest.raises(ConfigError, match=problem):
-        parse_config(f"notify: {{receivers: [{receiver}]}}\n")
 
 
 def test_a_story_has_each_run_what_happened_and_what_it_cost(journal: Journal) -> None:

@@ -213,7 +213,6 @@ policy: {overrides: [{match: {partition: [debugg, 'test-*']}, mode: observe}, {m
 thresholds: [{match: {partition: 'gpu*'}, stall_after_floor: 1min}]
 notify:
   slack: {webhook_url_file: /x, mentions: {'partition:gpu': here, 'partition:cpu': here, default: here}}
-  receivers: [{name: vision, type: teams, url_file: /x, route: {partition: visoin}}]
 """
 
 
@@ -222,7 +221,6 @@ def test_what_the_configuration_has_for_a_partition_that_is_not_there_is_said_fo
     found = of_cluster(partitions=("gpu", "debug", "vision"), for_partitions=meant)
     assert [(each.rule, each.sentence.partition(" is for")[0], each.evidence.partition(";")[0]) for each in found] == [
         ("no_partition", "policy.overrides[0]", "debugg, test-*"),
-        ("no_partition", "notify.receivers: vision", "visoin"),
         ("no_partition", "notify.slack.mentions", "cpu"),
     ]
     assert of_cluster(partitions=(), for_partitions=meant) == [], "Slurm did not say which there are"

@@ -19,9 +19,9 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
 from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.job_status_message import JobPulse
 from slurm_watchdog.notify.notification import Delivery, Topic
 from slurm_watchdog.notify.slack import SlackBot
@@ -672,42 +672,16 @@ def test_every_topic_has_words() -> None:
 OLD = {"text": "[a] CRITICAL: job 7: rank 3 waits alone.", "blocks": [], "link_names": False}
 
 
-def test_rows_of_an_earlier_release_are_sent_or_logged_and_dropped(
+def test_what_waits_for_a_receiver_that_left_is_dropped_in_writing(
     journal: Journal, caplog: pytest.LogCaptureFixture
 ) -> None:
-    wall = Wall()
-
-    async def go() -> None:
-        told = ticking(journal, wall)
-        notifier = Notifier(journal.outbox, [], "a", wall=lambda: told.now)
-        with journal.together():
-            journal.outbox.add("people", "old", {**OLD, "text": "of last week"}, told.now - 90_000.0)
-            for number in range(40):
-                journal.outbox.add("people", f"i{number}", {**OLD, "text": f"story {number}"}, told.now - 100.0)
-            journal.outbox.add("people", "odd", {"of": "another release"}, told.now)
-            journal.outbox.add("webhook", "i1", {"topic": "opened"}, told.now)
-        upgraded = Notifier(
-            journal.outbox, [told.workers[0].channel], "a", legacy_channel="slack", wall=lambda: told.now
-        )
-        upgraded.clear_unknown_channels()
-        await told.run_until_empty()
-        upgraded.clear_unknown_channels()
-        notifier.clear_unknown_channels()
-
-    asyncio.run(go())
-    assert [text for text in wall.texts() if "story" in text] == [f"story {n}" for n in range(30, 40)]
-    assert most_in_a_minute([at for at, _, _ in wall.posts]) <= 5
-    ended = [record.getMessage() for record in caplog.records if "ends here" in record.getMessage()]
-    assert len(ended) == 1 + 30 + 1 + 1
-    assert any("of last week" in text for text in ended)
-    assert journal.outbox.waiting_channels() == []
-
-
-def test_without_slack_what_is_left_ends_in_writing(journal: Journal, caplog: pytest.LogCaptureFixture) -> None:
-    journal.outbox.add("people", "i1", OLD, 1e6)
-    Notifier(journal.outbox, [], "a", wall=lambda: 1e6).clear_unknown_channels()
-    assert journal.outbox.waiting_channels() == []
-    assert "nobody takes it: [a] CRITICAL: job 7" in caplog.text
+    for number in range(3):
+        journal.outbox.add("to-oncall", f"i{number}", {"topic": "opened"}, 1e6)
+    journal.outbox.add("slack", "i1", {"topic": "opened"}, 1e6)
+    channel = SlackChannel(Wall(), "a", pace=MessageRate(5))
+    Notifier(journal.outbox, [channel], "a", wall=lambda: 1e6).clear_unknown_channels()
+    assert journal.outbox.waiting_channels() == ["slack"]
+    assert "3 messages to to-oncall are dropped" in caplog.text
 
 
 def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse(journal: Journal) -> None:

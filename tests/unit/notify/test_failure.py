@@ -8,7 +8,7 @@ import ssl
 
 import pytest
 
-from slurm_watchdog.notify.failure import why
+from slurm_watchdog.notify.http import why
 
 
 class Connector(OSError):

@@ -17,9 +17,8 @@ from slack_sdk.models.blocks import Block
 from slurm_watchdog.base.text import cut, safe
 from slurm_watchdog.model.actions import Action, Verdict
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.links import SiteLinks
-from slurm_watchdog.notify.notification import JobNote, Notice, Topic
+from slurm_watchdog.notify.http import SendFailed
+from slurm_watchdog.notify.notification import JobNote, Notice, SiteLinks, Topic
 from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
 from slurm_watchdog.notify.wording import (

@@ -14,12 +14,10 @@ from slurm_watchdog.model.incidents import IncidentKind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
 from slurm_watchdog.notify.dispatcher import IncidentSources
-from slurm_watchdog.notify.factory import make_notifier
-from slurm_watchdog.notify.links import SiteLinks
-from slurm_watchdog.notify.notification import Notice, Topic
-from slurm_watchdog.notify.self_test import Outcome, try_receivers
+from slurm_watchdog.notify.factory import Outcome, make_notifier, try_receivers
+from slurm_watchdog.notify.notification import Notice, SiteLinks, Topic
 from slurm_watchdog.notify.slack_messages import parent
-from slurm_watchdog.notify.webhook import WebhookChannel, event_json
+from slurm_watchdog.notify.webhook import Heartbeat, WebhookChannel, event_json
 from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
 
@@ -235,7 +233,6 @@ notify:
         ("{mentions: {'user:ann': 'U1> <!channel'}}", "must be an id"),
         ("{api_url: 'http://slack.example/api/'}", "must be an https:// address"),
         ("{pulse: 5s}", "at least 1min"),
-        ("{weekly_report: weekly}", "a day and a time such as 'mon 09:00'"),
         ("{messages_per_minute: 0}", "greater than or equal to 1"),
     ],
 )
@@ -253,6 +250,31 @@ def test_alerts_that_would_end_in_between_are_refused(settings: str, complaint: 
     with pytest.raises(ConfigError) as caught:
         parse_config(f"notify:\n  alertmanager: {settings}\n")
     assert complaint in str(caught.value)
+
+
+RECEIVERS = """
+notify:
+  slack: {token_file: /t, channel: C024BE91L, weekly_report: 'mon 09:00'}
+  webhook: {weekly_report: 'mon 09:00'}
+  receivers:
+    - {name: oncall, type: pagerduty, key_file: /k, route: {severity: [critical], kinds: [node_down]}, only_persons: true}
+    - {name: chat, type: template, url_file: /u, token_file: /t, template: {say: '{text}'}, deadline: 5s}
+    - {name: vision, type: teams, url_file: /u, route: {partition: gpu, account: 'v*', user: ann}}
+    - {name: owners, type: email, server: 'smtp:587', encryption: tls, ca_file: /c, login: w, password_file: /p,
+       sender: w@example.org, to: [a@example.org], owner: '{user}@example.org', weekly_report: 'mon 09:00'}
+"""
+
+
+def test_a_file_that_still_has_receivers_and_a_weekly_report_loads_with_a_warning_for_each() -> None:
+    config = parse_config(RECEIVERS, "f.yaml")
+    assert config.notify.slack.token_file == "/t"
+    assert config.warnings == (
+        "f.yaml:5: notify.receivers: was removed and has no effect; use Alertmanager (notify.alertmanager), which mails "
+        "and pages",
+        "f.yaml:3: notify.slack.weekly_report: was removed and has no effect; use `slurm-watchdog report --json` in cron",
+        "f.yaml:4: notify.webhook.weekly_report: was removed and has no effect; use `slurm-watchdog report --json` in "
+        "cron",
+    )
 
 
 def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
@@ -321,3 +343,21 @@ def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_
         (True, "none"),
     ]
     assert alerts[0]["annotations"]["next"] == "Nothing to do: this is a test"
+
+
+# ------------------------------------------------------------------------------------------------- the heartbeat
+
+
+def test_the_heartbeat_beats_only_while_the_controller_sees(tmp_path: Path) -> None:
+    receiver, health = JsonReceiver((200, ""), (500, "")), [(True, "watching")]
+
+    async def go() -> list[bool]:
+        async with receiver.listening():
+            (tmp_path / "url").write_text(f"{receiver.url}/secret\n")
+            heart = Heartbeat(str(tmp_path / "url"), 2.0, "c", lambda: health[0])
+            beats = [await heart.beat(), await heart.beat()]
+            health[0] = (False, "no complete tick lately")
+            return [*beats, await heart.beat()]
+
+    assert asyncio.run(go()) == [True, False, False]
+    assert receiver.documents() == [{"cluster": "c", "detail": "watching"}] * 2

@@ -1,4 +1,4 @@
-"""What a report says in words, in a terminal, a file and Slack alike. Pure."""
+"""What a report says in words, in a terminal and a file alike. Pure."""
 
 from __future__ import annotations
 

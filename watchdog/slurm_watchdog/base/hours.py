@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timezone
 from functools import lru_cache
 
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
@@ -45,20 +45,3 @@ def is_within(text: str, at: float) -> bool:
     return (local.weekday() in days and 0 <= today < minutes) or (
         (local.weekday() - 1) % 7 in days and yesterday < minutes
     )
-
-
-def newest_start(text: str, at: float) -> float:
-    """The newest date up to `at` at which a time of the week, such as `mon 09:00`, was, by the clock of this machine's
-    time zone. Raises ValueError."""
-    days, begin, _ = parse_hours(f"{text}-24:00")
-    local = datetime.fromtimestamp(at, tz=timezone.utc).astimezone()
-    midnight = local.replace(hour=0, minute=0, second=0, microsecond=0, tzinfo=None)
-    starts = (midnight - timedelta(days=back) + timedelta(minutes=begin) for back in range(8))
-    return next(date for each in starts if each.weekday() in days and (date := each.astimezone().timestamp()) <= at)
-
-
-def days_before(at: float, days: int) -> float:
-    """The date at which the clock of this machine's time zone showed the same time so many days before `at`: a day on
-    which clocks are changed has 23 or 25 hours."""
-    local = datetime.fromtimestamp(at, tz=timezone.utc).astimezone().replace(tzinfo=None)
-    return (local - timedelta(days=days)).astimezone().timestamp()

@@ -21,7 +21,7 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import count, sentence
 
 NO_RECEIVER = (
-    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager, notify.receivers): "
+    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager): "
     "notifications go to the controller's log only."
 )
 
@@ -60,7 +60,7 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
     with controller_packages():
         from slurm_watchdog.journal.journal import Journal
         from slurm_watchdog.model.incidents import Severity
-        from slurm_watchdog.notify.self_test import try_receivers
+        from slurm_watchdog.notify.factory import try_receivers
     # What fails is printed below, once.
     logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
     tried = asyncio.run(try_receivers(config, lambda: Journal("sqlite://").outbox, Severity(severity), clock.wall()))

@@ -8,7 +8,6 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator
 
-from slurm_watchdog.config.receivers import Receiver, weekly_problems
 from slurm_watchdog.config.types import Seconds, Section, Span, file_problems, is_url
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
@@ -53,11 +52,6 @@ class Slack(Section):
         description="Every so often a line about each job (since when, where, step, speed, or what it waits "
         "for), such as 1h; 0s = never.",
     )
-    weekly_report: str = Field(
-        "",
-        description="When to send what the jobs of the last seven days did with their nodes, by this machine's time "
-        "zone, such as 'mon 09:00'; empty = never.",
-    )
 
     def problems(self) -> Iterator[str]:
         yield from file_problems(self.webhook_url_file, "notify.slack.webhook_url_file")
@@ -72,7 +66,6 @@ class Slack(Section):
                 yield f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
             if not _MENTION_ID.fullmatch(value):
                 yield f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
-        yield from weekly_problems(self.weekly_report, "notify.slack.weekly_report")
         if 0 < self.pulse < 60:
             yield "notify.slack.pulse: must be 0s or at least 1min"
 
@@ -83,12 +76,10 @@ class Webhook(Section):
     url_file: str = Field("", description="A file with its address, which may be a secret; empty = no webhook.")
     token_file: str = Field("", description="A file with a token that goes along as a bearer; empty = none.")
     deadline: Span = Field(10.0, description="For one request of up to 100 events.")
-    weekly_report: str = Field("", description="As of `notify.slack`: an event `weekly_report`.")
 
     def problems(self) -> Iterator[str]:
         yield from file_problems(self.url_file, "notify.webhook.url_file")
         yield from file_problems(self.token_file, "notify.webhook.token_file")
-        yield from weekly_problems(self.weekly_report, "notify.webhook.weekly_report")
 
 
 class Alertmanager(Section):
@@ -140,30 +131,12 @@ class Notify(Section):
     webhook: Webhook = Webhook()
     alertmanager: Alertmanager = Alertmanager()
     heartbeat: Heartbeat = Heartbeat()
-    receivers: list[Receiver] = Field(
-        [],
-        description="More receivers, each for the incidents of its route: [{name: oncall, type: pagerduty, key_file: F,"
-        " route: {severity: [critical]}}]. docs/notifications.md has all keys.",
-    )
 
     def secret_files(self) -> list[str]:
         """Paths of all files with an address, token, key or password of somebody who is notified."""
         slack, webhook = self.slack, self.webhook
-        named = [
-            slack.webhook_url_file,
-            slack.token_file,
-            webhook.url_file,
-            webhook.token_file,
-            self.heartbeat.url_file,
-        ]
-        for each in self.receivers:
-            named += [each.key_file, each.url_file, each.token_file, each.password_file]
-        return [path for path in named if path]
-
-    def problems(self) -> Iterator[str]:
-        names = [each.name for each in self.receivers]
-        for name in sorted({each for each in names if names.count(each) > 1}):
-            yield f"notify.receivers: two are called {name}"
+        named = (slack.webhook_url_file, slack.token_file, webhook.url_file, webhook.token_file)
+        return [path for path in (*named, self.heartbeat.url_file) if path]
 
     @field_validator("external_url", "runbook_url")
     @classmethod

@@ -6,6 +6,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 REMOVED: Final[Mapping[str, str]] = {
+    "notify.receivers": "use Alertmanager (notify.alertmanager), which mails and pages",
+    "notify.slack.weekly_report": "use `slurm-watchdog report --json` in cron",
+    "notify.webhook.weekly_report": "use `slurm-watchdog report --json` in cron",
     "policy.keep_checkpoint": "the incident names the last good checkpoint: copy it before the trainer deletes it",
 }
 """What to use instead, a clause, by the dotted path of the option. `[]` stands for any item of a list, `*` for any key.
@@ -16,7 +19,7 @@ A row stays for one release."""
 def take_removed(data: dict[str, Any]) -> list[tuple[str, str]]:
     """Takes the removed options out of a file's values, in place.
 
-    Returns the path of each in this file (`notify.receivers[0].server`), with the sentence about it.
+    Returns the path of each in this file (`policy.overrides[0].mode`), with the sentence about it.
     """
     found: list[tuple[str, str]] = []
     for path, instead in REMOVED.items():

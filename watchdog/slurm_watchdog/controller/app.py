@@ -35,7 +35,6 @@ from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, reload_config
 from slurm_watchdog.controller.standby import Standby
-from slurm_watchdog.controller.weekly_report import WeeklyReport
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
@@ -46,7 +45,7 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Lease
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.factory import make_notifier
-from slurm_watchdog.notify.heartbeat import Heartbeat
+from slurm_watchdog.notify.webhook import Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
@@ -61,8 +60,6 @@ BACKLOG = 4096
 somaxconn, if less."""
 RESERVATIONS_EVERY_S = 60.0
 """Maintenance is announced hours before; who becomes an operator has a minute's patience."""
-WEEKLY_EVERY_S = 60.0
-"""Whether the weekly report is due: it comes no later than this after its time."""
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
 walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
@@ -223,10 +220,8 @@ async def _serve(
     beats = config.notify.heartbeat
     heart = Heartbeat(beats.url_file, beats.deadline, config.cluster_name, controller.healthy)
     beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
-    weekly = WeeklyReport(journal.url, notifier, config.cluster_name)
-    looking = asyncio.create_task(_every(WEEKLY_EVERY_S, weekly.turn, stop)) if notifier.weekly else None
     await live(controller, notifier, stop, restart)
-    for task in (reading, beating, looking):
+    for task in (reading, beating):
         if task is not None:
             task.cancel()
     for runner in runners:

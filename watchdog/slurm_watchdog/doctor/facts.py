@@ -201,7 +201,6 @@ def for_partitions(config: Config) -> tuple[tuple[str, tuple[str, ...]], ...]:
         (f"policy.overrides[{number}]", each.match.partition) for number, each in enumerate(config.policy.overrides)
     ]
     found += [(f"thresholds[{number}]", each.match.partition) for number, each in enumerate(config.thresholds)]
-    found += [(f"notify.receivers: {each.name}", each.route.partition) for each in config.notify.receivers]
     named = (key.removeprefix("partition:") for key in config.notify.slack.mentions if key.startswith("partition:"))
     found += [("notify.slack.mentions", [name]) for name in named]
     return tuple((where, tuple(globs)) for where, globs in found if globs)

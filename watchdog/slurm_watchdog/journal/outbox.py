@@ -53,11 +53,6 @@ class SqlOutbox:
             for row in self._database.rows(query)
         ]
 
-    def has(self, channel: str, incident_id: str) -> bool:
-        """Whether a message about this was put up, sent or not."""
-        query = sa.select(OUTBOX.c.id).where(OUTBOX.c.channel == channel, OUTBOX.c.incident_id == incident_id)
-        return bool(self._database.rows(query.limit(1)))
-
     def waiting_channels(self) -> list[str]:
         """Channels that have messages which are not done."""
         query = sa.select(OUTBOX.c.channel).where(OUTBOX.c.done.is_(False)).distinct()

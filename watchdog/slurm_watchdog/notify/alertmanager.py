@@ -15,10 +15,8 @@ import msgspec
 
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.incidents import Incident, Severity
-from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.http import post_json
-from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
-from slurm_watchdog.notify.notification import JobNote, Notice, Topic, from_row, job_notes
+from slurm_watchdog.notify.http import SendFailed, post_json
+from slurm_watchdog.notify.notification import NO_LINKS, JobNote, Notice, SiteLinks, Topic, from_row, job_notes
 from slurm_watchdog.notify.wording import culprit_line, next_step, opened_message, resolved_message
 
 if TYPE_CHECKING:

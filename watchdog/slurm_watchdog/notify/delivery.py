@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import one_line
-from slurm_watchdog.notify import SendFailed
+from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import Delivery, Topic
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ class Outbox(Protocol):
     def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
     def waiting_channels(self) -> list[str]: ...
     def backlog(self, channel: str) -> tuple[int, float | None]: ...
-    def has(self, channel: str, incident_id: str) -> bool: ...
     def done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
     def replace(
         self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float

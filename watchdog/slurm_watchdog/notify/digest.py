@@ -20,7 +20,7 @@ from slurm_watchdog.notify.slack_messages import (
     section,
     wanted,
 )
-from slurm_watchdog.notify.wording import SEVERITY_WORDS, Message, message_of
+from slurm_watchdog.notify.wording import SEVERITY_WORDS, message_of
 
 MAX_SENTENCES = 12
 """So few incidents are listed with their own sentences."""
@@ -92,12 +92,6 @@ class Digest:
                 blocks.append(mention_block(tuple(self._called)[:MAX_MENTIONS]))
             found.append(message(text, blocks))
         return found
-
-    def words(self) -> Message:
-        """The digest as one message, for receivers that are not Slack."""
-        return Message(
-            sentence=self._sentence(), evidence=tuple(self._lines()), todo="Each of them: slurm-watchdog incidents"
-        )
 
     def _sentence(self) -> str:
         opened = Counter({kind: len(names) for (kind, _), names in self._opened.items()})

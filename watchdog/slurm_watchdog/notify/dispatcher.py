@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState
 from slurm_watchdog.model.silence import Silence
@@ -24,7 +22,6 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.delivery import (
     FORGET_AFTER_S,
     POLL_S,
-    STALE_AFTER_S,
     TIDY_EVERY_S,
     Channel,
     ChannelWorker,
@@ -43,17 +40,9 @@ from slurm_watchdog.notify.notification import (
     to_row,
 )
 from slurm_watchdog.notify.slack_messages import Payload
-from slurm_watchdog.notify.weekly_message import Subscription
-
-if TYPE_CHECKING:
-    from slurm_watchdog.journal.outbox import OutboxItem
 
 LOG = logging.getLogger(__name__)
 
-LEGACY_CHANNEL = "people"
-"""Channel name that early releases used for Slack messages, stored ready to send."""
-MAX_LEGACY_MESSAGES = 10
-"""Messages of an older release that are still sent: two minutes' worth at five a minute."""
 ROWS_AT_ONCE = 5000
 HOLD_BACK_S = 60.0
 """A decision by a transient guard is announced only if no other decision replaces it within this time."""
@@ -89,18 +78,13 @@ class Notifier:
         channels: Sequence[Channel],
         cluster: str,
         *,
-        legacy_channel: str = "",
         pulse_s: float = 0.0,
         poll_s: float = POLL_S,
         wall: Callable[[], float] = clock.wall,
         caller: Caller = Caller.SERVICE,
     ) -> None:
         self._outbox = outbox
-        self.weekly: Mapping[str, Subscription] = {}
-        """Channel -> when it gets the weekly report, and about whose jobs."""
         self._caller = caller
-        self._legacy_channel = legacy_channel
-        """The channel that sends what an older release left in the outbox; empty: none."""
         self._channels = tuple(channels)
         self._cluster = cluster
         self._pulse_s = pulse_s
@@ -172,17 +156,6 @@ class Notifier:
             if worker.channel.takes_messages:
                 self._outbox.add(worker.channel.name, name, {"message": message}, self._wall())
                 worker.wake()
-
-    def put_up(self, channel: str, name: str, row: Mapping[str, Any]) -> None:
-        """Put up a message that is about no incident, for one channel."""
-        for worker in self._workers:
-            if worker.channel.name == channel:
-                self._outbox.add(channel, name, dict(row), self._wall())
-                worker.wake()
-
-    def has(self, channel: str, name: str) -> bool:
-        """Whether this one has been put up, by a controller before, too."""
-        return self._outbox.has(channel, name)
 
     def _forget_held(self, incident: Incident) -> None:
         for key in [key for key in self._held if key[0] == incident.id]:
@@ -274,33 +247,13 @@ class Notifier:
         return None
 
     def clear_unknown_channels(self) -> None:
-        """Clears outbox rows of channels that no longer exist: after an upgrade, or when a receiver was
-        removed from the configuration.
-
-        The newest of an older release are sent by `legacy_channel`. All others are logged and dropped.
-        """
+        """Drops the rows of channels that no longer exist: a receiver was removed from the configuration."""
         for name in self._outbox.waiting_channels():
             if name in (worker.channel.name for worker in self._workers):
                 continue
             while items := self._outbox.pending(ROWS_AT_ONCE, name):
-                self._retire_rows(name, items)
-
-    def _retire_rows(self, name: str, items: Sequence[OutboxItem]) -> None:
-        now = self._wall()
-        ours = [item for item in items if name == LEGACY_CHANNEL and {"text", "blocks"} <= item.payload.keys()]
-        fresh = [item for item in ours if self._legacy_channel and now - item.added_at < STALE_AFTER_S][
-            -MAX_LEGACY_MESSAGES:
-        ]
-        for item in fresh:
-            self._outbox.add(self._legacy_channel, item.incident_id, {"message": item.payload}, item.added_at)
-        for item in items:
-            if item not in fresh:
-                said = one_line(str(item.payload.get("text", "")), 300)
-                LOG.warning(
-                    "message %d to %s about %s ends here, nobody takes it: %s",
-                    item.id, name, item.incident_id, said,
-                )  # fmt: skip
-        self._outbox.done_all(name, [item.id for item in items])
+                LOG.warning("%d messages to %s are dropped: it is no receiver any more", len(items), name)
+                self._outbox.done_all(name, [item.id for item in items])
 
     async def _every(self, pause_s: float, work: Callable[[], object], complaint: str) -> None:
         while True:

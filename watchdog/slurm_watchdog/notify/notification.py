@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, Final
+from urllib.parse import quote
 
 import msgspec
 from msgspec.structs import replace
@@ -149,3 +150,24 @@ def job_notes(jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = l
         for job in jobs
         if job is not None
     )
+
+
+class SiteLinks(Struct, frozen=True, kw_only=True):
+    """Addresses of one site for messages: an incident on the page, and what the site has written about its kind; an
+    empty address gives no links."""
+
+    external_url: str = ""
+    """The page, as people reach it."""
+    runbook_url: str = ""
+    """With {kind} in it."""
+
+    def incident_url(self, incident_id: str) -> str:
+        """The page of an incident."""
+        return f"{self.external_url.rstrip('/')}/#/incident/{quote(incident_id, safe='')}" if self.external_url else ""
+
+    def runbook(self, kind: str) -> str:
+        """What to do about a kind of incident."""
+        return self.runbook_url.replace("{kind}", quote(kind, safe=""))
+
+
+NO_LINKS: Final = SiteLinks()

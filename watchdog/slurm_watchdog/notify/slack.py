@@ -4,9 +4,7 @@ its own messages."""
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import Any, Protocol
-from urllib.parse import urlsplit
 
 import aiohttp
 from slack_sdk.errors import SlackApiError, SlackClientError
@@ -15,8 +13,7 @@ from slack_sdk.webhook.async_client import AsyncWebhookClient
 
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import safe
-from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.failure import why
+from slurm_watchdog.notify.http import SendFailed, read_secret, read_url, retry_after, why, without_secrets
 from slurm_watchdog.notify.slack_messages import Payload
 
 # The client of slack-sdk writes the webhook's address to its log at debug level, and NOTSET counts as that.
@@ -164,41 +161,3 @@ def _refusal(error: SlackApiError, token: str) -> SendFailed:
     if code in OF_THE_THREAD:
         return ThreadGone(reason, permanent=True)
     return SendFailed(reason, permanent=code in OF_THE_MESSAGE)
-
-
-def read_secret(file: str, key: str) -> str:
-    """The one line of a file. Raises SendFailed, without what is in it."""
-    try:
-        text = Path(file).read_text().strip()
-    except (OSError, ValueError) as error:
-        raise SendFailed(f"{key} {file} can't be read ({why(error)})") from None
-    if not text or not text.isprintable() or not text.isascii():
-        raise SendFailed(f"{key} {file} does not hold one line of plain text")
-    return text
-
-
-def read_url(file: str, key: str) -> str:
-    """An address from a file. Raises SendFailed, without naming the address."""
-    try:
-        url = Path(file).read_text().strip()
-        parts = urlsplit(url)
-    except (OSError, ValueError) as error:
-        raise SendFailed(f"{key} {file} can't be read ({why(error)})") from None
-    local = parts.scheme == "http" and parts.hostname in {"127.0.0.1", "localhost", "::1"}
-    if not (parts.scheme == "https" and parts.hostname) and not local:
-        raise SendFailed(f"{key} {file} holds no https:// address")
-    return url
-
-
-def without_secrets(text: str, url: str) -> str:
-    """`text` without the secret address, or its path, in it."""
-    for secret in (url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2]):
-        if len(secret) > 3:
-            text = text.replace(secret, "(address)")
-    return text
-
-
-def retry_after(headers: Any) -> float | None:
-    """Seconds of the Retry-After header; None if there is none that is a number."""
-    value = next((str(value) for name, value in dict(headers).items() if name.lower() == "retry-after"), "")
-    return float(value) if value.strip().isascii() and value.strip().isdecimal() else None

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
-from slurm_watchdog.notify import SendFailed
 from slurm_watchdog.notify.delivery import LONGEST_WAIT_S
 from slurm_watchdog.notify.digest import Digest
-from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
-from slurm_watchdog.notify.notification import Notice, Topic, from_row
+from slurm_watchdog.notify.http import SendFailed
+from slurm_watchdog.notify.notification import NO_LINKS, Notice, SiteLinks, Topic, from_row
 from slurm_watchdog.notify.slack import Poster
 from slurm_watchdog.notify.slack_messages import Payload, closed, has_evidence, parent, reply, updated
 

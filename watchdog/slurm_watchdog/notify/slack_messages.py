@@ -24,8 +24,7 @@ from slack_sdk.models.blocks import (
 
 from slurm_watchdog.base.text import cut, duration, plural, safe
 from slurm_watchdog.model.incidents import Incident, Severity
-from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
-from slurm_watchdog.notify.notification import Notice, Topic
+from slurm_watchdog.notify.notification import NO_LINKS, Notice, SiteLinks, Topic
 from slurm_watchdog.notify.wording import (
     ACTION_PARTICIPLES,
     Message,
@@ -324,8 +323,3 @@ def mention_block(ids: Sequence[str]) -> Payload:
         for each in ids
     ]
     return SectionBlock(text=MarkdownTextObject(text=" ".join(words), verbatim=True)).to_dict()
-
-
-def plain(said: Message, cluster: str) -> Payload:
-    """One message of its own."""
-    return payload([f"[{cluster}] {said.sentence}"], said.evidence, said.todo)

@@ -1,22 +1,23 @@
-"""A generic webhook: events as JSON to the site's own address, at least once, in order, several per request."""
+"""A generic webhook: events as JSON to the site's own address, at least once, in order, several per request; and the
+heartbeat, to an address that rings when none comes."""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from slurm_watchdog.notify import SendFailed
-from slurm_watchdog.notify.http import post_json
-from slurm_watchdog.notify.links import NO_LINKS, SiteLinks
-from slurm_watchdog.notify.notification import Notice, Topic, from_row
-from slurm_watchdog.notify.slack import read_secret, read_url
-from slurm_watchdog.notify.weekly_message import words_of_row
+from slurm_watchdog.notify.http import SendFailed, post_json, read_secret, read_url
+from slurm_watchdog.notify.notification import NO_LINKS, Notice, SiteLinks, Topic, from_row
 from slurm_watchdog.notify.wording import message_of
 
 if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import OutboxItem
     from slurm_watchdog.notify.delivery import Outbox
+
+LOG = logging.getLogger(__name__)
 
 VERSION = 1
 BATCH = 100
@@ -69,9 +70,6 @@ class WebhookChannel:
 
 def _event(item: OutboxItem, places: SiteLinks) -> dict[str, Any]:
     """One event; `id` is the same each time it is sent, so that a receiver can drop duplicates."""
-    if (weekly := words_of_row(item.payload)) is not None:
-        said = {"text": weekly.sentence, "said": list(weekly.evidence)}
-        return {"id": item.id, "event": "weekly_report", "at": item.added_at, **said}
     try:
         notice = from_row(item.payload)
     except msgspec.ValidationError:
@@ -98,3 +96,29 @@ def event_json(notice: Notice, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
         "action": None if notice.run is None else msgspec.to_builtins(notice.run),
         "said": list(notice.said if notice.topic is Topic.NOTED else notice.said[1:]),
     }
+
+
+class Heartbeat:
+    """Sends one when asked to, only after a whole tick of a controller that sees: it proves more than that a process is
+    there. Says once that it cannot."""
+
+    def __init__(self, url_file: str, deadline_s: float, cluster: str, healthy: Callable[[], tuple[bool, str]]) -> None:
+        self._url_file, self._deadline_s, self._cluster, self._healthy = url_file, deadline_s, cluster, healthy
+        self._error = ""
+
+    async def beat(self) -> bool:
+        """Whether one was sent."""
+        good, sentence = self._healthy()
+        if not good:
+            return False
+        try:
+            url = read_url(self._url_file, "notify.heartbeat.url_file")
+            document = {"cluster": self._cluster, "detail": sentence}
+            await post_json(url, document, self._deadline_s, receiver="the heartbeat's receiver")
+        except SendFailed as error:
+            if error.reason != self._error:
+                LOG.warning("the heartbeat is not delivered: %s", error.reason)
+            self._error = error.reason
+            return False
+        self._error = ""
+        return True

@@ -72,10 +72,9 @@ from tests.builders import two_users
 from tests.builders.forged_kernel_lines import forgeries
 from tests.builders.identities import World
 from tests.builders.open_doors import MARK, PEOPLE, doors
-from tests.builders.page_actions import ACTS_AS, PROXY, controller, post
+from tests.builders.page_requests import EVIDENCE, PROXY, controller, get, gets, named
 from tests.builders.policy_inputs import INCIDENT, LIMITS
 from tests.builders.program_paths import PROGRAM_PATHS
-from tests.builders.quarantined import Cluster
 from tests.builders.views import process, slurm_job
 from tests.builders.wire_fill import filled
 from tests.builders.workers import Asker, everything_of
@@ -495,38 +494,31 @@ def evidence_of_somebody_else(stage: Stage) -> bool:
     return any(MARK in text for _, text in answers.values())
 
 
-def paused_by_another_site(stage: Stage) -> bool:
-    """A page of another site has the administrator's browser send a form; the browser adds what it knows to log in."""
-    page = controller(stage.place, f"{ACTS_AS}, may: {{pause: [daemon]}}")
-    headers = {"Origin": "https://evil.example", "Content-Type": "text/plain", "X-Slurm-Watchdog-Page": None}
-    return post(page, body="{}", headers=headers)[0] == 200
-
-
-def paused_without_the_password(stage: Stage) -> bool:
+def evidence_without_the_password(stage: Stage) -> bool:
     """A user of the management node asks the page's port himself."""
-    page = controller(stage.place, f"{ACTS_AS}, may: {{pause: [daemon]}}")
-    return post(page, headers={"Authorization": "Bearer a-guess-of-the-password"})[0] == 200
+    page = controller(stage.place, f"{PROXY}, operators: [daemon]")
+    return get(page, EVIDENCE, headers=named("daemon") | {"Authorization": "Bearer a-guess"})[0] == 200
 
 
 def name_in_a_header(stage: Stage) -> bool:
     """Somebody who has learnt the proxy's password names an operator, from an address that is no proxy's."""
-    page = controller(stage.place, f"{PROXY}, may: {{pause: [daemon]}}")
-    return post(page, headers={"X-Remote-User": "daemon"}, source="127.0.0.2")[0] == 200
+    page = controller(stage.place, f"{PROXY}, operators: [daemon]")
+    return get(page, EVIDENCE, headers=named("daemon"), source="127.0.0.2")[0] == 200
 
 
-def drained_by_a_colleague(stage: Stage) -> bool:
-    """A member of the socket's group has a node drained through the controller, which may."""
-    answers = doors(PEOPLE["a stranger in the socket's group"], stage.place, {"n1": "10.0.0.1"})
-    return answers["POST /v1/nodes/n1/drain"][0] == 200
+def everybody_locked_out(stage: Stage) -> bool:
+    """Somebody with a login at the site's proxy sends wrong passwords: the proxy's address is that of all others, too."""
+    page = controller(stage.place, PROXY)
+    guesses = [named("games") | {"Authorization": f"Bearer guess {number}"} for number in range(25)]
+    assert gets(page, *guesses)[-1] == 429
+    return gets(page, *guesses, named("daemon"))[-1] == 429
 
 
-def drain_of_somebody_else_undone(stage: Stage) -> bool:
-    """An operator who may drain gives back a node that an administrator has drained, with a reason like ours."""
-    cluster = Cluster(stage.place)
-    theirs = {"state": "IDLE+DRAIN", "reason": "slurm-watchdog: burnt", "reason_user": "root", "reason_at": 5.0}
-    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], **theirs)
-    cluster.asks("undrain")
-    return "undrain n1" in cluster.done
+def unlimited_guesses_by_names(stage: Stage) -> bool:
+    """Somebody whose address is no proxy's sends a new name with every guess."""
+    page = controller(stage.place, PROXY)
+    guesses = [named(f"u{number}") | {"Authorization": f"Bearer guess {number}"} for number in range(25)]
+    return 429 not in gets(page, *guesses, source="127.0.0.2")
 
 
 def nothing(*_: object, **__: object) -> None:
@@ -573,11 +565,10 @@ ROWS = {
     "a thousand faults": Row("M9", "node", faults_without_end, (("slurm_watchdog.controller.incidents.open_limit.OF_ONE", 1 << 40),)),
     "connections of one address": Row("C1", "stranger", connections_of_one, (("slurm_watchdog.wire.rate_limits.Limits.opened", lambda *_: ""),)),
     "somebody else's evidence": Row("H2 M6", "colleague", evidence_of_somebody_else, (("slurm_watchdog.controller.policy.access.may_see", yes), ("slurm_watchdog.controller.api.local_socket.may_see", yes))),
-    "a pause by another site's page": Row("M6", "stranger", paused_by_another_site, (("slurm_watchdog.controller.api.web_page.why_foreign", nothing),)),
-    "a pause without the page's password": Row("M6", "colleague", paused_without_the_password, (("slurm_watchdog.controller.api.web_page._knows", yes),)),
+    "evidence without the page's password": Row("M6", "colleague", evidence_without_the_password, (("slurm_watchdog.controller.api.web_page._knows", yes),)),
+    "a lock-out of everybody behind the proxy": Row("L11", "user", everybody_locked_out, (("slurm_watchdog.controller.api.page_login.Login.who_tries", lambda _, request: request.remote),)),
+    "guesses under new names": Row("L11", "stranger", unlimited_guesses_by_names, (("slurm_watchdog.controller.api.page_login.is_trusted", yes),)),
     "a name in a header": Row("M6", "stranger", name_in_a_header, (("slurm_watchdog.controller.api.page_login.is_trusted", yes),)),
-    "a drain by a colleague": Row("M6", "colleague", drained_by_a_colleague, (("slurm_watchdog.controller.api.asking.Who.require", lambda *_, **__: "mallory"),)),
-    "an end of somebody else's drain": Row("M6", "colleague", drain_of_somebody_else_undone, (("slurm_watchdog.controller.actions.node_requests.objection_to_returning", nothing),)),
 }  # fmt: skip
 
 

@@ -133,7 +133,6 @@ class Controller:
             stuck=dict[str, str],
             waiting=lambda _: (f"{MARK} is waited for", None),
             abandon=lambda *_: f"{MARK} is not there",
-            drains=SimpleNamespace(drain=self._drained, undrain=self._drained),
         )
 
     def left_out(self, now: float) -> tuple[Any, ...]:
@@ -152,9 +151,6 @@ class Controller:
         self.journal.operation_outcome("d1", operation, 1, OperationOutcome.FAILED, 3.0, f"{MARK} outcome")
         self.journal.end_action("d1", ActionEnd(ok=False, ended_at=4.0, detail=f"{MARK} end"))
 
-    async def _drained(self, node: str, *_: str, force: bool = False) -> str:
-        return f"slurm-watchdog: reason of {node}"
-
     async def _job(self, _: str) -> Any:
         return self.view.job
 
@@ -165,7 +161,6 @@ class Controller:
 BODIES = {
     "/v1/diagnose": {"job_id": "7"},
     "/v1/restart": {"job_id": "7", "reason": "x"},
-    "/v1/nodes/n1/drain": {"reason": "x"},
     "/v1/pause": {"reason": "x"},
     "/v1/resume": {},
 }

@@ -6,16 +6,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.config.policy import Policy
-from slurm_watchdog.controller.actions.node_requests import NodeRequests
 from slurm_watchdog.controller.actions.node_tests import NodeTests, Permitted
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools, sweep
-from slurm_watchdog.controller.ports.commands import NotDone
 from slurm_watchdog.controller.ports.node_tests import NotTested
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal
@@ -28,7 +26,6 @@ from slurm_watchdog.model.node_test import NodeResult, NodeTest, Purpose
 from slurm_watchdog.model.quarantine import TESTED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
-from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 from tests.behaviour.cluster import EPOCH, Scripted
 
 POLICY = Policy(max_drained_nodes=1, drained_percent=50)
@@ -100,21 +97,6 @@ class Cluster:
 
     def _tools(self) -> QuarantineTools:
         return QuarantineTools(self.journal, self.slurm, self.policy, self.record, lambda: EPOCH + self.now)
-
-    def asks(self, wish: Literal["drain", "undrain"], node: str = "n1", *, by: str = "ann", **more: Any) -> str:
-        """What a person is answered who asks for it: the drain's reason, or why nothing was done; `killed` by a
-        controller that dies meanwhile and is started again."""
-        self.now += 1.0
-        requests = NodeRequests(self._tools(), lambda: self.listing, lambda: self.held_back)
-        try:
-            if wish == "drain":
-                return asyncio.run(requests.drain(node, more.pop("reason", "fan is loud"), by, **more))
-            return asyncio.run(requests.undrain(node, by))
-        except (NotDone, SlurmRefused, SlurmUnavailable) as error:
-            return str(error)
-        except Killed:
-            self.dies_at = -1
-            return "killed"
 
     def record(self, event: NodeEvent) -> None:
         self.point()
@@ -251,12 +233,8 @@ class DyingQuarantines(SqlQuarantines):
         work()
         self.point()
 
-    def intend(
-        self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None, asked_by: str = ""
-    ) -> None:
-        self._die_around(
-            lambda: super(DyingQuarantines, self).intend(node, incident_id, reason, at, reservation, asked_by)
-        )
+    def intend(self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None) -> None:
+        self._die_around(lambda: super(DyingQuarantines, self).intend(node, incident_id, reason, at, reservation))
 
     def drained(self, quarantine_id: int, reason_at: float | None) -> None:
         self._die_around(lambda: super(DyingQuarantines, self).drained(quarantine_id, reason_at))

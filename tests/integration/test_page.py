@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 
-from tests.builders import page_actions
 from tests.integration import packages
 from tests.integration.chromium import Browser
 from tests.integration.monitoring import free_port
@@ -209,25 +208,6 @@ def test_the_last_test_of_nodes_has_a_mark_for_each_node_in_each_row_and_names_t
         assert "n3: CPU, one core" in str(await browser.evaluate(first))
 
     look_at(FixedController(*large_cluster(8)), look)
-
-
-def test_a_person_who_is_known_pauses_and_resumes_from_the_page(tmp_path: Path) -> None:
-    page = page_actions.controller(tmp_path, f"{page_actions.ACTS_AS}, may: {{pause: [daemon]}}")
-    send = "document.querySelector('dialog button').click()"
-
-    async def run() -> None:
-        async with serving(page) as url, Browser(url) as browser:
-            await browser.sees("Pause actions")
-            await browser.evaluate("document.querySelector('.acts button').click()")
-            await browser.sees("Pause actions, as daemon. Why?")
-            await browser.evaluate(f"document.querySelector('dialog input').value = 'a new switch'; {send}")
-            await browser.sees("Done.")
-            assert page.journal.paused()[:2] == ("a new switch", "daemon")
-            await browser.evaluate("document.querySelector('dialog').close()")
-            await browser.sees("Resume actions")
-            assert browser.errors == []
-
-    asyncio.run(run())
 
 
 def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:

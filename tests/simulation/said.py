@@ -47,7 +47,6 @@ class Listener:
 
     name: str = "listener"
     topics: frozenset[Topic] = frozenset(Topic)
-    takes_messages: bool = False
     said: list[Said] = field(default_factory=list)
 
     async def send_due(self, outbox: Any, now: float) -> float | None:

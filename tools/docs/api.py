@@ -12,7 +12,7 @@ import msgspec
 
 from slurm_watchdog.cli import api_types as api
 from slurm_watchdog.cli import diagnosis_types
-from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.incidents import IncidentKind
@@ -66,7 +66,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/incidents", "The newest incidents.", list[api.Incident], {"job": JOB}),
     Route("GET", "/v1/incidents/{id}", "One incident: who, since when, why, what was done.", api.Explanation),
     Route("GET", "/v1/incidents/{id}/evidence/{number}", "One piece of its evidence, as a node answered it.", FREE),
-    Route("POST", "/v1/incidents/{id}/acknowledge", "The caller looks after this incident.", api.Silences, body={"reason": REASON}),
     Route("GET", "/v1/report", "Where the jobs' time went.", Report, {
         "from": _text(DATE), "to": _text(DATE),
         "job": JOB, "user": _text("Names, by commas."), "account": _text("Names, by commas."),
@@ -78,11 +77,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/nodes", "Nodes by suspicion.", NodeTable),
     Route("GET", "/v1/nodes/{node}", "One node with what happened to it.", NodeHistory),
     Route("POST", "/v1/nodes/{node}/events", "A test's result, or that a node is mended.", FREE, body=NodeEventRequest),
-    Route("POST", "/v1/nodes/{node}/drain", "Has a node drained, within the drain budget.", NodeDrain, body={
-        "reason": _text("Stands in Slurm, behind the caller's name."),
-        "force": {"type": "boolean", "description": "Beyond the budget, and also the last node of a partition."},
-    }, needs=("reason",)),
-    Route("POST", "/v1/nodes/{node}/undrain", "Gives a node back that slurm-watchdog has drained.", NodeDrain, body={}),
     Route("POST", "/v1/node-tests", "What a test measured on nodes, for the page. Of operators.", FREE, body=NodeComparison),
     Route("GET", "/v1/silences", "The silences that hold.", api.Silences),
     Route("POST", "/v1/silences", "No messages about some kinds, jobs or nodes, for a while.", api.Silences, body={

@@ -59,8 +59,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "helper", "controller", "check-config", "notify", "ca", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "report", "story", "doctor", "run", "attach", "demo", "test-nodes", "ack", "silence", "save-all", "drain",
-        "undrain",
+        "agent", "helper", "controller", "check-config", "notify", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "report", "story", "doctor", "run", "attach", "demo", "test-nodes", "silence", "save-all",
     }  # fmt: skip
 
 
@@ -461,11 +460,7 @@ def test_silence_sends_what_is_selected_and_lists_what_holds(controller: FakeCon
     assert (wrong.exit_code, "a duration needs a number and a unit" in wrong.stderr) == (2, True)
 
 
-def test_ack_sends_the_reason_and_says_who_looks_after_it(controller: FakeController) -> None:
-    held = {"id": "a1", "what": "incident 7f3a", "by": "ann", "reason": "cable", "at": 1.0, "until": None}
-    controller.answers["POST", "/v1/incidents/7f3a/acknowledge"] = {"id": "a1", "silences": [held]}
-    told = run("ack", "7f3a", "cable", socket=controller.path)
-    assert (told.exit_code, told.stdout) == (0, "incident 7f3a, acknowledged by ann: cable (a1)\n")
+def test_status_says_what_is_silenced(controller: FakeController) -> None:
     controller.answers["GET", "/v1/status"] = status(silences=[HELD])
     assert "Silenced: node n1" in run("status", socket=controller.path).stdout
 

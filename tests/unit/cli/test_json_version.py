@@ -28,19 +28,14 @@ ANSWERS = {
     ("GET", "/v1/incidents"): [incident()],
     ("GET", "/v1/incidents/7f3a"): explanation(),
     ("GET", "/v1/silences"): SILENCES,
-    ("POST", "/v1/incidents/7f3a/acknowledge"): SILENCES,
     ("POST", "/v1/pause"): PAUSED,
     ("POST", "/v1/resume"): {"paused": None},
     ("POST", "/v1/restart/cancel"): {"cancelled": True, "job_id": "7"},
     ("GET", "/v1/requests/jobs"): {"jobs": []},
-    ("POST", "/v1/nodes/n1/drain"): {"node": "n1", "drained": True},
-    ("POST", "/v1/nodes/n1/undrain"): {"node": "n1", "drained": False},
     ("GET", "/v1/nodes"): {"suspect_from": 2.25, "suspects": 0, "known": 0, "nodes": []},
 }
 ASKED = {
-    "ack": ["7f3a"],
     "diagnose": ["7"],
-    "drain": ["n1", "--reason", "fan"],
     "explain": ["7f3a"],
     "incidents": [],
     "nodes": [],
@@ -52,7 +47,6 @@ ASKED = {
     "silence": [],
     "status": [],
     "story": ["7"],
-    "undrain": ["n1"],
 }
 """Commands that ask the controller; `diagnose`, `report` and `story` are refused here."""
 ALONE = {

@@ -184,8 +184,6 @@ def test_a_report_of_one_account_counts_nobody_else(journal: Journal) -> None:
     assert "no job ran" in asked(journal, "report", "--from", "2023-11-01", "--user", "eve")
 
 
-
-
 def test_a_story_has_each_run_what_happened_and_what_it_cost(journal: Journal) -> None:
     said = asked(journal, "story", "7", "--no-accounting")
     assert said.startswith("Job 7 (gpt, ann): 2 runs, 1 incident, 125.0 node-hours, 32.0% of its measured time")

@@ -15,8 +15,8 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slurm_watchdog.cli import client as cli_client
 from slurm_watchdog.cli.bundle import bundle_files
+from slurm_watchdog.controller.api.asking import operators_of
 from slurm_watchdog.controller.api.local_socket import make_app, without_kernel_lines
-from slurm_watchdog.controller.api.operators import operators_of
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Operators, Person, may_see, public_sentence

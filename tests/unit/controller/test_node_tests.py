@@ -87,14 +87,12 @@ def test_a_test_without_a_result_keeps_the_node_and_costs_one_job(cluster: Clust
     assert "not judged: " in said.what
 
 
-@pytest.mark.parametrize("why", ["in use", "paused", "not wanted", "a person's drain", "another reason"])
+@pytest.mark.parametrize("why", ["in use", "paused", "not wanted", "another reason"])
 def test_nothing_is_tested_that_must_not_be(cluster: Cluster, why: str) -> None:
     if why == "paused":
         cluster.held_back = "actions are paused"
     if why == "not wanted":
         cluster.permitted = Permitted(quarantine=False, searches=False)
-    if why == "a person's drain":
-        assert cluster.asks("drain").startswith("slurm-watchdog: ann: fan")
     if why in ("in use", "another reason"):
         cluster.permitted = Permitted(quarantine=False, searches=False)
         cluster.sweep()

@@ -30,9 +30,6 @@ ASKED = {
     "pause": ("/v1/pause", {}),
     "restart": ("/v1/restart", {"job_id": "7"}),
     "silence": ("/v1/silences", {"nodes": ["n1"], "for_s": 60.0}),
-    "acknowledge": ("/v1/incidents/abc123/acknowledge", {}),
-    "drain": ("/v1/nodes/n1/drain", {"reason": "fan"}),
-    "force_drain": ("/v1/nodes/n1/drain", {"reason": "fan", "force": True}),
     "mend": ("/v1/nodes/n1/events", {"kind": "mended", "id": "x", "what": "a new fan"}),
 }
 
@@ -64,38 +61,12 @@ def test_a_command_is_for_root_and_for_those_that_the_site_names(tmp_path: Path,
             (Person(STRANGE, frozenset({DAEMON})), ["group:daemon"], True),
             (Person(STRANGE), ["group:daemon", "daemon"], False),
             (Person(DAEMON), ["daemon"], True),
-            (Person(OWNER), [], command in ("restart", "acknowledge")),
+            (Person(OWNER), [], command == "restart"),
         ]
     ):
         place = tmp_path / str(number)
         place.mkdir()
         assert status(place, person, command, names) == (200 if may else 403), (person, names)
-
-
-@pytest.mark.parametrize(
-    ("path", "body", "status"),
-    [
-        ("/v1/nodes/n1/drain", {"reason": "fan"}, 200),
-        ("/v1/nodes/n1/undrain", {}, 200),
-        ("/v1/nodes/n1/drain", {"reason": "fan", "force": True}, 403),
-        ("/v1/nodes/n1/drain", {"reason": " "}, 400),
-        ("/v1/nodes/n7/drain", {"reason": "fan"}, 404),
-        ("/v1/nodes/n7/undrain", {}, 404),
-        ("/v1/nodes/n1;reboot/drain", {"reason": "fan"}, 400),
-    ],
-)
-def test_who_may_drain_may_give_back_and_stays_within_the_budget(
-    tmp_path: Path, path: str, body: dict[str, Any], status: int
-) -> None:
-    controller: Any = Controller(tmp_path)
-    controller.config = parse_config(f"security: {{may: {{drain: ['{STRANGE}']}}}}\n")
-    controller.state.node_addresses = {"n1": "1.2.3.4"}
-
-    async def ask() -> int:
-        async with TestClient(TestServer(make_app(controller, lambda _: Person(STRANGE)))) as client:
-            return (await client.post(path, json=body)).status
-
-    assert asyncio.run(ask()) == status
 
 
 def test_one_command_gives_no_other(tmp_path: Path) -> None:
@@ -155,11 +126,8 @@ def test_accounting_is_read_as_sacctmgr_prints_it() -> None:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "/v1/diagnose": {"job_id": "7"},
-    "/v1/incidents/{id}/acknowledge": {},
     "/v1/node-tests": {"began_at": 1.0, "ended_at": 2.0, "sentence": "well", "nodes": []},
-    "/v1/nodes/{node}/drain": {"reason": "fan"},
     "/v1/nodes/{node}/events": {"kind": "mended", "id": "x", "what": "a new fan"},
-    "/v1/nodes/{node}/undrain": {},
     "/v1/pause": {},
     "/v1/restart": {"job_id": "7"},
     "/v1/restart/cancel": {"job_id": "7"},

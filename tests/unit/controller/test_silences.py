@@ -11,25 +11,21 @@ from aiohttp.test_utils import TestClient, TestServer
 
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.cluster_view import ClusterView
-from slurm_watchdog.model.incidents import Culprit, IncidentKind, IncidentState
+from slurm_watchdog.model.incidents import Culprit, IncidentState
 from slurm_watchdog.model.silence import Silence
-from slurm_watchdog.notify.alertmanager import alerts_json
 from slurm_watchdog.notify.dispatcher import IncidentSources
-from slurm_watchdog.notify.notification import Notice, Topic, from_row
+from slurm_watchdog.notify.notification import Notice, from_row
 from slurm_watchdog.notify.webhook import WebhookChannel, event_json
 from slurm_watchdog.notify.wording import message_of
 from tests.builders.asking import asked
 from tests.builders.notices import FAILED, INCIDENT, OVER, Ticking, incident, replace
 from tests.builders.open_doors import OPERATOR, OWNER, STRANGE, Controller
-from tests.builders.open_doors import incident as open_incident
 from tests.builders.silences import Given
 
 HOUR = Silence(id="s1", by="ann", at=1000.0, until=4600.0, jobs=("7",))
-ACK = Silence(id="a1", by="bob", at=1000.0, incident_id="i1")
 TWO_NODES = replace(INCIDENT, culprits=(Culprit(node="n1"), Culprit(node="n2")))
 
 
@@ -59,14 +55,10 @@ def named(**selectors: tuple[str, ...]) -> Silence:
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,)), True),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5, 6)), False),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="node:n1"), False),
-        (replace(ACK, owner=5), replace(INCIDENT, owners=(5, 6)), False),
-        (replace(ACK, owner=5), replace(INCIDENT, owners=(5,), subject="run:7.0"), True),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="run:7.0"), True),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="loop:7"), True),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="chain:7"), True),
         (replace(HOUR, owner=5), replace(INCIDENT, owners=(5,), subject="gpu:n1/0"), False),
-        (ACK, INCIDENT, True),
-        (ACK, incident(2), False),
     ],
 )
 def test_a_silence_covers_an_incident_that_is_about_nothing_else(silence: Silence, of: Any, covered: bool) -> None:
@@ -118,23 +110,10 @@ def test_a_journal_that_fails_at_the_end_leaves_the_silence_until_the_next_tick(
     assert silences.listed() == ()
 
 
-def test_an_acknowledgement_ends_with_its_incident_and_announces_nothing_then() -> None:
-    given = Given([INCIDENT])
-    silences = given.silences()
-    silences.add(ACK)
-    assert silences.acknowledged() == {"i1"} and silences.acknowledged_by(INCIDENT) == "bob"
-    assert silences.silence_of(INCIDENT) is None, "its messages go on, and mention nobody"
-    silences.expire()
-    assert silences.listed()
-    given.incidents.clear()
-    silences.expire()
-    assert silences.listed() == () and [words for _, words in given.news.said] == ["acknowledged by bob"]
-
-
-def topics_of(silence: Silence | None, *, by: str = "") -> list[Notice]:
+def topics_of(silence: Silence | None) -> list[Notice]:
     journal = Journal("sqlite://")
     notifier = Ticking(journal, [WebhookChannel("x", "", 1.0, "a")]).notifier
-    notifier.attach(IncidentSources(silence_of=lambda _: silence, acknowledged_by=lambda _: by))
+    notifier.attach(IncidentSources(silence_of=lambda _: silence))
     notifier.opened(INCIDENT)
     notifier.ended(INCIDENT, FAILED)
     notifier.noted(INCIDENT, "silenced by ann")
@@ -149,14 +128,10 @@ def test_a_silenced_incident_is_not_spoken_of_and_the_end_of_one_that_was_announ
     assert [each.topic for each in topics_of(replace(HOUR, at=170.0))] == ["noted", "resolved"]
 
 
-def test_an_acknowledged_incident_needs_nobody_else_and_its_alert_is_a_ticket() -> None:
-    failed, noted = topics_of(None, by="bob")[1:3]
-    assert failed.urgent and not failed.needs_person
-    assert event_json(failed)["acknowledged_by"] == "bob"
+def test_what_is_said_of_a_silence_is_said_to_programs_too() -> None:
+    noted, _ = topics_of(HOUR)
     assert message_of(noted).sentence == "job 7: silenced by ann"
     assert event_json(noted)["said"] == ["silenced by ann"]
-    (alert,) = alerts_json(Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT), "a", {"i1"})
-    assert alert["labels"]["severity"] == "ticket"
 
 
 def test_prometheus_sees_a_silenced_incident_apart_from_those_that_fire() -> None:
@@ -205,10 +180,6 @@ def test_an_operator_silences_lists_and_ends(tmp_path: Path) -> None:
         (OWNER, "/v1/silences", {"jobs": ["7"], "for_s": 1.0}, 200, ""),
         (OWNER, "/v1/silences", {"jobs": ["7", "8"], "for_s": 1.0}, 403, "may silence this"),
         (STRANGE, "/v1/silences", {"jobs": ["7"], "for_s": 1.0}, 403, "may silence this"),
-        (OWNER, "/v1/incidents/abc123/acknowledge", {}, 200, ""),
-        (STRANGE, "/v1/incidents/abc123/acknowledge", {}, 403, "may acknowledge the incident"),
-        (0, "/v1/incidents/def456/acknowledge", {}, 409, "does not fire"),
-        (0, "/v1/incidents/nothing/acknowledge", {}, 404, "there is no incident"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_and_who_may_not_is_said(
@@ -232,39 +203,6 @@ def test_the_silences_of_one_owner_leave_room_for_others(tmp_path: Path) -> None
     assert [add(OWNER) for _ in range(11)] == [200] * 10 + [429]
     assert add(0) == 200
     assert {each.owner for each in controller.silences.listed()} == {OWNER, None}
-
-
-def test_a_second_person_is_told_who_looks_after_it_already(tmp_path: Path) -> None:
-    path, controller = "/v1/incidents/abc123/acknowledge", Controller(tmp_path)
-    ((_, first),) = asked(controller, Person(OPERATOR), ("POST", path, {}))
-    ((_, again),) = asked(controller, Person(OPERATOR), ("POST", path, {}))
-    ((status, second),) = asked(controller, Person(OWNER), ("POST", path, {}))
-    assert first["id"] == again["id"]
-    assert (status, f"acknowledged by uid {OPERATOR} already" in second["error"]) == (409, True)
-
-
-def test_an_acknowledgement_that_would_quiet_nothing_is_refused(tmp_path: Path) -> None:
-    """A GPU's fault is of the next job, too."""
-    controller: Any = Controller(tmp_path)
-    path = "/v1/incidents/abc123/acknowledge"
-    controller.judge.incidents = OpenIncidents([open_incident(kind=IncidentKind.GPU_FAULT, subject="gpu:n1/0")])
-    ((status, told),) = asked(controller, Person(OWNER), ("POST", path, {}))
-    assert (status, "is about more than your own jobs" in told["error"], controller.silences.listed()) == (
-        403,
-        True,
-        (),
-    )
-    assert asked(controller, Person(OPERATOR), ("POST", path, {}))[0][0] == 200
-
-
-@pytest.mark.parametrize("subject", ["run:7.0", "loop:7", "chain:7"])
-def test_an_owner_acknowledges_what_his_run_left_behind(tmp_path: Path, subject: str) -> None:
-    controller: Any = Controller(tmp_path)
-    about = open_incident(subject=subject)
-    controller.judge.incidents = OpenIncidents([about])
-    controller.silences = Given(controller.judge.incidents, 1.0, controller.journal).silences()
-    assert asked(controller, Person(OWNER), ("POST", "/v1/incidents/abc123/acknowledge", {}))[0][0] == 200
-    assert controller.silences.acknowledged_by(about) == f"uid {OWNER}"
 
 
 @pytest.mark.parametrize(

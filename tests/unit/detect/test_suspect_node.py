@@ -37,4 +37,4 @@ def test_suspect_node(known: tuple[SuspectNode, ...] | None, more: dict[str, Any
     assert [each.truth for each in found] == ([] if truth is None else [truth])
     if truth is Truth.BAD:
         assert found[0].culprits[0].gpu_uuid == "GPU-0" and "3 days ago: Xid" in found[0].facts
-        assert found[0].facts[-1] == 'to drain it: slurm-watchdog drain n1 --reason "suspect node"'
+        assert found[0].facts[-1] == 'to drain it: scontrol update NodeName=n1 State=DRAIN Reason="suspect node"'

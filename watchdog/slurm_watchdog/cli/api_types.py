@@ -112,7 +112,7 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     summary_at: float | None = None
     """When that was judged last."""
     quiet: str = ""
-    """Who has silenced or acknowledged it."""
+    """Who has silenced it."""
 
 
 class Delivery(Answer, frozen=True, kw_only=True):
@@ -126,7 +126,7 @@ class Delivery(Answer, frozen=True, kw_only=True):
 
 
 class Silence(Answer, frozen=True, kw_only=True):
-    """What people are not notified of; `until` None: an incident that somebody looks after."""
+    """What people are not notified of."""
 
     id: str
     what: str = ""

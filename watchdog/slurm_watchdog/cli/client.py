@@ -30,7 +30,7 @@ from slurm_watchdog.cli.api_types import (
 )
 from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress
 from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchanges
-from slurm_watchdog.cli.node_types import NodeDrain, NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.model.node_comparison import NodeComparison
 
@@ -160,15 +160,6 @@ class Client:
         """Hands over what a test measured, for the page."""
         return self._ask("POST", "/v1/node-tests", dict[str, Any], msgspec.to_builtins(comparison))[1]
 
-    def drain_node(self, name: str, reason: str, *, force: bool) -> tuple[NodeDrain, Any]:
-        """Has a node drained; `force`: beyond the drain budget."""
-        body = {"reason": reason, "force": force}
-        return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/drain", NodeDrain, body)
-
-    def undrain_node(self, name: str) -> tuple[NodeDrain, Any]:
-        """Has a node given back that slurm-watchdog has drained."""
-        return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/undrain", NodeDrain, {})
-
     def report(self, asked: Mapping[str, str]) -> tuple[Report, Any]:
         """What the time of the jobs went to. `asked`: `from`, `to`, `user`, `account`, `partition`, `job`."""
         return self._ask("GET", f"/v1/report?{urlencode(asked)}", Report)
@@ -190,13 +181,8 @@ class Client:
         return self._ask("POST", "/v1/silences", Silences, {**selectors, "for_s": for_s, "reason": reason})
 
     def end_silence(self, silence_id: str) -> tuple[Silences, Any]:
-        """Ends a silence, or takes an acknowledgement back."""
+        """Ends a silence."""
         return self._ask("POST", f"/v1/silences/{quote(silence_id, safe='')}/end", Silences, {})
-
-    def acknowledge(self, incident_id: str, reason: str) -> tuple[Silences, Any]:
-        """Says that the caller looks after an incident."""
-        target = f"/v1/incidents/{quote(incident_id, safe='')}/acknowledge"
-        return self._ask("POST", target, Silences, {"reason": reason})
 
     def restart(self, job_id: str, exclude: list[str], reason: str, now: bool = False) -> tuple[Accepted, Any]:
         """Asks for a restart, graceful unless `now`; the answer says whether policy allows it."""

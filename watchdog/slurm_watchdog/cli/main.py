@@ -21,7 +21,6 @@ from slurm_watchdog.cli.controller import controller
 from slurm_watchdog.cli.demo import demo
 from slurm_watchdog.cli.diagnose import diagnose
 from slurm_watchdog.cli.doctor import doctor
-from slurm_watchdog.cli.drain import drain, undrain
 from slurm_watchdog.cli.explain import explain
 from slurm_watchdog.cli.group_stacks import group_stacks
 from slurm_watchdog.cli.helper import helper
@@ -37,7 +36,7 @@ from slurm_watchdog.cli.resume import resume
 from slurm_watchdog.cli.run import run
 from slurm_watchdog.cli.save_all import save_all
 from slurm_watchdog.cli.scan_log import scan_log
-from slurm_watchdog.cli.silence import ack, silence
+from slurm_watchdog.cli.silence import silence
 from slurm_watchdog.cli.status import status
 from slurm_watchdog.cli.story import story
 from slurm_watchdog.cli.test_nodes import test_nodes
@@ -47,7 +46,10 @@ OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 REMOVED: Final[Mapping[str, str]] = {
+    "ack": "use: slurm-watchdog silence --kind KIND --job JOB",
     "ca": "use certificates of your site's own authority, or the openssl lines of docs/authentication.md",
+    "drain": "use: scontrol update NodeName=NODE State=DRAIN Reason=TEXT",
+    "undrain": "use: scontrol update NodeName=NODE State=RESUME",
 }
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
@@ -142,15 +144,12 @@ for _command in (
     nodes,
     report,
     story,
-    ack,
     silence,
     doctor,
     pause,
     resume,
     restart,
     save_all,
-    drain,
-    undrain,
     check_config,
     notify,
     replay,

@@ -18,18 +18,6 @@ class NodeEventRequest(Answer, frozen=True, kw_only=True):
     """The part of the node: a GPU's UUID, `mount:/scratch`, `link:eth0`, or a word such as `cpu`; empty: the node."""
 
 
-class NodeDrain(Answer, frozen=True, kw_only=True):
-    """What became of a request to drain a node, or to give it back."""
-
-    node: str
-    drained: bool = False
-    """Whether it is drained now."""
-    reason: str = ""
-    """Of the drain, as Slurm has it, or had it."""
-    by: str = ""
-    """Who asked."""
-
-
 class NodeSuspicion(Answer, frozen=True, kw_only=True):
     node: str
     score: float = 0.0

@@ -1,4 +1,4 @@
-"""`slurm-watchdog silence` and `slurm-watchdog ack`: who is not notified of what, and who looks after an incident."""
+"""`slurm-watchdog silence`: who is not notified of what."""
 
 from __future__ import annotations
 
@@ -18,29 +18,8 @@ DEFAULT_FOR = "2h"
 def silence_words(each: Silence) -> str:
     """One of them: what, until when, who asked, why."""
     until = f" until {moment(each.until)}" if each.until is not None else ""
-    verb = "silenced" if until else "acknowledged"
     why = f": {each.reason}" if each.reason else ""
-    return clean(f"{each.what}, {verb} by {each.by}{until}{why} ({each.id})")
-
-
-@click.command(short_help="Says that you have taken over an incident.")
-@click.argument("incident_id", metavar="ID")
-@click.argument("reason", default="")
-@operator_options
-def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
-    """Says that you have taken over an incident: its further messages mention nobody, its alert pages nobody.
-
-    It holds until the incident is over, or `slurm-watchdog silence --end ID`, and is shown by `status`, `explain` and
-    the page, and announced in Slack. Nothing changes in what the watchdog does: `pause` stops actions.
-
-    \b
-    Example:
-      slurm-watchdog ack 7f3a "changing the cable"
-    """
-    client = choose(socket_path, config_file)
-    with reported_errors(as_json):
-        found = client.acknowledge(incident_id, reason)
-    _print(*found, as_json)
+    return clean(f"{each.what}, silenced by {each.by}{until}{why} ({each.id})")
 
 
 @click.command(short_help="No messages about a kind, a job or a node, for a while.")
@@ -52,7 +31,7 @@ def ack(incident_id: str, reason: str, socket_path: str | None, config_file: str
 @click.option("--node", "nodes", multiple=True, metavar="NODE", callback=expand_nodes,
               help="Incidents that name this node and no other, or n[1-3]; may be repeated.")  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Shown wherever the silence is shown.")
-@click.option("--end", "end_id", metavar="ID", help="End a silence, or take an acknowledgement back.")
+@click.option("--end", "end_id", metavar="ID", help="End a silence.")
 @operator_options
 def silence(  # noqa: PLR0913 - click hands each option over by itself
     for_s: float,
@@ -101,4 +80,4 @@ def _print(found: Silences, document: Any, as_json: bool) -> None:
     for each in found.silences:
         sentence(silence_words(each), "bold" if each.id == found.id else "")
     if not found.silences:
-        sentence("Nothing is silenced or acknowledged.")
+        sentence("Nothing is silenced.")

@@ -135,8 +135,7 @@ def _print(answer: Status) -> None:
             quiet = f" [{found.quiet}]" if found.quiet else ""
             sentence(f"- {found.summary}{_as_of(found)}{quiet} (slurm-watchdog explain {found.id})")
     for silence in answer.silences[:MAX_OPEN]:
-        if silence.until is not None:
-            sentence(f"Silenced: {silence_words(silence)}.")
+        sentence(f"Silenced: {silence_words(silence)}.")
     ranked = sorted(answer.jobs, key=lambda job: LEVEL_ORDER.get(health_of(job).level, 0))
     table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=COLUMN_PRIORITY)
     for job in [job for job in ranked if health_of(job).reason][:MAX_JOB_REASONS]:

@@ -10,6 +10,10 @@ REMOVED: Final[Mapping[str, str]] = {
     "notify.slack.weekly_report": "use `slurm-watchdog report --json` in cron",
     "notify.webhook.weekly_report": "use `slurm-watchdog report --json` in cron",
     "policy.keep_checkpoint": "the incident names the last good checkpoint: copy it before the trainer deletes it",
+    "security.may.acknowledge": "`ack` was removed, use `slurm-watchdog silence` (security.may.silence)",
+    "security.may.drain": "use scontrol",
+    "security.may.force_drain": "use scontrol",
+    "security.page_acts_as": "use the commands: the page shows",
 }
 """What to use instead, a clause, by the dotted path of the option. `[]` stands for any item of a list, `*` for any key.
 A path that ends with `=VALUE` is a value that was removed: the option is left out, or the item of a list that has it.

@@ -12,8 +12,8 @@ from pydantic import Field, model_validator
 from slurm_watchdog.config.types import Section, refuse
 from slurm_watchdog.identity.secret_files import CREDENTIALS
 
-COMMANDS: Final = ("pause", "restart", "silence", "acknowledge", "mend", "drain", "force_drain")
-OF_NO_ACCOUNT: Final = ("pause", "mend", "drain", "force_drain")
+COMMANDS: Final = ("pause", "restart", "silence", "mend")
+OF_NO_ACCOUNT: Final = ("pause", "mend")
 """Commands that are about no job of an account."""
 PROXY_HEADER: Final = re.compile(r"(?i)(x|remote)-[a-z0-9-]{1,60}")
 """No header that browsers send of their own."""
@@ -68,17 +68,11 @@ class Security(Section):
         "controller alone. Without it the page has to stay on the loopback address and shows what everybody "
         "may see: the map, jobs, and that there are incidents.",
     )
-    page_acts_as: str = Field(
-        "",
-        description="The user that those who give the page's password act as: restart, pause, acknowledge and silence "
-        "from the page, as far as `security.may` and `operators` let that user; the journal has that name. Empty = the "
-        "page is read-only.",
-    )
     page_proxy_header: str = Field(
         "",
         description="The header in which the site's reverse proxy names the user that has logged in, such as "
         "X-Remote-User. The proxy sends the page's password (Authorization: Bearer), which nobody else should then "
-        "have, and the browser's Host. Users see and do from the page what the commands let them. Empty = no proxy.",
+        "have. Users see on the page what the commands show them. Empty = no proxy.",
     )
     page_proxies: list[str] = Field(
         ["127.0.0.1", "::1"], description="Addresses or networks from which `page_proxy_header` is believed."
@@ -93,9 +87,8 @@ class Security(Section):
         {},
         description="Who else may use a command, beside those who may anyway (root, the controller's user, and where "
         "it says so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. "
-        "Commands: pause (and resume), restart (and save-all), silence, acknowledge, mend (nodes --mended), drain "
-        "(and undrain), force_drain (drain --force, beyond the drain budget; not included in drain). Slurm's "
-        "accounting says who is an operator, and a coordinator of the job's account.",
+        "Commands: pause (and resume), restart (and save-all), silence, mend (nodes "
+        "--mended). Slurm's accounting says who is an operator, and a coordinator of the job's account.",
     )
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."
@@ -129,13 +122,8 @@ class Security(Section):
                     yield f"security.may.{command}: {name!r} is for what concerns jobs of an account"
 
     def _page_problems(self) -> Iterator[str]:
-        for option in ("page_acts_as", "page_proxy_header"):
-            if getattr(self, option) and not self.page_token_file:
-                yield f"security.{option}: needs a password of the page (security.page_token_file)"
-        if self.page_acts_as and self.page_proxy_header:
-            yield "security.page_acts_as: not beside page_proxy_header, which names who acts; remove one"
-        if self.page_acts_as == "root":
-            yield "security.page_acts_as: root acts on the management node; name another user, and security.may"
+        if self.page_proxy_header and not self.page_token_file:
+            yield "security.page_proxy_header: needs a password of the page (security.page_token_file)"
         if self.page_proxy_header and not PROXY_HEADER.fullmatch(self.page_proxy_header):
             yield "security.page_proxy_header: a name that begins with X- or Remote-, such as X-Remote-User"
         for each in self.page_proxies:

@@ -204,9 +204,8 @@ class Controller:
                 firing=lambda: [
                     each for each in self.judge.incidents if is_announced(each) and not self.silences.silence_of(each)
                 ],
-                acting=lambda: self.actions.acting() | self.silences.acknowledged(),
+                acting=self.actions.acting,
                 silence_of=self.silences.silence_of,
-                acknowledged_by=self.silences.acknowledged_by,
                 gpus_of=metrics.gpu_time.gpus_of,
                 pulses=lambda: pulses(self.judge.view, self.judge.limits_s, clock.wall(), self.health()),
                 count=lambda channel, outcome, number: metrics.notifications.labels(channel, outcome).inc(number),

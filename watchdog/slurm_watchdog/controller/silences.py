@@ -1,4 +1,4 @@
-"""Silences and acknowledgements while they hold: who is not notified of what, and what is said when one ends.
+"""Silences while they hold: who is not notified of what, and what is said when one ends.
 
 A silence quiets messages and alerts. It changes nothing in what is judged, shown or done: a pause stops actions.
 One event loop owns this; the journal has each silence before it holds.
@@ -48,23 +48,12 @@ class Silences:
 
     def silence_of(self, incident: Incident) -> Silence | None:
         """The silence that holds for an incident."""
-        return next((each for each in self._open if not each.incident_id and each.covers(incident)), None)
-
-    def acknowledged_by(self, incident: Incident) -> str:
-        """Who looks after an incident; empty: nobody said so."""
-        return next((each.by for each in self._open if each.incident_id and each.covers(incident)), "")
-
-    def acknowledged(self) -> frozenset[str]:
-        """The incidents that somebody looks after."""
-        if not any(each.incident_id for each in self._open):
-            return frozenset()
-        return frozenset(each.id for each in self._incidents() if self.acknowledged_by(each))
+        return next((each for each in self._open if each.covers(incident)), None)
 
     def add(self, silence: Silence) -> None:
         """It holds from now on, and all who were notified of what it covers are notified of it. Raises JournalError."""
-        verb = "acknowledged" if silence.incident_id else "silenced"
-        until = "" if silence.until is None else f" until {_date(silence.until)} (silence {silence.id})"
-        sentence = f"{verb} by {silence.by}{until}{f': {silence.reason}' if silence.reason else ''}"
+        why = f": {silence.reason}" if silence.reason else ""
+        sentence = f"silenced by {silence.by} until {_date(silence.until)} (silence {silence.id}){why}"
         self._open.append(silence)
         try:
             with self._journal.together():
@@ -86,24 +75,17 @@ class Silences:
                 self._journal.silences.end(silence.id, now, why)
                 for incident in self._covered(silence):
                     self._journal.add_note(incident.id, now, f"silence {silence.id} is over: {why}")
-                    if not silence.incident_id and is_announced(incident):
+                    if is_announced(incident):
                         self._news.opened(incident)
         except JournalError:
             self._open.append(silence)
             raise
 
     def expire(self) -> None:
-        """Ends those that are over: by their date, or with the incident that was acknowledged. A journal that
-        fails is asked again with the next tick."""
-        some = any(each.incident_id for each in self._open)
-        now, there = self._wall(), {each.id for each in self._incidents()} if some else set()
+        """Ends those whose time is over. A journal that fails is asked again with the next tick."""
+        now = self._wall()
         for each in self.listed():
-            why = ""
-            if each.is_over(now):
-                why = "its time is over"
-            elif each.incident_id and each.incident_id not in there:
-                why = "its incident is over"
-            if why and not self._writer.write(lambda each=each, why=why: self.end(each, why)):  # type: ignore[misc]
+            if each.is_over(now) and not self._writer.write(lambda each=each: self.end(each, "its time is over")):  # type: ignore[misc]
                 return
 
     def show_in(self, document: dict[str, Any], *, whole: bool) -> None:
@@ -118,10 +100,7 @@ class Silences:
         for row in document["open"]:
             incident = by_id.get(row["id"])
             silence = None if incident is None else self.silence_of(incident)
-            acknowledged = "" if incident is None else self.acknowledged_by(incident)
-            words = (f"silenced by {silence.by} until {_date(silence.until)}" if silence and silence.until else "",
-                     f"acknowledged by {acknowledged}" if acknowledged else "")  # fmt: skip
-            row["quiet"] = ", ".join(filter(None, words))
+            row["quiet"] = f"silenced by {silence.by} until {_date(silence.until)}" if silence else ""
 
     def _covered(self, silence: Silence) -> list[Incident]:
         return [each for each in self._incidents() if silence.covers(each)]

@@ -211,7 +211,7 @@ SPEC = DetectorSpec(
     alerts=("SlurmWatchdogHardwareFault",),
     hint=Hint(
         usually="A memory module, a network adapter, a disk, a cable or a fan that has to be repaired or exchanged.",
-        try_next="Drain the node (slurm-watchdog drain); its management controller's log (ipmitool sel list, racadm), "
+        try_next="Drain the node (scontrol); its management controller's log (ipmitool sel list, racadm), "
         "ras-mc-ctl --errors, lspci -vv of the device and smartctl -a of the disk show more; then record the repair "
         "(slurm-watchdog nodes, with --mended).",
         documented="Linux admin guide, RAS",

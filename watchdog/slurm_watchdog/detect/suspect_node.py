@@ -67,7 +67,7 @@ def _suspect(finding: Finding, suspect: SuspectNode) -> Finding:
 
 def _drain(node: str) -> str:
     """The command, ready to be pasted."""
-    return f'slurm-watchdog drain {node} --reason "suspect node"'
+    return f'scontrol update NodeName={node} State=DRAIN Reason="suspect node"'
 
 
 SPEC = DetectorSpec(
@@ -81,7 +81,7 @@ SPEC = DetectorSpec(
     why_no_action="restarts avoid such nodes with policy.suspects",
     hint=Hint(
         usually="One part of it (a GPU, a link, a memory module) fails under load and looks well at rest.",
-        try_next="Drain it (slurm-watchdog drain), test it under load (slurm-watchdog test-nodes --drained-by-us) and, "
+        try_next="Test it under load (slurm-watchdog test-nodes), drain it (scontrol) and, "
         "once it is mended, record that (slurm-watchdog nodes, with --mended).",
     ),
     alerts=("SlurmWatchdogNodeTrouble",),

@@ -17,13 +17,10 @@ class SqlQuarantines:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def intend(
-        self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None, asked_by: str = ""
-    ) -> None:
+    def intend(self, node: str, incident_id: str, reason: str, at: float, reservation: str | None = None) -> None:
         """Write down that a node is about to be drained, or kept in `reservation`. One that is in quarantine already
         stays as it is."""
-        row = {"node": node, "incident_id": incident_id, "reason": plain(reason), "at": at}
-        row |= {"reservation": reservation, "asked_by": plain(asked_by)}
+        row = {"node": node, "incident_id": incident_id, "reason": plain(reason), "at": at, "reservation": reservation}
         open_ones = sa.select(QUARANTINES.c.id).where(QUARANTINES.c.node == node, QUARANTINES.c.ended_at.is_(None))
         with self._database.transaction() as sql:
             if sql.execute(open_ones).first() is None:

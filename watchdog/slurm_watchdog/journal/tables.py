@@ -181,7 +181,6 @@ QUARANTINES = sa.Table(
     sa.Column("ended_at", sa.Float, index=True),
     sa.Column("ended_why", sa.Text, nullable=False),
     sa.Column("reservation", sa.String(350)),
-    sa.Column("asked_by", sa.String(255), nullable=False, server_default=""),
 )
 """Nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
 
@@ -204,7 +203,7 @@ SILENCES = sa.Table(
     sa.Column("ended_at", sa.Float, index=True),
     sa.Column("ended_why", sa.Text, nullable=False),
 )
-"""What people are not notified of, one row a silence or acknowledgement: see slurm_watchdog.model.silence."""
+"""What people are not notified of, one row a silence: see slurm_watchdog.model.silence."""
 
 SLOW_SEARCHES = sa.Table(
     "slow_searches",
@@ -283,9 +282,7 @@ def _to_11(sql: sa.Connection) -> None:
 
 
 def _to_12(sql: sa.Connection) -> None:
-    """Drains that people ask for."""
-    if all(column["name"] != "asked_by" for column in sa.inspect(sql).get_columns("quarantines")):
-        sql.execute(sa.text("ALTER TABLE quarantines ADD COLUMN asked_by VARCHAR(255) DEFAULT '' NOT NULL"))
+    """Nothing: it was for drains that people asked for, which left with schema 14."""
 
 
 def _to_13(sql: sa.Connection) -> None:
@@ -298,7 +295,14 @@ GONE: Final[tuple[str, ...]] = ()
 
 
 def _to_14(sql: sa.Connection) -> None:
-    """Without the tables of features that left the product."""
+    """Without the tables of features that left the product; what a person has acknowledged, or had drained, is over:
+    that person gives such a node back."""
+    # A row of an acknowledgement has no end. In a text of JSON this key's quotes would be escaped.
+    over = SILENCES.c.ended_at.is_(None), ~SILENCES.c.document.contains('"until":', autoescape=True)
+    sql.execute(sa.update(SILENCES).where(*over).values(ended_at=0.0, ended_why="acknowledgements were removed"))
+    if any(column["name"] == "asked_by" for column in sa.inspect(sql).get_columns("quarantines")):
+        left = "SET state = 'left', ended_at = at, ended_why = 'drains for people were removed'"
+        sql.execute(sa.text(f"UPDATE quarantines {left} WHERE asked_by <> '' AND ended_at IS NULL"))
     for name in GONE:
         sql.execute(sa.text(f"DROP TABLE IF EXISTS {name}"))
 

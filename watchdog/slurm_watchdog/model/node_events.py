@@ -34,7 +34,7 @@ class NodeEventKind(StrEnum):
     QUARANTINED = "quarantined"
     """We took it out of service for its past, or left it to somebody else."""
     BY_OPERATOR = "by_operator"
-    """A person had it drained for planned work, or given back, with `drain` and `undrain`."""
+    """A person had it drained or given back through a release that had `drain` and `undrain`."""
     GPU_MOVED = "gpu_moved"
     """A GPU with a history is in another node now; both are told."""
     MENDED = "mended"

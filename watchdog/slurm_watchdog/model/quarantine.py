@@ -1,5 +1,4 @@
-"""Nodes that were taken out of service because they are suspect, until somebody has tested or mended them, or because a
-person asked for it, until a person gives them back."""
+"""Nodes that were taken out of service because they are suspect, until somebody has tested or mended them."""
 
 from __future__ import annotations
 
@@ -13,7 +12,7 @@ class QuarantineState(StrEnum):
     DRAINED = "drained"
     """Slurm has our drain, or our reservation."""
     RETURNED = "returned"
-    """Given back: it was tested or mended, or a person asked for it."""
+    """Given back: it was tested or mended."""
     LEFT = "left"
     """Somebody else has the node in hand, or it came to no drain."""
 
@@ -30,15 +29,13 @@ class Quarantine(Struct, frozen=True, kw_only=True):
     id: int
     node: str
     incident_id: str
-    """Which called it suspect; empty: a person asked for it."""
+    """Which called it suspect."""
     reason: str
     """Of the drain, as Slurm gets it."""
     at: float
     state: QuarantineState
     reservation: str | None = None
     """Its name, of a node that is reserved and not drained."""
-    asked_by: str = ""
-    """The person who asked for the drain; empty: it is suspect."""
     reason_at: float | None = None
     """The time that Slurm gave to our drain."""
     ended_at: float | None = None

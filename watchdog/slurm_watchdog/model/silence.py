@@ -1,4 +1,4 @@
-"""Silences: what people are not notified of for a while; an acknowledgement is one of a single incident. Pure."""
+"""Silences: what people are not notified of for a while. Pure."""
 
 from __future__ import annotations
 
@@ -20,28 +20,24 @@ class Silence(Struct, frozen=True, kw_only=True):
     at: float
     """Date."""
     reason: str = ""
-    until: float | None = None
-    """Date of its end; None: an acknowledgement, which lasts as long as its incident."""
+    until: float
+    """Date of its end."""
     kinds: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    incident_id: str = ""
-    """The one that is acknowledged."""
     owner: int | None = None
     """Uid of a job's owner who made it with no other right: it covers what is about jobs of that owner alone."""
 
     @property
     def words(self) -> str:
         """What it is about: `kind gpu_fault, node n1,n2`."""
-        if self.incident_id:
-            return f"incident {self.incident_id}"
         named = (("kind", self.kinds), ("job", self.jobs), ("node", self.nodes))
         return ", ".join(f"{name} {','.join(values)}" for name, values in named if values)
 
     def is_over(self, now: float) -> bool:
         """Whether its time is over, also where the clock was set back so far that it would be for longer than it was
         made for: it was made by a clock that was ahead."""
-        return self.until is not None and not 2 * self.at - self.until <= now < self.until
+        return not 2 * self.at - self.until <= now < self.until
 
     def covers(self, incident: Incident) -> bool:
         """Whether all that the incident is about is within the selectors: of two jobs the silence of one hides
@@ -49,8 +45,6 @@ class Silence(Struct, frozen=True, kw_only=True):
         alone = incident.subject.startswith(OF_JOBS) and set(incident.owners) == {self.owner}
         if self.owner is not None and not alone:
             return False
-        if self.incident_id:
-            return incident.id == self.incident_id
         if self.kinds and incident.kind not in self.kinds:
             return False
         jobs = {job if job in self.jobs else job.partition("_")[0] for job in incident.job_ids}

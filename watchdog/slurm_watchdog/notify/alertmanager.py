@@ -15,13 +15,13 @@ import msgspec
 
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.incidents import Incident, Severity
+from slurm_watchdog.notify.delivery import send_together
 from slurm_watchdog.notify.http import SendFailed, post_json
 from slurm_watchdog.notify.notification import NO_LINKS, JobNote, Notice, SiteLinks, Topic, from_row, job_notes
 from slurm_watchdog.notify.wording import culprit_line, next_step, opened_message, resolved_message
 
 if TYPE_CHECKING:
-    from slurm_watchdog.journal.outbox import OutboxItem
-    from slurm_watchdog.notify.delivery import Outbox
+    from slurm_watchdog.journal.outbox import OutboxItem, SqlOutbox
     from slurm_watchdog.notify.dispatcher import IncidentSources
 
 BATCH = 200
@@ -37,7 +37,6 @@ class AlertmanagerChannel:
 
     name = "alertmanager"
     topics = frozenset({Topic.OPENED, Topic.RESOLVED})
-    takes_messages = False
 
     def __init__(
         self,
@@ -59,18 +58,11 @@ class AlertmanagerChannel:
         self._round_left: list[dict[str, Any]] = []
         """Alerts not yet repeated in this round."""
 
-    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """See delivery.Channel. New alerts go before repeats."""
         items = outbox.pending(BATCH, self.name)
         if items:
-            try:
-                await self._post([alert for item in items for alert in self._alerts_of(item)])
-            except SendFailed as error:
-                if not error.permanent or len(items) == 1:
-                    raise
-                items = items[:1]  # one of them is refused: the first alone, so that no other is dropped
-                await self._post(self._alerts_of(items[0]))
-            outbox.done_all(self.name, [item.id for item in items])
+            await send_together(outbox, self.name, items, self._post_news)
             return GAP_S
         if not 0 <= now - self._round_at < self._repeat_s:
             self._round_at = now
@@ -94,6 +86,9 @@ class AlertmanagerChannel:
             self._round_left = [*some, *self._round_left]
             raise
         return GAP_S if self._round_left else None
+
+    async def _post_news(self, items: Sequence[OutboxItem]) -> None:
+        await self._post([alert for item in items for alert in self._alerts_of(item)])
 
     def _alerts_of(self, item: OutboxItem) -> list[dict[str, Any]]:
         try:

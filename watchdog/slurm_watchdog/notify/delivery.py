@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import one_line
@@ -13,10 +13,11 @@ from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import Delivery, Topic
 
 if TYPE_CHECKING:
-    from slurm_watchdog.journal.outbox import OutboxItem
+    from slurm_watchdog.journal.outbox import OutboxItem, SqlOutbox
 
 LOG = logging.getLogger(__name__)
 Count = Callable[[str, str, int], None]
+Post = Callable[["Sequence[OutboxItem]"], Awaitable[None]]
 
 POLL_S = 5.0
 FIRST_RETRY_S = 2.0
@@ -30,25 +31,6 @@ FORGET_AFTER_S = 14 * 86400.0
 TIDY_EVERY_S = 600.0
 
 
-class Outbox(Protocol):
-    """The part of the journal that keeps messages. Every method raises JournalError."""
-
-    def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None: ...
-    def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]: ...
-    def waiting_channels(self) -> list[str]: ...
-    def backlog(self, channel: str) -> tuple[int, float | None]: ...
-    def done_all(self, channel: str, item_ids: Sequence[int]) -> None: ...
-    def replace(
-        self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
-    ) -> None: ...
-    def failed(self, item_id: int, error: str, retry_at: float) -> None: ...
-    def expire(self, channel: str, before: float) -> int: ...
-    def drop(self, channel: str, incident_id: str) -> None: ...
-    def forget(self, before: float) -> None: ...
-    def keep_thread(self, channel: str, incident_id: str, thread: str, at: float) -> None: ...
-    def thread_of(self, channel: str, incident_id: str) -> str | None: ...
-
-
 class Channel(Protocol):
     """A notification backend: Slack, a webhook, Alertmanager."""
 
@@ -56,10 +38,8 @@ class Channel(Protocol):
     """In the outbox; at most 32 characters."""
     topics: frozenset[Topic]
     """The topics that it sends."""
-    takes_messages: bool
-    """Whether it sends ready-made messages (the job status)."""
 
-    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
 
         Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
@@ -68,10 +48,28 @@ class Channel(Protocol):
         ...
 
 
+async def send_together(
+    outbox: SqlOutbox,
+    channel: str,
+    items: Sequence[OutboxItem],
+    post: Callable[[Sequence[OutboxItem]], Awaitable[None]],
+) -> None:
+    """Posts rows in one request and marks them as done; where that is refused for good, the first alone, so that only
+    what is refused is dropped. Raises SendFailed."""
+    try:
+        await post(items)
+    except SendFailed as error:
+        if not error.permanent or len(items) == 1:
+            raise
+        items = items[:1]
+        await post(items)
+    outbox.done_all(channel, [item.id for item in items])
+
+
 class ChannelWorker:
     """Sends the outbox rows of one channel."""
 
-    def __init__(self, outbox: Outbox, channel: Channel, poll_s: float, wall: Callable[[], float]) -> None:
+    def __init__(self, outbox: SqlOutbox, channel: Channel, poll_s: float, wall: Callable[[], float]) -> None:
         self.channel = channel
         self._outbox = outbox
         self._poll_s = poll_s

@@ -72,7 +72,7 @@ class Digest:
         elif notice.topic is Topic.RESOLVED:
             self._over.extend(_names(notice))
         else:
-            self._other["silenced or acknowledged" if notice.topic is Topic.NOTED else "collections of evidence"] += 1
+            self._other["silenced" if notice.topic is Topic.NOTED else "collections of evidence"] += 1
 
     def messages(self, cluster: str) -> list[Payload]:
         """The digest, in as few messages as it fits into; PARTS at most."""
@@ -120,7 +120,7 @@ class Digest:
                 yield from _listed(f"{SEVERITY_WORDS[severity]} {kind} × {len(names):,}", names)
         for what, number in self._decisions.most_common(20):
             yield f"{number:,} × {what}"
-        for what in ("restarts done", "collections of evidence", "silenced or acknowledged"):
+        for what in ("restarts done", "collections of evidence", "silenced"):
             if self._other[what]:
                 yield f"{self._other[what]:,} {what}"
         if self._over:

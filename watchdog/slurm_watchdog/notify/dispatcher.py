@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -26,9 +27,8 @@ from slurm_watchdog.notify.delivery import (
     Channel,
     ChannelWorker,
     Count,
-    Outbox,
 )
-from slurm_watchdog.notify.job_status_message import PULSE_ID, JobPulse, pulse_message
+from slurm_watchdog.notify.job_status_message import PULSE_CHANNEL, PULSE_ID, JobPulse, pulse_message
 from slurm_watchdog.notify.notification import (
     KEPT_JOBS,
     TRANSIENT_GUARDS,
@@ -39,7 +39,9 @@ from slurm_watchdog.notify.notification import (
     job_notes,
     to_row,
 )
-from slurm_watchdog.notify.slack_messages import Payload
+
+if TYPE_CHECKING:
+    from slurm_watchdog.journal.outbox import SqlOutbox
 
 LOG = logging.getLogger(__name__)
 
@@ -58,11 +60,9 @@ class IncidentSources:
     """Incidents that fire and are announced."""
     pulses: Callable[[], Sequence[JobPulse]] = tuple
     acting: Callable[[], frozenset[str]] = frozenset
-    """Ids of the incidents on which an action is under way, or that somebody looks after."""
+    """Ids of the incidents on which an action is under way."""
     silence_of: Callable[[Incident], Silence | None] = lambda incident: None
     """The silence that holds for an incident."""
-    acknowledged_by: Callable[[Incident], str] = lambda incident: ""
-    """Who looks after it; empty: nobody."""
     gpus_of: Callable[[str], int] = lambda job_id: 0
     """How many GPUs a job has; 0: not known."""
     count: Count = lambda channel, outcome, number: None
@@ -74,7 +74,7 @@ class Notifier:
 
     def __init__(
         self,
-        outbox: Outbox,
+        outbox: SqlOutbox,
         channels: Sequence[Channel],
         cluster: str,
         *,
@@ -88,6 +88,7 @@ class Notifier:
         self._channels = tuple(channels)
         self._cluster = cluster
         self._pulse_s = pulse_s
+        self._newest_pulse: float | None = None
         self._poll_s = poll_s
         self._wall = wall
         self._workers = [ChannelWorker(outbox, channel, poll_s, wall) for channel in self._channels]
@@ -150,13 +151,6 @@ class Notifier:
         if incident.fired_at is not None and incident.inhibited_by is None:
             self._add(Topic.NOTED, incident, said=(sentence,))
 
-    def announce(self, name: str, message: Payload) -> None:
-        """Put up a message that is about no incident, for those that take such ones."""
-        for worker in self._workers:
-            if worker.channel.takes_messages:
-                self._outbox.add(worker.channel.name, name, {"message": message}, self._wall())
-                worker.wake()
-
     def _forget_held(self, incident: Incident) -> None:
         for key in [key for key in self._held if key[0] == incident.id]:
             del self._held[key]
@@ -196,7 +190,6 @@ class Notifier:
                 said=said,
                 jobs=jobs,
                 caller=self._caller,
-                acknowledged_by=self.sources.acknowledged_by(incident),
             )
         )
         for worker in self._workers:
@@ -222,7 +215,8 @@ class Notifier:
         parts.append(self._every(TIDY_EVERY_S, self._tidy, "the outbox can't be tidied"))
         parts.append(self._every(self._poll_s, self.release, "what was held back cannot be written"))
         if self._pulse_s > 0:
-            parts.append(self._queue_pulses())
+            pause_s = min(self._poll_s, self._pulse_s)
+            parts.append(self._every(pause_s, self._pulse_if_due, "a pulse can't be written"))
         tasks = [asyncio.ensure_future(each) for each in parts]
         try:
             await asyncio.gather(*tasks)
@@ -266,15 +260,10 @@ class Notifier:
     def _tidy(self) -> None:
         self._outbox.forget(self._wall() - FORGET_AFTER_S)
 
-    async def _queue_pulses(self) -> None:
+    def _pulse_if_due(self) -> None:
         """On the grid of the wall clock: a restarted controller repeats none."""
-        newest = self._wall() // self._pulse_s
-        while True:
-            await asyncio.sleep(min(self._poll_s, self._pulse_s))
-            try:
-                newest = self.pulse(newest)
-            except Exception:  # the boundary: a status message that fails is skipped
-                LOG.exception("a pulse can't be written")
+        newest = self._wall() // self._pulse_s if self._newest_pulse is None else self._newest_pulse
+        self._newest_pulse = self.pulse(newest)
 
     def pulse(self, newest: float) -> float:
         """Queues a job status message if one is due; `newest` is the number of the last interval. Returns the
@@ -283,9 +272,10 @@ class Notifier:
         number = at // self._pulse_s
         pulses = self.sources.pulses() if number != newest else ()
         for worker in self._workers if pulses else ():
-            if worker.channel.takes_messages:
+            if worker.channel.name == PULSE_CHANNEL:
                 # After an outage of Slack only the newest status is sent, not one per hour.
-                self._outbox.drop(worker.channel.name, PULSE_ID)
-        if pulses:
-            self.announce(PULSE_ID, pulse_message(pulses, self._cluster))
+                self._outbox.drop(PULSE_CHANNEL, PULSE_ID)
+                message = pulse_message(pulses, self._cluster)
+                self._outbox.add(PULSE_CHANNEL, PULSE_ID, {"message": message}, at)
+                worker.wake()
         return number

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
-from slurm_watchdog.notify.delivery import Channel, Outbox
+from slurm_watchdog.notify.delivery import Channel
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, SiteLinks
 from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
@@ -20,6 +20,7 @@ from slurm_watchdog.notify.webhook import WebhookChannel
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.journal.outbox import SqlOutbox
 
 LOG_MESSAGES_PER_MINUTE = 1_000_000
 """The log takes everything."""
@@ -29,7 +30,7 @@ LONGEST_PAUSE_S: Final = 2.0
 """A receiver that asks for more than that between two messages has failed the test."""
 
 
-def make_notifier(config: Config, outbox: Outbox, caller: Caller = Caller.SERVICE) -> Notifier:
+def make_notifier(config: Config, outbox: SqlOutbox, caller: Caller = Caller.SERVICE) -> Notifier:
     """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
     channels: list[Channel] = []
     slack, webhook, alerts, cluster = (
@@ -85,7 +86,7 @@ def each_receiver(config: Config) -> Iterator[tuple[str, Config]]:
 
 
 async def try_receivers(
-    config: Config, new_outbox: Callable[[], Outbox], severity: Severity, now: float
+    config: Config, new_outbox: Callable[[], SqlOutbox], severity: Severity, now: float
 ) -> list[Outcome]:
     """Sends the test to every receiver at once, through the channels that send incidents. `now` is a date."""
     named = list(each_receiver(config))

@@ -8,6 +8,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural, safe
 from slurm_watchdog.notify.slack_messages import BLOCK_LIMIT, LINE_LIMIT, Payload, message, section
 
+PULSE_CHANNEL = "slack-pulse"
 PULSE_ID = "pulse"
 """In the place of an incident's id."""
 BLOCKS_PER_MESSAGE = 3

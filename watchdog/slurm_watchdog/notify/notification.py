@@ -43,7 +43,7 @@ class Topic(StrEnum):
     """An action, well or not."""
     RESOLVED = "resolved"
     NOTED = "noted"
-    """A person has silenced or acknowledged it."""
+    """A person has silenced it."""
 
 
 class Caller(StrEnum):
@@ -93,14 +93,10 @@ class Notice(Struct, frozen=True, kw_only=True):
     """Findings of a diagnosis, a sentence each."""
     jobs: tuple[JobNote, ...] = ()
     caller: Caller = Caller.SERVICE
-    acknowledged_by: str = ""
-    """The person who looks after it already."""
 
     @property
     def needs_person(self) -> bool:
         """Whether a person has to respond to a critical incident: an action has failed, or none is done."""
-        if self.acknowledged_by:
-            return False
         critical = self.incident.severity is Severity.CRITICAL
         if self.topic is Topic.OPENED:
             return critical and not self.incident.job_ids  # nothing is done about it, and so nothing more is said

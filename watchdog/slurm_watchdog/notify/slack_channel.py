@@ -14,13 +14,13 @@ import msgspec
 from slurm_watchdog.notify.delivery import LONGEST_WAIT_S
 from slurm_watchdog.notify.digest import Digest
 from slurm_watchdog.notify.http import SendFailed
+from slurm_watchdog.notify.job_status_message import PULSE_CHANNEL
 from slurm_watchdog.notify.notification import NO_LINKS, Notice, SiteLinks, Topic, from_row
 from slurm_watchdog.notify.slack import Poster
 from slurm_watchdog.notify.slack_messages import Payload, closed, has_evidence, parent, reply, updated
 
 if TYPE_CHECKING:
-    from slurm_watchdog.journal.outbox import OutboxItem
-    from slurm_watchdog.notify.delivery import Outbox
+    from slurm_watchdog.journal.outbox import OutboxItem, SqlOutbox
 
 LOG = logging.getLogger(__name__)
 Sent = TypeVar("Sent")
@@ -82,7 +82,6 @@ class SlackChannel:
     """One channel of Slack. `mentions` is the configuration's."""
 
     topics = frozenset(Topic)
-    takes_messages = False
 
     def __init__(
         self,
@@ -102,7 +101,7 @@ class SlackChannel:
         self._places = places
         self._digest_at = float("-inf")
 
-    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """See delivery.Channel."""
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
@@ -133,7 +132,7 @@ class SlackChannel:
         await self._post_story(outbox, *stories[0], now, whole=whole)
         return 0.0
 
-    def _read(self, outbox: Outbox, items: Sequence[OutboxItem]) -> list[tuple[int, Notice]]:
+    def _read(self, outbox: SqlOutbox, items: Sequence[OutboxItem]) -> list[tuple[int, Notice]]:
         """(row, notice) of each. Rows that can't be read are given up."""
         found = []
         for item in items:
@@ -144,7 +143,7 @@ class SlackChannel:
                 outbox.done_all(self.name, (item.id,))
         return found
 
-    async def _post_digest(self, outbox: Outbox, item: OutboxItem, now: float) -> None:
+    async def _post_digest(self, outbox: SqlOutbox, item: OutboxItem, now: float) -> None:
         """The parts after the first go into the thread of that one."""
         thread = outbox.thread_of(self.name, item.incident_id)
         begun = await self._post(item.payload["message"], thread, now)
@@ -153,7 +152,7 @@ class SlackChannel:
         outbox.done_all(self.name, (item.id,))
 
     async def _post_story(
-        self, outbox: Outbox, ids: Sequence[int], story: Sequence[Notice], now: float, *, whole: bool
+        self, outbox: SqlOutbox, ids: Sequence[int], story: Sequence[Notice], now: float, *, whole: bool
     ) -> None:
         """Posts all waiting notices of one incident, in one message or two: one in the channel, one in its thread."""
         incident = story[0].incident
@@ -192,7 +191,7 @@ class SlackChannel:
         self._pace.count_message(now)
         return await self._pace.send(now, self._poster.post(message, thread, loud=loud))
 
-    async def _queue_digest(self, outbox: Outbox, now: float) -> None:
+    async def _queue_digest(self, outbox: SqlOutbox, now: float) -> None:
         """Replaces all waiting rows by one digest."""
         digest, last, number = Digest(self._mentions), 0, 0
         while page := outbox.pending(ROWS_AT_ONCE, self.name, last):
@@ -214,15 +213,14 @@ class PulseChannel:
     """The hourly job status: its own outbox rows, so that no notice waits behind it, and the message rate
     that all of Slack shares."""
 
-    name = "slack-pulse"
+    name = PULSE_CHANNEL
     topics: frozenset[Topic] = frozenset()
-    takes_messages = True
 
     def __init__(self, poster: Poster, pace: MessageRate) -> None:
         self._poster = poster
         self._pace = pace
 
-    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """See delivery.Channel."""
         items = outbox.pending(1, self.name)
         if not items:

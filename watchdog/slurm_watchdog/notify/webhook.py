@@ -4,18 +4,18 @@ heartbeat, to an address that rings when none comes."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from slurm_watchdog.notify.delivery import send_together
 from slurm_watchdog.notify.http import SendFailed, post_json, read_secret, read_url
 from slurm_watchdog.notify.notification import NO_LINKS, Notice, SiteLinks, Topic, from_row
 from slurm_watchdog.notify.wording import message_of
 
 if TYPE_CHECKING:
-    from slurm_watchdog.journal.outbox import OutboxItem
-    from slurm_watchdog.notify.delivery import Outbox
+    from slurm_watchdog.journal.outbox import OutboxItem, SqlOutbox
 
 LOG = logging.getLogger(__name__)
 
@@ -33,7 +33,6 @@ class WebhookChannel:
 
     name = "webhook"
     topics = frozenset(Topic)
-    takes_messages = False
 
     def __init__(
         self, url_file: str, token_file: str, deadline_s: float, cluster: str, places: SiteLinks = NO_LINKS
@@ -44,28 +43,23 @@ class WebhookChannel:
         self._cluster = cluster
         self._places = places
 
-    async def send_due(self, outbox: Outbox, now: float) -> float | None:
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """See delivery.Channel."""
         items = outbox.pending(BATCH, self.name)
         if not items:
             return None
+        await send_together(outbox, self.name, items, self._post)
+        return GAP_S
+
+    async def _post(self, items: Sequence[OutboxItem]) -> None:
         headers = {}
         if self._token_file:
             headers["Authorization"] = f"Bearer {read_secret(self._token_file, 'notify.webhook.token_file')}"
         url = read_url(self._url_file, "notify.webhook.url_file")
-        events = [_event(item, self._places) for item in items]
-        document = {"version": VERSION, "cluster": self._cluster, "events": events}
-        try:
-            await post_json(url, document, self._deadline_s, receiver="the webhook", headers=headers)
-        except SendFailed as error:
-            if not error.permanent or len(items) == 1:
-                raise
-            # The receiver rejects one of them: send the first alone, so that only the rejected one is dropped.
-            one = {**document, "events": events[:1]}
-            await post_json(url, one, self._deadline_s, receiver="the webhook", headers=headers)
-            items = items[:1]
-        outbox.done_all(self.name, [item.id for item in items])
-        return GAP_S
+        document = {
+            "version": VERSION, "cluster": self._cluster, "events": [_event(item, self._places) for item in items],
+        }  # fmt: skip
+        await post_json(url, document, self._deadline_s, receiver="the webhook", headers=headers)
 
 
 def _event(item: OutboxItem, places: SiteLinks) -> dict[str, Any]:
@@ -85,7 +79,6 @@ def event_json(notice: Notice, places: SiteLinks = NO_LINKS) -> dict[str, Any]:
         "at": notice.at,
         "text": message_of(notice).sentence,
         "needs_person": notice.needs_person,
-        "acknowledged_by": notice.acknowledged_by,
         "links": {
             "page": places.incident_url(notice.incident.id),
             "runbook": places.runbook(notice.incident.kind),

@@ -13,7 +13,6 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import expiry, own_records, quarantine
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
-from slurm_watchdog.controller.actions.node_requests import NodeRequests
 from slurm_watchdog.controller.actions.node_tests import NodeTests, Permitted
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.actions.tools import Tools
@@ -66,7 +65,6 @@ class Actions:
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )
         self._quarantine = QuarantineTools(ports.journal, ports.slurm, config.policy, ports.record_event, clock.wall)
-        self.drains = NodeRequests(self._quarantine, lambda: ports.state.slurm_nodes, self._held_back)
         self._tests = NodeTests(self._quarantine, ports.tester, ports.searches, ports.writer, self._held_back)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
@@ -264,7 +262,7 @@ class Actions:
             self._writer.failed(error)
 
     def _held_back(self) -> str | None:
-        """Why nothing is done for a person now, a sentence. Raises JournalError."""
+        """Why no test of nodes is begun now, a sentence. Raises JournalError."""
         paused = self._journal.paused()
         if paused is not None:
             return f"actions are paused ({paused[0] or 'no reason given'}), until `slurm-watchdog resume`"

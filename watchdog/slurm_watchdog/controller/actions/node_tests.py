@@ -80,17 +80,16 @@ class NodeTests:
                 log.error("a test of nodes failed", exc_info=error)
             self._running = None
         tools, now = self._tools, self._tools.wall()
-        async with tools.lock:
-            left = tools.journal.node_tests.open()
-            for each in left:
-                if now >= each.until:
-                    await self._settle(each, jobs)
-            if left or self._held_back() is not None:
-                return
-            test = self._next(known, permitted, now)
-            if test is None:
-                return
-            tools.journal.node_tests.intend(test)
+        left = tools.journal.node_tests.open()
+        for each in left:
+            if now >= each.until:
+                await self._settle(each, jobs)
+        if left or self._held_back() is not None:
+            return
+        test = self._next(known, permitted, now)
+        if test is None:
+            return
+        tools.journal.node_tests.intend(test)
         log.warning("%s is tested (%s, %s)", ", ".join(test.nodes), test.purpose, test.name)
         self._running = asyncio.create_task(self._run(test))
 
@@ -130,7 +129,7 @@ class NodeTests:
         self, entry: Quarantine, known: Sequence[SlurmNode], before: Sequence[NodeTest], now: float
     ) -> NodeTest | None:
         node = next((each for each in known if each.name == entry.node), None)
-        if entry.state is not QuarantineState.DRAINED or entry.asked_by or node is None or not is_free(node):
+        if entry.state is not QuarantineState.DRAINED or node is None or not is_free(node):
             return None
         if entry.reservation is None and not (is_drained(node.state) and node.reason == entry.reason):
             return None

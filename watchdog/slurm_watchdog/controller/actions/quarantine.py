@@ -1,5 +1,5 @@
 """Takes suspect nodes out of service, by a drain or by a reservation of ours, and gives back those that were tested or
-mended. Looks after the nodes that a person had drained, too: see slurm_watchdog.controller.actions.node_requests.
+mended.
 
 Each step is an intent in the journal before Slurm is asked: a controller that dies between the two looks at the node
 first, and neither drains twice nor touches what somebody else has drained meanwhile. A reservation has a name that
@@ -8,16 +8,14 @@ only one intent has.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from slurm_watchdog.actuate import drain
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.quarantine import is_new, objection_to_draining, objection_to_witnesses, verdict
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
@@ -37,8 +35,6 @@ class QuarantineTools:
     record: Callable[[NodeEvent], None]
     """Writes an event of a node down."""
     wall: Callable[[], float]
-    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by who changes quarantines: a round, and each request of a person."""
 
 
 async def sweep(
@@ -47,15 +43,8 @@ async def sweep(
     """One round. `suspects`: (node, id of the incident that calls it so), `known`: Slurm's newest listing of all nodes.
     Without `drains` no further node is drained; those that are drained are still tested and returned. Raises
     JournalError."""
-    async with tools.lock:
-        await _sweep(tools, suspects, known, drains=drains)
-
-
-async def _sweep(
-    tools: QuarantineTools, suspects: Sequence[tuple[str, str]], known: Sequence[SlurmNode], *, drains: bool
-) -> None:
     for entry in tools.journal.quarantines.open():
-        await attend(tools, entry, known)
+        await _attend(tools, entry, known)
     if not drains:
         return
     for node, incident_id in suspects:
@@ -64,7 +53,7 @@ async def _sweep(
         events = tools.journal.node_events.of_node((node,))
         if not is_new(events, tools.journal.quarantines.of_node(node)):
             continue
-        objection = objection_by_budget(tools, node, known) or objection_to_witnesses(events)
+        objection = _objection_by_budget(tools, node, known) or objection_to_witnesses(events)
         if objection is not None:
             log.info("suspect node %s stays in service: %s", node, objection)
             continue
@@ -73,11 +62,11 @@ async def _sweep(
         name = f"{RESERVED_MARK}{node}-{incident_id}-{at:.0f}" if reserves else None
         tools.journal.quarantines.intend(node, incident_id, reason, at, name)
         entry = next(each for each in tools.journal.quarantines.open() if each.node == node)
-        await attend(tools, entry, known)
+        await _attend(tools, entry, known)
         return  # one a round: the next listing counts it
 
 
-def objection_by_budget(tools: QuarantineTools, node: str, known: Sequence[SlurmNode]) -> str | None:
+def _objection_by_budget(tools: QuarantineTools, node: str, known: Sequence[SlurmNode]) -> str | None:
     """Why `node` is not taken out of service now, a sentence; None if it may be. What we have taken out counts, also
     where the listing is older. Raises JournalError."""
     reserved = {each.node for each in tools.journal.quarantines.open() if each.node != node}
@@ -86,17 +75,17 @@ def objection_by_budget(tools: QuarantineTools, node: str, known: Sequence[Slurm
 
 
 def _objection_now(tools: QuarantineTools, now: SlurmNode, known: Sequence[SlurmNode]) -> str | None:
-    return objection_by_budget(tools, now.name, [now if each.name == now.name else each for each in known])
+    return _objection_by_budget(tools, now.name, [now if each.name == now.name else each for each in known])
 
 
-async def attend(tools: QuarantineTools, entry: Quarantine, known: Sequence[SlurmNode]) -> None:
+async def _attend(tools: QuarantineTools, entry: Quarantine, known: Sequence[SlurmNode]) -> None:
     """Does what is due about one node that is, or is about to be, out of service. Raises JournalError."""
     try:
         now = await tools.slurm.read_node(entry.node)
         if entry.reservation is not None:
             await _attend_reserved(tools, entry, entry.reservation, now, known)
         elif now is None:
-            end(tools, entry, QuarantineState.LEFT, "Slurm does not know the node any more")
+            _end(tools, entry, QuarantineState.LEFT, "Slurm does not know the node any more")
         elif entry.state is QuarantineState.INTENDED:
             await _drain(tools, entry, now, known)
         else:
@@ -106,25 +95,17 @@ async def attend(tools: QuarantineTools, entry: Quarantine, known: Sequence[Slur
 
 
 async def _drain(tools: QuarantineTools, entry: Quarantine, now: SlurmNode, known: Sequence[SlurmNode]) -> None:
-    if not is_drained(now.state) and entry.asked_by:  # nobody waits for it any more
-        end(tools, entry, QuarantineState.LEFT, "not drained: Slurm had no drain of it when it answered again")
-        return
     if not is_drained(now.state):
         objection = _objection_now(tools, now, known)
         if objection is not None:
-            end(tools, entry, QuarantineState.LEFT, f"not drained: {objection}")
+            _end(tools, entry, QuarantineState.LEFT, f"not drained: {objection}")
             return
         await tools.slurm.drain_node(entry.node, entry.reason)
         now = await tools.slurm.read_node(entry.node) or now
-    take_or_leave(tools, entry, now)
-
-
-def take_or_leave(tools: QuarantineTools, entry: Quarantine, now: SlurmNode) -> None:
-    """After Slurm was asked to drain the node: whether the drain that it has `now` is ours. Raises JournalError."""
     if is_drained(now.state) and now.reason == entry.reason:
         _taken(tools, entry, f"drained: {entry.reason}", now.reason_at)
     elif is_drained(now.state):
-        end(tools, entry, QuarantineState.LEFT, f"somebody else has drained it: {now.reason}")
+        _end(tools, entry, QuarantineState.LEFT, f"somebody else has drained it: {now.reason}")
 
 
 async def _attend_reserved(
@@ -134,13 +115,13 @@ async def _attend_reserved(
     ours = next((each for each in await tools.slurm.read_reservations() if each.name == name), None)
     said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
     if ours is not None and ours.nodes != (entry.node,):
-        end(tools, entry, QuarantineState.LEFT, f"somebody has changed reservation {name}")
+        _end(tools, entry, QuarantineState.LEFT, f"somebody has changed reservation {name}")
     elif ours is None and entry.state is QuarantineState.DRAINED:
         _given_back(tools, entry, said, f"reservation {name} is over")
     elif ours is None:
         objection = "Slurm does not know it any more" if now is None else _objection_now(tools, now, known)
         if objection is not None:
-            end(tools, entry, QuarantineState.LEFT, f"not reserved: {objection}")
+            _end(tools, entry, QuarantineState.LEFT, f"not reserved: {objection}")
             return
         await tools.slurm.reserve_node(entry.node, name)
         _taken(tools, entry, f"reserved as {name}: {entry.reason}")
@@ -153,9 +134,7 @@ async def _attend_reserved(
 
 def _taken(tools: QuarantineTools, entry: Quarantine, what: str, reason_at: float | None = None) -> None:
     """Slurm has our drain, or our reservation. What is reported again, after a death in between, is one event."""
-    said = entry.reason.partition(f" {entry.asked_by}: ")[2]
-    fault = bool(entry.asked_by) and drain_meaning(said) is DrainMeaning.NODE  # as if the person had used scontrol
-    _tell(tools, entry, NodeEventKind.DRAINED if fault else _kind(entry), what)
+    _tell(tools, entry, NodeEventKind.QUARANTINED, what)
     tools.journal.quarantines.drained(entry.id, reason_at)
     log.warning("%s is %s", entry.node, what)
 
@@ -168,9 +147,7 @@ async def _look_after(tools: QuarantineTools, entry: Quarantine, now: SlurmNode)
         _given_back(tools, entry, said, "it is back in service")
         return
     if now.reason != entry.reason:  # which names our incident: after a test it has another time
-        end(tools, entry, QuarantineState.LEFT, f"somebody else has it in hand: {now.reason}")
-        return
-    if entry.asked_by:  # for a person to give back, whatever a test says
+        _end(tools, entry, QuarantineState.LEFT, f"somebody else has it in hand: {now.reason}")
         return
     said = verdict(entry, tools.journal.node_events.of_node((entry.node,)))
     if said is None or said.kind == NodeEventKind.TEST_FAILED:
@@ -194,23 +171,19 @@ async def _is_being_tested(tools: QuarantineTools, node: str) -> bool:
 def _given_back(tools: QuarantineTools, entry: Quarantine, said: NodeEvent | None, why: str) -> None:
     """It is in service again. What it did before is settled only if a test or a repair says so."""
     if said is None or said.kind == NodeEventKind.TEST_FAILED:
-        end(tools, entry, QuarantineState.LEFT, f"{why}, by somebody else")
+        _end(tools, entry, QuarantineState.LEFT, f"{why}, by somebody else")
         return
     if said.kind == NodeEventKind.TEST_PASSED:
         _tell(tools, entry, NodeEventKind.MENDED, f"returned after a test: {said.what}")
-    end(tools, entry, QuarantineState.RETURNED, f"{why}: {said.what}")
+    _end(tools, entry, QuarantineState.RETURNED, f"{why}: {said.what}")
 
 
-def end(tools: QuarantineTools, entry: Quarantine, state: QuarantineState, why: str) -> None:
+def _end(tools: QuarantineTools, entry: Quarantine, state: QuarantineState, why: str) -> None:
     """It is over. Raises JournalError."""
     if state is QuarantineState.LEFT:
-        _tell(tools, entry, _kind(entry), f"left as it is: {why}")
+        _tell(tools, entry, NodeEventKind.QUARANTINED, f"left as it is: {why}")
     tools.journal.quarantines.end(entry.id, state, tools.wall(), why)
     log.warning("quarantine of %s is over (%s): %s", entry.node, state, why)
-
-
-def _kind(entry: Quarantine) -> NodeEventKind:
-    return NodeEventKind.BY_OPERATOR if entry.asked_by else NodeEventKind.QUARANTINED
 
 
 def _tell(tools: QuarantineTools, entry: Quarantine, kind: NodeEventKind, what: str) -> None:

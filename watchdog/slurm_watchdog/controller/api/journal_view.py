@@ -10,10 +10,10 @@ from slurm_watchdog.controller.api.json_views import (
     Sees,
     action_json,
     incident_json,
+    is_own,
     public_incident_json,
     taken,
 )
-from slurm_watchdog.controller.api.own_view import is_own
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun

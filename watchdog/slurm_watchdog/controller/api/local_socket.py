@@ -24,12 +24,9 @@ from slurm_watchdog.controller.api.asking import (
     reason_of,
 )
 from slurm_watchdog.controller.api.comparison_api import ComparisonApi
-from slurm_watchdog.controller.api.drain_api import DrainApi
-from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, status_json
-from slurm_watchdog.controller.api.own_view import own_status
+from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, own_status, status_json
 from slurm_watchdog.controller.api.report_api import ReportApi
-from slurm_watchdog.controller.api.restart_api import RestartApi, node_of
-from slurm_watchdog.controller.api.save_api import SaveApi
+from slurm_watchdog.controller.api.restart_api import RestartApi, SaveApi, node_of
 from slurm_watchdog.controller.api.silence_api import SilenceApi
 from slurm_watchdog.controller.api.user_lookup import UserLookup, name_of
 from slurm_watchdog.controller.policy.access import Person
@@ -84,14 +81,10 @@ def make_app(
     app.router.add_get("/v1/nodes/{node}", api.node)
     app.router.add_post("/v1/nodes/{node}/events", api.add_node_event)
     app.router.add_post("/v1/node-tests", ComparisonApi(controller, api.who).keep)
-    drains = DrainApi(controller, api.who)
-    app.router.add_post("/v1/nodes/{node}/drain", drains.drain)
-    app.router.add_post("/v1/nodes/{node}/undrain", drains.undrain)
     silences, restarts = SilenceApi(controller, api.who), RestartApi(controller, api.who)
     app.router.add_get("/v1/silences", silences.listed)
     app.router.add_post("/v1/silences", silences.add)
     app.router.add_post("/v1/silences/{id}/end", silences.end)
-    app.router.add_post("/v1/incidents/{id}/acknowledge", silences.acknowledge)
     app.router.add_post("/v1/pause", api.pause)
     app.router.add_post("/v1/resume", api.resume)
     app.router.add_post("/v1/restart", restarts.restart)

@@ -1,9 +1,6 @@
-"""Who looks at the page, and which requests from a browser may change something.
-
-Somebody is known where the site says so: who gives the page's password acts as one user (`security.page_acts_as`),
-or the site's reverse proxy, which has the password, names who has logged in there (`security.page_proxy_header`).
-Root and the controller's own user come in by neither.
-"""
+"""Who looks at the page: nobody in particular, or where the site has a reverse proxy in front of it, which has the
+page's password, the user that the proxy names (`security.page_proxy_header`). Root and the controller's own user do not
+come in by it."""
 
 from __future__ import annotations
 
@@ -22,8 +19,6 @@ from slurm_watchdog.controller.api.user_lookup import UserLookup, person_called
 from slurm_watchdog.controller.policy.access import Person
 
 PERSON: Final = web.RequestKey("page_person", Person)
-MARK: Final = "X-Slurm-Watchdog-Page"
-"""A header that another site's page can't send: the browser would ask here first, and is not answered."""
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 
 
@@ -35,28 +30,23 @@ class Login:
         look_up: Callable[[str], Person] = person_called,
     ):  # fmt: skip
         """`stranger`: who looks, where nobody is named. `look_up` may hang."""
-        self._security, self._stranger, self._users = security, stranger, UserLookup(look_up, now)
+        self._header, self._proxies = security.page_proxy_header, security.page_proxies
+        self._stranger, self._users = stranger, UserLookup(look_up, now)
 
-    @property
-    def may_act(self) -> bool:
-        """Whether somebody may be known, and so do something."""
-        return bool(self._security.page_acts_as or self._security.page_proxy_header)
+    def who_tries(self, request: web.Request) -> str:
+        """For whom a wrong password counts: the user that a proxy of the site names, so that nobody locks out all
+        others who come by it; otherwise the address."""
+        return f"{request.remote} {self._named(request)}" if self._by_proxy(request) else request.remote or ""
 
     async def person(self, request: web.Request) -> Person:
         """Who it is. Raises RequestRefused."""
-        header = self._security.page_proxy_header
-        if header:
-            if not is_trusted(request.remote, self._security.page_proxies):
-                raise RequestRefused(403, "people log in at the site's proxy; this address is none (page_proxies)")
-            names = request.headers.getall(header, [])
-            if len(names) != 1 or not _NAME.fullmatch(names[0]):
-                raise RequestRefused(403, f"the proxy names nobody who has logged in (one header {header})")
-            return await self._looked_up(names[0])
-        if self._security.page_acts_as and request.method == "POST":
-            return await self._looked_up(self._security.page_acts_as)  # with his rights: the password is to see more
-        return self._stranger
-
-    async def _looked_up(self, name: str) -> Person:
+        if not self._header:
+            return self._stranger
+        if not self._by_proxy(request):
+            raise RequestRefused(403, "people log in at the site's proxy; this address is none (page_proxies)")
+        name = self._named(request)
+        if not name:
+            raise RequestRefused(403, f"the proxy names nobody who has logged in (one header {self._header})")
         try:
             found = await self._users.find(name)
         except KeyError:
@@ -64,21 +54,17 @@ class Login:
         except TimeoutError:
             raise RequestRefused(503, f"who {name} is can't be looked up now: come again") from None
         if found.uid in (0, os.geteuid()):
-            raise RequestRefused(403, f"{name} does nothing from the page: use the commands on the management node")
+            raise RequestRefused(403, f"{name} is not shown the page: use the commands on the management node")
         return found
+
+    def _by_proxy(self, request: web.Request) -> bool:
+        return bool(self._header) and is_trusted(request.remote, self._proxies)
+
+    def _named(self, request: web.Request) -> str:
+        names = request.headers.getall(self._header, [])
+        return names[0] if len(names) == 1 and _NAME.fullmatch(names[0]) else ""
 
 
 def is_trusted(address: str | None, proxies: Iterable[str]) -> bool:
     """Whether a request from this address may name who has logged in."""
     return address is not None and any(ip_address(address) in ip_network(each, strict=False) for each in proxies)
-
-
-def why_foreign(request: web.Request) -> str | None:
-    """Why a request that changes something may come from another site's page in the person's browser; None: it
-    does not."""
-    if request.content_type != "application/json" or request.headers.get(MARK) != "1":
-        return f"a request that changes something is JSON with the header {MARK}: 1"
-    host = request.headers.get("Origin", f"://{request.host}").partition("://")[2]
-    if request.headers.get("Sec-Fetch-Site", "same-origin") != "same-origin" or host.lower() != request.host.lower():
-        return "the request comes from another site's page (or the proxy changes the header Host: it has to pass it on)"
-    return None

@@ -1,4 +1,4 @@
-"""Silences and acknowledgements, as people make, list and end them."""
+"""Silences, as people make, list and end them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,10 @@ from typing import Any, Final
 from aiohttp import web
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.api import journal_view
 from slurm_watchdog.controller.api.asking import RequestRefused, Who, checked_job, read_body, reason_of
 from slurm_watchdog.controller.api.restart_api import nodes_of
 from slurm_watchdog.controller.ports.commands import CommandSources
-from slurm_watchdog.detect.registry import KINDS, spec_of
-from slurm_watchdog.model.incidents import IncidentState
+from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
 
@@ -56,59 +54,24 @@ class SilenceApi:
         owners = {each.uid for of_one in known for each in of_one} if all(known) else set()
         accounts = {each.account for of_one in known for each in of_one} if owners else set()
         name = self._who.require(request, "silence", owners, accounts=accounts)
-        owner = self._owner(request, "silence", accounts)
+        owner = self._who.person(request).uid if self._who.is_only_owner(request, "silence", accounts) else None
         self._require_room(owner)
-        return self._add(
-            request, Silence(
-                id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), until=now + for_s,
-                kinds=kinds, jobs=jobs, nodes=nodes, owner=owner,
-            )
+        made = Silence(
+            id=uuid.uuid4().hex[:8], by=name, at=now, reason=reason_of(body), until=now + for_s,
+            kinds=kinds, jobs=jobs, nodes=nodes, owner=owner,
         )  # fmt: skip
-
-    def _owner(self, request: web.Request, command: str, accounts: Iterable[str]) -> int | None:
-        only = self._who.is_only_owner(request, command, accounts)
-        return self._who.person(request).uid if only else None
+        self._controller.silences.add(made)
+        return self._answer(request, made.id)
 
     def _require_room(self, owner: int | None) -> None:
         """Raises RequestRefused: nobody's silences leave no room for others'."""
         most = MAX_SILENCES if owner is None else MAX_OF_OWNER
-        mine = sum(each.owner == owner and not each.incident_id for each in self._controller.silences.listed())
+        mine = sum(each.owner == owner for each in self._controller.silences.listed())
         if mine >= most:
             raise RequestRefused(429, f"there are {most} silences already: end some")
 
-    async def acknowledge(self, request: web.Request) -> web.Response:
-        """A person looks after an incident."""
-        body = await read_body(request)
-        try:
-            found = journal_view.find(
-                self._controller.journal, request.match_info["id"], self._controller.judge.incidents
-            )
-        except journal_view.NotFound as error:
-            raise RequestRefused(error.status, str(error)) from error
-        incident = self._controller.judge.incidents.get(found.id)
-        known = [self._controller.state.jobs.get(each) for each in found.job_ids]
-        accounts = {"" if each is None else each.account for each in known}
-        name = self._who.require(request, "acknowledge", found.owners, accounts=accounts)
-        if incident is None or incident.state is not IncidentState.FIRING:
-            raise RequestRefused(409, f"incident {found.id} does not fire (any more): there is nothing to look after")
-        for each in self._controller.silences.listed():
-            if each.incident_id == found.id:
-                if each.by == name:
-                    return self._answer(request, each.id)
-                raise RequestRefused(409, f"incident {found.id} is acknowledged by {each.by} already")
-        made = Silence(
-            id=uuid.uuid4().hex[:8], by=name, at=clock.wall(), reason=reason_of(body), incident_id=found.id,
-            owner=self._owner(request, "acknowledge", accounts),
-        )  # fmt: skip
-        if not made.covers(incident):
-            what = spec_of(incident.kind).sentence
-            raise RequestRefused(
-                403, f"incident {found.id} is about more than your own jobs ({what}): an operator looks after it"
-            )
-        return self._add(request, made)
-
     async def end(self, request: web.Request) -> web.Response:
-        """Ends a silence, or takes an acknowledgement back."""
+        """Ends a silence."""
         given = request.match_info["id"]
         found = next((each for each in self._controller.silences.listed() if each.id == given), None)
         if found is None:
@@ -118,10 +81,6 @@ class SilenceApi:
             name = self._who.require(request, "silence", about=f"silence {found.id} was made by {found.by}")
         self._controller.silences.end(found, f"ended by {name}")
         return self._answer(request)
-
-    def _add(self, request: web.Request, silence: Silence) -> web.Response:
-        self._controller.silences.add(silence)
-        return self._answer(request, silence.id)
 
     def _answer(self, request: web.Request, made: str | None = None) -> web.Response:
         document: dict[str, Any] = {"open": []}

@@ -2,8 +2,7 @@
 
 An endpoint of its own, for people's browsers: nothing on it comes from outside. With a token
 (`security.page_token_file`) the browser asks for it, under any user name: it is an operator's. Without one the page
-shows what a stranger may see: the map, and of jobs and incidents what `status` tells everybody. It changes nothing,
-unless the site says who acts from it: see slurm_watchdog.controller.api.page_login.
+shows what a stranger may see: the map, and of jobs and incidents what `status` tells everybody. It changes nothing.
 """
 
 from __future__ import annotations
@@ -25,27 +24,22 @@ from slurm_watchdog.controller.api.comparison_api import ComparisonApi
 from slurm_watchdog.controller.api.json_views import Sees
 from slurm_watchdog.controller.api.local_socket import LocalApi
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
-from slurm_watchdog.controller.api.page_login import PERSON, Login, why_foreign
+from slurm_watchdog.controller.api.page_login import PERSON, Login
 from slurm_watchdog.controller.api.page_views import doing_json, history_json, todo_json
-from slurm_watchdog.controller.api.restart_api import RestartApi
-from slurm_watchdog.controller.api.silence_api import SilenceApi
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.controller.ports.commands import CommandSources, PageSources
+from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.model.incidents import IncidentState
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 log = logging.getLogger(__name__)
 
-MAX_BODY_BYTES: Final = 4096
-"""Of a request: a reason has 300 characters."""
 FRESH_S: Final = 2.0
 """All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
 milliseconds."""
 STATIC: Final = {
     "": ("index.html", "text/html"),
     "page.js": ("page.js", "text/javascript"),
-    "actions.js": ("actions.js", "text/javascript"),
     "charts.js": ("charts.js", "text/javascript"),
     "dom.js": ("dom.js", "text/javascript"),
     "page.css": ("page.css", "text/css"),
@@ -60,8 +54,8 @@ HEADERS: Final = {
 }
 SHOWN_INCIDENTS: Final = 200
 TRIES: Final = 20.0
-"""Wrong passwords that one address may send at once; afterwards nothing is looked at, the right one neither,
-until it has waited."""
+"""Wrong passwords that one address, or one user behind a proxy, may send at once; afterwards nothing is looked at, the
+right one neither, until it has waited."""
 TRIES_PER_S: Final = 0.1
 LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
@@ -74,7 +68,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     page = Page(controller, token)
     # Who comes by a proxy asks for the site's name, and nobody but the proxy knows the password.
     listen = "" if security.page_proxy_header else controller.config.controller.page_listen
-    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guarded(listen, token, login)])
+    app = web.Application(middlewares=[_guarded(listen, token, login)])
     for name in STATIC:
         app.router.add_get(f"/{name}", page.static)
     app.router.add_get("/api/overview", page.overview)
@@ -85,15 +79,6 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     app.router.add_get("/api/jobs/{id}", page.job)
     app.router.add_get("/api/incidents/{id}", page.incident)
     app.router.add_get("/api/incidents/{id}/evidence/{number}", page.evidence)
-    if login.may_act:
-        restarts, silences = RestartApi(controller, page.api.who), SilenceApi(controller, page.api.who)
-        app.router.add_post("/api/restart", restarts.restart)
-        app.router.add_post("/api/restart/cancel", restarts.cancel)
-        app.router.add_post("/api/pause", page.api.pause)
-        app.router.add_post("/api/resume", page.api.resume)
-        app.router.add_post("/api/silences", silences.add)
-        app.router.add_post("/api/silences/{id}/end", silences.end)
-        app.router.add_post("/api/incidents/{id}/acknowledge", silences.acknowledge)
     return app
 
 
@@ -104,6 +89,10 @@ def _guarded(listen: str, token: str, login: Login) -> Any:
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        async def known(request: web.Request) -> web.StreamResponse:
+            request[PERSON] = await login.person(request)
+            return await handler(request)
+
         if (
             only_here
             and request.host.rpartition(":")[0].lower() not in LOOPBACK
@@ -111,27 +100,20 @@ def _guarded(listen: str, token: str, login: Login) -> Any:
         ):
             # A page of somebody else's that calls itself by our address (DNS rebinding) reads nothing here.
             answer: web.StreamResponse = web.json_response({"error": "ask for localhost"}, status=421)
-        elif token and wrong.left(peer := request.remote or "", clock.monotonic()) < 1.0:
+        elif token and wrong.left(who := login.who_tries(request), clock.monotonic()) < 1.0:
             answer = web.json_response({"error": "too many wrong passwords: wait a minute"}, status=429)
             answer.headers["Retry-After"] = "60"
         elif token and not _knows(given := request.headers.get("Authorization", ""), token):
             if given:  # a browser asks without one first
-                wrong.acquire(peer, clock.monotonic())
+                wrong.acquire(who, clock.monotonic())
             answer = web.json_response({"error": "the page's token is needed (as password, any user name)"}, status=401)
             answer.headers["WWW-Authenticate"] = 'Basic realm="slurm-watchdog", charset="UTF-8"'
         else:
-            answer = await errors_as_sentences(request, lambda each: _answer(each, handler, login))
+            answer = await errors_as_sentences(request, known)
         answer.headers.update(HEADERS)
         return answer
 
     return middleware
-
-
-async def _answer(request: web.Request, handler: Handler, login: Login) -> web.StreamResponse:
-    if login.may_act and request.method not in ("GET", "HEAD") and (problem := why_foreign(request)) is not None:
-        raise RequestRefused(403, problem)
-    request[PERSON] = await login.person(request)
-    return await handler(request)
 
 
 def _knows(authorization: str, token: str) -> bool:
@@ -150,7 +132,7 @@ class Page:
     """The handlers. What the local socket answers already is answered by it."""
 
     def __init__(self, controller: CommandSources, token: str):
-        self._controller: PageSources = controller
+        self._controller = controller
         self._waiting = controller.actions.waiting
         self._gives_evidence = bool(token)
         self.api = LocalApi(controller, lambda request: request[PERSON])
@@ -176,10 +158,6 @@ class Page:
             document["slurm_seen"] = c.judge.view.slurm_age_s is not None
             paused = c.journal.paused()
             document["paused"] = None if paused is None else {"reason": paused[0], "by": paused[1]}
-            security = c.config.security
-            document["acts_as"] = (
-                self.api.who.name(request) if security.page_proxy_header else security.page_acts_as or None
-            )
             under_way, quiet = c.journal.open_actions(), [each["id"] for each in document["open"] if each["quiet"]]
             document["doing"] = doing_json(under_way, self._waiting, lambda each: self._shows(each, sees))
             document["todo"] = todo_json(c.judge.incidents, quiet, under_way, c.journal, sees)

@@ -48,25 +48,6 @@ def objection_of_state(node: str, now: SlurmNode | None) -> str | None:
     return None
 
 
-def objection_to_returning(node: str, now: SlurmNode | None, mark: str, ours: Collection[str]) -> str | None:
-    """Why a person does not get a node back through us, a sentence; None if its drain is ours.
-
-    `mark` begins the reasons of our drains; `ours`: the reasons of those drains of the node that the journal knows and
-    that are not over. A reason that anybody has changed since, or has typed like ours, is a drain of that person's.
-    """
-    if now is None:
-        return f"Slurm knows no node {node}"
-    if not is_drained(now.state):
-        return f"{node} is not drained: there is nothing to undo"
-    if now.reason.startswith(mark) and now.reason in ours:
-        return None
-    return (
-        f"{node} stays drained: its drain is not slurm-watchdog's, but of {now.reason_user or 'somebody else'} "
-        f"({now.reason or 'no reason given'}). An administrator gives it back: "
-        f"scontrol update NodeName={node} State=RESUME"
-    )
-
-
 def is_new(events: Iterable[NodeEvent], before: Sequence[Quarantine]) -> bool:
     """Whether the node has done anything since it was last given back, or left to somebody: without that it is not
     drained again."""

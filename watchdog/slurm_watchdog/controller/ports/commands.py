@@ -34,23 +34,8 @@ class EvidenceCollections(Protocol):
     def known(self, collection_id: str) -> Collected | None: ...
 
 
-class NotDone(Exception):
-    """What a person asks for, and nothing was done for: a sentence."""
-
-
-class NodeDrains(Protocol):
-    """Drains that people ask for: see slurm_watchdog.controller.actions.node_requests."""
-
-    async def drain(self, node: str, reason: str, by: str, *, force: bool = False) -> str: ...
-
-    async def undrain(self, node: str, by: str) -> str: ...
-
-
 class ActionsUnderWay(Protocol):
     """What is being done, for people."""
-
-    @property
-    def drains(self) -> NodeDrains: ...
 
     def waiting(self, decision_id: str) -> tuple[str, float | None] | None: ...
 
@@ -105,8 +90,8 @@ class Deliveries(Protocol):
     def deliveries(self) -> tuple[Delivery, ...]: ...
 
 
-class PageSources(Protocol):
-    """What the page shows."""
+class CommandSources(Protocol):
+    """What the commands and the page are answered from."""
 
     @property
     def config(self) -> Config: ...
@@ -125,10 +110,6 @@ class PageSources(Protocol):
         """When a tick was last completed, monotonic."""
 
     def health(self) -> Health: ...
-
-
-class CommandSources(PageSources, Protocol):
-    """What the commands of the local socket are answered from."""
 
     @property
     def started_at(self) -> float: ...

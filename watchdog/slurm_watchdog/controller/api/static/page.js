@@ -1,6 +1,5 @@
 // Draws what the controller knows. Everything that comes from a job, a log or a user enters the page as text, never as markup.
 
-import { buttons } from "./actions.js";
 import { besidePeers, chart, rankGrid, rankLetter, timeline, whoWaits } from "./charts.js";
 import { clock, count, here, known, link, make, part, plain, seconds, svg } from "./dom.js";
 
@@ -107,12 +106,11 @@ function doing(all) {
 function cluster(all) {
   const open = all.open.filter((each) => each.state === "firing").slice(0, 50);
   return [
-    buttons(make, all, [all.paused ? ["Resume actions", "api/resume", {}] : ["Pause actions", "api/pause", {}]]),
     make("h2", {}, "What is wrong"),
     ...(open.length ? open.map(incidentCard) : [make("p", {}, all.filter ? "No incident that the filter leaves." : all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
     ...doing(all),
-    ...all.silences.filter((each) => each.until).map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`, buttons(make, all, [["End this silence", `api/silences/${part(each.id)}/end`, {}]]))),
+    ...all.silences.map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`)),
     make("h2", {}, `Jobs (${all.jobs.length})`),
     all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm_seen ? "No job is running." : "Not known: Slurm has not answered."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
@@ -199,7 +197,6 @@ function job(all, found, wanted) {
   return [
     make("h2", {}, `Job ${found.job_id}: ${found.name}`),
     make("p", {}, `${found.state} of ${found.user} on ${count(found.nodes.length, "node")}, ${found.health ? found.health.state : "not judged"}, step ${known(found.step)}${found.total_steps ? ` of ${found.total_steps}` : ""}, checkpoint ${known(found.checkpoint_step)}, ${count(found.restarts, "restart")}. Last step: `, age(found.progress_age_s, found.limit_s)),
-    buttons(make, all, [["Restart when it has saved", "api/restart", { job_id: found.job_id }], ["Cancel the restart", "api/restart/cancel", { job_id: found.job_id }]]),
     found.health && found.health.reason ? make("p", { class: found.health.level }, `${found.health.state}: ${why(found.health)}`) : null,
     found.supervisor ? make("p", {}, supervisedBy(found.supervisor)) : null,
     ...all.open.filter((each) => each.job_ids.includes(found.job_id)).map(incidentCard),
@@ -223,13 +220,6 @@ function stackGroups(diagnosis, taken) {
     ...(diagnosis.hints || []).map((hint) => make("p", { class: "faint" }, `Usually: ${hint.usually} Try: ${hint.try_next}${hint.documented ? ` (${hint.documented})` : ""}`))];
 }
 
-// Quiet: messages about this kind of incident of its jobs, or on its nodes where it is of no job.
-function incidentButtons(all, it) {
-  const nodes = [...new Set(it.culprits.map((each) => each.node).filter(Boolean))], place = it.job_ids.length ? { jobs: it.job_ids } : { nodes };
-  return it.state !== "firing" ? null : buttons(make, all, [["I look after it", `api/incidents/${part(it.id)}/acknowledge`, {}],
-    ["Silence for 4 hours", "api/silences", { kinds: [it.kind], ...place, for_s: 14400 }], ...it.job_ids.map((job) => [`Restart job ${job}`, "api/restart", { job_id: job }])]);
-}
-
 function incident(all, found) {
   const it = found.incident;
   const who = it.culprits.map((each) => ({ cells: [each.node ? link(each.node, "node", each.node) : "-", known(each.rank), known(each.pid), known(each.gpu_uuid), each.path || each.mount || "-", each.reason || ""] }));
@@ -237,7 +227,6 @@ function incident(all, found) {
   return [
     make("h2", {}, `${it.kind} · ${it.state}`),
     make("div", { class: `card ${it.severity}` }, make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
-    incidentButtons(all, it),
     who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
     it.details_for ? make("p", { class: "faint" }, `Details are for ${it.details_for}.`) : null,
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),

@@ -22,14 +22,15 @@ LIVE = tuple(CHECKOUT / "tests" / name for name in ("integration", "attacks", "f
 """Real parts on this machine. `make test` runs them in workers, each as on a machine of its own."""
 LONGEST_FIRST = (
     "test_nspawn.py",
+    "integration/test_supervisor.py",
     "test_identity_cluster.py",
     "test_soak.py",
     "test_end_of_orphans.py",
     "test_diagnose.py",
     "test_demo.py",
     "integration/test_slow_search.py",
-    "test_node_tests.py",
-    "test_quarantine.py",
+    "integration/test_node_tests.py",
+    "integration/test_quarantine.py",
     "test_administration.py",
     "test_proven_hang.py",
     "integration/test_run.py",

@@ -9,12 +9,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from tests.integration.training_job import SAVE_INTERVAL, inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.rights import USER
 from tests.rig.stack import Watchdog
 
 
+@pytest.mark.thorough
 def test_a_silence_holds_over_a_restart_of_the_controller_and_what_still_fires_is_announced_at_its_end(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
@@ -37,6 +40,7 @@ def test_a_silence_holds_over_a_restart_of_the_controller_and_what_still_fires_i
     watchdog.wait_for(lambda: [t for t in watchdog.slack.texts() if "hangs" in t], 30, "the message at its end")
 
 
+@pytest.mark.thorough
 def test_jobs_on_reserved_nodes_save_and_wait_held_and_one_that_does_not_look_is_listed_first_and_runs_on(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
@@ -78,6 +82,7 @@ def _switches(cluster: Cluster, node: str) -> list[Path]:
     return list(cluster.node_path(node, "/run/slurm-watchdog/jobs").glob("*/kill"))
 
 
+@pytest.mark.thorough
 def test_a_maintenance_reservation_makes_three_jobs_save_in_time(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:

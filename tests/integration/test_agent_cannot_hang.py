@@ -458,6 +458,7 @@ int main(int argc, char **argv) {
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.exclusive
 @alone
 def test_ten_thousand_processes_on_a_node_make_no_report_late(

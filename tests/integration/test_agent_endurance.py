@@ -252,6 +252,7 @@ def endure(ticks: int, warm_up: int, tracing: bool = False) -> dict[str, Any]:
     }
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root: other users' processes, namespaces")
 def test_memory_descriptors_and_threads_stay_as_they_are(tmp_path: Path) -> None:
     from tests.rig.standin_nvml.standin import Scenario, build, eight_cards

@@ -257,6 +257,7 @@ def powerless(cluster: Cluster) -> Iterator[ReportingWatchdog]:
         yield watchdog
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(900)
 def test_agents_without_rights_and_their_helpers_see_and_do_all_that_there_is_to_do(
     cluster: Cluster, powerless: ReportingWatchdog

@@ -29,6 +29,7 @@ from tests.agent_tree import (
     tree_of,
     until,
 )
+from tests.builders.thorough import first
 from tests.integration.gpu_devices import DEVICES
 from tests.rig.cluster import Cluster
 from tests.rig.rights import USER, USER_UID
@@ -196,7 +197,7 @@ def in_steps(job: str, every: int, first: int, last: int) -> Callable[[Report], 
     return holds
 
 
-@pytest.mark.parametrize("where", ["one node", "all nodes"])
+@pytest.mark.parametrize("where", first(1, ["one node", "all nodes"]))
 def test_a_frozen_filesystem_is_told_by_every_node_as_what_it_is(
     cluster: Cluster, live: Callable[..., Live], where: str
 ) -> None:
@@ -272,6 +273,7 @@ def _log_rows(report: Report, path: str) -> list[LogFile]:
     return [row for row in report.logs if row.path == path]
 
 
+@pytest.mark.thorough
 def test_while_the_network_is_cut_nothing_is_lost_and_what_is_too_old_is_not_judged(
     cluster: Cluster, live: Callable[..., Live]
 ) -> None:
@@ -315,6 +317,7 @@ sleep 6
 """
 
 
+@pytest.mark.thorough
 def test_a_process_that_outlives_its_job_on_a_gpu_is_told_of_after_the_grace_until_it_is_gone(
     cluster: Cluster, live: Callable[..., Live]
 ) -> None:
@@ -398,6 +401,7 @@ def _cpu_s(pids: list[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.thorough
 def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(cluster: Cluster, live: Callable[..., Live]) -> None:
     watchdog = live()
     job = submit(cluster)
@@ -443,6 +447,7 @@ def test_what_befalls_a_gpu_reaches_the_controller_as_what_it_is(cluster: Cluste
         assert all(gpu.error is None for each in watchdog.reports(other) for gpu in each.gpus)
 
 
+@pytest.mark.thorough
 def test_a_driver_that_never_answers_costs_one_child_and_is_told_of_its_node(
     cluster: Cluster, live: Callable[..., Live]
 ) -> None:

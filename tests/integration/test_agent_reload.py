@@ -198,6 +198,7 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
     node.wait(lambda: node.family() & children == {node.agent.pid}, "the end of the children of the first life")
 
 
+@pytest.mark.thorough
 def test_many_signals_at_once_end_nobody(node: Node) -> None:
     node.wait(lambda: node.controller.reports, "a report")
     for number in range(12):
@@ -219,6 +220,7 @@ not: iteration 12/ 200000 | loss 2.5
 """
 
 
+@pytest.mark.thorough
 def test_rows_of_the_site_are_taken_at_a_reload_by_the_children_that_read_logs(node: Node) -> None:
     def errors() -> list[Event]:
         events = [event for report in node.controller.reports for event in report.events]

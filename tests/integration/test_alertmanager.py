@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.slurm import SlurmJob
@@ -26,6 +28,7 @@ def wait_for(found: Any, timeout_s: float = 60.0) -> Any:
     return answer
 
 
+@pytest.mark.thorough
 def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_itself(tmp_path: Path) -> None:
     ensure_prometheus()
     receivers = Receivers()

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from tests.integration.training_job import training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
@@ -23,6 +25,7 @@ srun {python} -u {launcher} --nproc_per_node 2 $CMD
 FOUND = "Detected kill switch"
 
 
+@pytest.mark.thorough
 def test_the_next_element_of_an_array_never_sees_the_kill_switch_of_the_one_before_also_if_the_controller_dies(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:

@@ -134,6 +134,7 @@ def test_a_hang_is_named_the_job_requeued_and_followed_into_its_next_run(
     assert cluster.job(job)["JobState"] == "RUNNING", "nothing is done to the job"
 
 
+@pytest.mark.thorough
 def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     cluster: Cluster, attach: Callable[..., Attached]
 ) -> None:

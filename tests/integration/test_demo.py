@@ -17,6 +17,7 @@ LIMIT_S = 400
 """Four acts of waiting with limits of their own; some 70 s on a machine that does nothing else."""
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
 def test_the_demo_tells_its_whole_story() -> None:
     done = subprocess.run(

@@ -89,6 +89,7 @@ def test_a_healthy_job_is_not_disturbed_and_the_rank_in_its_data_loader_is_named
     assert "T" not in states(watchdog)
 
 
+@pytest.mark.thorough
 def test_evidence_is_kept_with_the_incident_and_goes_into_a_bundle(
     cluster: Cluster, watchdog: Watchdog, tmp_path: Path
 ) -> None:
@@ -148,6 +149,7 @@ def test_a_rank_on_a_frozen_filesystem_is_named_with_its_file_and_the_others_ans
     assert "T" not in states(watchdog)
 
 
+@pytest.mark.thorough
 def test_a_node_that_is_cut_off_while_evidence_is_taken_is_a_row_with_the_reason(
     cluster: Cluster, watchdog: Watchdog
 ) -> None:

@@ -59,6 +59,7 @@ def test_a_job_that_fails_is_one_incident_and_jobs_that_end_well_are_none(cluste
     assert watchdog.incidents(cancelled) == []
 
 
+@pytest.mark.thorough
 def test_a_job_that_restarts_and_dies_again_and_again_is_one_loop(cluster: Cluster, watchdog: Watchdog) -> None:
     again = "if [ $code != 0 ]; then scontrol requeue $SLURM_JOB_ID; sleep 20; fi"
     job = submit(cluster, "--steps 100000", "--fault exception:rank=1,step=1,always", tail=again)

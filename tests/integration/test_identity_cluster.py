@@ -30,7 +30,7 @@ from tests.rig.cluster import Cluster
 from tests.rig.rights import AGENT_UID
 from tests.rig.stack import PORT, ROOT, Watchdog
 
-pytestmark = pytest.mark.timeout(1500)
+pytestmark = [pytest.mark.thorough, pytest.mark.timeout(1500)]
 DEADLINE_S = 300.0
 PAGE = (ROOT / "docs" / "slurm.md").read_text()
 SLURM = ROOT / "deploy" / "slurm"

@@ -160,6 +160,7 @@ def test_escapes_controls_and_long_lines_come_through_bounded(kmsg: int, probes:
     assert len(event.line) <= 500
 
 
+@pytest.mark.thorough
 def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
     kmsg: int, probes: WorkerPool, server: str
 ) -> None:
@@ -189,6 +190,7 @@ def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
     assert dropped + read == sequences[-1] - last_before
 
 
+@pytest.mark.thorough
 def test_a_flood_that_is_read_in_time_loses_nothing(kmsg: int, probes: WorkerPool, server: str) -> None:
     collector = KernelLogReader(KMSG, "boot", "", probes, USER)
     look(collector, server)
@@ -225,6 +227,7 @@ def test_without_the_right_to_read_it_the_problem_says_what_to_do(probes: Worker
     assert "ENOENT" in collector.problem
 
 
+@pytest.mark.thorough
 def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
     kmsg: int, probes: WorkerPool, server: str, disk: Path
 ) -> None:
@@ -249,6 +252,7 @@ def test_a_local_disk_that_freezes_holds_a_child_and_no_event(
     assert state.read_text() != written
 
 
+@pytest.mark.thorough
 def test_a_state_file_that_can_not_be_read_for_ever_delays_the_first_look_by_seconds(
     kmsg: int, probes: WorkerPool, server: str, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_a_job_that_saves_on_sigusr1_is_moved_for_its_owner_and_no_step_is_lost_
     assert cluster.job(job)["Restarts"] == "1" and cluster.job(job)["ExcNodeList"] == "n1"
 
 
+@pytest.mark.thorough
 def test_a_hung_job_is_ended_by_sigterm_and_loses_no_more_than_what_came_after_its_checkpoint(
     cluster: Cluster, watch: Watch
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_hung_job_is_ended_by_sigterm_and_loses_no_more_than_what_came_after_i
     assert cluster.job(job)["Restarts"] == "1"
 
 
+@pytest.mark.thorough
 def test_a_job_that_may_not_be_requeued_is_submitted_again_and_goes_on_after_it(cluster: Cluster, watch: Watch) -> None:
     settings = policy("operator_restart", ladder=["kill_switch", "requeue", "resubmit"])
     watchdog = watch(mode="observe", settings=settings)
@@ -105,6 +107,7 @@ def test_a_job_that_may_not_be_requeued_is_submitted_again_and_goes_on_after_it(
     assert len(mine) == 1, "the job runs once"
 
 
+@pytest.mark.thorough
 def test_an_element_of_an_array_that_runs_one_at_a_time_is_restarted_and_the_others_are_not_touched(
     cluster: Cluster, watch: Watch
 ) -> None:
@@ -129,6 +132,7 @@ def test_an_element_of_an_array_that_runs_one_at_a_time_is_restarted_and_the_oth
     assert cluster.job(first)["Restarts"] == "1"
 
 
+@pytest.mark.thorough
 def test_a_job_that_makes_its_last_step_before_it_hears_is_finished_and_never_run_again(
     cluster: Cluster, watch: Watch
 ) -> None:

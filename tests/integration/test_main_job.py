@@ -84,6 +84,7 @@ def test_a_dead_rank_among_waiting_ones_is_named_and_the_job_resumes(
     assert "no accounting" in story["accounting"]["problem"] or "disabled" in story["accounting"]["problem"], story
 
 
+@pytest.mark.thorough
 def test_a_job_that_lost_a_gpu_goes_on_without_that_node_which_is_drained_for_a_while(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
@@ -193,11 +194,11 @@ exit $code
 @pytest.mark.parametrize(
     ("verb", "when"),
     [
-        ("requeuehold", "before"),
         ("requeuehold", "after"),
-        ("update", "after"),
-        ("release", "before"),
-        ("release", "after"),
+        *(
+            pytest.param(*each, marks=pytest.mark.thorough)
+            for each in (("requeuehold", "before"), ("update", "after"), ("release", "before"), ("release", "after"))
+        ),
     ],
 )
 def test_a_controller_killed_between_intent_and_outcome_requeues_exactly_once(
@@ -240,6 +241,7 @@ def test_a_controller_killed_between_intent_and_outcome_requeues_exactly_once(
     assert calls.count("requeuehold") in ((1, 2) if verb == "requeuehold" and when == "before" else (1,))
 
 
+@pytest.mark.thorough
 def test_a_controller_that_was_dead_while_the_job_saved_and_ended_restarts_it_once(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
@@ -273,6 +275,7 @@ def _ended_actions(watchdog: Watchdog) -> int:
         return int(sql.execute("select count(*) from action_ends").fetchone()[0])
 
 
+@pytest.mark.thorough
 def test_agents_may_start_before_the_controller_and_their_old_reports_are_not_judged(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
@@ -335,6 +338,7 @@ def test_garbage_at_the_door_is_refused_and_counted(cluster: Cluster, watch: Cal
         assert answer.status == 200
 
 
+@pytest.mark.thorough
 def test_a_job_that_ends_while_it_is_looked_at_leaves_no_incident(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:
@@ -350,6 +354,7 @@ def test_a_job_that_ends_while_it_is_looked_at_leaves_no_incident(
     assert cluster.job(job)["Restarts"] == "0"
 
 
+@pytest.mark.thorough
 def test_a_log_that_vanishes_accuses_nobody(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
     watchdog = watch(mode="act")
     job = submit(cluster, nodes=2)
@@ -360,6 +365,7 @@ def test_a_log_that_vanishes_accuses_nobody(cluster: Cluster, watch: Callable[..
     assert [i for i in watchdog.incidents(job) if i["state"] == "firing"] == []
 
 
+@pytest.mark.thorough
 def test_pause_holds_every_action_until_resume(cluster: Cluster, watch: Callable[..., Watchdog]) -> None:
     watchdog = watch(mode="act")
     job = submit(cluster, nodes=2)
@@ -389,6 +395,7 @@ def test_the_socket_and_the_journal_are_closed_to_others(cluster: Cluster, watch
         urllib.request.urlopen(f"http://{cluster.controller_address}:{PORT}/v1/status", timeout=180)
 
 
+@pytest.mark.thorough
 def test_a_job_that_prepares_its_data_in_a_step_of_its_own_is_judged_by_its_training(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:

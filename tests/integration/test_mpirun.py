@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import pytest
+
 from tests.integration.packages import ensure
 from tests.integration.training_job import SAVE_INTERVAL, ended_action, inject, submit_supervised, training
 from tests.rig.cluster import Cluster
@@ -14,6 +16,7 @@ Watch = Callable[..., Watchdog]
 SEAT = "export RANK=$OMPI_COMM_WORLD_RANK WORLD_SIZE=$OMPI_COMM_WORLD_SIZE LOCAL_RANK=$OMPI_COMM_WORLD_LOCAL_RANK"
 
 
+@pytest.mark.thorough
 def test_a_hung_rank_of_mpirun_is_named_beside_those_of_the_batch_step_and_started_again(
     cluster: Cluster, watch: Watch
 ) -> None:

@@ -159,6 +159,7 @@ def eve(machine: Machine) -> str:
     return "eve"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", shipped_attacks.ROWS)
 def test_a_user_attacks_what_is_installed_in_vain_and_not_without_its_defence(
     machine: Machine, eve: str, name: str
@@ -184,6 +185,7 @@ def test_a_user_attacks_what_is_installed_in_vain_and_not_without_its_defence(
     assert not attack(), said
 
 
+@pytest.mark.thorough
 def test_a_users_process_counts_for_nobody_elses_job_and_at_the_controllers_port_he_gets_no_report(
     machine: Machine, eve: str
 ) -> None:
@@ -245,6 +247,7 @@ def test_a_service_that_is_killed_is_started_again(machine: Machine) -> None:
     wait_for_report(machine)
 
 
+@pytest.mark.thorough
 def test_a_service_that_hangs_is_ended_by_systemd_and_started_again(machine: Machine) -> None:
     # Shorter than shipped (30 and 60 s), and longer than a slow machine takes for a tick.
     for unit in SERVICES:
@@ -290,6 +293,7 @@ def test_a_configuration_with_an_error_is_refused_whole_and_a_good_one_is_taken(
     wait_for_report(machine)
 
 
+@pytest.mark.thorough
 def test_the_agent_takes_a_configuration_whole_or_not_at_all_as_the_same_process(machine: Machine) -> None:
     before = main_pid(machine, AGENT)
     running = machine.file(CONFIG).read_text()
@@ -312,6 +316,7 @@ def test_the_agent_takes_a_configuration_whole_or_not_at_all_as_the_same_process
     wait_for_report(machine)
 
 
+@pytest.mark.thorough
 def test_what_can_not_start_like_this_is_told_and_not_tried_again_and_again(machine: Machine) -> None:
     running = machine.file(CONFIG).read_text()
     drop_in = f"/run/systemd/system/{HELPER}.d"
@@ -352,6 +357,7 @@ def test_the_manual_page_and_the_completion_of_bash_are_there(machine: Machine) 
     assert machine.run("bash", "-c", text).stdout == "pause\n"
 
 
+@pytest.mark.thorough
 def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back(
     machine: Machine, made: tuple[Machine, str, str]
 ) -> None:

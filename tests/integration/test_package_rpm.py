@@ -43,6 +43,7 @@ def rpm(root: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.thorough
 def test_the_rpm_brings_what_the_layout_says_and_keeps_a_changed_configuration(
     made: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -69,6 +70,7 @@ def test_the_rpm_brings_what_the_layout_says_and_keeps_a_changed_configuration(
     assert [str(path) for path in left] in ([], ["etc/slurm-watchdog"])  # config.yaml.rpmsave: as rpm has it
 
 
+@pytest.mark.thorough
 def test_its_scripts_are_valid_and_name_every_unit(made: tuple[Path, Path]) -> None:
     package, _ = made
     scripts = subprocess.run(

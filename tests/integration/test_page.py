@@ -66,6 +66,7 @@ def test_a_thousand_nodes_are_drawn_each_with_its_gpus_and_can_be_walked_to_by_k
     look_at(FixedController(*large_cluster(1000)), look)
 
 
+@pytest.mark.thorough
 def test_a_job_of_1024_ranks_has_a_cell_for_each_its_runs_and_charts_with_axes() -> None:
     async def look(browser: Browser) -> None:
         await browser.evaluate("location.hash = '#/job/7'")
@@ -124,6 +125,7 @@ def test_the_page_opens_with_a_name_and_a_password_in_its_address() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.thorough
 def test_a_filter_is_typed_kept_in_the_address_and_holds_where_that_is_opened() -> None:
     nodes = "[...document.querySelectorAll('.map .node')].map((each) => each.textContent.slice(0, 8)).join(' ')"
 
@@ -144,6 +146,7 @@ def test_a_filter_is_typed_kept_in_the_address_and_holds_where_that_is_opened() 
     look_at(FixedController(*large_cluster(60)), look)
 
 
+@pytest.mark.thorough
 def test_a_screen_reader_finds_a_name_for_every_picture_table_field_and_link() -> None:
     unnamed = """[...document.querySelectorAll('svg, input, a, .scroll, table')].filter((each) =>
       !(each.getAttribute('aria-label') || each.labels?.length || each.caption || each.textContent.trim())).length
@@ -164,6 +167,7 @@ def test_a_screen_reader_finds_a_name_for_every_picture_table_field_and_link() -
     look_at(FixedController(*large_cluster(60, ranks_each=8)), look)
 
 
+@pytest.mark.thorough
 def test_on_a_phone_nothing_is_wider_than_the_screen() -> None:
     async def look(browser: Browser) -> None:
         await browser.resize(*PHONE, phone=True)
@@ -210,6 +214,7 @@ def test_the_last_test_of_nodes_has_a_mark_for_each_node_in_each_row_and_names_t
     look_at(FixedController(*large_cluster(8)), look)
 
 
+@pytest.mark.thorough
 def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
     async def run() -> None:
         async with (
@@ -230,6 +235,7 @@ def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
     asyncio.run(run())
 
 
+@pytest.mark.thorough
 def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: Cluster) -> None:
     port = free_port()
     password = cluster.directory / "page-password"

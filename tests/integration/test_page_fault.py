@@ -58,6 +58,7 @@ def followed(pid: int) -> BlockedCallHistory:
     raise AssertionError("it was not seen to be blocked")
 
 
+@pytest.mark.thorough
 def test_a_page_fault_on_a_silent_server_is_told_with_its_mount_and_file_and_is_over_when_it_speaks(
     fuse: Silent, reader: subprocess.Popen[str]
 ) -> None:

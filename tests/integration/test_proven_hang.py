@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+import pytest
+
 from tests.integration.training_job import inject, submit, training
 from tests.rig.cluster import Cluster
 from tests.rig.stack import Watchdog
@@ -15,6 +17,7 @@ VERDICT_S = 40.0
 """20 s, and what a busy machine takes; the limit without proof is 60 s."""
 
 
+@pytest.mark.thorough
 def test_a_rank_in_a_lock_is_named_long_before_the_limit_of_its_job(
     cluster: Cluster, watch: Callable[..., Watchdog]
 ) -> None:

@@ -65,6 +65,7 @@ def test_a_suspect_node_is_drained_across_kills_and_returned_when_a_test_passes(
     assert not any("DRAIN" in state for state in others)
 
 
+@pytest.mark.thorough
 def test_a_suspect_node_is_reserved_across_kills_tested_there_and_its_reservation_deleted_when_a_test_passes(
     cluster: Cluster, watch: Watch
 ) -> None:
@@ -92,6 +93,7 @@ def test_a_suspect_node_is_reserved_across_kills_tested_there_and_its_reservatio
     assert f"reserved as {ours}" in history and "returned after a test: as fast as its peers" in history
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600)
 def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_and_returned_once_it_is_mended(
     cluster: Cluster, watch: Watch
@@ -130,6 +132,7 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
     mended.unlink()
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_idle_suspects_of_a_search_are_tested_by_ordinary_jobs_and_the_bad_one_is_named(cluster: Cluster) -> None:
     """Nothing is drained or reserved; the site's check fails on one of them."""
@@ -154,6 +157,7 @@ def test_idle_suspects_of_a_search_are_tested_by_ordinary_jobs_and_the_bad_one_i
     assert all("DRAIN" not in cluster.node(node)["State"] for node in ("n1", "n2"))
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(400)
 def test_a_controller_that_is_killed_in_the_middle_of_a_test_leaves_the_node_drained_and_no_job(
     cluster: Cluster, watch: Watch

@@ -6,6 +6,8 @@ import json
 import subprocess
 from typing import Any
 
+import pytest
+
 from tests.rig.cluster import Cluster
 from tests.rig.stack import COMMAND, Watchdog, train_script
 
@@ -31,6 +33,7 @@ def essence(incidents: list[dict[str, Any]]) -> list[Any]:
     )
 
 
+@pytest.mark.thorough
 def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster) -> None:
     faults = cluster.shared / "faults"
     faults.mkdir(exist_ok=True)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from slurm_watchdog.model.supervisor import STATUS_FILE, SupervisorStatus, parse_status, run_directory
@@ -45,6 +46,7 @@ def test_a_hung_rank_is_restarted_on_the_spare_and_the_job_never_leaves_its_allo
     watchdog.wait_for(lambda: not watchdog.firing(job, "collective_hang"), 30, "the incident to be over")
 
 
+@pytest.mark.thorough
 def test_a_rank_in_state_d_is_left_behind_with_its_node_and_is_no_trouble_of_the_job_any_more(
     cluster: Cluster, watch: Watch
 ) -> None:
@@ -68,6 +70,7 @@ def test_a_rank_in_state_d_is_left_behind_with_its_node_and_is_no_trouble_of_the
     assert not others
 
 
+@pytest.mark.thorough
 def test_a_graceful_restart_saves_and_goes_on_in_place_with_no_step_lost(cluster: Cluster, watch: Watch) -> None:
     watchdog = watch(mode="observe")
     job = submit_supervised(cluster, nodes=3, spares=1)
@@ -82,6 +85,7 @@ def test_a_graceful_restart_saves_and_goes_on_in_place_with_no_step_lost(cluster
     assert cluster.job(job)["Restarts"] == "0"
 
 
+@pytest.mark.thorough
 def test_a_node_without_power_is_left_out_once_slurm_has_lost_it_too(cluster: Cluster, watch: Watch) -> None:
     watchdog = watch(mode="act")
     job = submit_supervised(cluster, nodes=3, spares=1)
@@ -107,6 +111,7 @@ def lines_of(cluster: Cluster, job: str, words: str) -> list[str]:
     return [line for line in text.splitlines() if words in line]
 
 
+@pytest.mark.thorough
 def test_a_node_without_power_is_left_out_by_the_supervisor_itself_where_the_site_only_observes(
     cluster: Cluster, watch: Watch
 ) -> None:
@@ -121,6 +126,7 @@ def test_a_node_without_power_is_left_out_by_the_supervisor_itself_where_the_sit
     assert (cluster.job(job)["JobState"], cluster.job(job)["Restarts"]) == ("RUNNING", "0")
 
 
+@pytest.mark.thorough
 def test_a_node_without_power_and_without_a_spare_is_a_requeue_as_slurm_alone_would_have_made_it(
     cluster: Cluster, watch: Watch
 ) -> None:

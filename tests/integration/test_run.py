@@ -147,6 +147,7 @@ for step in range(1, 91):
 """
 
 
+@pytest.mark.thorough
 def test_a_first_save_of_130_s_that_is_announced_is_left_alone_though_an_earlier_file_is_found_meanwhile(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:
@@ -171,6 +172,7 @@ def test_a_first_save_of_130_s_that_is_announced_is_left_alone_though_an_earlier
     assert "hangs" not in run.errors.read_text()
 
 
+@pytest.mark.thorough
 def test_a_restart_that_is_asked_for_loses_nothing(start: Callable[..., Started], tmp_path: Path) -> None:
     run = start(*trainer(tmp_path))
     run.until(lambda: "iteration       12/" in run.output(), "some steps")
@@ -222,6 +224,7 @@ if watchdog.leaving:
 """
 
 
+@pytest.mark.thorough
 def test_a_loop_with_hooks_and_no_log_is_seen_by_its_heartbeat_and_leaves_by_its_switch(
     start: Callable[..., Started], tmp_path: Path
 ) -> None:

@@ -236,6 +236,7 @@ notify:
     assert planted.found() == []
 
 
+@pytest.mark.thorough
 def test_the_journal_s_password_is_in_no_message(planted: Planted) -> None:
     place, password = planted.place, secrets.token_hex(16)
     planted.secrets["database password"] = password.encode()
@@ -251,6 +252,7 @@ controller: {{listen: '127.0.0.1:{free_port()}', page_listen: '', socket: {place
     assert planted.found() == []
 
 
+@pytest.mark.thorough
 def test_a_secret_that_is_there_is_found(planted: Planted) -> None:
     planted.plant("one", "s3cret-" + "x" * 20, "one")
     assert planted.found() == []

@@ -26,6 +26,7 @@ def stage(cluster_possible: None) -> Iterator[Stage]:
         yield stage
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(1200)
 def test_a_few_bad_minutes_leave_nothing_undone_nothing_done_twice_and_every_job_turning(
     stage: Stage,

@@ -183,6 +183,7 @@ def test_a_rank_in_state_d_is_left_behind_and_the_new_step_overlaps_it(
         four.thaw("n2")
 
 
+@pytest.mark.thorough
 def test_a_node_without_power_is_left_out_and_without_no_spare_more_the_next_order_is_refused(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_node_without_power_is_left_out_and_without_no_spare_more_the_next_ord
     assert again.nodes == ("n1", "n3", "n4")
 
 
+@pytest.mark.thorough
 def test_an_array_element_and_a_function_of_the_script_start_again(start: Callable[..., Job]) -> None:
     script = f"train() {{ srun -N $SLURM_NNODES {ranks(WAITS)}; }}\nexport -f train\nsw --spares 1 -- train"
     job = start(script, "-N2", "--ntasks-per-node=2", "--array=5")
@@ -270,6 +272,7 @@ def test_in_the_last_minute_of_a_job_and_after_scancel_nothing_starts_again(
     assert (len(late.lines("rank")), len(job.lines("rank"))) == (1, 1)
 
 
+@pytest.mark.thorough
 def test_in_the_last_minute_an_order_is_taken_where_the_job_was_given_more_time(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -294,6 +297,7 @@ def test_a_command_that_leaves_by_our_kill_switch_waits_for_the_order(start: Cal
     assert not (place / "kill").exists()
 
 
+@pytest.mark.thorough
 def test_steps_side_by_side_end_together_and_a_data_step_keeps_its_size(start: Callable[..., Job]) -> None:
     both = f"srun -N1 -n1 {ranks(WAITS)} & srun -N1 -n1 {ranks(HEARS_NOTHING)} & wait"
     job = start(f"train() {{ {both}; }}\nexport -f train\nsw --spares 1 -- train", "-N3", "--ntasks-per-node=1")
@@ -316,6 +320,7 @@ def test_a_heterogeneous_job_is_refused_with_a_sentence(start: Callable[..., Job
     assert "the script continues: 2" in job.text
 
 
+@pytest.mark.thorough
 def test_a_site_without_a_watchdog_is_watched_alone_on_the_nodes_of_the_start(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -330,6 +335,7 @@ def test_a_site_without_a_watchdog_is_watched_alone_on_the_nodes_of_the_start(
     ]
 
 
+@pytest.mark.thorough
 def test_a_node_whose_check_fails_is_left_out_of_the_first_start(start: Callable[..., Job]) -> None:
     check = "[ $SLURMD_NODENAME != n1 ] || { echo no cable; exit 3; }"
     job = start(f"sw --spares 1 --preflight '{check}' -- srun {ranks(WAITS)}", "-N2", "--ntasks-per-node=1")
@@ -337,6 +343,7 @@ def test_a_node_whose_check_fails_is_left_out_of_the_first_start(start: Callable
     assert "slurm-watchdog: n1 is left out: the site's check ended with 3: no cable" in job.text
 
 
+@pytest.mark.thorough
 def test_what_the_script_has_filled_in_is_of_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
     """torchrun's line in a job of two tasks a node: one launcher a node, and a rendezvous that waits for no more."""
     check = "[ $SLURMD_NODENAME != n1 ]"
@@ -351,6 +358,7 @@ def test_what_the_script_has_filled_in_is_of_the_nodes_of_the_start(start: Calla
     assert sorted(job.lines("launcher")) == [f"launcher {options} on n{node} of 3" for node in (2, 3, 4)], job.text
 
 
+@pytest.mark.thorough
 def test_a_step_that_its_owner_cancels_is_not_started_again_alone_either_and_spares_may_stand_in_the_comment(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -369,6 +377,7 @@ def test_a_step_that_its_owner_cancels_is_not_started_again_alone_either_and_spa
     assert "is not started again: somebody cancelled its step" in job.text
 
 
+@pytest.mark.thorough
 def test_of_two_side_by_side_neither_is_ended_by_an_order_and_the_one_that_is_left_is(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -410,6 +419,7 @@ def test_a_restart_that_runs_on_the_node_to_leave_out_has_failed_and_says_why(st
     assert failed.words in job.text
 
 
+@pytest.mark.thorough
 def test_a_file_with_the_node_of_each_task_is_of_the_nodes_of_the_start(start: Callable[..., Job]) -> None:
     """Ranks in an order of their own, as of a script that knows the network."""
     script = (
@@ -430,6 +440,7 @@ def test_a_file_with_the_node_of_each_task_is_of_the_nodes_of_the_start(start: C
     ]  # fmt: skip
 
 
+@pytest.mark.thorough
 def test_each_start_reads_the_here_document_of_the_script(start: Callable[..., Job]) -> None:
     job = start(f"sw -- srun bash <<'END'\n{SAYS}\n{WAITS}\nEND", "-N2", "--ntasks-per-node=1")
     first = job.runs()
@@ -441,6 +452,7 @@ def test_each_start_reads_the_here_document_of_the_script(start: Callable[..., J
     assert len([line for line in job.lines("rank") if line.endswith("start 1")]) == 2
 
 
+@pytest.mark.thorough
 def test_a_signal_before_the_end_of_the_time_reaches_the_ranks_through_a_trap_of_the_script(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -459,6 +471,7 @@ def test_a_signal_before_the_end_of_the_time_reaches_the_ranks_through_a_trap_of
     assert len(job.lines("rank")) == 2 and "as a notice that its time is nearly over" in job.text
 
 
+@pytest.mark.thorough
 def test_alone_on_one_node_a_function_is_a_command_and_the_notice_of_the_end_reaches_it(
     start: Callable[..., Job], four: Cluster
 ) -> None:
@@ -478,6 +491,7 @@ def test_alone_on_one_node_a_function_is_a_command_and_the_notice_of_the_end_rea
     assert "as a notice that its time is nearly over" in job.text
 
 
+@pytest.mark.thorough
 def test_alone_a_lost_node_is_left_out_and_the_job_requeued_where_there_is_no_spare(
     start: Callable[..., Job], four: Cluster
 ) -> None:

@@ -8,6 +8,8 @@ import re
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.rig.cluster import Cluster
 from tests.rig.commands import ClusterError
 from tests.rig.stack import train_script
@@ -16,6 +18,7 @@ BATCH = Path(__file__).parents[2] / "deploy" / "trainers" / "batch.sh"
 RESUMED = re.compile(r"iteration +(\d+)/")
 
 
+@pytest.mark.thorough
 def test_a_warned_job_saves_is_requeued_once_and_goes_on(cluster: Cluster) -> None:
     script = train_script(cluster, "--step-seconds 0.2 --save-interval 1000 --steps 100000")
     script = re.sub(r"(?ms)^\(while .*?^pulse=.*?$", "", script)  # the last line is ours

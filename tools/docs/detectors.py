@@ -40,8 +40,8 @@ OPERATOR_RESTART = """## operator_restart
 
 Not a detector: a person asked for a restart with `slurm-watchdog restart JOB`.
 
-- **Names:** the nodes that the person wants excluded, if any.
-- **Ladder:** {ladder}.
+- Names: the nodes that the person wants excluded, if any.
+- Ladder: {ladder}.
 """
 LABEL = re.compile(r"^(Fires|Names|Acts|Note): ", re.MULTILINE)
 
@@ -108,11 +108,11 @@ def summary(docstring: str) -> str:
 def section(row: Row, first: Mapping[Hint, str]) -> str:
     """One detector; a hint stands below the first kind that has it."""
     lines = [f"## {row.kind}", "", summary(row.docstring), ""]
-    lines += [f"- **{label}:** {text}" for label, text in facts(row.docstring).items()]
+    lines += [f"- {label}: {text}" for label, text in facts(row.docstring).items()]
     if row.hint and first[row.hint] != row.kind:
-        lines.append(f"- **Try next:** as for [`{first[row.hint]}`](#{first[row.hint]}).")
+        lines.append(f"- Try next: as for [`{first[row.hint]}`](#{first[row.hint]}).")
     elif row.hint:
-        lines.append(f"- **Usually:** {row.hint.usually} **Try next:** {row.hint.try_next}")
+        lines.append(f"- Usually: {row.hint.usually} Try next: {row.hint.try_next}")
     return "\n".join(lines) + "\n"
 
 

@@ -61,7 +61,8 @@ def write(page: Path) -> str:
     text = page.read_text(encoding="utf-8")
     for example in EXAMPLES:
         if example.page == page:
-            text = between(text, example.name, console(example.command, run(example.command)))
+            printed = run(example.command).partition("\nWhat it usually is")[0]
+            text = between(text, example.name, console(example.command, printed))
     if page in (README, EVIDENCE):
         incident, printed = explained()
         head, _, rest = printed.partition("\nFacts\n")

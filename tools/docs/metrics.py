@@ -156,16 +156,6 @@ EXAMPLES = (
         {'{gpu_uuid="GPU-1",gpu="0",job_id="7",rank="3",instance="n1:9766"}': 71},
     ),
     Example(
-        "The coldest and the hottest GPU of each job, by DCGM",
-        'max by (job_id) (slurm_watchdog_gpu_job * on (gpu_uuid) group_left () max by (gpu_uuid) '
-        '(label_replace(DCGM_FI_DEV_GPU_TEMP, "gpu_uuid", "$1", "UUID", "(.+)"))) '
-        '- min by (job_id) (slurm_watchdog_gpu_job * on (gpu_uuid) group_left () max by (gpu_uuid) '
-        '(label_replace(DCGM_FI_DEV_GPU_TEMP, "gpu_uuid", "$1", "UUID", "(.+)")))',
-        {GPU_JOB: 1, GPU_JOB.replace("GPU-1", "GPU-2").replace('"3"', '"4"'): 1,
-         'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-1"}': 71, 'DCGM_FI_DEV_GPU_TEMP{UUID="GPU-2"}': 30},
-        {'{job_id="7"}': 41},
-    ),
-    Example(
         "Ranks whose GPU is busy while their job makes no step: they wait in a collective, or turn in vain",
         '(slurm_watchdog_gpu_job * on (gpu_uuid) group_left () max by (gpu_uuid) '
         '(label_replace(DCGM_FI_DEV_GPU_UTIL, "gpu_uuid", "$1", "UUID", "(.+)")) > 90) '

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
+import yaml
 
-from slurm_watchdog.config import removed
 from slurm_watchdog.config.loading import ConfigError, parse_config
+from slurm_watchdog.config.removed import take_removed
 
 ROWS = {
     "notify.mail.server": "use A",
@@ -27,22 +28,18 @@ policy:
 """
 
 
-@pytest.fixture(autouse=True)
-def rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(removed, "REMOVED", ROWS)
-
-
-def test_a_file_with_removed_options_loads_with_a_warning_for_each() -> None:
-    config = parse_config(TEXT.replace("notify:\n  mail:\n    server: a:1\n", ""), "f.yaml")
-    assert config.mode == "observe"
-    assert [each.match.user for each in config.policy.overrides] == [["b"]]
-    assert config.warnings == (
-        "f.yaml:4: policy.overrides[0].sender: was removed and has no effect; use B",
-        "f.yaml:5: policy.overrides[1].sender: was removed and has no effect; use B",
-        "f.yaml:4: policy.overrides[0]: pigeon was removed; use C",
-        "f.yaml:7: policy.kinds.node_down.paper: was removed and has no effect; use D",
-        "f.yaml:1: mode: loud was removed; use E",
-    )
+def test_removed_options_are_taken_out_and_each_is_named_with_its_place() -> None:
+    data = yaml.safe_load(TEXT)
+    assert take_removed(data, ROWS) == [
+        ("notify.mail.server", "was removed and has no effect; use A"),
+        ("policy.overrides[0].sender", "was removed and has no effect; use B"),
+        ("policy.overrides[1].sender", "was removed and has no effect; use B"),
+        ("policy.overrides[0]", "pigeon was removed; use C"),
+        ("policy.kinds.node_down.paper", "was removed and has no effect; use D"),
+        ("mode", "loud was removed; use E"),
+    ]
+    overrides = [{"match": {"user": "b"}, "mode": "act"}]
+    assert data == {"notify": {"mail": {}}, "policy": {"overrides": overrides, "kinds": {"node_down": {}}}}
 
 
 def test_what_was_never_an_option_is_still_an_error() -> None:

@@ -20,13 +20,13 @@ A path that ends with `=VALUE` is a value that was removed: the option is left o
 A row stays for one release."""
 
 
-def take_removed(data: dict[str, Any]) -> list[tuple[str, str]]:
+def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
     """Takes the removed options out of a file's values, in place.
 
     Returns the path of each in this file (`policy.overrides[0].mode`), with the sentence about it.
     """
     found: list[tuple[str, str]] = []
-    for path, instead in REMOVED.items():
+    for path, instead in rows.items():
         path, _, value = path.partition("=")
         for at in list(_take(data, path.replace("[]", ".[]").split("."), value, "")):
             what = f"{value} was removed" if value else "was removed and has no effect"

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from ipaddress import ip_network
-from typing import Any, Final, Literal
+from typing import Final, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from slurm_watchdog.config.types import Section, refuse
+from slurm_watchdog.config.types import Section
 from slurm_watchdog.identity.secret_files import CREDENTIALS
 
 COMMANDS: Final = ("pause", "restart", "silence", "mend")
@@ -21,11 +21,6 @@ LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Identity = Literal["tls", "munge"]
 """What services can be set to; `slurm-watchdog run` has a socket of its own: see slurm_watchdog.identity.transport."""
-REMOVED_MODES: Final = ("none", "token")
-INSTEAD: Final = (
-    "set security.mode: munge (by the MUNGE that Slurm has, nothing to set up), or "
-    "security.tls_directory (docs/authentication.md)"
-)
 
 
 class Security(Section):
@@ -93,18 +88,6 @@ class Security(Section):
     check_node_address: bool = Field(
         True, description="Accept a node's report only from the address that Slurm has for that node."
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _removed(cls, given: Any) -> Any:
-        """Refuses options of earlier releases, with what to set instead."""
-        found = []
-        if isinstance(given, dict) and given.get("mode") in REMOVED_MODES:
-            found.append(f"security.mode: {given['mode']} was removed, it proved nothing to agents; {INSTEAD}")
-        if isinstance(given, dict) and "token_file" in given:
-            found.append(f"security.token_file: the shared token was removed; delete this line, and {INSTEAD}")
-        refuse(found)
-        return given
 
     def asks_slurm(self) -> bool:
         """Whether somebody may something for what he is in Slurm's accounting."""

@@ -15,7 +15,6 @@ from functools import partial
 from typing import Final
 
 import slurm_watchdog
-from slurm_watchdog.agent.collectors.collector import CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import Family, Series, largest
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.prometheus_text import format_family, histogram, serve
@@ -37,18 +36,16 @@ class AgentMetrics:
         self,
         count_probes: Callable[[], Mapping[str, int]] = dict,
         read_driver_s: Callable[[], float | None] = lambda: None,
-        read_expiry: Callable[[], Mapping[str, float]] = dict,
-        collectors: Iterable[CollectorSpec] = COLLECTORS,
     ) -> None:
-        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML,
-        `read_expiry` when certificates end."""
-        self.read_expiry = read_expiry
+        """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML."""
+        self.read_expiry: Callable[[], Mapping[str, float]] = dict
+        """When certificates end."""
         self._count_probes, self._read_driver_s = count_probes, read_driver_s
         self._report: Report | None = None
         self._seen = Isolated()
         self._spool_bytes = 0
         self._outcomes: Counter[str] = Counter()
-        self._specs = tuple(collectors)
+        self._specs = COLLECTORS
         self._counters = [(spec.name, spec.counters()) for spec in self._specs if spec.counters is not None]
         self._tick_counts = [0] * (len(TICK_BOUNDS) + 1)
         self._tick_s = 0.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 
 import psutil
 from rich import box
@@ -11,7 +10,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table as RichTable
 
-from slurm_watchdog.agent.collectors.collector import CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import BAD, Table, seconds
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.base import clock
@@ -22,16 +20,14 @@ WHOLE = frozenset({"job", "rank", "pid", "age", "when", "GPU", "minor", "busy"})
 """Columns that are never folded."""
 
 
-def show_report(
-    report: Report, console: Console | None = None, collectors: Iterable[CollectorSpec] = COLLECTORS
-) -> None:
+def show_report(report: Report, console: Console | None = None) -> None:
     """Prints the tables of all collectors to `console` (standard output by default): processes first, what is
     wrong last."""
     if console is None:
         # A pipe has no width of its own, and a table that was cut to 80 columns helps nobody.
         console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
     console.print(_node_line(report), markup=False)
-    for spec in collectors:
+    for spec in COLLECTORS:
         for table in spec.tables(report):
             if table.rows:
                 console.print(_drawn(table))

@@ -10,11 +10,10 @@ from __future__ import annotations
 import os
 import socket
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from slurm_watchdog.base import clock
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.transport import check_peer
 from slurm_watchdog.wire.http_client import Connection, Response
@@ -103,9 +102,9 @@ class InTurn:
             channel.recheck_files()
 
 
-def tls_channel(url: str, max_body: int, files: TlsFiles, now: Callable[[], float] = clock.monotonic) -> DirectChannel:
+def tls_channel(url: str, max_body: int, files: TlsFiles) -> DirectChannel:
     """To the controller at `url`, by certificates of the authority in `files` on both ends; no traffic yet."""
-    return DirectChannel(Connection(url, max_body, now=now, files=files))
+    return DirectChannel(Connection(url, max_body, files=files))
 
 
 def unix_channel(path: str, max_body: int, own_uid: int | None = None) -> DirectChannel:

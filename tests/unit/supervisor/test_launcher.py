@@ -1,7 +1,9 @@
-"""Who of a command's processes gets a signal that does not ask for its end."""
+"""What a start finds in its environment, and who of its processes gets a signal that does not ask for its end."""
 
 from __future__ import annotations
 
+import asyncio
+import os
 import signal
 import subprocess
 import time
@@ -12,7 +14,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from slurm_watchdog.supervisor.launcher import catches, receivers
+from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.launcher import Launcher, catches, receivers
+from slurm_watchdog.supervisor.placement import Placement
 
 
 @contextmanager
@@ -52,3 +56,18 @@ def test_a_signal_goes_to_whom_it_would_have_gone(tmp_path: Path, script: str, f
 
 def test_a_process_that_is_gone_catches_nothing() -> None:
     assert not catches(2**22 + 1, signal.SIGUSR1)
+
+
+def test_a_start_finds_the_last_good_checkpoint_that_an_order_has_named(tmp_path: Path) -> None:
+    allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
+    script = f"echo ${{SLURM_WATCHDOG_RESUME_FROM-none}} >>{tmp_path}/named"
+    launcher = Launcher(("sh", "-c", script), allocation, {"PATH": os.defpath})
+
+    async def starts() -> None:
+        for number, named in enumerate(("", "/d/run/global step20", "")):
+            process = await launcher.start(Placement(nodes=("n1",)), number, named)
+            assert await process.wait() == 0
+
+    asyncio.run(starts())
+    launcher.close()
+    assert (tmp_path / "named").read_text().splitlines() == ["none", "/d/run/global step20", "none"]

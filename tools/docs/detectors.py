@@ -112,7 +112,7 @@ def section(row: Row, first: Mapping[Hint, str]) -> str:
     if row.hint and first[row.hint] != row.kind:
         lines.append(f"- Try next: as for [`{first[row.hint]}`](#{first[row.hint]}).")
     elif row.hint:
-        lines.append(f"- Usually: {row.hint.usually} Try next: {row.hint.try_next}")
+        lines.append(f"- Try next: {row.hint.try_next}")
     return "\n".join(lines) + "\n"
 
 

@@ -70,16 +70,9 @@ it). Every name begins with `{PREFIX}`; units are in the names: seconds, bytes, 
   With TLS [Prometheus needs a certificate](authentication.md#tls).
 - **Grafana:** four dashboards (cluster, job, node, the watchdog itself) are in `deploy/grafana/dashboards`, with provisioning files beside them.
 
-## Worth an alert
-
-| series | when |
-|---|---|
-| `{PREFIX}controller_last_complete_tick_timestamp_seconds` | it stops rising: no job is watched |
-| `{PREFIX}incidents{{state="firing"}}` | above 0 |
-| `{PREFIX}nodes{{state="silent"}}` | rises |
-| `{PREFIX}probe_hung` | there is one at all: [what each means](collectors.md#what-probe_hung-means) |
-| `{PREFIX}collector_success` | 0 for minutes |
-| `{PREFIX}detector_failures_total` | rises: a defect of ours |
+The shipped rules alert on: the dead man's switch `{PREFIX}controller_last_complete_tick_timestamp_seconds`, `{PREFIX}incidents{{state="firing"}}`,
+`{PREFIX}nodes{{state="silent"}}`, [`{PREFIX}probe_hung`](collectors.md#what-probe_hung-means), `{PREFIX}collector_success` and
+`{PREFIX}detector_failures_total` (a defect of ours).
 """
 
 MORE = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, get_origin
 
 import yaml
 from pydantic import BaseModel
@@ -37,6 +38,8 @@ SENTENCE = re.compile(r"(?<=[\w)\]}'`])\. (?=[A-Z])")
 """The page has the first sentence of each text."""
 BRACKETS = re.compile(r" \((?!\?)[^()]{12,}\)")
 LONG = 100
+TOO_LONG = 140
+"""Characters; what such a sentence says behind a semicolon, config.example.yaml has."""
 
 
 def write() -> str:
@@ -84,14 +87,17 @@ def row_of(name: str, field: FieldInfo) -> str:
     if isinstance(field.default, BaseModel):
         return ""
     default = "required" if field.is_required() else f"`{text_of(field)}`" if field.default is not None else "-"
-    cells = (f"`{name}`", default, short(field.description or ""))
+    cells = (f"`{name}`", default, short(field.description or "", whole=get_origin(field.annotation) is Literal))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 
 
-def short(description: str) -> str:
-    """Its first sentence; of a long one what is in no brackets."""
+def short(description: str, *, whole: bool) -> str:
+    """Its first sentence; of a long one what is in no brackets, of a longer one its first part, unless it
+    explains words that may be chosen."""
     sentence = SENTENCE.split(description)[0].removesuffix(".")
-    return sentence if len(sentence) < LONG else BRACKETS.sub("", sentence)
+    if len(sentence) >= LONG:
+        sentence = BRACKETS.sub("", sentence)
+    return sentence if whole or len(sentence) <= TOO_LONG or ": {" in sentence else sentence.partition("; ")[0]
 
 
 def text_of(field: FieldInfo) -> str:

@@ -141,6 +141,8 @@ def page(imports: Imports) -> str:
                 (ast.get_docstring(ast.parse(init.read_text(encoding="utf-8"))) or "")
                 .partition("\n\n")[0]
                 .replace("\n", " ")
+                .partition(". ")[0]
+                .removesuffix(".")
             )
             rows.append(f"| `{room}` | {says} |")
     return (

@@ -318,6 +318,9 @@ def test_an_answer_that_waits_has_what_is_asked_meanwhile_in_it() -> None:
             answer = connection.post("/v1/report", body_of(node), {"Content-Type": "application/json"}, 5.0, 15.0)
             reply = msgspec.json.decode(answer.body, type=Reply)
             assert [each.id for each in reply.commands] == expected
+        late = body_of("n1").replace(b"{", b'{"age_s":20.5,', 1)
+        answer = connection.post("/v1/report", late, {"Content-Type": "application/json"}, 5.0, 15.0)
+        assert not msgspec.json.decode(answer.body, type=Reply).commands, "reports wait in the spool behind this one"
         connection.close()
         assert [each.node for each in port.reports] == ["n1", "n2"]
 

@@ -31,6 +31,8 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, r
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0
+WAITED_S = 1.0
+"""A report that is older was in its agent's spool. Its answer is not held: a backlog would never get shorter."""
 """A report has to arrive whole within this time: a slow sender holds no connection open."""
 TOO_EARLY = "Slurm has not said yet which nodes there are: come again"
 MAX_SMALL = 4096
@@ -241,7 +243,9 @@ class ReportEndpoint:
         if not self._by_node.acquire(report.node, size, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many reports for {report.node!r}")
         reply = self._accept(report, size)
-        coming = None if reply.commands or reply.want_full else self._coming(report.node)
+        # Behind a report that waited in the spool there are others: an agent sends one after the other's answer.
+        at_once = reply.commands or reply.want_full or report.age_s > WAITED_S
+        coming = None if at_once else self._coming(report.node)
         return Answer(encode_reply(reply)) if coming is None else _answer_later(reply, coming)
 
     def _too_early(self, remote: str) -> bool:

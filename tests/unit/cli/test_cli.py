@@ -23,6 +23,7 @@ from slurm_watchdog.cli.batch import Row
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.cli.save_all import parse_date
+from slurm_watchdog.model.actions import OperationOutcome
 from tests.builders.cli import (
     HOSTILE,
     FakeController,
@@ -310,7 +311,14 @@ def test_explain_tells_who_when_why_and_what_was_done(controller: FakeController
 
 
 def test_explain_tells_how_an_action_ended(controller: FakeController) -> None:
-    end = {"ok": True, "detail": "trains again", "resumed_at_step": 101, "steps_lost": 20, "downtime_s": 95.0}
+    end = {
+        "ok": True,
+        "ended_at": 1.0,
+        "detail": "trains again",
+        "resumed_at_step": 101,
+        "steps_lost": 20,
+        "downtime_s": 95.0,
+    }
     controller.answers["GET", "/v1/incidents/7f3a"] = explanation(actions=[action([], end)])
     result = run("explain", "7f3a", socket=controller.path)
     assert (
@@ -491,10 +499,13 @@ def test_save_all_asks_those_that_can_be_asked_and_lists_the_others_first(contro
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("outcome", "saved"), [("done", True), (None, False), ("failed", False)])
-def test_a_job_has_saved_as_soon_as_its_checkpoint_is_proven(outcome: str | None, saved: bool) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "saved"), [(OperationOutcome.DONE, True), (None, False), (OperationOutcome.FAILED, False)]
+)
+def test_a_job_has_saved_as_soon_as_its_checkpoint_is_proven(outcome: OperationOutcome | None, saved: bool) -> None:
     row = Row(SelectedJob(job_id="7"))
-    row.follow(ActionRun(decision_id="d7", operations=(Operation(operation="wait_checkpoint", outcome=outcome),)))
+    done = Operation(operation="wait_checkpoint", intent_at=1.0, outcome=outcome)
+    row.follow(ActionRun(decision_id="d7", operations=(done,)))
     assert (row.state, row.has_saved) == ("under way", saved)
 
 
@@ -612,7 +623,7 @@ def restarts(controller: FakeController, *stages: Any) -> None:
     controller.answer = answer
 
 
-ENDED = {"ok": True, "detail": "", "resumed_at_step": 121, "steps_lost": 0, "downtime_s": 30.0}
+ENDED = {"ok": True, "ended_at": 1.0, "detail": "", "resumed_at_step": 121, "steps_lost": 0, "downtime_s": 30.0}
 
 
 def test_restart_is_followed_rung_by_rung_to_its_end(controller: FakeController) -> None:
@@ -682,7 +693,7 @@ def test_restart_cancel_ends_a_restart_and_says_so(controller: FakeController) -
 
 
 def test_a_restart_that_failed_is_something_found(controller: FakeController) -> None:
-    end = {"ok": False, "detail": "no checkpoint within 1800 s"}
+    end = {"ok": False, "ended_at": 1.0, "detail": "no checkpoint within 1800 s"}
     restarts(controller, [action([operation("wait_checkpoint", "failed", "no checkpoint")], end)])
     result = run("restart", "4711", socket=controller.path)
     assert result.exit_code == 1

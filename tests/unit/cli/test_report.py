@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.cli.report import advice, show
-from slurm_watchdog.cli.report_types import JobRun, Report
+from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.cli.story import end_words, paired
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
@@ -322,7 +322,7 @@ def test_parts_of_a_heterogeneous_job_that_began_together_are_one_run() -> None:
 
 def test_accounting_has_the_ends_of_the_controllers_runs_and_the_runs_that_it_has_not() -> None:
     """Requeued at once: two runs within a minute, of which the controller has seen one."""
-    known = [JobRun(began_at=T, state="RUNNING"), JobRun(restarts=1, began_at=T + 40.0, state="RUNNING")]
+    known = [record(0, 0, 1), record(1, 40 / 3600, 1)]
     began = (T - 9000.0, T + 1.0, T + 41.0, T + 100.0)
     before, ends = paired(known, [replace(record(0, 0, 1), began_at=at) for at in began])
     assert [each.began_at for each in before] == [T - 9000.0, T + 100.0]

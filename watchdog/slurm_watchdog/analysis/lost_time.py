@@ -49,11 +49,8 @@ class JobTime(Struct, frozen=True, kw_only=True):
     failures: int
     """Runs that ended by themselves with an error, or by an action for an incident; not those that ended for
     maintenance, at a time limit, or since a person asked."""
-
-    @property
-    def share(self) -> float | None:
-        """Effective share of what was measured; None: nothing was."""
-        return self.effective_h / self.measured_h if self.measured_h > 0 else None
+    share: float | None
+    """Effective share of what was measured; None: nothing was."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -76,12 +73,12 @@ class Report(Struct, frozen=True, kw_only=True):
     nodes: tuple[tuple[str, int], ...]
     """(node, incidents that name it), the most first; maintenance of a node is no incident of its own."""
     savings: Savings
-    """(date, node-hours, those measured, those effective), where it was asked for."""
+    share: float | None
+    """As of a job."""
 
-    @property
-    def share(self) -> float | None:
-        """As of a job."""
-        return self.effective_h / self.measured_h if self.measured_h > 0 else None
+
+def _share(effective_h: float, measured_h: float) -> float | None:
+    return effective_h / measured_h if measured_h > 0 else None
 
 
 def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, until: float) -> Report:
@@ -104,13 +101,14 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         _add(lost, dict(job.lost_h))
         _add(to_be_noticed, dict(job.to_be_noticed_h))
     failures, allocated_h = sum(job.failures for job in jobs), sum(job.allocated_h for job in jobs)
+    measured_h, effective_h = sum(job.measured_h for job in jobs), sum(job.effective_h for job in jobs)
     return Report(
         since=since,
         until=until,
         jobs=tuple(sorted(jobs, key=lambda job: (-sum(hours for _, hours in job.lost_h), job.job_id))),
         allocated_h=allocated_h,
-        measured_h=sum(job.measured_h for job in jobs),
-        effective_h=sum(job.effective_h for job in jobs),
+        measured_h=measured_h,
+        effective_h=effective_h,
         lost_h=_largest(lost),
         to_be_noticed_h=_largest(to_be_noticed),
         failures=failures,
@@ -118,6 +116,7 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
         incidents=tuple(Counter(each.kind for each in within).most_common()),
         nodes=tuple(Counter(node for each in within if not each.planned for node in each.nodes).most_common(20)),
         savings=savings(runs, spells, since, until),
+        share=_share(effective_h, measured_h),
     )
 
 
@@ -172,6 +171,7 @@ def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, 
         to_be_noticed_h=_largest(to_be_noticed),
         queued_h=sum(max(0.0, b.began_at - end_of(a)) for a, b in pairwise(counted)) / HOUR_S,
         failures=failures,
+        share=_share(effective_h, measured_h),
     )
 
 

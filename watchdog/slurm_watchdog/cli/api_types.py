@@ -7,6 +7,10 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.base.capped import Shortage
+from slurm_watchdog.model.actions import ActionEnd
+from slurm_watchdog.model.incidents import Culprit
+
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Common settings of every answer."""
@@ -143,15 +147,9 @@ class Silences(Answer, frozen=True, kw_only=True):
     silences: tuple[Silence, ...] = ()
 
 
-class LeftOut(Answer, frozen=True, kw_only=True):
+class LeftOut(Shortage, frozen=True, kw_only=True):
     """What the controller has no room for, lately."""
 
-    what: str = ""
-    whose: str = ""
-    """A node, or `job ID`."""
-    uid: int | None = None
-    job_id: str | None = None
-    count: int = 0
     meaning: str = ""
 
 
@@ -181,16 +179,6 @@ class Status(Answer, frozen=True, kw_only=True):
     deliveries: tuple[Delivery, ...] = ()
     waiting: dict[str, str] = {}
     """Job -> why its restart does not come about."""
-
-
-class Culprit(Answer, frozen=True, kw_only=True):
-    node: str | None = None
-    rank: int | None = None
-    pid: int | None = None
-    gpu_uuid: str | None = None
-    path: str | None = None
-    mount: str | None = None
-    reason: str | None = None
 
 
 class DecisionSummary(Answer, frozen=True, kw_only=True):
@@ -251,28 +239,15 @@ class Evidence(Answer, frozen=True, kw_only=True):
 
 
 class Operation(Answer, frozen=True, kw_only=True):
+    """As `OperationRecord`, of any release."""
+
     operation: str
     attempt: int = 1
     outcome: str | None = None
     """None while it is being tried."""
-    detail: str | None = None
-    intent_at: float | None = None
+    detail: str = ""
+    intent_at: float
     outcome_at: float | None = None
-
-
-class End(Answer, frozen=True, kw_only=True):
-    ok: bool
-    detail: str | None = None
-    resumed_at_step: int | None = None
-    steps_lost: int | None = None
-    downtime_s: float | None = None
-    needless: bool = False
-    ended_at: float | None = None
-
-    @property
-    def outcome(self) -> str:
-        """`ok`, `needless` or `failed`."""
-        return "ok" if self.ok else "needless" if self.needless else "failed"
 
 
 class Waiting(Answer, frozen=True, kw_only=True):
@@ -293,7 +268,7 @@ class ActionRun(Answer, frozen=True, kw_only=True):
     ladder: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()
     waiting: Waiting | None = None
-    end: End | None = None
+    end: ActionEnd | None = None
 
 
 class Explanation(Answer, frozen=True, kw_only=True):

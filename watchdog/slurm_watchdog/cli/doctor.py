@@ -191,8 +191,15 @@ def examine_job(job_id: str, config: Config, socket_path: str | None, config_fil
     where = config.slurm.bin_directory
     job = read.read_job(where, job_id)
     if not job:
-        return (Advice(rule="job", level=Level.UNKNOWN, sentence=f"Slurm has no job {job_id}, or gives no answer.",
-                       evidence=f"scontrol show job {job_id}", add="squeue --me"),)  # fmt: skip
+        return (
+            Advice(
+                "job",
+                Level.UNKNOWN,
+                f"Slurm has no job {job_id}, or gives no answer.",
+                f"scontrol show job {job_id}",
+                "squeue --me",
+            ),
+        )
     text, problem = read.read_script(where, job_id)
     script = parse_script(text or "", f"script of job {job_id}", given=read.read_submit_line(where, job_id))
     found = _of_script(
@@ -200,9 +207,13 @@ def examine_job(job_id: str, config: Config, socket_path: str | None, config_fil
         comment=job.get("Comment", ""), requeueable=job.get("Requeue") == "1",
     )  # fmt: skip
     if text is None:
-        unseen = Advice(rule="script", level=Level.UNKNOWN, sentence="The job's script can't be read: what it "
-                        "lacks is not known.",
-                        evidence=problem, add="ask as the job's owner or an administrator")  # fmt: skip
+        unseen = Advice(
+            "script",
+            Level.UNKNOWN,
+            "The job's script can't be read: what it lacks is not known.",
+            problem,
+            "ask as the job's owner or an administrator",
+        )
         found = (unseen, *(each for each in found if each.rule == "requeue"))
     return (*found, *_unseen(job_id, job, socket_path, config_file))
 
@@ -216,13 +227,16 @@ def _unseen(job_id: str, job: dict[str, str], socket_path: str | None, config_fi
         return
     known = next((each for each in status.jobs if each.job_id == job_id), None)
     if known is None:
-        yield Advice(rule="not_watched", level=Level.WARNING, sentence="The controller does not watch this job.",
-                     evidence="it is not in its list",
-                     add="jobs: {partitions: [...]} leaves out others; slurm-watchdog status")  # fmt: skip
+        yield Advice(
+            "not_watched",
+            Level.WARNING,
+            "The controller does not watch this job.",
+            "it is not in its list",
+            "jobs: {partitions: [...]} leaves out others; slurm-watchdog status",
+        )
     elif known.health is not None and known.health.not_judged is not None:
         text = f"The job cannot be judged: {known.health.reason}."
-        yield Advice(rule="not_judged", level=Level.WARNING, sentence=text,
-                     evidence="slurm-watchdog status", add=known.health.todo)  # fmt: skip
+        yield Advice("not_judged", Level.WARNING, text, "slurm-watchdog status", known.health.todo)
 
 
 def examine_node(config: Config, node: str) -> tuple[Advice, ...]:

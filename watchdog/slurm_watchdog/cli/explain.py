@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.api_types import ActionRun, Evidence, Explanation, Incident, Operation
+from slurm_watchdog.cli.api_types import ActionRun, Evidence, Explanation, Incident
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
 from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
 from slurm_watchdog.cli.diagnosis_types import Diagnosis
@@ -201,7 +201,7 @@ def _print_action(each: ActionRun) -> None:
         ("TIME", "OPERATION", "ATTEMPT", "OUTCOME", "DETAIL"),
         [
             (
-                _time(operation),
+                moment(operation.intent_at),
                 operation.operation,
                 str(operation.attempt),
                 operation.outcome or "in progress",
@@ -215,11 +215,6 @@ def _print_action(each: ActionRun) -> None:
     elif each.verdict == "allowed":
         waiting = f", and waits: {each.waiting.what}" if each.waiting is not None else ""
         sentence(f"It is under way{waiting}.")
-
-
-def _time(operation: Operation) -> str:
-    at = operation.intent_at if operation.intent_at is not None else operation.outcome_at
-    return moment(at) if at is not None else "-"
 
 
 ENDS = {

@@ -16,7 +16,7 @@ SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
 
 
-@click.command(short_help="Performs the agent's privileged operations.")
+@click.command(short_help="Performs the agent's privileged operations.", hidden=True)
 @click.option(
     "--socket",
     "path",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.api_types import Culprit, Incident
+from slurm_watchdog.cli.api_types import Incident
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -25,10 +25,10 @@ from slurm_watchdog.cli.options import (
     seconds_of,
 )
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.model.incidents import Culprit
 
 if TYPE_CHECKING:
     from slurm_watchdog.knowledge.remediation_hints import Hint
-    from slurm_watchdog.model.incidents import Culprit as NamedCulprit
 
 STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim", "explained": "dim"}
 HEADINGS = ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "DECISION", "SUMMARY")
@@ -204,13 +204,13 @@ def _row(each: Incident) -> tuple[str, ...]:
     )
 
 
-def named(culprits: Sequence[Culprit | NamedCulprit]) -> str:
+def named(culprits: Sequence[Culprit]) -> str:
     """The first of them, and how many more there are."""
     more = f" +{len(culprits) - 1}" if len(culprits) > 1 else ""
     return culprit_text(culprits[0]) + more if culprits else "nobody"
 
 
-def culprit_text(culprit: Culprit | NamedCulprit) -> str:
+def culprit_text(culprit: Culprit) -> str:
     """`rank 2 (pid 4711 on n3)`, or what of it is known."""
     parts = [f"rank {culprit.rank}"] if culprit.rank is not None else []
     if culprit.pid is not None:

@@ -28,11 +28,10 @@ from slurm_watchdog.cli.incidents import incidents
 from slurm_watchdog.cli.nodes import nodes
 from slurm_watchdog.cli.notify import notify
 from slurm_watchdog.cli.options import AS_JSON, EXIT_UNKNOWN, Refusal, print_json
-from slurm_watchdog.cli.pause import pause
+from slurm_watchdog.cli.pause import pause, resume
 from slurm_watchdog.cli.replay import replay
 from slurm_watchdog.cli.report import report
 from slurm_watchdog.cli.restart import restart
-from slurm_watchdog.cli.resume import resume
 from slurm_watchdog.cli.run import run
 from slurm_watchdog.cli.save_all import save_all
 from slurm_watchdog.cli.scan_log import scan_log

@@ -1,4 +1,4 @@
-"""`slurm-watchdog pause`: no action anywhere."""
+"""`slurm-watchdog pause` and `resume`: no action anywhere, and its end."""
 
 from __future__ import annotations
 
@@ -27,3 +27,21 @@ def pause(reason: str, socket_path: str | None, config_file: str | None, as_json
         return
     why = f" ({answer.paused.reason})" if answer.paused and answer.paused.reason else ""
     sentence(f"Paused{why}: nothing is acted on until `slurm-watchdog resume`. Watching and alerts continue.")
+
+
+@click.command(short_help="Ends a pause.")
+@operator_options
+def resume(socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+    """Ends a pause: the mode of each detector decides again what is acted on.
+
+    \b
+    Example:
+      slurm-watchdog resume
+    """
+    client = choose(socket_path, config_file)
+    with reported_errors(as_json):
+        _, document = client.resume()
+    if as_json:
+        print_json(document)
+        return
+    sentence("Resumed: the mode of each detector decides again what is acted on.")

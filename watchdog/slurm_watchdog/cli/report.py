@@ -10,6 +10,7 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
+from slurm_watchdog.analysis.lost_time import JobTime
 from slurm_watchdog.analysis.report_sentences import head, node_time, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -22,7 +23,7 @@ from slurm_watchdog.cli.options import (
     reported_errors,
     seconds_of,
 )
-from slurm_watchdog.cli.report_types import JobTime, Report
+from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
 WEEK_S: Final = 7 * 86400.0

@@ -17,7 +17,7 @@ from slurm_watchdog.cli.diagnosis_text import heading
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import as_text
 from slurm_watchdog.cli.options import job_argument, journal_option, operator_options, print_json, reported_errors
-from slurm_watchdog.cli.report_types import JobRun, Report
+from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
@@ -90,7 +90,7 @@ def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
         return [], str(error)
 
 
-def paired(known: Sequence[JobRun], recorded: Sequence[RunRecord]) -> tuple[list[RunRecord], dict[int, RunRecord]]:
+def paired(known: Sequence[RunRecord], recorded: Sequence[RunRecord]) -> tuple[list[RunRecord], dict[int, RunRecord]]:
     """The runs that only accounting has; and accounting's record of those that the controller knows, by their place in
     `known`: the nearest beginnings first, for a job that is requeued at once begins twice within SAME_S."""
     near = sorted(
@@ -137,7 +137,7 @@ def _print(
     if not found.runs and not before:
         sentence(f"No run of job {job_id} is known{f': {why_not}' if why_not else ' to the controller or to sacct'}.")
         return
-    rows: list[tuple[JobRun | RunRecord, RunRecord | None]] = [(each, each) for each in before]
+    rows: list[tuple[RunRecord, RunRecord | None]] = [(each, each) for each in before]
     rows += [(run, ends.get(place)) for place, run in enumerate(found.runs)]
     rows.sort(key=lambda row: row[0].began_at)
     sentence(_head(job_id, found, len(rows), len(explained)))
@@ -168,7 +168,7 @@ def _head(job_id: str, found: Report, runs: int, incidents: int) -> str:
     return f"Job {job_id}{of}: {count(runs, 'run')}, {count(incidents, 'incident')}{hours}{share}."
 
 
-def _run_row(run: JobRun | RunRecord, record: RunRecord | None) -> tuple[str, ...]:
+def _run_row(run: RunRecord, record: RunRecord | None) -> tuple[str, ...]:
     """`record`: accounting's, whose end counts: the controller may not have seen it."""
     last = run if record is None or record.ended_at is None else record
     took = "-" if last.ended_at is None else duration(last.ended_at - run.began_at)
@@ -210,10 +210,10 @@ def _events(found: Explanation) -> Iterable[tuple[float, str, str]]:
         if evidence := _evidence_words(found):
             yield incident.opened_at, f"evidence: {evidence}", incident.id
     for action in found.actions:
-        if action.end is not None and action.end.ended_at is not None:
+        if action.end is not None:
             yield action.end.ended_at, f"{action.action}: {action.end.detail or action.end.outcome}", incident.id
-        elif action.end is None and action.verdict == "allowed":
-            at = max((each.intent_at for each in action.operations if each.intent_at is not None), default=None)
+        elif action.verdict == "allowed":
+            at = max((each.intent_at for each in action.operations), default=None)
             yield at or incident.fired_at or incident.opened_at or 0.0, _under_way(action), incident.id
 
 

@@ -8,7 +8,7 @@ from fnmatch import fnmatchcase
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
-from slurm_watchdog.doctor.finding import Advice, Check, Level, Rule
+from slurm_watchdog.doctor.finding import Advice, Level, Rule
 
 OLDEST_TESTED = (22, 5)
 SHORT_JOB_AGE_S = 60
@@ -85,17 +85,6 @@ def _version(text: str) -> tuple[int, int] | None:
     return (int(parts[0]), int(parts[1])) if len(parts) > 1 and parts[0].isdecimal() and parts[1].isdecimal() else None
 
 
-def _answers(facts: ClusterFacts) -> bool:
-    """Whether the controller does."""
-    return facts.controller_problem is None
-
-
-def _without_agent(facts: ClusterFacts) -> tuple[str, ...]:
-    """Nodes of Slurm that never reported; nothing where the controller gives no answer."""
-    known = {*facts.reporting, *facts.silent}
-    return tuple(node for node in facts.slurm_nodes if node not in known) if _answers(facts) else ()
-
-
 def _setting(facts: ClusterFacts, key: str) -> str:
     """Of `scontrol show config`; empty where it does not have it."""
     return (facts.slurm or {}).get(key, "")
@@ -106,96 +95,99 @@ def _is_below(facts: ClusterFacts, key: str, seconds: int) -> bool:
     return 0 < (_seconds(facts, key) or 0) < seconds
 
 
-def _is_untested(facts: ClusterFacts) -> bool:
-    version = _version(_setting(facts, "SLURM_VERSION"))
-    return version is not None and version < OLDEST_TESTED
-
-
-CHECKS: tuple[Check[ClusterFacts], ...] = (
-    Check("controller", Level.UNKNOWN, lambda f: not _answers(f),
-          "The controller gives no answer: whether anything is watched is not known.",
-          lambda f: f"{f.controller_problem}",
-          "systemctl status slurm-watchdog-controller  # on its machine; ask there, too"),
-    Check("blind", Level.CRITICAL, lambda f: _answers(f) and f.blind is not None,
-          "The controller runs and does not see, or can't write: nothing will be done.", lambda f: f"{f.blind}",
-          "journalctl -u slurm-watchdog-controller -n 50"),
-    Check("paused", Level.WARNING, lambda f: _answers(f) and f.paused is not None, "All actions are paused.",
-          lambda f: f.paused or "no reason given", "slurm-watchdog resume"),
-    Check("mode", Level.WARNING, lambda f: _answers(f) and f.mode == "off", "Nothing is judged.", "mode: off",
-          "mode: observe"),
-    Check("mode", Level.HINT, lambda f: _answers(f) and f.mode == "observe",
-          "The watchdog only says what it would do.", "mode: observe",
-          "detectors: {lingering_job: {mode: act}}  # one detector at a time"),
-    Check("silent_agents", Level.WARNING, lambda f: _answers(f) and f.silent,
-          lambda f: f"{plural(len(f.silent), 'agent')} no longer {'reports' if len(f.silent) == 1 else 'report'}.",
-          lambda f: _some(f.silent), "slurm-watchdog doctor --node  # there"),
-    Check("no_agents", Level.CRITICAL, lambda f: _without_agent(f) and not f.reporting,
-          "No agent reports: nothing is watched.", lambda f: f"{len(f.slurm_nodes)} nodes in Slurm",
-          "systemctl enable --now slurm-watchdog-agent  # on compute nodes"),
-    Check("nodes_without_agent", Level.WARNING, lambda f: _without_agent(f) and f.reporting,
-          lambda f: f"{len(_without_agent(f))} of {plural(len(f.slurm_nodes), 'node')} in Slurm never reported: "
-                    "jobs there are not watched.",
-          lambda f: _some(_without_agent(f)), "systemctl enable --now slurm-watchdog-agent  # on these nodes"),
-    Check("slurm", Level.UNKNOWN, lambda f: f.slurm is None, "Slurm does not answer.", lambda f: f.slurm_problem,
-          "scontrol ping"),
-    Check("job_requeue", Level.HINT, lambda f: flag(f.slurm, "JobRequeue") is False,
+def _settled(f: ClusterFacts) -> Iterator[Advice]:
+    """What is one advice; what may be several is a function below."""
+    answers, version = f.controller_problem is None, _version(_setting(f, "SLURM_VERSION"))
+    known = {*f.reporting, *f.silent}
+    without = tuple(node for node in f.slurm_nodes if node not in known) if answers else ()
+    rows = (
+        (not answers, Advice("controller", Level.UNKNOWN,
+          "The controller gives no answer: whether anything is watched is not known.", f"{f.controller_problem}",
+          "systemctl status slurm-watchdog-controller  # on its machine; ask there, too")),
+        (answers and f.blind is not None, Advice("blind", Level.CRITICAL,
+          "The controller runs and does not see, or can't write: nothing will be done.", f"{f.blind}",
+          "journalctl -u slurm-watchdog-controller -n 50")),
+        (answers and f.paused is not None, Advice("paused", Level.WARNING, "All actions are paused.",
+          f.paused or "no reason given", "slurm-watchdog resume")),
+        (answers and f.mode == "off", Advice("mode", Level.WARNING, "Nothing is judged.", "mode: off",
+          "mode: observe")),
+        (answers and f.mode == "observe", Advice("mode", Level.HINT, "The watchdog only says what it would do.",
+          "mode: observe", "detectors: {lingering_job: {mode: act}}  # one detector at a time")),
+        (answers and f.silent, Advice("silent_agents", Level.WARNING,
+          f"{plural(len(f.silent), 'agent')} no longer {'reports' if len(f.silent) == 1 else 'report'}.",
+          _some(f.silent), "slurm-watchdog doctor --node  # there")),
+        (without and not f.reporting, Advice("no_agents", Level.CRITICAL, "No agent reports: nothing is watched.",
+          f"{len(f.slurm_nodes)} nodes in Slurm",
+          "systemctl enable --now slurm-watchdog-agent  # on compute nodes")),
+        (without and f.reporting, Advice("nodes_without_agent", Level.WARNING,
+          f"{len(without)} of {plural(len(f.slurm_nodes), 'node')} in Slurm never reported: "
+          "jobs there are not watched.", _some(without),
+          "systemctl enable --now slurm-watchdog-agent  # on these nodes")),
+        (f.slurm is None, Advice("slurm", Level.UNKNOWN, "Slurm does not answer.", f.slurm_problem, "scontrol ping")),
+        (flag(f.slurm, "JobRequeue") is False, Advice("job_requeue", Level.HINT,
           "Jobs can be restarted only if they ask for it with --requeue.", "JobRequeue=0",
-          "JobRequeue=1  # slurm.conf"),
-    Check("task_prolog", Level.HINT, lambda f: f.slurm is not None and "watchdog" not in _setting(f, "TaskProlog"),
+          "JobRequeue=1  # slurm.conf")),
+        (f.slurm is not None and "watchdog" not in _setting(f, "TaskProlog"), Advice("task_prolog", Level.HINT,
           "Jobs are not told where their kill switch is: graceful restarts work for those only that set it themselves.",
-          lambda f: f"TaskProlog={_setting(f, 'TaskProlog') or '(null)'}",
-          "TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh  # slurm.conf, see deploy/slurm"),
-    Check("min_job_age", Level.WARNING, lambda f: _is_below(f, "MinJobAge", SHORT_JOB_AGE_S),
+          f"TaskProlog={_setting(f, 'TaskProlog') or '(null)'}",
+          "TaskProlog=/etc/slurm/slurm-watchdog-task-prolog.sh  # slurm.conf, see deploy/slurm")),
+        (_is_below(f, "MinJobAge", SHORT_JOB_AGE_S), Advice("min_job_age", Level.WARNING,
           "Slurm forgets a job soon after its end: how it ended may never be seen.",
-          lambda f: f"MinJobAge={_seconds(f, 'MinJobAge')}", "MinJobAge=300  # slurm.conf"),
-    Check("kill_wait", Level.HINT, lambda f: _is_below(f, "KillWait", KILL_WAIT_S),
+          f"MinJobAge={_seconds(f, 'MinJobAge')}", "MinJobAge=300  # slurm.conf")),
+        (_is_below(f, "KillWait", KILL_WAIT_S), Advice("kill_wait", Level.HINT,
           "A job that is ended has little time between SIGTERM and SIGKILL: it can't save.",
-          lambda f: f"KillWait={_seconds(f, 'KillWait')}", f"KillWait={KILL_WAIT_S}  # slurm.conf"),
-    Check("unkillable_step", Level.HINT, lambda f: _is_below(f, "UnkillableStepTimeout", UNKILLABLE_S),
+          f"KillWait={_seconds(f, 'KillWait')}", f"KillWait={KILL_WAIT_S}  # slurm.conf")),
+        (_is_below(f, "UnkillableStepTimeout", UNKILLABLE_S), Advice("unkillable_step", Level.HINT,
           "A process that takes a while to end (a core dump, the memory of 8 GPUs) drains its node: Kill task failed.",
-          lambda f: f"UnkillableStepTimeout={_seconds(f, 'UnkillableStepTimeout')}",
-          f"UnkillableStepTimeout={UNKILLABLE_S}  # slurm.conf"),
-    Check("proctrack", Level.HINT, lambda f: re.search("linuxproc|pgid", _setting(f, "ProctrackType")),
+          f"UnkillableStepTimeout={_seconds(f, 'UnkillableStepTimeout')}",
+          f"UnkillableStepTimeout={UNKILLABLE_S}  # slurm.conf")),
+        (re.search("linuxproc|pgid", _setting(f, "ProctrackType")), Advice("proctrack", Level.HINT,
           "Processes that leave their session outlive their job, and keep its GPUs.",
-          lambda f: f"ProctrackType={_setting(f, 'ProctrackType')}",
-          "ProctrackType=proctrack/cgroup  # slurm.conf"),
-    Check("slurm_version", Level.WARNING, _is_untested, "This release of Slurm is older than those that were tested.",
-          lambda f: _setting(f, "SLURM_VERSION"), "try in mode: observe first"),
-    Check("operator", lambda f: Level.CRITICAL if f.mode == "act" else Level.WARNING, lambda f: f.operator is False,
+          f"ProctrackType={_setting(f, 'ProctrackType')}", "ProctrackType=proctrack/cgroup  # slurm.conf")),
+        (version is not None and version < OLDEST_TESTED, Advice("slurm_version", Level.WARNING,
+          "This release of Slurm is older than those that were tested.", _setting(f, "SLURM_VERSION"),
+          "try in mode: observe first")),
+        (f.operator is False, Advice("operator", Level.CRITICAL if f.mode == "act" else Level.WARNING,
           "The controller's user may not requeue other users' jobs: every action will fail.",
-          lambda f: f"sacctmgr has {f.user} without AdminLevel Operator",
-          lambda f: f"sacctmgr -i add user {f.user} account=root adminlevel=operator"),
-)  # fmt: skip
-"""What is one advice; what may be several is a function below."""
+          f"sacctmgr has {f.user} without AdminLevel Operator",
+          f"sacctmgr -i add user {f.user} account=root adminlevel=operator")),
+    )  # fmt: skip
+    yield from (advice for holds, advice in rows if holds)
 
 
 def _deliveries(facts: ClusterFacts) -> Iterator[Advice]:
     for each in facts.deliveries:
         waiting = f"; {plural(each.waiting, 'notification')} waiting" if each.waiting else ""
         yield Advice(
-            rule="deliveries", level=Level.WARNING,
-            sentence=f"No notification has reached {each.channel} for {duration(each.failing_s)}{waiting}.",
-            evidence=each.error, add="slurm-watchdog notify test  # after mending it",
-        )  # fmt: skip
+            "deliveries",
+            Level.WARNING,
+            f"No notification has reached {each.channel} for {duration(each.failing_s)}{waiting}.",
+            each.error,
+            "slurm-watchdog notify test  # after mending it",
+        )
 
 
 def _unjudged(facts: ClusterFacts) -> Iterator[Advice]:
     for each in facts.unjudged:
         yield Advice(
-            rule="not_judged", level=Level.WARNING,
-            sentence=f"{plural(len(each.job_ids), 'job')} cannot be judged: {each.reason}.",
-            evidence=f"job {_some(each.job_ids)}", add=each.todo,
-        )  # fmt: skip
+            "not_judged",
+            Level.WARNING,
+            f"{plural(len(each.job_ids), 'job')} cannot be judged: {each.reason}.",
+            f"job {_some(each.job_ids)}",
+            each.todo,
+        )
 
 
 def _matches_nothing(facts: ClusterFacts) -> Iterator[Advice]:
     for where, globs in facts.for_partitions if facts.partitions else ():
         if not any(fnmatchcase(name, glob) for name in facts.partitions for glob in globs):
             yield Advice(
-                rule="no_partition", level=Level.WARNING,
-                sentence=f"{where} is for partitions that Slurm does not have: it never holds.",
-                evidence=f"{_some(globs)}; Slurm has {_some(facts.partitions)}", add="correct the name there",
-            )  # fmt: skip
+                "no_partition",
+                Level.WARNING,
+                f"{where} is for partitions that Slurm does not have: it never holds.",
+                f"{_some(globs)}; Slurm has {_some(facts.partitions)}",
+                "correct the name there",
+            )
 
 
 def _sight(facts: ClusterFacts) -> Iterator[Advice]:
@@ -203,22 +195,25 @@ def _sight(facts: ClusterFacts) -> Iterator[Advice]:
     for note in facts.notes:
         what, _, todo = note.partition("; ")
         yield Advice(
-            rule="slurm_access", level=Level.WARNING, sentence=f"{what[:1].upper()}{what[1:].rstrip('.')}.",
-            evidence="the controller, of how it asks Slurm",
-            add=todo or "slurm-watchdog status  # says it until it is mended",
-        )  # fmt: skip
+            "slurm_access",
+            Level.WARNING,
+            f"{what[:1].upper()}{what[1:].rstrip('.')}.",
+            "the controller, of how it asks Slurm",
+            todo or "slurm-watchdog status  # says it until it is mended",
+        )
     hidden = ((facts.slurm or {}).get("PrivateData", "")).lower()
     if facts.controller_problem is not None and "jobs" in hidden.replace(",", " ").split():
         yield Advice(
-            rule="slurm_access", level=Level.WARNING,
-            sentence="Slurm hides other users' jobs from a user who is no operator: the controller may not "
-            "see all jobs.",
-            evidence=f"PrivateData={hidden}", add="sacctmgr modify user slurm-watchdog set adminlevel=operator",
-        )  # fmt: skip
+            "slurm_access",
+            Level.WARNING,
+            "Slurm hides other users' jobs from a user who is no operator: the controller may not see all jobs.",
+            f"PrivateData={hidden}",
+            "sacctmgr modify user slurm-watchdog set adminlevel=operator",
+        )
 
 
 def _some(names: tuple[str, ...]) -> str:
     return ", ".join(fold(names))[:200]
 
 
-CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (*CHECKS, _sight, _deliveries, _matches_nothing, _unjudged)
+CLUSTER_RULES: tuple[Rule[ClusterFacts], ...] = (_settled, _sight, _deliveries, _matches_nothing, _unjudged)

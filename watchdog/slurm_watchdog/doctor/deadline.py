@@ -77,7 +77,11 @@ def _children(pid: int) -> list[int]:
 
 
 def _unknown(node: str, evidence: str) -> Advice:
-    return Advice(rule="deadline", level=Level.UNKNOWN, sentence="The look at this node was not finished in "
-                  "time: something hangs.",
-                  evidence=evidence, add="slurm-watchdog doctor --node  # without a deadline; which command does "
-                      "not come back?", where=node)  # fmt: skip
+    return Advice(
+        "deadline",
+        Level.UNKNOWN,
+        "The look at this node was not finished in time: something hangs.",
+        evidence,
+        "slurm-watchdog doctor --node  # without a deadline; which command does not come back?",
+        node,
+    )

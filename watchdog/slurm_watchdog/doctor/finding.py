@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
@@ -25,7 +24,7 @@ class Level(StrEnum):
     """It could not be seen, and matters."""
 
 
-class Advice(Struct, frozen=True, kw_only=True):
+class Advice(Struct, frozen=True):
     """One finding."""
 
     rule: str
@@ -39,27 +38,6 @@ class Advice(Struct, frozen=True, kw_only=True):
 
 
 Rule = Callable[[F], Iterable[Advice]]
-
-
-@dataclass(frozen=True)
-class Check(Generic[F]):
-    """A rule that is a row of a table: one advice where `when` holds of the facts. A text, or the level, that
-    depends on the facts is a function of them."""
-
-    rule: str
-    level: Level | Callable[[F], Level]
-    when: Callable[[F], object]
-    sentence: str | Callable[[F], str]
-    evidence: str | Callable[[F], str]
-    add: str | Callable[[F], str]
-
-    def __call__(self, facts: F) -> Iterator[Advice]:
-        if self.when(facts):
-            level = self.level if isinstance(self.level, Level) else self.level(facts)
-            sentence, evidence, add = (
-                text if isinstance(text, str) else text(facts) for text in (self.sentence, self.evidence, self.add)
-            )
-            yield Advice(rule=self.rule, level=level, sentence=sentence, evidence=evidence, add=add)
 
 
 ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.HINT)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.doctor.finding import Advice, Check, Level, Rule
+from slurm_watchdog.doctor.finding import Advice, Level, Rule
 
 NETWORK_FILESYSTEMS = frozenset({
     "nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "wekafs", "panfs", "orangefs", "pvfs2",
@@ -80,124 +80,101 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     """A file of `notify` with a secret that others may read, and its mode."""
 
 
-def _is_agents(facts: NodeFacts) -> bool:
-    return facts.service == "agent"
-
-
-def _cannot_trace(facts: NodeFacts) -> bool:
-    scope = facts.ptrace_scope if _is_agents(facts) else None
-    return scope is not None and (scope >= PTRACE_NOBODY or (scope == PTRACE_ADMIN and not facts.root))
-
-
-def _state_level(facts: NodeFacts) -> Level:
-    return Level.WARNING if _is_agents(facts) else Level.CRITICAL
-
-
-def _clock_level(facts: NodeFacts) -> Level:
-    far = facts.identity == "munge" and abs(facts.clock_offset_s or 0.0) > MUNGE_LIFE_S
-    return Level.CRITICAL if far else Level.WARNING
-
-
-def _ends_within(facts: NodeFacts, first_day: float, before_day: int) -> bool:
-    """Whether the certificate can be used, and ends in `first_day` days or later, but before `before_day`."""
-    days = facts.certificate_days
-    return facts.certificate_problem is None and days is not None and first_day <= days < before_day
-
-
 RENEW = "copy a new certificate and its key to security.tls_directory (docs/authentication.md has openssl lines)"
 
-CHECKS: tuple[Check[NodeFacts], ...] = (
-    Check("service", Level.CRITICAL, lambda f: f.unit_state not in (None, "active", "activating"),
-          lambda f: f"The {f.service} does not run here: nothing is watched.",
-          lambda f: f"slurm-watchdog-{f.service}.service is {f.unit_state}",
-          lambda f: f"systemctl enable --now slurm-watchdog-{f.service}"),
-    Check("helper", Level.CRITICAL, lambda f: _is_agents(f) and f.helper_problem is not None,
+
+def _rows(f: NodeFacts) -> tuple[tuple[object, Advice], ...]:
+    """(whether it holds here, what it says)."""
+    agent, offset_s, scope = f.service == "agent", f.clock_offset_s or 0.0, f.ptrace_scope or 0
+    state_level = Level.WARNING if agent else Level.CRITICAL
+    clock_level = Level.CRITICAL if f.identity == "munge" and abs(offset_s) > MUNGE_LIFE_S else Level.WARNING
+    days = f.certificate_days if f.certificate_problem is None else None
+    cannot_trace = agent and (scope >= PTRACE_NOBODY or (scope == PTRACE_ADMIN and not f.root))
+    return (
+        (f.unit_state not in (None, "active", "activating"), Advice("service", Level.CRITICAL,
+          f"The {f.service} does not run here: nothing is watched.",
+          f"slurm-watchdog-{f.service}.service is {f.unit_state}",
+          f"systemctl enable --now slurm-watchdog-{f.service}")),
+        (agent and f.helper_problem is not None, Advice("helper", Level.CRITICAL,
           "The agent's helper can't be reached: without it the agent, which has no rights, sees no stacks, no logs and "
-          "no descriptors of users.",
-          lambda f: f"{f.helper_problem}", "systemctl enable --now slurm-watchdog-helper.socket"),
-    Check("controller", Level.CRITICAL, lambda f: _is_agents(f) and f.controller_url == "",
+          "no descriptors of users.", f"{f.helper_problem}", "systemctl enable --now slurm-watchdog-helper.socket")),
+        (agent and f.controller_url == "", Advice("controller", Level.CRITICAL,
           "The agent is not told where its controller is, and does not start: this node is not watched.",
           "agent.controller_url is not set",
-          "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates"),
-    Check("controller", Level.CRITICAL, lambda f: f.controller_problem is not None,
+          "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates")),
+        (f.controller_problem is not None, Advice("controller", Level.CRITICAL,
           "The controller can't be reached from here: this node is not watched.",
-          lambda f: f"{f.controller_url}: {f.controller_problem}",
-          "agent: {controller_url: …}; check the firewall, and that controller.listen is not 127.0.0.1"),
-    Check("standby", Level.WARNING, lambda f: f.standby_problem is not None,
+          f"{f.controller_url}: {f.controller_problem}",
+          "agent: {controller_url: …}; check the firewall, and that controller.listen is not 127.0.0.1")),
+        (f.standby_problem is not None, Advice("standby", Level.WARNING,
           "A further controller can't be reached from here: while it is the active one, this node is not watched.",
-          lambda f: f"{f.standby_problem}",
-          "agent: {standby_urls: […]}; check the firewall, and that it runs"),
-    Check("certificate", Level.CRITICAL, lambda f: f.certificate_problem is not None,
-          lambda f: f"The {f.service} can't prove who it is: agents and controller refuse each other.",
-          lambda f: f"{f.certificate_problem}",
-          RENEW),
-    Check("certificate_end", Level.CRITICAL, lambda f: _ends_within(f, float("-inf"), 0),
+          f"{f.standby_problem}", "agent: {standby_urls: […]}; check the firewall, and that it runs")),
+        (f.certificate_problem is not None, Advice("certificate", Level.CRITICAL,
+          f"The {f.service} can't prove who it is: agents and controller refuse each other.",
+          f"{f.certificate_problem}", RENEW)),
+        (days is not None and days < 0, Advice("certificate_end", Level.CRITICAL,
           "The certificate has ended: agents and controller refuse each other.",
-          lambda f: f"{f.certificate}, {-(f.certificate_days or 0)} days ago", RENEW),
-    Check("certificate_end", Level.WARNING, lambda f: _ends_within(f, 0, CERTIFICATE_DAYS),
+          f"{f.certificate}, {-(days or 0)} days ago", RENEW)),
+        (days is not None and 0 <= days < CERTIFICATE_DAYS, Advice("certificate_end", Level.WARNING,
           "The certificate ends soon: then agents and controller refuse each other.",
-          lambda f: f"{f.certificate}, in {f.certificate_days} days", RENEW),
-    Check("open_secret", Level.WARNING, lambda f: f.open_secret is not None,
+          f"{f.certificate}, in {days} days", RENEW)),
+        (f.open_secret is not None, Advice("open_secret", Level.WARNING,
           "Others than the controller's user can read or change a secret of the notifications, and write in its name.",
-          lambda f: f"{f.open_secret}", "chmod 600 FILE; then change the secret, which others may know"),
-    Check("clock_offset", _clock_level, lambda f: abs(f.clock_offset_s or 0.0) > CLOCK_OFFSET_S,
+          f"{f.open_secret}", "chmod 600 FILE; then change the secret, which others may know")),
+        (abs(offset_s) > CLOCK_OFFSET_S, Advice("clock_offset", clock_level,
           "The clock here and the controller's differ: dates of this node's log lines are wrong, and MUNGE refuses at "
-          "5 minutes.",
-          lambda f: f"{abs(f.clock_offset_s or 0.0):.0f} s "
-                    f"{'ahead of' if (f.clock_offset_s or 0.0) > 0 else 'behind'} the controller's",
-          "systemctl enable --now chronyd  # or systemd-timesyncd, on both"),
-    Check("nvml", Level.CRITICAL, lambda f: _is_agents(f) and f.gpu_devices and f.nvml is not None,
+          "5 minutes.", f"{abs(offset_s):.0f} s "
+          f"{'ahead of' if offset_s > 0 else 'behind'} the controller's",
+          "systemctl enable --now chronyd  # or systemd-timesyncd, on both")),
+        (agent and f.gpu_devices and f.nvml is not None, Advice("nvml", Level.CRITICAL,
           "There are GPUs and NVML does not answer: no clock, no fault, no process of a GPU is seen.",
-          lambda f: f"{f.gpu_devices} devices in /dev; {f.nvml}", "nvidia-smi; dmesg | grep NVRM"),
-    Check("nvml", Level.CRITICAL,
-          lambda f: _is_agents(f) and f.nvml is None and f.nvml_gpus is not None and f.nvml_gpus < f.gpu_devices,
+          f"{f.gpu_devices} devices in /dev; {f.nvml}", "nvidia-smi; dmesg | grep NVRM")),
+        (agent and f.nvml is None and f.nvml_gpus is not None and f.nvml_gpus < f.gpu_devices,
+          Advice("nvml", Level.CRITICAL,
           "A GPU is there and NVML does not list it: it may have fallen off the bus.",
-          lambda f: f"{f.gpu_devices} devices in /dev, {f.nvml_gpus} by NVML", "dmesg | grep -i xid; lspci -d 10de:"),
-    Check("state_directory", _state_level, lambda f: f.state_directory and f.state_problem is not None,
-          lambda f: f"The {f.service} can't keep its state.",
-          lambda f: f"{f.state_directory}: {f.state_problem}",
-          lambda f: f"install -d -m 750 {f.state_directory}  # owned by the service's user"),
-    Check("state_local", _state_level, lambda f: f.state_directory and f.state_filesystem in NETWORK_FILESYSTEMS,
+          f"{f.gpu_devices} devices in /dev, {f.nvml_gpus} by NVML", "dmesg | grep -i xid; lspci -d 10de:")),
+        (f.state_directory and f.state_problem is not None, Advice("state_directory", state_level,
+          f"The {f.service} can't keep its state.", f"{f.state_directory}: {f.state_problem}",
+          f"install -d -m 750 {f.state_directory}  # owned by the service's user")),
+        (f.state_directory and f.state_filesystem in NETWORK_FILESYSTEMS, Advice("state_local", state_level,
           "The state lies on a network file system: it hangs when that hangs, just when it is needed.",
-          lambda f: f"{f.state_directory} is on {f.state_filesystem}",
-          lambda f: f"{f.service}: {{state_directory: a directory on a local disk}}"),
-    Check("state_space", _state_level,
-          lambda f: f.state_directory and f.state_free_bytes is not None and f.state_free_bytes < MIN_FREE_BYTES,
+          f"{f.state_directory} is on {f.state_filesystem}",
+          f"{f.service}: {{state_directory: a directory on a local disk}}")),
+        (f.state_directory and f.state_free_bytes is not None and f.state_free_bytes < MIN_FREE_BYTES,
+          Advice("state_space", state_level,
           "The disk of the state is nearly full: nothing can be written down, so nothing will be done.",
-          lambda f: f"{(f.state_free_bytes or 0) >> 20} MiB free at {f.state_directory}", "make room there"),
-    Check("slurm_commands", lambda f: Level.HINT if _is_agents(f) else Level.CRITICAL, lambda f: not f.slurm_commands,
-          "Slurm's commands are not there.", "scontrol is not on PATH", "slurm: {bin_directory: where they are}"),
-    Check("node_name", Level.CRITICAL, lambda f: _is_agents(f) and f.node_known is False,
-          "Slurm has no node of this name: reports of this agent are refused.",
-          lambda f: f"scontrol show node {f.node}", "agent: {node_name: as Slurm has it}  # or SLURMD_NODENAME"),
-    Check("munge", Level.CRITICAL, lambda f: not f.has_munge and f.identity == "munge",
+          f"{(f.state_free_bytes or 0) >> 20} MiB free at {f.state_directory}", "make room there")),
+        (not f.slurm_commands, Advice("slurm_commands", Level.HINT if agent else Level.CRITICAL,
+          "Slurm's commands are not there.", "scontrol is not on PATH", "slurm: {bin_directory: where they are}")),
+        (agent and f.node_known is False, Advice("node_name", Level.CRITICAL,
+          "Slurm has no node of this name: reports of this agent are refused.", f"scontrol show node {f.node}",
+          "agent: {node_name: as Slurm has it}  # or SLURMD_NODENAME")),
+        (not f.has_munge and f.identity == "munge", Advice("munge", Level.CRITICAL,
           "There is no MUNGE here, and the configuration wants it: agents and controller refuse each other.",
           "security.mode is munge, or auto without tls_directory; no munge on PATH",
-          "install munge, with the cluster's key; or security: {tls_directory: …}"),
-    # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked
-    # (AuthInfo=socket=).
-    Check("munge", Level.CRITICAL,
-          lambda f: f.munge_works is False and (f.node_known is None or f.identity == "munge"),
+          "install munge, with the cluster's key; or security: {tls_directory: …}")),
+        # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked
+        # (AuthInfo=socket=).
+        (f.munge_works is False and (f.node_known is None or f.identity == "munge"), Advice("munge", Level.CRITICAL,
           "MUNGE makes no credential: Slurm's commands will be refused here.", "munge -n failed",
-          "systemctl status munge; is the clock right, and the key that of the cluster?"),
-    Check("py_spy", Level.WARNING, lambda f: _is_agents(f) and f.py_spy is None,
+          "systemctl status munge; is the clock right, and the key that of the cluster?")),
+        (agent and f.py_spy is None, Advice("py_spy", Level.WARNING,
           "There is no py-spy: a hang can't be shown as stacks, and nobody can be named.",
-          "neither beside this Python nor on PATH", "pip install py-spy"),
-    Check("ptrace_scope", Level.WARNING, _cannot_trace,
-          lambda f: f"The kernel lets nobody {'' if (f.ptrace_scope or 0) >= PTRACE_NOBODY else 'but root '}look into "
-                    "a process: there will be no stacks.",
-          lambda f: f"/proc/sys/kernel/yama/ptrace_scope is {f.ptrace_scope}",
-          "sysctl -w kernel.yama.ptrace_scope=1  # 3 lasts until a reboot"),
-    Check("hidepid", Level.WARNING, lambda f: _is_agents(f) and f.hidepid and not f.root,
+          "neither beside this Python nor on PATH", "pip install py-spy")),
+        (cannot_trace, Advice("ptrace_scope", Level.WARNING,
+          f"The kernel lets nobody {'' if scope >= PTRACE_NOBODY else 'but root '}look into "
+          "a process: there will be no stacks.", f"/proc/sys/kernel/yama/ptrace_scope is {f.ptrace_scope}",
+          "sysctl -w kernel.yama.ptrace_scope=1  # 3 lasts until a reboot")),
+        (agent and f.hidepid and not f.root, Advice("hidepid", Level.WARNING,
           "Only your own processes can be seen: ranks of other users are missing.", "/proc is mounted with hidepid",
-          "let the helper run (systemctl status slurm-watchdog-helper), or mount /proc with gid= of the agent's group"),
-    Check("kernel_log", Level.WARNING, lambda f: _is_agents(f) and f.kernel_log is not None,
-          "The kernel's log can't be read: faults of GPUs and file systems go unseen.", lambda f: f"{f.kernel_log}",
-          "ls -l /dev/kmsg; the helper opens it for the agent, and needs CAP_SYSLOG (its unit has it)"),
-)  # fmt: skip
+          "let the helper run (slurm-watchdog-helper.service), or mount /proc with gid= of the agent's group")),
+        (agent and f.kernel_log is not None, Advice("kernel_log", Level.WARNING,
+          "The kernel's log can't be read: faults of GPUs and file systems go unseen.", f"{f.kernel_log}",
+          "ls -l /dev/kmsg; the helper opens it for the agent, and needs CAP_SYSLOG (its unit has it)")),
+    )  # fmt: skip
 
 
-RULE_NAMES = tuple(dict.fromkeys(check.rule for check in CHECKS))
+RULE_NAMES = tuple(dict.fromkeys(advice.rule for _, advice in _rows(NodeFacts())))
 """What `doctor --only` may name."""
 
 
@@ -207,15 +184,14 @@ def misspelt(names: Iterable[str]) -> Advice | None:
     if not unknown:
         return None
     return Advice(
-        rule="only", level=Level.UNKNOWN, sentence="Findings are asked for that do not exist, so nothing can be found.",
-        evidence=f"--only {','.join(unknown)}", add=f"of: {' '.join(RULE_NAMES)}",
+        "only", Level.UNKNOWN, "Findings are asked for that do not exist, so nothing can be found.",
+        f"--only {','.join(unknown)}", f"of: {' '.join(RULE_NAMES)}",
     )  # fmt: skip
 
 
 def _on_this_node(facts: NodeFacts) -> Iterator[Advice]:
     """What all rows say, each with the node that it is about."""
-    for check in CHECKS:
-        yield from (replace(advice, where=facts.node) for advice in check(facts))
+    yield from (replace(advice, where=facts.node) for holds, advice in _rows(facts) if holds)
 
 
 NODE_RULES: tuple[Rule[NodeFacts], ...] = (_on_this_node,)

@@ -62,14 +62,7 @@ def _requeue(facts: JobFacts) -> Iterator[Advice]:
     else:
         evidence = f"no --requeue in it{', and JobRequeue=0 in slurm.conf' if default is False else ''}"
         why = f"can't be restarted{'' if default is False else ', unless slurm.conf has JobRequeue=1'}"
-    yield Advice(
-        rule="requeue",
-        level=Level.WARNING,
-        where=script.path,
-        evidence=evidence,
-        sentence=f"The job {why}.",
-        add="#SBATCH --requeue",
-    )
+    yield Advice("requeue", Level.WARNING, f"The job {why}.", evidence, "#SBATCH --requeue", script.path)
 
 
 def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
@@ -85,22 +78,21 @@ def _bad_exit(facts: JobFacts) -> Iterator[Advice]:
         shown = " ".join(srun.words[:3])[:80]
         if kill == "0" or (kill is None and srun.environment.get("SLURM_KILL_BAD_EXIT", "0") not in ON):
             yield Advice(
-                rule="kill_on_bad_exit",
-                level=Level.WARNING,
-                where=f"{script.path}:{srun.line}",
-                evidence=f"srun … {shown}",
-                sentence="If one task fails, the others keep waiting and the job burns GPU hours: make srun stop the "
-                "job.",
-                add="srun --kill-on-bad-exit=1 --wait=60 …",
+                "kill_on_bad_exit",
+                Level.WARNING,
+                "If one task fails, the others keep waiting and the job burns GPU hours: make srun stop the job.",
+                f"srun … {shown}",
+                "srun --kill-on-bad-exit=1 --wait=60 …",
+                f"{script.path}:{srun.line}",
             )
         elif "wait" not in srun.options and "SLURM_WAIT" not in script.variables:
             yield Advice(
-                rule="wait",
-                level=Level.HINT,
-                where=f"{script.path}:{srun.line}",
-                evidence=f"srun without --wait: {shown}",
-                sentence="When one task ends well before the others, Slurm waits for them without limit.",
-                add="srun --wait=60 …",
+                "wait",
+                Level.HINT,
+                "When one task ends well before the others, Slurm waits for them without limit.",
+                f"srun without --wait: {shown}",
+                "srun --wait=60 …",
+                f"{script.path}:{srun.line}",
             )
 
 
@@ -118,12 +110,12 @@ def _prefixes(facts: JobFacts) -> Iterator[Advice]:
         ):
             continue
         yield Advice(
-            rule="rank_prefixes",
-            level=Level.HINT,
-            where=f"{script.path}:{srun.line}",
-            evidence=f"srun without --label: {' '.join(srun.words[:3])[:80]}",
-            sentence="Lines of the log don't say whose they are: which rank failed first can't be read from it.",
-            add="srun --label …" if srun.launcher is None else "torchrun --tee 3 …  # and srun --label …",
+            "rank_prefixes",
+            Level.HINT,
+            "Lines of the log don't say whose they are: which rank failed first can't be read from it.",
+            f"srun without --label: {' '.join(srun.words[:3])[:80]}",
+            "srun --label …" if srun.launcher is None else "torchrun --tee 3 …  # and srun --label …",
+            f"{script.path}:{srun.line}",
         )
         return
 
@@ -133,13 +125,12 @@ def _error_handling(facts: JobFacts) -> Iterator[Advice]:
     for name in ERROR_HANDLING:
         if facts.script.value_of(name) == "0":
             yield Advice(
-                rule="nccl_error_handling",
-                level=Level.WARNING,
-                where=facts.script.path,
-                evidence=f"{name}=0",
-                sentence="Errors and time-outs of collectives are switched off: a rank that waits will wait "
-                "indefinitely.",
-                add=f"export {name}=1",
+                "nccl_error_handling",
+                Level.WARNING,
+                "Errors and time-outs of collectives are switched off: a rank that waits will wait indefinitely.",
+                f"{name}=0",
+                f"export {name}=1",
+                facts.script.path,
             )
 
 
@@ -153,14 +144,14 @@ def _kill_switch(facts: JobFacts) -> Iterator[Advice]:
     first = next(iter(facts.read))
     exported = any(KILL_SWITCH.search(name) for name in script.variables)
     yield Advice(
-        rule="kill_switch",
-        level=Level.WARNING if exported else Level.HINT,
-        where=first,
-        evidence=f"{first} has no word of a kill switch",
-        sentence="Nothing looks for the kill switch: the job can't save before a restart, and loses the steps since "
+        "kill_switch",
+        Level.WARNING if exported else Level.HINT,
+        "Nothing looks for the kill switch: the job can't save before a restart, and loses the steps since "
         "its last checkpoint.",
-        add='if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks together: '
+        f"{first} has no word of a kill switch",
+        'if os.path.exists(os.environ.get("SLURM_WATCHDOG_KILL_SWITCH", "")): save and exit  # all ranks together: '
         "slurm_watchdog_hooks does it",
+        first,
     )
 
 
@@ -176,13 +167,12 @@ def _checkpoints(facts: JobFacts) -> Iterator[Advice]:
         if directories_in(command.words, "/") or any(OUTPUT.search(each) for each in told):
             return
     yield Advice(
-        rule="checkpoint_directory",
-        level=Level.HINT,
-        where="the watchdog's configuration",
-        evidence="no option of a known framework names it; a configuration file of the trainer may",
-        sentence="Where the job keeps its checkpoints is not known: whether one is complete is then told by its log "
-        "alone.",
-        add="jobs: {checkpoint_directories: ['{workdir}/checkpoints']}",
+        "checkpoint_directory",
+        Level.HINT,
+        "Where the job keeps its checkpoints is not known: whether one is complete is then told by its log alone.",
+        "no option of a known framework names it; a configuration file of the trainer may",
+        "jobs: {checkpoint_directories: ['{workdir}/checkpoints']}",
+        "the watchdog's configuration",
     )
 
 
@@ -212,22 +202,22 @@ def _spares(facts: JobFacts) -> Iterator[Advice]:
         spares = int(said) if said.isascii() and said.isdecimal() else 0
         if "no-kill" not in script.directives and have != 1 and (have is not None or spares):
             yield Advice(
-                rule="run_no_kill",
-                level=Level.WARNING,
-                where=script.path,
-                evidence=f"line {command.line}: slurm-watchdog run, and no --no-kill",
-                sentence="A node that dies ends the job: Slurm requeues it, and no spare takes its place.",
-                add="#SBATCH --no-kill",
+                "run_no_kill",
+                Level.WARNING,
+                "A node that dies ends the job: Slurm requeues it, and no spare takes its place.",
+                f"line {command.line}: slurm-watchdog run, and no --no-kill",
+                "#SBATCH --no-kill",
+                script.path,
             )
         count = options.get("nodes", "1")
         if have is not None and count.isdecimal() and int(count) + spares > have:
             yield Advice(
-                rule="run_spares",
-                level=Level.WARNING,
-                where=f"{script.path}:{command.line}",
-                evidence=f"--nodes={have} of the job; run wants {count} and {plural(spares, 'spare')}",
-                sentence="The job has too few nodes for its spares: `run` refuses to start the command.",
-                add=f"#SBATCH --nodes={int(count) + spares}",
+                "run_spares",
+                Level.WARNING,
+                "The job has too few nodes for its spares: `run` refuses to start the command.",
+                f"--nodes={have} of the job; run wants {count} and {plural(spares, 'spare')}",
+                f"#SBATCH --nodes={int(count) + spares}",
+                f"{script.path}:{command.line}",
             )
 
 
@@ -239,12 +229,12 @@ def _master_addr(facts: JobFacts) -> Iterator[Advice]:
     for name, value in _addresses(script):
         if value and not re.search(r"[$`(]", value) and not HERE.match(value):
             yield Advice(
-                rule="run_master_addr",
-                level=Level.WARNING,
-                where=script.path,
-                evidence=f"{name}={value}"[:100],
-                sentence="The host of rank 0 is written down: a restart without that node waits for it in vain.",
-                add='export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                "run_master_addr",
+                Level.WARNING,
+                "The host of rank 0 is written down: a restart without that node waits for it in vain.",
+                f"{name}={value}"[:100],
+                'export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)',
+                script.path,
             )
             return
 
@@ -266,13 +256,13 @@ def _in_step(facts: JobFacts) -> Iterator[Advice]:
         launcher = next((name for name in before if name in MPI | {"srun"}), None)
         if launcher is not None:
             yield Advice(
-                rule="run_in_step",
-                level=Level.WARNING,
-                where=f"{facts.script.path}:{command.line}",
-                evidence=f"{launcher} … slurm-watchdog run",
-                sentence="Each task has a watchdog of its own, which sees its own node alone and restarts its own "
+                "run_in_step",
+                Level.WARNING,
+                "Each task has a watchdog of its own, which sees its own node alone and restarts its own "
                 "command alone: the site's watchdog cannot restart the job in its allocation.",
-                add=f"slurm-watchdog run -- {launcher} …",
+                f"{launcher} … slurm-watchdog run",
+                f"slurm-watchdog run -- {launcher} …",
+                f"{facts.script.path}:{command.line}",
             )
 
 

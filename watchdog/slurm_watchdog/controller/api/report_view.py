@@ -38,9 +38,7 @@ def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[st
         raise Unfit("the report has to end after it begins")
     found, runs = read(url, since, until, asked, uid)
     document: dict[str, Any] = msgspec.to_builtins(found)
-    shares = [job.share for job in found.jobs[:SHOWN_JOBS]]
-    document["jobs"] = [job | {"share": share} for job, share in zip(document["jobs"], shares, strict=False)]
-    document |= {"share": found.share, "known_jobs": len(found.jobs)}
+    document |= {"jobs": document["jobs"][:SHOWN_JOBS], "known_jobs": len(found.jobs)}
     if len(found.jobs) == 1:
         document["runs"] = msgspec.to_builtins([run for run in runs if run.seen_at >= since])
     return document

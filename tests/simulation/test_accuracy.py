@@ -248,4 +248,4 @@ def test_the_table_of_the_page_has_a_row_for_each_case_and_names_those_that_miss
     )
     assert "| 05 x | 1 | 8 s / 8 s |" in lines
     assert "| 06 y | 1; found 0 %, right culprit - | - / - |" in lines
-    assert lines[-1].endswith(": day 1,500.")
+    assert lines[-1].endswith("for 1,500 hours; false: none.")

@@ -65,6 +65,9 @@ def accuracy(results: Mapping[str, Any]) -> str:
     """A row for each case of what `tests.accuracy.matrix.summary` kept, its ways together; the hours of healthy jobs."""
     cases, healthy = results["cases"], results["healthy"]
     names = dict.fromkeys(row["case"] for row in cases)
+    wrong = [
+        f"{row['thing'].removeprefix('healthy_').replace('_', ' ')} {row['false']}" for row in healthy if row["false"]
+    ]
     lines = [
         f"{measured(results, 'make accuracy')} ({results['minutes']} min): {sentence(results)}",
         "",
@@ -72,13 +75,8 @@ def accuracy(results: Mapping[str, Any]) -> str:
         "|---|---|---|",
         *(_case([row for row in cases if row["case"] == name]) for name in names),
         "",
-        "Hours that healthy jobs did something that looks like a fault: "
-        + ", ".join(
-            f"{row['thing'].removeprefix('healthy_').replace('_', ' ')} {row['hours']:,.0f}"
-            + (f" (**{row['false']} false**)" if row["false"] else "")
-            for row in healthy
-        )
-        + ".",
+        f"Healthy jobs did {len(healthy)} things that look like a fault (evaluations, long saves, retries, full memory, …), for "
+        f"{sum(row['hours'] for row in healthy):,.0f} hours; false: {', '.join(wrong) or 'none'}.",
     ]
     return "\n".join(lines)
 

@@ -25,7 +25,7 @@ text and the bounds of each option.
 - The file is YAML, `/etc/slurm-watchdog/config.yaml`, the same on all machines. What it does not name has its default. An unknown key, a number without
   its unit or a contradiction refuses the whole file, with every error at once: `slurm-watchdog check-config FILE`.
 - Durations: a number and `ms`, `s`, `min`, `h` or `d`, also joined (`1h30min`). Sizes: `B`, `KiB`, `MiB`, `GiB`. A mode is `off`, `observe` or `act`.
-- Every detector has `mode` and `hold` besides its own options. What it reports, and when: [Detectors](detectors.md). Rules, rungs and guards:
+- A default of `-` is empty: what that means, the line says. Every detector has `mode` and `hold` besides its own options. What it reports, and when: [Detectors](detectors.md). Rules, rungs and guards:
   [Acting](acting.md). What to set first: [Installing](install.md#worth-setting).
 """
 PLACES: dict[type[BaseModel], str] = {
@@ -86,7 +86,8 @@ def row_of(name: str, field: FieldInfo) -> str:
     """The row of one option; empty for a block."""
     if isinstance(field.default, BaseModel):
         return ""
-    default = "required" if field.is_required() else f"`{text_of(field)}`" if field.default is not None else "-"
+    empty = field.default in (None, "", [], {})
+    default = "required" if field.is_required() else "-" if empty else f"`{text_of(field)}`"
     cells = (f"`{name}`", default, short(field.description or "", whole=get_origin(field.annotation) is Literal))
     return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
 

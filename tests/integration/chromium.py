@@ -11,9 +11,10 @@ import subprocess
 import tempfile
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import aiohttp
+from typing_extensions import Self
 
 DEADLINE_S = 60.0
 

@@ -40,7 +40,7 @@ srun python3 /home/ann/train.py
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, str, str]]:
-    """(a machine that runs, its path of this version's package, of a later one's)."""
+    """(a machine that runs, its paths of this version's packages, the directory of a later one's)."""
     need_tools()
     folder = tmp_path_factory.mktemp("nspawn")
     image = folder / "debian"
@@ -48,14 +48,14 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, st
         with ThreadPoolExecutor() as side_by_side:
             packing = side_by_side.submit(make, ["deb"], folder, [__version__, NEXT], fast=True)
             make_image(image)
-            package, later = packing.result()
-        shutil.copy(package, image / "srv")
+            packages = packing.result()
         (image / "srv/later").mkdir()
-        shutil.copy(later, image / "srv/later")
+        for number, package in enumerate(packages):
+            shutil.copy(package, image / ("srv" if number < 2 else "srv/later"))
         with Machine(image) as machine:
             for commands in of_the_page()[:-1]:
                 machine.shell(f"set -e\n{commands}", timeout_s=280)
-            yield machine, f"/srv/{package.name}", f"/srv/later/{later.name}"
+            yield machine, "/srv/slurm-watchdog*.deb", "/srv/later"
 
 
 PAGE = (Path(__file__).parents[2] / "docs/install.md").read_text()
@@ -80,7 +80,7 @@ def machine(made: tuple[Machine, str, str]) -> Machine:
     followed the page."""
     machine, package, _ = made
     if version(machine) != __version__:
-        machine.run("dpkg", "--install", package, timeout_s=280)
+        machine.shell(f"dpkg --install {package}", timeout_s=280)
     machine.run("systemctl", "enable", CONTROLLER, AGENT)
     machine.run("systemctl", "start", "--no-block", CONTROLLER, AGENT)
     wait_for_report(machine)
@@ -368,8 +368,8 @@ def test_an_upgrade_keeps_configuration_and_journal_and_brings_the_services_back
     wait_for_report(machine)
     machine.shell(pause)
     before = {unit: main_pid(machine, unit) for unit in (CONTROLLER, AGENT)}
-    assert install == install_on_nodes
-    machine.shell(f"cd {Path(made[2]).parent} && {install}", timeout_s=280)
+    assert install == install_on_nodes.replace("slurm-watchdog_*", "slurm-watchdog*")
+    machine.shell(f"cd {made[2]} && {install}", timeout_s=280)
     assert version(machine) == NEXT
     assert machine.show(HELPER, "ActiveState") == "active"
     for unit, pid in before.items():
@@ -398,7 +398,7 @@ def test_a_removal_keeps_configuration_and_journal_and_a_purge_leaves_nothing(
         "find / -xdev -name '*slurm*watchdog*'; find /run -name '*slurm*watchdog*'", check=False
     ).splitlines()
     packages = re.compile(
-        r"/srv/(later/)?slurm-watchdog_.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*|/home/eve/planted/.*"
+        r"/srv/(later/)?slurm-watchdog.*\.deb|/run/host/.*|/run/systemd/propagate.*|/run/log/.*|/home/eve/planted/.*"
     )
     assert [path for path in left if not packages.fullmatch(path)] == []
     assert "slurm-watchdog" in machine.file("/etc/passwd").read_text()  # as Debian has it: files elsewhere may be its

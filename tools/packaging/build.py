@@ -11,31 +11,42 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from slurm_watchdog import __version__
-from tools.packaging import layout
+from tools.packaging import layout, parts
 from tools.packaging.environment import CHECKOUT, PackageError, build, python_version
 
 KINDS = ("wheel", "sdist", "hooks", "archive", "deb", "rpm")
 SPEC = CHECKOUT / "tools/packaging/slurm-watchdog.spec"
-CONTROL = """Package: slurm-watchdog
+CONTROL = """Package: {package}
 Version: {version}
 Architecture: {architecture}
 Maintainer: slurm-watchdog maintainers <maintainers@slurm-watchdog.invalid>
 Installed-Size: {kib}
-Depends: python{python}, systemd
-Suggests: slurm-client, munge
+{relations}
 Section: admin
 Priority: optional
 Description: watches large training jobs on Slurm and names what is stuck or broken
- An agent on every compute node, a controller on one node. When a training job
- stops making steps it says which rank on which node and GPU stopped and why,
- keeps the evidence and, where it is allowed to, restarts the job without the
- broken node. Everything lies in a virtual environment of its own below
- /opt/slurm-watchdog. No service is enabled by the installation.
+ {part}
+ When a training job stops making steps it says which rank on which node and
+ GPU stopped and why, keeps the evidence and, where it is allowed to, restarts
+ the job without the broken node. Everything lies in a virtual environment of
+ its own below /opt/slurm-watchdog. No service is enabled by the installation.
 """
+RELATIONS = {
+    parts.NODE: "Depends: python{python}, systemd\nSuggests: slurm-client, munge",
+    # Up to 0.1 one package had everything. No Breaks: its prerm would disable the services for that.
+    parts.CONTROLLER: "Depends: {node} (= {version})\nReplaces: {node} (<< {version})",
+}
+PART = {
+    parts.NODE: "The package for compute nodes: the agent, its helper, and `run`.",
+    parts.CONTROLLER: "On top of slurm-watchdog, for management and login nodes and for `run` on\n"
+    " one's own: the command line, and the controller.",
+}
+OWN = {parts.NODE: "/var/lib/slurm-watchdog-agent", parts.CONTROLLER: "/var/lib/slurm-watchdog"}
+"""What a purge removes besides the configuration."""
 
 
 def run(argv: list[str], **options: object) -> str:
@@ -78,22 +89,31 @@ def make_archive(output: Path, root: Path, version: str) -> Path:
     return file
 
 
-def make_deb(output: Path, root: Path, version: str, fast: bool = False) -> Path:
-    """A `.deb` of the tree `root`; `fast` packs it badly. Raises PackageError."""
+def make_deb(output: Path, root: Path, package: str, version: str, fast: bool = False) -> Path:
+    """The `.deb` of a package from its tree `root`; `fast` packs it badly. Raises PackageError."""
     if shutil.which("dpkg-deb") is None:
         raise PackageError("dpkg-deb is not here: a .deb is made on Debian or Ubuntu")
     control = root / "DEBIAN"
     control.mkdir()
     size = sum(path.lstat().st_size for path in root.rglob("*") if not path.is_dir())
+    relations = RELATIONS[package].format(version=version, python=python_version(), node=parts.NODE)
     (control / "control").write_text(
-        CONTROL.format(version=version, architecture=architecture(), kib=size >> 10, python=python_version())
-    )
-    (control / "conffiles").write_text(f"/{layout.CONFIG}\n")
+        CONTROL.format(
+            package=package, version=version, architecture=architecture(), kib=size >> 10, relations=relations,
+            part=PART[package],
+        )
+    )  # fmt: skip
+    if package == parts.NODE:
+        (control / "conffiles").write_text(f"/{layout.CONFIG}\n")
     for name in ("postinst", "prerm", "postrm"):
         text = (CHECKOUT / "tools/packaging/debian" / name).read_text()
-        (control / name).write_text(text.replace("@UNITS@", " ".join(layout.services())))
+        for mark, value in (
+            ("@PACKAGE@", package), ("@UNITS@", " ".join(layout.services(package))), ("@OWN@", OWN[package]),
+        ):  # fmt: skip
+            text = text.replace(mark, value)
+        (control / name).write_text(text)
         (control / name).chmod(0o755)
-    file = output / f"slurm-watchdog_{version}_{architecture()}.deb"
+    file = output / f"{package}_{version}_{architecture()}.deb"
     packing = ["-Zgzip", "-z1"] if fast else ["-Zxz"]
     environment = os.environ | {"SOURCE_DATE_EPOCH": source_date()}
     # Packing takes minutes: under its final name there is a whole package, or none.
@@ -110,25 +130,37 @@ def make_deb(output: Path, root: Path, version: str, fast: bool = False) -> Path
     return file
 
 
-def make_rpm(output: Path, root: Path, version: str, fast: bool = False) -> Path:
-    """A `.rpm` of the tree `root`; `fast` packs it badly. Raises PackageError."""
+def make_rpm(output: Path, root: Path, package: str, version: str, fast: bool = False) -> Path:
+    """The `.rpm` of a package from its tree `root`; `fast` packs it badly. Raises PackageError."""
     if shutil.which("rpmbuild") is None:
         raise PackageError("rpmbuild is not here: dnf install rpm-build, on Debian apt-get install rpm")
-    files = set(layout.system_files().values())
-    marks = {
-        f"has_{kind}": "1" for kind in ("sysusers", "tmpfiles") if f"usr/lib/{kind}.d/slurm-watchdog.conf" in files
-    }
     with tempfile.TemporaryDirectory() as folder:
+        listed = Path(folder) / "files"
+        listed.write_text("".join(f"{line}\n" for line in rpm_files(root)))
         defines = {
             "_topdir": folder, "_rpmdir": folder, "staged": str(root), "our_version": version,
-            "python_minor": python_version(), "our_units": " ".join(layout.services()),
+            "python_minor": python_version(), "our_units": " ".join(layout.services(package)), "listed": str(listed),
+            "our_name": package, f"is_{'node' if package == parts.NODE else 'controller'}": "1",
             "_binary_payload": "w1.gzdio" if fast else "w9.gzdio",
-            "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm", **marks,
+            "_rpmfilename": "%%{NAME}-%%{VERSION}-%%{RELEASE}.%%{ARCH}.rpm",
         }  # fmt: skip
         words = [word for name, value in defines.items() for word in ("--define", f"{name} {value}")]
         run(["rpmbuild", "-bb", *words, str(SPEC)])
         (made,) = Path(folder).glob("*.rpm")
         return Path(shutil.copy(made, output / made.name))
+
+
+def rpm_files(root: Path) -> Iterator[str]:
+    """The list of files of a recipe: those below `root`, and directories of ours alone."""
+    for place in sorted(root.rglob("*")):
+        name = f"/{place.relative_to(root)}"
+        if place.is_dir() and not place.is_symlink():
+            if name.startswith((layout.PREFIX, "/etc/slurm-watchdog", "/usr/share/doc/")) and name != "/usr/share/doc":
+                yield f'%dir "{name}"'
+        elif name == f"/{layout.CONFIG}":
+            yield f'%config(noreplace) "{name}"'
+        else:
+            yield f'"{name}"'.replace("zsh/vendor-completions", "zsh/site-functions")
 
 
 def architecture() -> str:
@@ -162,12 +194,14 @@ def make(
             tell("archive")
             made += [make_archive(output, root, version) for version in versions]
         layout.stage_system(root)
-        if "deb" in kinds:
-            tell("deb (packing takes minutes)")
-            made += [make_deb(output, root, version, fast) for version in versions]
-        if "rpm" in kinds:
-            tell("rpm (packing takes minutes)")
-            made += [make_rpm(output, root, version, fast) for version in versions]
+        top = Path(folder) / "top"
+        top.mkdir(mode=0o755)
+        layout.split(root, top)
+        trees = {parts.NODE: root, parts.CONTROLLER: top}
+        for kind, pack in (("deb", make_deb), ("rpm", make_rpm)):
+            if kind in kinds:
+                tell(f"{kind} (packing takes minutes)")
+                made += [pack(output, tree, name, each, fast) for each in versions for name, tree in trees.items()]
     return made
 
 

@@ -75,14 +75,14 @@ def make_environment(target: Path, final: str, interpreter: str = "") -> None:
     )
 
 
-def needed() -> set[str]:
-    """Names of all distributions that ours needs with EXTRAS, as they are installed here. Raises PackageError
+def needed(extras: frozenset[str] = EXTRAS) -> set[str]:
+    """Names of all distributions that ours needs with `extras`, as they are installed here. Raises PackageError
     if one is not."""
     found: set[tuple[str, frozenset[str]]] = set()
-    waiting: list[tuple[str, frozenset[str]]] = [(OURS, EXTRAS)]
+    waiting: list[tuple[str, frozenset[str]]] = [(OURS, extras)]
     while waiting:
-        name, extras = waiting.pop()
-        for requirement in _requirements(name, extras):
+        name, wanted = waiting.pop()
+        for requirement in _requirements(name, wanted):
             each = (canonicalize_name(requirement.name), frozenset(requirement.extras))
             if each not in found:
                 found.add(each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from tools.packaging import parts
 from tools.packaging.environment import CHECKOUT, PackageError, make_environment
 from tools.packaging.pages import pages
 
@@ -74,14 +75,43 @@ def stage_system(root: Path) -> None:
     link.symlink_to(f"{PREFIX}/bin/slurm-watchdog")
 
 
+def split(root: Path, top: Path) -> None:
+    """Moves what the package for nodes lacks from `root` into the new tree `top`. Raises PackageError."""
+    (library,) = (root / PREFIX[1:] / "lib").glob("python*/site-packages")
+    modules, files = parts.node_modules(library), parts.node_files()
+    share = root / SHARE
+    shared = [share / each for each in parts.NODE_SHARE]
+    for place in sorted(root.rglob("*")):
+        if place.is_dir() and not place.is_symlink():
+            continue
+        if place.is_relative_to(library):
+            stays = parts.is_nodes(place, library, modules, files)
+        elif place.is_relative_to(share):
+            stays = any(place == each or place.is_relative_to(each) for each in shared)
+        else:
+            stays = place.name != CONTROLLER_UNIT
+        if not stays:
+            target = top / place.relative_to(root)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            place.rename(target)
+    for folder in sorted((each for each in root.rglob("*") if each.is_dir()), reverse=True):
+        if not any(folder.iterdir()):
+            folder.rmdir()
+    copy(CHECKOUT / "LICENSE", top / f"usr/share/doc/{parts.CONTROLLER}/copyright")
+
+
 def units() -> list[str]:
     """Names of the units of systemd/, such as `slurm-watchdog-agent.service`."""
     return sorted(path.name for path in (CHECKOUT / "systemd").iterdir() if path.suffix in UNIT_SUFFIXES)
 
 
-def services() -> list[str]:
-    """Those that are restarted by an upgrade: a mount is not, for what lies on it would be lost."""
-    return [name for name in units() if not name.endswith(".mount")]
+CONTROLLER_UNIT = "slurm-watchdog-controller.service"
+
+
+def services(package: str) -> list[str]:
+    """Those of a package that are restarted by an upgrade: a mount is not, for what lies on it would be lost."""
+    mine = [name for name in units() if (name == CONTROLLER_UNIT) == (package == parts.CONTROLLER)]
+    return [name for name in mine if not name.endswith(".mount")]
 
 
 UNIT_SUFFIXES = frozenset({".service", ".socket", ".slice", ".target", ".timer", ".mount"})

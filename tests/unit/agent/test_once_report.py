@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
-
-from rich.console import Console
 
 from slurm_watchdog.agent.once_report import show_report
 from slurm_watchdog.model.observations import (
@@ -28,7 +27,8 @@ EMPTY = Report(node="n1", boot_id="b", agent_id="a", sequence=1)
 
 def shown(report: Report) -> str:
     out = io.StringIO()
-    show_report(report, Console(file=out, width=400, color_system=None))
+    with contextlib.redirect_stdout(out):
+        show_report(report)
     return out.getvalue()
 
 

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from re import _constants, _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -22,6 +21,8 @@ from slurm_watchdog.agent.workers.resource_limits import CPU_S, cpu_budget
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock, redact
+from slurm_watchdog.base.regex_cost import op as _constants
+from slurm_watchdog.base.regex_cost import parser as _parser
 from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
 from tests.builders.requests import plain_request
 

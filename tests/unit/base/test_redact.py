@@ -5,8 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from pathlib import Path
-from re import _constants as constants  # type: ignore[attr-defined]  # the only way to see an expression's parts
-from re import _parser  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
@@ -14,6 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurm_watchdog.base.redact import MASK, PEM_LINES, mask_cut, mask_line, mask_lines, masked_value
+from slurm_watchdog.base.regex_cost import op as constants
+from slurm_watchdog.base.regex_cost import parser as _parser
 from slurm_watchdog.base.secret_kinds import KINDS, SecretKind
 from tests.builders.secret_samples import planted
 

@@ -65,7 +65,8 @@ def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
 
 
 def test_the_version_is_printed() -> None:
-    assert run("--version").output.strip() == f"slurm-watchdog, version {__version__}"
+    said = run("--version").output.strip()
+    assert re.fullmatch(rf"slurm-watchdog {re.escape(__version__)} \(commit [0-9a-f]{{8}}\)", said), said
 
 
 # ---------------------------------------------------------------------------------------------- status

@@ -56,8 +56,15 @@ def test_every_file_of_systemd_has_its_place_on_a_node(checkout: Path) -> None:
 
 def test_all_that_the_controller_needs_is_packed_and_nothing_of_the_development_tools() -> None:
     names = needed()
-    assert {"aiohttp", "py-spy", "pydantic-core", "sqlalchemy", "uvloop", "nvidia-ml-py"} <= names
+    assert {"aiohttp", "rich", "py-spy", "pydantic-core", "sqlalchemy", "uvloop", "nvidia-ml-py"} <= names
     assert not {OURS, "pytest", "mypy", "ruff", "hatchling"} & names
+
+
+def test_the_node_needs_what_its_table_says_and_no_more() -> None:
+    reads_configuration = {"pydantic", "pydantic-core", "annotated-types", "typing-extensions", "typing-inspection"}
+    assert needed(frozenset()) - reads_configuration == {
+        "msgspec", "nvidia-ml-py", "py-spy", "psutil", "pyyaml", "clustershell", "click",
+    }  # fmt: skip
 
 
 def test_a_file_that_was_changed_after_its_installation_is_not_packed(tmp_path: Path) -> None:
@@ -98,7 +105,7 @@ def test_a_script_of_the_package_is_valid_and_touches_only_what_is_ours(checkout
     assert subprocess.run(["sh", "-n", str(file)], timeout=20).returncode == 0
     removed = re.findall(r"rm -rf ([^\n;]*)", file.read_text())
     for path in " ".join(removed).replace('"', "").split():
-        assert "slurm-watchdog" in path or path == "/etc/systemd/system/$unit.d"
+        assert "slurm-watchdog" in path or path in ("/etc/systemd/system/$unit.d", "@OWN@")
 
 
 def test_the_manual_page_and_completions_are_made_of_the_commands_and_the_same_each_time(

@@ -5,38 +5,30 @@ from __future__ import annotations
 import sys
 
 import psutil
-from rich import box
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
-from slurm_watchdog.agent.collectors.presentation import BAD, Table, seconds
+from slurm_watchdog.agent.collectors.presentation import Table, seconds
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.text import columns, one_line
 from slurm_watchdog.model.report import Report
 
-PIPE_WIDTH = 200
-WHOLE = frozenset({"job", "rank", "pid", "age", "when", "GPU", "minor", "busy"})
-"""Columns that are never folded."""
+MAX_CELL = 500
+"""Characters of a cell: a path, a line of the kernel's log."""
 
 
-def show_report(report: Report, console: Console | None = None) -> None:
-    """Prints the tables of all collectors to `console` (standard output by default): processes first, what is
-    wrong last."""
-    if console is None:
-        # A pipe has no width of its own, and a table that was cut to 80 columns helps nobody.
-        console = Console() if sys.stdout.isatty() else Console(width=PIPE_WIDTH)
-    console.print(_node_line(report), markup=False)
+def show_report(report: Report) -> None:
+    """Prints the tables of all collectors: processes first, what is wrong last. Plain text, nothing is cut."""
+    lines = [_node_line(report)]
     for spec in COLLECTORS:
         for table in spec.tables(report):
             if table.rows:
-                console.print(_drawn(table))
+                lines += ["", *_drawn(table)]
     if not report.processes:
-        console.print(f"No process of a Slurm job is seen on {report.node}.", markup=False)
-    for hung in report.hung_probes:
-        console.print(f"hung: {hung.probe} for {hung.seconds:.0f} s", style=BAD, markup=False)
-    for problem in report.problems:
-        console.print(f"problem: {problem}", style=BAD, markup=False)
+        lines.append(f"No process of a Slurm job is seen on {report.node}.")
+    lines += [f"hung: {hung.probe} for {hung.seconds:.0f} s" for hung in report.hung_probes]
+    lines += [f"problem: {problem}" for problem in report.problems]
+    for line in lines:
+        sys.stdout.write(f"{line}\n")
 
 
 def _node_line(report: Report) -> str:
@@ -50,12 +42,10 @@ def _node_line(report: Report) -> str:
     )
 
 
-def _drawn(table: Table) -> RichTable:
-    """None is a question mark, and nothing in a cell is taken for markup."""
-    drawn = RichTable(title=table.title, title_justify="left", expand=False, box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in table.columns:
-        # A number that was cut is another number; what is long is folded.
-        drawn.add_column(column, no_wrap=column in WHOLE, overflow="fold")
+def _drawn(table: Table) -> list[str]:
+    """None is a question mark; `!` marks a row that shows something wrong."""
+    rows = []
     for row in table.rows:
-        drawn.add_row(*("?" if cell is None else escape(str(cell)) for cell in row.cells), style=row.style)
-    return drawn
+        cells = ["?" if cell is None else one_line(str(cell), MAX_CELL) for cell in row.cells]
+        rows.append(["!" if row.style else " ", *cells, *[""] * (len(table.columns) - len(cells))])
+    return [table.title, *columns([[" ", *table.columns], *rows]).splitlines()]

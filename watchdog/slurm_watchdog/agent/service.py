@@ -262,7 +262,7 @@ def _show_once(agent: Agent, as_json: bool) -> int:
     if as_json:
         _print_json(report, pretty=True)
     else:
-        from slurm_watchdog.agent.once_report import show_report  # rich is for terminals, not for the daemon
+        from slurm_watchdog.agent.once_report import show_report
 
         show_report(report)
     return 0 if agent.could_see else 1

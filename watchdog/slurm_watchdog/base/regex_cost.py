@@ -10,12 +10,22 @@ from __future__ import annotations
 
 import re
 import string
+import sys
 import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
-from re import _constants as op  # type: ignore[attr-defined]  # there is no public way to the parser
-from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
+
+if sys.version_info >= (3, 11):  # there is no public way to the parser
+    from re import _constants as op  # novm
+    from re import _parser as parser  # novm
+
+    NEWER = (op.ATOMIC_GROUP, op.POSSESSIVE_REPEAT)
+else:
+    import sre_constants as op
+    import sre_parse as parser
+
+    NEWER = (object(), object())  # no expression of Python 3.10 has them
 
 SEEN_CHARS = 300
 """Characters of a line that a site's own expressions see: they bound what such an expression can cost."""
@@ -35,7 +45,9 @@ _CATEGORIES = {
     op.CATEGORY_DIGIT: r"\d", op.CATEGORY_NOT_DIGIT: r"\D", op.CATEGORY_SPACE: r"\s",
     op.CATEGORY_NOT_SPACE: r"\S", op.CATEGORY_WORD: r"\w", op.CATEGORY_NOT_WORD: r"\W",
 }  # fmt: skip
-_REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, op.POSSESSIVE_REPEAT)
+_ATOMIC_GROUP, _POSSESSIVE_REPEAT = NEWER
+_parse: Any = parser.parse
+_REPEATS = (op.MAX_REPEAT, op.MIN_REPEAT, _POSSESSIVE_REPEAT)
 
 Chars = frozenset[int]
 NO_CHARS: Chars = frozenset()
@@ -65,7 +77,7 @@ def why_costly(text: str, *, anchored: bool = False) -> str | None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            _walk(parser.parse(text), NO_CHARS, _Cost(begun=anchored))
+            _walk(_parse(text), NO_CHARS, _Cost(begun=anchored))
     except _Refused as refused:
         return str(refused)
     return None
@@ -78,7 +90,7 @@ def _walk(items: Iterable[Any], last: Chars, cost: _Cost) -> Chars:
             last = _repeat(value[0], value[1], value[2], last, cost)
         elif code is op.SUBPATTERN:
             last = _walk(value[3], last, cost)
-        elif code is op.ATOMIC_GROUP:
+        elif code is _ATOMIC_GROUP:
             last = _walk(value, last, cost)
         elif code is op.BRANCH:
             last = NO_CHARS.union(*(_walk(branch, last, cost) for branch in value[1]))
@@ -130,7 +142,7 @@ def _check_single(chars: Chars, most: int, last: Chars, cost: _Cost) -> None:
 
 
 def _is_variable(items: Iterable[Any]) -> bool:
-    return any(code in _REPEATS or code in (op.BRANCH, op.SUBPATTERN, op.ATOMIC_GROUP) for code, _ in items)
+    return any(code in _REPEATS or code in (op.BRANCH, op.SUBPATTERN, _ATOMIC_GROUP) for code, _ in items)
 
 
 def _chars(code: Any, value: Any) -> Chars:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
 _PLAIN = re.compile(r"[^ -~]|[&<>]")
@@ -118,6 +118,19 @@ def fold(names: Iterable[str]) -> list[str]:
         else:
             folded.append(f"{prefix}[{','.join(ranges)}]")
     return folded + sorted(others)
+
+
+def columns(lines: Sequence[Sequence[str]]) -> str:
+    """Cells below one another, two spaces between them, by how wide a terminal draws them; nothing is cut."""
+    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
+    padded = ((cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    return "\n".join("  ".join(line).rstrip() for line in padded)
+
+
+def _width(text: str) -> int:
+    if text.isascii():
+        return len(text)
+    return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)
 
 
 def _ranges(numbers: set[int]) -> Iterator[tuple[int, int]]:

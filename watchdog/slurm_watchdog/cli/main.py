@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import os
 import sys
@@ -14,31 +15,16 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog import __version__
-from slurm_watchdog.cli.agent import agent
-from slurm_watchdog.cli.attach import attach
-from slurm_watchdog.cli.check_config import check_config
-from slurm_watchdog.cli.controller import controller
-from slurm_watchdog.cli.demo import demo
-from slurm_watchdog.cli.diagnose import diagnose
-from slurm_watchdog.cli.doctor import doctor
-from slurm_watchdog.cli.explain import explain
-from slurm_watchdog.cli.group_stacks import group_stacks
-from slurm_watchdog.cli.helper import helper
-from slurm_watchdog.cli.incidents import incidents
-from slurm_watchdog.cli.nodes import nodes
-from slurm_watchdog.cli.notify import notify
-from slurm_watchdog.cli.options import AS_JSON, EXIT_UNKNOWN, Refusal, print_json
-from slurm_watchdog.cli.pause import pause, resume
-from slurm_watchdog.cli.replay import replay
-from slurm_watchdog.cli.report import report
-from slurm_watchdog.cli.restart import restart
-from slurm_watchdog.cli.run import run
-from slurm_watchdog.cli.save_all import save_all
-from slurm_watchdog.cli.scan_log import scan_log
-from slurm_watchdog.cli.silence import silence
-from slurm_watchdog.cli.status import status
-from slurm_watchdog.cli.story import story
-from slurm_watchdog.cli.test_nodes import test_nodes
+from slurm_watchdog.base.commit import read_commit
+from slurm_watchdog.cli.options import (
+    AS_JSON,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    ON_TOP,
+    Refusal,
+    needs_package,
+    print_json,
+)
 
 OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
@@ -51,6 +37,16 @@ REMOVED: Final[Mapping[str, str]] = {
     "undrain": "use: scontrol update NodeName=NODE State=RESUME",
 }
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
+
+COMMANDS: Final = (
+    "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause", "pause.resume",
+    "restart", "save_all", "check_config", "notify", "replay", "test_nodes", "scan_log", "group_stacks", "run",
+    "attach", "demo", "agent", "helper", "controller",
+)  # fmt: skip
+"""Modules beside this one, with the name of the command where it is another one."""
+
+ABSENT: Final[set[str]] = set()
+"""Commands that are not installed here."""
 
 TYPED: Final = "slurm_watchdog.typed"
 """In the meta of click's context: the words of the command line."""
@@ -72,6 +68,8 @@ class Program(click.Group):
         """As click's. Raises UsageError that names the alternative for a command that was removed."""
         if args[0] in REMOVED:
             ctx.fail(f"slurm-watchdog {args[0]} was removed; {REMOVED[args[0]]}")
+        if args[0] in ABSENT:
+            raise Refusal([f"slurm-watchdog {args[0]} is not in the package for nodes."], ON_TOP)
         return super().resolve_command(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -86,6 +84,9 @@ class Program(click.Group):
                 todo = error.todo if isinstance(error, Refusal) else f"See: {at.command_path} --help"
                 print_json({"error": error.format_message(), "next": todo})
             raise
+        except ModuleNotFoundError as error:
+            click.echo(needs_package(error), err=True)
+            sys.exit(EXIT_USAGE)
 
     def main(self, *args: Any, **kwargs: Any) -> Any:
         """As click's. A character that the terminal's encoding lacks is printed as `?`; output that cannot be written
@@ -100,6 +101,27 @@ class Program(click.Group):
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
             sys.exit(EXIT_UNKNOWN)
+
+
+def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
+    if asked:
+        commit = read_commit()
+        click.echo(f"slurm-watchdog {__version__}" + (f" (commit {commit})" if commit else ""))
+        context.exit()
+
+
+def _load_commands(group: click.Group) -> None:
+    """Adds each command that is installed: the package for nodes lacks most of them."""
+    for each in COMMANDS:
+        module, _, name = each.partition(".")
+        try:
+            loaded = importlib.import_module(f"slurm_watchdog.cli.{module}")
+        except ModuleNotFoundError as error:
+            if not (error.name or "").startswith("slurm_watchdog."):
+                raise
+            ABSENT.add((name or module).replace("_", "-"))
+            continue
+        group.add_command(getattr(loaded, name or module))
 
 
 def _open_streams() -> None:
@@ -118,7 +140,14 @@ def _open_streams() -> None:
     epilog="Exit codes: 0 fine, 1 something found, 2 wrong usage or configuration, 3 unknown (the controller gave no "
     "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
 )
-@click.version_option(__version__, prog_name="slurm-watchdog")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Version and commit.",
+)
 def main() -> None:
     """Watches training jobs on Slurm: says which rank on which node stopped and why, and can restart the job.
 
@@ -135,34 +164,7 @@ def main() -> None:
     """
 
 
-for _command in (
-    status,
-    diagnose,
-    incidents,
-    explain,
-    nodes,
-    report,
-    story,
-    silence,
-    doctor,
-    pause,
-    resume,
-    restart,
-    save_all,
-    check_config,
-    notify,
-    replay,
-    test_nodes,
-    scan_log,
-    group_stacks,
-    run,
-    attach,
-    demo,
-    agent,
-    helper,
-    controller,
-):
-    main.add_command(_command)
+_load_commands(main)
 
 if __name__ == "__main__":
     main()

@@ -230,13 +230,14 @@ def _use_knowledge(context: click.Context, parameter: click.Parameter, directory
 
 
 def needs_package(error: ModuleNotFoundError, what: str = "This") -> str:
-    """The sentence about a missing package of the extra `controller`. Raises `error` again if it is one of ours."""
+    """The sentence about what is not installed: a package of the extra `controller`, or, on a node, a part of ours."""
     if (error.name or "").partition(".")[0] == "slurm_watchdog":
-        raise error
-    return f"{what} needs the Python package {error.name}, which is not installed here."
+        return f"{what} is not in the package for nodes. {ON_TOP}"
+    return f"{what} needs the Python package {error.name}, which is not installed here.\n{INSTALL}"
 
 
 INSTALL: Final = "Install it with: pip install 'slurm-training-watchdog[controller]'"
+ON_TOP: Final = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
 
 
 @contextmanager
@@ -246,7 +247,6 @@ def controller_packages(what: str = "This") -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         click.echo(needs_package(error, what), err=True)
-        click.echo(INSTALL, err=True)
         sys.exit(EXIT_USAGE)
 
 

@@ -6,6 +6,7 @@ printed as rich's Text, which reads no markup.
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import unicodedata
@@ -14,6 +15,8 @@ from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Literal
 
 import click
+
+from slurm_watchdog.base.text import columns
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -100,8 +103,16 @@ def screen() -> Console:
     return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, color_system=colours)
 
 
+def _is_drawn() -> bool:
+    """Whether standard output is a terminal, and rich is here: the package for nodes prints plain text."""
+    return importlib.util.find_spec("rich") is not None and screen().is_terminal
+
+
 def sentence(text: str, style: str = "") -> None:
     """One line, cleaned; coloured, and wrapped at words, on a terminal."""
+    if not _is_drawn():
+        click.echo(clean(text))
+        return
     from rich.text import Text
 
     console = screen()
@@ -126,10 +137,10 @@ def table(
         return
     cells = [[clean(cell) for cell in row] for row in rows]
     sentences: str | None = None
-    console = screen()
-    if not console.is_terminal:
-        click.echo(_plain([list(headings), *cells]))
+    if not _is_drawn():
+        click.echo(columns([list(headings), *cells]))
         return
+    console = screen()
     if wanted:
         kept = fitting(headings, cells, wanted, console.width, {} if wraps is None else {wraps: LEAST_SENTENCE})
         sentences = None if wraps is None else headings[wraps]
@@ -189,13 +200,3 @@ def _paragraphs(
         for number, (name, cell) in enumerate(named):
             text.append("  " if number else "").append(f"{name} ", style="dim").append(cell)
         console.print(text, soft_wrap=False)
-
-
-def _plain(lines: Sequence[Sequence[str]]) -> str:
-    from rich.cells import cell_len
-
-    widths = [max(cell_len(line[column]) for line in lines) for column in range(len(lines[0]))]
-    return "\n".join(
-        "  ".join(cell + " " * (width - cell_len(cell)) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
-    )

@@ -53,11 +53,14 @@ def read_node(config: Config, service: str, node: str) -> NodeFacts:
     )
     asked = ((url, read_controller(url, files if tls else None)[0]) for url in config.agent.standby_urls if agent)
     standby_problem = next((f"{url}: {why}" for url, why in asked if why is not None), None)
+    unit = f"slurm-watchdog-{service}.service"
+    unit_state = read_unit(unit)
     return NodeFacts(
         node=node,
         service=service,
         root=os.geteuid() == 0,
-        unit_state=read_unit(f"slurm-watchdog-{service}.service"),
+        unit_state=unit_state,
+        first_start=unit_state == "inactive" and not os.path.lexists(directory) and not is_enabled(unit),
         py_spy=read_py_spy() if agent else None,
         ptrace_scope=read_number("/proc/sys/kernel/yama/ptrace_scope"),
         hidepid=any("hidepid=" in line and "hidepid=0" not in line and "hidepid=off" not in line
@@ -129,6 +132,11 @@ def read_unit(unit: str) -> str | None:
     if code != 0 or "ActiveState" not in values:
         return None
     return values["ActiveState"] if values.get("LoadState") == "loaded" else "not installed"
+
+
+def is_enabled(unit: str) -> bool:
+    """Whether a unit starts with the machine."""
+    return run(["systemctl", "is-enabled", "--quiet", unit])[0] == 0
 
 
 def read_py_spy() -> str | None:

@@ -36,6 +36,8 @@ class NodeFacts(Struct, frozen=True, kw_only=True):
     """Whether the one who looked is root, or may trace any process."""
     unit_state: str | None = None
     """Of its systemd unit: active, inactive, failed; None without systemd."""
+    first_start: bool = False
+    """The service is installed, and was neither started nor enabled yet: what a start makes is not missing."""
     py_spy: str | None = None
     """Its version."""
     ptrace_scope: int | None = None
@@ -91,14 +93,17 @@ def _rows(f: NodeFacts) -> tuple[tuple[object, Advice], ...]:
     days = f.certificate_days if f.certificate_problem is None else None
     cannot_trace = agent and (scope >= PTRACE_NOBODY or (scope == PTRACE_ADMIN and not f.root))
     return (
-        (f.unit_state not in (None, "active", "activating"), Advice("service", Level.CRITICAL,
+        (f.first_start, Advice("service", Level.HINT, f"The {f.service} is installed, and was not started yet.",
+          f"slurm-watchdog-{f.service}.service is {f.unit_state} and not enabled",
+          f"systemctl enable --now slurm-watchdog-{f.service}")),
+        (not f.first_start and f.unit_state not in (None, "active", "activating"), Advice("service", Level.CRITICAL,
           f"The {f.service} does not run here: nothing is watched.",
           f"slurm-watchdog-{f.service}.service is {f.unit_state}",
           f"systemctl enable --now slurm-watchdog-{f.service}")),
-        (agent and f.helper_problem is not None, Advice("helper", Level.CRITICAL,
+        (agent and not f.first_start and f.helper_problem is not None, Advice("helper", Level.CRITICAL,
           "The agent's helper can't be reached: without it the agent, which has no rights, sees no stacks, no logs and "
           "no descriptors of users.", f"{f.helper_problem}", "systemctl enable --now slurm-watchdog-helper.socket")),
-        (agent and f.controller_url == "", Advice("controller", Level.CRITICAL,
+        (agent and f.controller_url == "", Advice("controller", Level.HINT if f.first_start else Level.CRITICAL,
           "The agent is not told where its controller is, and does not start: this node is not watched.",
           "agent.controller_url is not set",
           "agent: {controller_url: http://MANAGEMENT_NODE:9765}  # https:// with certificates")),
@@ -133,7 +138,7 @@ def _rows(f: NodeFacts) -> tuple[tuple[object, Advice], ...]:
           Advice("nvml", Level.CRITICAL,
           "A GPU is there and NVML does not list it: it may have fallen off the bus.",
           f"{f.gpu_devices} devices in /dev, {f.nvml_gpus} by NVML", "dmesg | grep -i xid; lspci -d 10de:")),
-        (f.state_directory and f.state_problem is not None, Advice("state_directory", state_level,
+        (f.state_directory and not f.first_start and f.state_problem is not None, Advice("state_directory", state_level,
           f"The {f.service} can't keep its state.", f"{f.state_directory}: {f.state_problem}",
           f"install -d -m 750 {f.state_directory}  # owned by the service's user")),
         (f.state_directory and f.state_filesystem in NETWORK_FILESYSTEMS, Advice("state_local", state_level,

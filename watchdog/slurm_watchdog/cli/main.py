@@ -39,9 +39,9 @@ REMOVED: Final[Mapping[str, str]] = {
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
 COMMANDS: Final = (
-    "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause", "pause.resume",
-    "restart", "save_all", "check_config", "notify", "replay", "test_nodes", "scan_log", "group_stacks", "run",
-    "attach", "demo", "agent", "helper", "controller",
+    "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause",
+    "pause.resume", "restart", "save_all", "check_config", "notify", "replay", "test_nodes", "scan_log",
+    "group_stacks", "run", "attach", "demo", "agent", "helper", "controller",
 )  # fmt: skip
 """Modules beside this one, with the name of the command where it is another one."""
 

@@ -219,11 +219,10 @@ N ?= 1000000
 SEED ?=
 
 .PHONY: crash-points
-crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of actions, 10,000 of two controllers, 1,000 kill switches, 200 searches for a slow node, simulated
+crash-points: $(STAMP)  ## 10,000 deaths of the controller in the middle of actions, 10,000 of two controllers, 1,000 kill switches, simulated
 	$(BIN)/python -m tests.simulation --crash-points 0-$(POINTS)
 	$(BIN)/python -m tests.simulation --failovers 0-$(POINTS)
 	$(BIN)/python -m tests.simulation --cycles 0-$$(($(POINTS) / 10))
-	$(BIN)/python -m tests.simulation --searches 0-$$(($(POINTS) / 50))
 POINTS ?= 10000
 
 .PHONY: failover

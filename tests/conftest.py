@@ -28,7 +28,6 @@ LONGEST_FIRST = (
     "test_end_of_orphans.py",
     "test_diagnose.py",
     "test_demo.py",
-    "integration/test_slow_search.py",
     "integration/test_node_tests.py",
     "integration/test_quarantine.py",
     "test_administration.py",

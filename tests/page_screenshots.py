@@ -12,12 +12,9 @@ IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 PLACES = {
     "first-screen": ("#/", "What you have to do"),
     "job": ("#/job/7", "Ranks ("),
-    "test-nodes": ("#/nodes", "The last test of nodes"),
     "who-waits": ("#/incident/abc123", "Where the ranks stood"),
 }
 """File -> where it is, and words that are there once it is drawn."""
-TOPS = {"test-nodes": "[...document.querySelectorAll('h2')].pop().offsetTop - 10"}
-"""File -> how far down its picture begins, where that is not the top."""
 WIDTH, HEIGHT = 1000, 760
 
 
@@ -27,7 +24,6 @@ async def take() -> None:
         for name, (place, words) in PLACES.items():
             await browser.evaluate(f"location.hash = {place!r}")
             await browser.sees(words)
-            await browser.evaluate(f"scrollTo(0, {TOPS.get(name, '0')})")
             file = IMAGES / f"{name}.png"
             await browser.screenshot(file)
             print(f"{file.name}: {file.stat().st_size / 1000:.0f} kB")

@@ -27,7 +27,6 @@ from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock
 from slurm_watchdog.model.run_record import RunRecord
 from tests.builders import views
-from tests.builders.measured_nodes import compared
 from tests.builders.node_past import GPU, NOW, event
 from tests.builders.notices import DECISION, RUN, replace
 from tests.builders.silences import Given
@@ -66,7 +65,6 @@ class FixedController:
         self.ledger = SimpleNamespace(
             suspicions=lambda: past,
             history=lambda node: by_node(PAST).get(node, []),
-            comparison=compared(8, said),
         )
         self.state = SimpleNamespace(jobs={}, node_addresses={each.name: "" for each in view.slurm_nodes}, people=())
         self.journal = Remembered(incidents, said)

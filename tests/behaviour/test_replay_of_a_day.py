@@ -31,9 +31,9 @@ from tests.behaviour.cluster import EPOCH, LOG, UID, Job, Scripted
 from tests.behaviour.story import DyingJournal, Story
 
 TICK_S = 5.0
-NOT_THAT_DAY = frozenset({"same_hang", "slow_search", "switch_unknown", "shared_switch", "chained", "disk_full"})
+NOT_THAT_DAY = frozenset({"same_hang", "switch_unknown", "shared_switch", "chained", "disk_full"})
 """What objects by stacks, step times and kill switches, which the nodes of this day do not report: see
-tests/unit/controller/test_hang_memory.py, test_search_restart.py and tests/behaviour/test_graceful.py."""
+tests/unit/controller/test_hang_memory.py and tests/behaviour/test_graceful.py."""
 FIRST_REPORT_S, AFTER_REPORTS_S = 4.0, 0.4
 """A tick comes so long after the reports, within the same moment of the recording: life and replay judge the same."""
 CONFIG = """

@@ -29,7 +29,6 @@ from tests.bench import (
     save_all,
     scan,
     scheduling,
-    slow_search,
     soak,
     sources,
     steps,
@@ -70,7 +69,6 @@ def main() -> int:
         "recovery": _recovery,
         "steps": _steps,
         "bad-nodes": _bad_nodes,
-        "search": _search,
         "stragglers": _stragglers,
     }
     parser = argparse.ArgumentParser(prog="make bench", description=__doc__)
@@ -123,10 +121,6 @@ def main() -> int:
 
 def _stragglers(figures: Figures, options: argparse.Namespace) -> None:
     stragglers.run(figures, options.hours)
-
-
-def _search(figures: Figures, options: argparse.Namespace) -> None:
-    slow_search.run(figures)
 
 
 def _steps(figures: Figures, options: argparse.Namespace) -> None:

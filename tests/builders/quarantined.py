@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.config.policy import Policy
-from slurm_watchdog.controller.actions.node_tests import NodeTests, Permitted
+from slurm_watchdog.controller.actions.node_tests import NodeTests
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools, sweep
 from slurm_watchdog.controller.ports.node_tests import NotTested
 from slurm_watchdog.journal.database import Database
@@ -22,9 +22,8 @@ from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.node_test import NodeResult, NodeTest, Purpose
+from slurm_watchdog.model.node_test import NodeTest, NodeVerdict
 from slurm_watchdog.model.quarantine import TESTED_MARK, Quarantine, QuarantineState
-from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from tests.behaviour.cluster import EPOCH, Scripted
 
@@ -53,9 +52,8 @@ class Cluster:
         self.listing = tuple(self.slurm.nodes.values())
         """What the controller knows of the nodes, as they were at first: listings are older than requests."""
         self.held_back: str | None = None
-        self.permitted = Permitted(quarantine=False, searches=False)
+        self.permitted = self.floors = False
         self.tester = ScriptedTester(self)
-        self.searches = Searches()
         self.journal.node_tests = DyingNodeTests(self.journal.node_tests._database, self.point)
         self.says("gpu_fault", "f1")
 
@@ -86,8 +84,8 @@ class Cluster:
         tools, known = self._tools(), tuple(self.slurm.nodes.values())
         await sweep(tools, suspects, known, drains=drains)
         writer = JournalWriter(self.journal, LeftOut())
-        tests = NodeTests(tools, self.tester, self.searches, writer, lambda: self.held_back)
-        await tests.turn(tuple(self.slurm.nodes.values()), self.test_jobs, self.permitted)
+        tests = NodeTests(tools, self.tester, writer, lambda: self.held_back, floors=self.floors)
+        await tests.turn(tuple(self.slurm.nodes.values()), self.test_jobs, permitted=self.permitted)
         await tests.ended()
 
     @property
@@ -121,20 +119,6 @@ class Cluster:
         return self.slurm.done
 
 
-class Searches:
-    """The searches that there are, and what they were told."""
-
-    def __init__(self) -> None:
-        self.found: tuple[JobSearch, ...] = ()
-        self.told: list[tuple[str, tuple[NodeResult, ...]]] = []
-
-    def all(self) -> tuple[JobSearch, ...]:
-        return self.found
-
-    def note_test(self, job_id: str, results: Sequence[NodeResult]) -> None:
-        self.told.append((job_id, tuple(results)))
-
-
 class ScriptedTester:
     """Stands in for test-nodes: lifts the drain in a reservation, has a job there, and puts all back; a controller that
     dies meanwhile leaves what there is at that moment."""
@@ -143,20 +127,19 @@ class ScriptedTester:
         self._cluster = cluster
         self.asked: list[NodeTest] = []
         self.jobs: list[SlurmJob] = []
-        self.says: Callable[[str], NodeResult | None] = lambda node: NodeResult(node=node, truth=Truth.OK, peers=4)
+        self.says: Callable[[str], NodeVerdict | None] = lambda node: NodeVerdict(node=node, truth=Truth.OK, peers=4)
 
-    async def test(self, asked: NodeTest) -> Sequence[NodeResult]:
+    async def test(self, asked: NodeTest) -> Sequence[NodeVerdict]:
         cluster, slurm = self._cluster, self._cluster.slurm
         self.asked.append(asked)
         cluster.point()
         lifted = {node: slurm.nodes[node] for node in asked.nodes if "DRAIN" in slurm.nodes[node].state}
-        if asked.purpose is Purpose.QUARANTINE:
-            assert not any(each.name.startswith(TESTED_MARK) for each in slurm.reservations.values()), "two at once"
-            slurm.reservations[asked.name] = Reservation(
-                name=asked.name, start_at=0.0, end_at=9e9, nodes=(*asked.nodes, *asked.peers), flags=("MAINT",)
-            )
-            for name, node in lifted.items():
-                slurm.nodes[name] = replace(node, state="IDLE+MAINT", reason="", reason_at=None)
+        assert not any(each.name.startswith(TESTED_MARK) for each in slurm.reservations.values()), "two at once"
+        slurm.reservations[asked.name] = Reservation(
+            name=asked.name, start_at=0.0, end_at=9e9, nodes=(*asked.nodes, *asked.peers), flags=("MAINT",)
+        )
+        for name, node in lifted.items():
+            slurm.nodes[name] = replace(node, state="IDLE+MAINT", reason="", reason_at=None)
         cluster.point()
         self.jobs.append(SlurmJob(job_id="77", state="RUNNING", nodes=asked.nodes, comment=f"test-nodes {asked.name}"))
         cluster.point()

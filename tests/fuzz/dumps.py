@@ -43,7 +43,7 @@ from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.usage import Resource
-from slurm_watchdog.nodetest.results import MARK, Line, measured, parse_line
+from slurm_watchdog.nodetest.lines import Fault, Figure, Line, measured, parse_line
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.file import read_messages
@@ -269,12 +269,12 @@ READERS: tuple[Row, ...] = (
     (
         _read_test_lines,
         [
-            MARK.encode() + msgspec.json.encode(line)
+            msgspec.json.encode(line)
             for line in (
-                Line(node="n1", phase="cpu", state="begun", at=1.0, job="7"),
-                Line(node="n1", phase="cpu", state="ok", at=9.0, took_s=8.0, figures={"cpu": (3.5e9, 0.01, 5, False)}),
-                Line(node="n1", phase="mount", state="failed", at=9.0, subject="/s", said="no space"),
-                Line(node="n1", phase="pair", state="ok", at=9.0, facts={"counters n1": {"mlx5_0/1 symbol_error": 4}}),
+                Line(node="n1", part="cpu", state="begun"),
+                Line(node="n1", part="cpu", state="ok", figures=(Figure(name="cpu", value=3.5e9, spread=0.01),)),
+                Line(node="n1", part="mount", state="failed", about="/s", said="no space"),
+                Line(node="n1", part="gpu", state="ok", faults=(Fault(what="GPU 3 is slow", place="GPU-a"),)),
             )
         ],
     ),

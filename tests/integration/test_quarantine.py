@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
 import re
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
-from slurm_watchdog.controller.actions.node_tester import CommandTester
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeEvent
-from slurm_watchdog.model.node_test import NodeTest, Purpose
 from tests.rig.cluster import Cluster
 from tests.rig.commands import wait_until
 from tests.rig.node_tests import TestedNodes
@@ -40,6 +36,22 @@ def happened(watchdog: Watchdog, *events: NodeEvent) -> None:
 def fault(days_ago: float) -> NodeEvent:
     at = time.time() - days_ago * DAY_S
     return NodeEvent(key=f"fault {days_ago}", node="n2", kind="gpu_fault", at=at, what="Xid 79", place="GPU-a")
+
+
+def program(cluster: Cluster, is_well: str) -> str:
+    """A node test of the site's own: one figure, and a fault unless `is_well`."""
+    file = cluster.shared / "own_test.py"
+    file.write_text(
+        "import json, os, time\n"
+        "line = {'node': os.environ['SLURMD_NODENAME'], 'state': 'ok'}\n"
+        "print(json.dumps({**line, 'part': 'fan', 'state': 'begun'}), flush=True)\n"
+        "figure = {'name': 'disk_write', 'value': 9.0, 'unit': 'MB/s', 'column': 'disk write', 'place': 'GPU-a'}\n"
+        f"faults = [] if {is_well} else [{{'what': 'the fan is loud', 'place': 'fan'}}]\n"
+        "print(json.dumps({**line, 'part': 'fan', 'figures': [figure], 'faults': faults}))\n"
+        "print(json.dumps({**line, 'part': 'end'}))\n"
+    )
+    file.chmod(0o644)
+    return str(file)
 
 
 def test_a_suspect_node_is_drained_across_kills_and_returned_when_a_test_passes(cluster: Cluster, watch: Watch) -> None:
@@ -82,7 +94,7 @@ def test_a_suspect_node_is_reserved_across_kills_tested_there_and_its_reservatio
     assert wait_until(lambda: "MAINT" in cluster.node("n2")["State"], 30, 0.5)
     job = cluster.sbatch("#!/bin/sh\ntrue\n", "--nodelist=n2")
     _, found = TestedNodes(cluster).run("--drained-by-us", "--only", "disk", "--seconds", "0.2", user=None)
-    assert [each["node"] for each in found["nodes"]] == ["n2"] and found["nodes"][0]["model"], found
+    assert [each["node"] for each in found["nodes"]] == ["n2"] and found["nodes"][0]["like"], found
     assert ours in reserved() and cluster.job(job)["JobState"] == "PENDING"
     passed = {"key": "test_passed:root:t2:n2:", "kind": "test_passed", "what": "as fast as its peers"}
     happened(watchdog, NodeEvent(node="n2", at=time.time(), **passed))
@@ -98,15 +110,11 @@ def test_a_suspect_node_is_reserved_across_kills_tested_there_and_its_reservatio
 def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_and_returned_once_it_is_mended(
     cluster: Cluster, watch: Watch
 ) -> None:
-    """The site's check fails until the node is mended, and figures have floors in the place of peers."""
+    """A program of the site's own finds the node broken until it is mended; its figures have floors in the place of
+    peers."""
     mended = cluster.shared / "mended"
-    tests = {
-        "check": f"test -e {mended}",
-        "parts": ["disk", "site_check"],  # what other tests on the machine do not disturb
-        "floors": {"disk_write": 0.001},
-        "local_directories": [str(cluster.scratch)],
-    }
-    wanted = {"quarantine_test": True, "quarantine_test_peers": 0, "quarantine_test_again": "1s"}
+    tests = {"program": program(cluster, f"os.path.exists({str(mended)!r})"), "floors": {"disk_write": 0.001}}
+    wanted = {"quarantine_test": True, "quarantine_test_again": "1s"}
     watchdog = watch(mode="act", settings={"policy": QUARANTINE["policy"] | wanted, "node_tests": tests})
     happened(watchdog, *(fault(days) for days in (1, 5, 9)))
     cluster.wait_for_node_state("n2", "IDLE+DRAIN", 60)
@@ -116,7 +124,7 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
     def history() -> str:
         return watchdog.command("nodes", "n2").stdout
 
-    assert wait_until(lambda: "test by slurm-watchdog: site_check: " in history(), 180, 2.0), watchdog.log_tail(
+    assert wait_until(lambda: "test by slurm-watchdog: the fan is loud" in history(), 180, 2.0), watchdog.log_tail(
         "controller"
     )
     ours = reason.partition(" [")[0]  # the test has lifted the drain and put it back: another time
@@ -134,36 +142,12 @@ def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_
 
 @pytest.mark.thorough
 @pytest.mark.timeout(400)
-def test_idle_suspects_of_a_search_are_tested_by_ordinary_jobs_and_the_bad_one_is_named(cluster: Cluster) -> None:
-    """Nothing is drained or reserved; the site's check fails on one of them."""
-    config = cluster.shared / "search.yaml"
-    tests = {
-        "check": 'test "$SLURMD_NODENAME" != n2',
-        "parts": ["disk", "site_check"],
-        "local_directories": [str(cluster.scratch)],
-    }
-    config.write_text(json.dumps({"cluster_name": "t", "node_tests": tests | {"floors": {"disk_write": 0.001}}}))
-    config.chmod(0o644)
-    asked = NodeTest(
-        name="slurm-watchdog-test-0a1b", purpose=Purpose.SLOW_SEARCH, about="7", nodes=("n1", "n2"), at=time.time(),
-        until=time.time() + 380,
-    )  # fmt: skip
-    tester = CommandTester(str(config), str(cluster.shared / "state"), cluster.env, checks=True)
-    found = {each.node: each for each in asyncio.run(tester.test(asked))}
-    print(found)
-    assert found["n2"].truth is Truth.BAD and [place for place, _ in found["n2"].faults] == ["site_check"]
-    assert found["n1"].truth is not Truth.BAD and "disk write" in found["n1"].figures
-    assert "No reservations" in cluster.slurm("scontrol", "show", "reservation").stdout
-    assert all("DRAIN" not in cluster.node(node)["State"] for node in ("n1", "n2"))
-
-
-@pytest.mark.thorough
-@pytest.mark.timeout(400)
 def test_a_controller_that_is_killed_in_the_middle_of_a_test_leaves_the_node_drained_and_no_job(
     cluster: Cluster, watch: Watch
 ) -> None:
-    wanted = {"quarantine_test": True, "quarantine_test_peers": 0}
-    tests = {"check": "sleep 40", "check_limit": "50s", "parts": ["site_check"]}
+    """Its job ends with it, nothing else can start on the node, and whoever comes next drains the node again."""
+    wanted = {"quarantine_test": True}
+    tests = {"program": program(cluster, "time.sleep(40)"), "floors": {"disk_write": 0.001}}
     watchdog = watch(mode="act", settings={"policy": QUARANTINE["policy"] | wanted, "node_tests": tests})
     happened(watchdog, *(fault(days) for days in (1, 5, 9)))
     cluster.wait_for_node_state("n2", "IDLE+DRAIN", 60)
@@ -172,15 +156,16 @@ def test_a_controller_that_is_killed_in_the_middle_of_a_test_leaves_the_node_dra
     def asks(*words: str) -> str:
         return cluster.slurm(*words).stdout
 
-    def is_back() -> bool:
-        drained = "DRAIN" in cluster.node("n2")["State"] and cluster.node("n2")["Reason"].startswith(ours)
-        return drained and "No reservations" in asks("scontrol", "show", "reservation")
-
     assert wait_until(lambda: "slurm-watchdog-test" in asks("squeue", "--states=R", "--format=%j"), 120, 0.5)
     assert "DRAIN" not in cluster.node("n2")["State"]
     watchdog.kill_controller()
-    assert wait_until(is_back, 150, 0.5), (cluster.node("n2")["State"], asks("scontrol", "show", "reservation"))
     assert wait_until(lambda: "slurm-watchdog-test" not in asks("squeue", "--format=%j"), 60, 0.5)
+    assert "slurm-watchdog-test-" in asks("scontrol", "show", "reservation"), "no other job starts there"
+    journal = Journal(f"sqlite:///{watchdog.directory}/state/journal.sqlite")
+    (test,) = journal.node_tests.open()
+    journal.node_tests.save(replace(test, until=time.time()))  # as if its hour had passed
+    journal.close()
     watchdog.start_controller()
-    time.sleep(10)  # a round of the next controller: it waits until the test is over by its time
-    assert is_back() and "is tested" not in watchdog.log_tail("controller").rpartition("mode act")[2]
+    cluster.wait_for_node_state("n2", "IDLE+DRAIN", 120)
+    assert cluster.node("n2")["Reason"].startswith(ours)
+    assert wait_until(lambda: "No reservations" in asks("scontrol", "show", "reservation"), 30, 0.5)

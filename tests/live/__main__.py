@@ -12,7 +12,6 @@ from tests.bench.figures import Figures, take_standard_output
 from tests.live.cases import DIAGNOSIS_S, FAULTS, HEALTHY, SAVE_INTERVAL
 from tests.live.nodes import run_nodes
 from tests.live.run import HARM, Result, run_fault, run_healthy, tell
-from tests.live.slow_node import run_slow_node, run_supervised
 from tests.live.stage import ACTING, Stage, python_with_torch, why_not_for_jobs
 from tests.rig.cluster import Cluster
 from tests.rig.debian_packages import why_impossible
@@ -122,13 +121,9 @@ def main() -> int:
 
     perform(plan(options.names, act=False), python, "observe", options.at_once, done)
     perform(plan(options.names, act=True), python, "act", options.at_once, done)
-    if not options.names or any("node" in name and name != "slow_node" for name in options.names):
+    if not options.names or any("node" in name for name in options.names):
         for result in run_nodes():
             done(result)
-    if not options.names or "slow_node" in options.names:
-        count += 1
-        run_slow_node(python, figures)
-        run_supervised(figures)
     tell(f"{count} cases, {len(figures.missed)} bounds are missed: {', '.join(figures.missed) or 'none'}")
     return 1 if figures.missed else 0
 

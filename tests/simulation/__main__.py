@@ -103,12 +103,6 @@ def main() -> int:
         help="crash points of other ladders than the shipped ones (signals, resubmission, cancel, drain): 0-1000, or one",
     )
     parser.add_argument(
-        "--searches",
-        type=numbers,
-        default=range(0),
-        help="a search for a slow node and a controller that dies at any commit of its journal: 0-1000, or one",
-    )
-    parser.add_argument(
         "--failovers",
         type=numbers,
         default=range(0),
@@ -121,10 +115,9 @@ def main() -> int:
     work += [("crash-points", each) for each in by_story(options.crash_points)]
     work += [("cycles", each) for each in by_story(options.cycles)]
     work += [("ladders", each) for each in by_story(options.ladders)]
-    work += [("searches", each) for each in by_story(options.searches)]
     work += [("failovers", each) for each in by_story(options.failovers)]
     if not work:
-        parser.error("give --seeds, --crash-points, --cycles, --ladders, --searches or --failovers")
+        parser.error("give --seeds, --crash-points, --cycles, --ladders or --failovers")
     began = time.monotonic()
     alone = sum(len(some) for _, some in work) == 1
     with ProcessPoolExecutor(options.processes) as pool:

@@ -11,11 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import pairwise
 
-from slurm_watchdog.controller.actions.node_tests import LIMIT_S
-from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
-from slurm_watchdog.model.actions import Action, Decision, Operation, OperationOutcome
+from slurm_watchdog.model.actions import Decision, Operation, OperationOutcome
 from slurm_watchdog.model.incidents import IncidentKind
-from slurm_watchdog.model.node_events import NodeEventKind
 from tests.simulation.cluster import OVER
 from tests.simulation.history import History
 from tests.simulation.truth import Deed, Fault
@@ -26,8 +23,6 @@ request to Slurm up to 50 s."""
 CLEAR_S = 2400.0
 """A fault that lasted so long while nothing hindered the view has to be in the journal: the start-up grace,
 the widest floor of a phase that the log may have mentioned, and some."""
-COMPARED_AFTER_S = 500.0
-"""A run that a controller has seen for so long is compared by a search: 65 steps of 3 s, a start, a save, two looks."""
 ACCUSES = frozenset(
     {
         IncidentKind.COLLECTIVE_HANG,
@@ -278,8 +273,6 @@ def no_healthy_job_is_acted_on(h: History) -> Iterator[str]:
         if decision.asked_by or was is None or decision.fence is None:
             continue
         key = (decision.fence.job_id, decision.fence.restarts)
-        if decision.by == IncidentKind.SLOW_JOB:
-            continue  # see a_search_restarts_slow_runs_only_and_within_its_budget
         faults = [f for f in h.faults if (f.job_id, f.restarts) == key]
         if not any(f.began <= was.at and (f.ended is None or f.ended >= was.at - HEALED_S) for f in faults):
             yield f"{decision.action} of the healthy run {key} was allowed at {was.at:.0f} by {decision.by}"
@@ -379,7 +372,7 @@ def _is_harmless(h: History, left: Deed) -> bool:
 def evidence_comes_first(h: History) -> Iterator[str]:
     """Before anything is done about an incident, what was known of its jobs is in the journal, if its ladder wants so."""
     for run in h.actions:
-        if run.decision.asked_by or not run.records or run.decision.by == IncidentKind.SLOW_JOB:
+        if run.decision.asked_by or not run.records:
             continue
         deeds = {record.operation for record in run.records} - {Operation.EVIDENCE}
         first = min((t for operation in deeds for t in h.intents(run.decision.id, operation)), default=float("inf"))
@@ -388,13 +381,12 @@ def evidence_comes_first(h: History) -> Iterator[str]:
 
 
 def exclusions_are_kept(h: History) -> Iterator[str]:
-    """Slurm replaces the whole list: what was on it before stays on it, but for what a search left out once."""
+    """Slurm replaces the whole list: what was on it before stays on it."""
     before: dict[str, set[str]] = {}
-    once = {node for decision in h.decisions.values() for node in decision.searched}
     for deed in h.deeds:
         if deed.what == "exclude":
             now = set(deed.detail.split(",")) if deed.detail else set()
-            if not before.get(deed.job_id, set()) - once <= now:
+            if not before.get(deed.job_id, set()) <= now:
                 yield f"exclusions of job {deed.job_id} were dropped at {deed.t:.0f}"
             before[deed.job_id] = now
 
@@ -423,102 +415,6 @@ def a_matter_is_not_dropped(h: History) -> Iterator[str]:
         ]  # fmt: skip
         if not later:
             yield f"{run.decision.action} of {fence.job_id}.{fence.restarts} failed at {ended:.0f} ({run.end.detail}) and nothing was decided since"
-
-
-def a_search_restarts_slow_runs_only_and_within_its_budget(h: History) -> Iterator[str]:
-    """Every restart of its own is about a run with a slow node; a day has no more than policy.slow_search_restarts."""
-    slow, runs = _slow_nodes(h), _nodes_of_runs(h)
-    own = [run.decision for run in h.actions if run.decision.by == IncidentKind.SLOW_JOB]
-    own = [each for each in own if each.action is not Action.NONE]
-    for decision in own:
-        assert decision.fence is not None
-        if slow.isdisjoint(runs.get((decision.fence.job_id, decision.fence.restarts), ())):
-            yield f"run {decision.fence.job_id}.{decision.fence.restarts} has no slow node, and was restarted to find it"
-    if len(own) > h.config.policy.slow_search_restarts:
-        yield f"{len(own)} restarts for searches, {h.config.policy.slow_search_restarts} a day are allowed"
-
-
-def a_search_names_slow_nodes_only_and_the_ledger_has_them(h: History) -> Iterator[str]:
-    """Whoever it names is slow; what it names is in the ledger, and what the ledger has of it, it names."""
-    slow = _slow_nodes(h)
-    kinds = (NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE)
-    events = {each.node for each in h.node_events if each.kind in kinds and not each.withdrawn_why}
-    named = {node for search in h.searches for node in search.named}
-    if not events <= slow:
-        yield f"{', '.join(sorted(events - slow))} was named, and is not slow"
-    if h.searches and events != named:
-        yield f"the search names {sorted(named)}, the ledger has {sorted(events)}"
-
-
-def what_a_search_leaves_out_is_given_back(h: History) -> Iterator[str]:
-    """What a job is kept from is in the journal, once, and what was left out once is of its newest restart."""
-    newest: dict[str, tuple[str, ...]] = {}
-    asked: dict[str, tuple[str, ...]] = {}
-    for deed in h.deeds:
-        if deed.by == "us" and deed.what == f"journal intent {Operation.EXCLUDE}":
-            decision = h.decisions[deed.detail.split()[0]]
-            asked[decision.fence.job_id if decision.fence is not None else "?"] = decision.searched
-        elif deed.by == "us" and deed.what == "exclude":
-            newest[deed.job_id] = asked.get(deed.job_id, ())
-    for job_id, excluded in h.excluded.items():
-        mine = [each for each in h.left_out if each.job_id == job_id]
-        if missing := set(excluded) - {each.node for each in mine}:
-            yield f"job {job_id} is kept from {', '.join(sorted(missing))}, and the journal does not know"
-        for each in mine:
-            if each.reason == EXCLUDED_WHY and each.node in excluded and each.node not in newest.get(job_id, ()):
-                yield f"job {job_id} is kept from {each.node} by an earlier restart for a search"
-
-
-def a_search_is_not_lost_and_compares_every_run(h: History) -> Iterator[str]:
-    """Once it has made a restart leave out nodes it is there, however often the controller died; every long run of its
-    job is in it."""
-    found = {each.job_id: each for each in h.searches}
-    seen_s = _seen_s(h)
-    for decision in h.decisions.values():
-        if decision.searched and decision.fence is not None and decision.fence.job_id not in found:
-            yield f"the search for job {decision.fence.job_id} is lost"
-    for (job_id, restarts), seconds in seen_s.items():
-        search = found.get(job_id)
-        if search is None or restarts <= search.restarts or seconds < COMPARED_AFTER_S:
-            continue
-        if restarts not in {run.restarts for run in search.search.runs}:
-            yield f"run {job_id}.{restarts} was seen for {seconds:.0f} s, and is not compared"
-
-
-def a_search_tests_a_node_once(h: History) -> Iterator[str]:
-    """Whatever came of it; where its controller died, not before the hour is over in which it may be under way still."""
-    begun: dict[str, float] = {}
-    for deed in h.ours("test begins"):
-        for node in deed.detail.split(","):
-            if node in begun and deed.t - begun[node] < LIMIT_S:
-                yield f"{node} was tested at {begun[node]:.0f} and again at {deed.t:.0f}"
-            begun[node] = deed.t
-
-
-def _slow_nodes(h: History) -> set[str]:
-    return {deed.detail for deed in h.deeds if deed.what == "slow node"}
-
-
-def _nodes_of_runs(h: History) -> dict[tuple[str, int], list[str]]:
-    return {(d.job_id, d.restarts): d.detail.split(",") for d in h.deeds if d.by == "slurm" and d.what == "start"}
-
-
-def _seen_s(h: History) -> dict[tuple[str, int], float]:
-    """(job, restarts) -> for how long at a stretch a controller that lived saw that run make steps."""
-    found: dict[tuple[str, int], float] = {}
-    since: dict[tuple[str, int], float] = {}
-    for deed in [*h.deeds, Deed(h.recipe.until_s, "end", "controller starts")]:
-        key, is_over = (deed.job_id, deed.restarts), deed.by == "fault" and deed.what.startswith("begins ")
-        if deed.what == "start":
-            since[key] = deed.t
-        elif is_over or deed.what == "requeue" or deed.what.startswith(("ends ", "heard")):
-            began = since.pop(key, deed.t)
-            found[key] = max(found.get(key, 0.0), deed.t - began)
-        elif deed.what == "controller starts":
-            for each, began in since.items():
-                found[each] = max(found.get(each, 0.0), deed.t - began)
-                since[each] = deed.t
-    return found
 
 
 def an_open_incident_goes_on_under_its_id(h: History) -> Iterator[str]:
@@ -562,11 +458,6 @@ INVARIANTS: dict[str, Invariant] = {
         evidence_comes_first,
         exclusions_are_kept,
         a_matter_is_not_dropped,
-        a_search_restarts_slow_runs_only_and_within_its_budget,
-        a_search_names_slow_nodes_only_and_the_ledger_has_them,
-        what_a_search_leaves_out_is_given_back,
-        a_search_is_not_lost_and_compares_every_run,
-        a_search_tests_a_node_once,
         an_open_incident_goes_on_under_its_id,
         nothing_raised,
     )

@@ -59,7 +59,6 @@ class SimJob(Job):
         """What its kill switch said, once it has been heard."""
         self.last_host = cluster.nodes[0]
         self.extra = self._look_for_switch
-        self.slow = lambda step, t: max((cluster.slow_nodes.get(node.name, 1.0) for node in self.nodes), default=1.0)
 
     @property
     def host(self) -> Node:
@@ -125,8 +124,6 @@ class Cluster(World):
         self.kill_switch = kill_switch
         self.switches: dict[tuple[str, str], str] = {}
         """(node, path) -> content; node "" for a path on the shared filesystem."""
-        self.slow_nodes: dict[str, float] = {}
-        """Node -> factor on the time of each step of a job that uses it."""
         self.down: set[str] = set()
         self.drained: dict[str, tuple[str, float]] = {}
         """Node -> reason, and when it was given."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import sqlalchemy as sa
 
 from slurm_watchdog.controller.app import live
-from slurm_watchdog.controller.controller import Controller, Outside
+from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.journal.database import Database, JournalError, open_engine
 from slurm_watchdog.journal.evidence import SqlEvidence
@@ -20,7 +20,6 @@ from slurm_watchdog.model.actions import ActionEnd, Decision, Operation, Operati
 from slurm_watchdog.notify.dispatcher import Notifier
 from slurm_watchdog.notify.slack_channel import MessageRate, SlackChannel
 from slurm_watchdog.wire.codec import decode_report, encode_reply
-from tests.simulation.node_tests import SimTester
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
 
@@ -59,21 +58,8 @@ class SimDatabase(Database):
         why = self._life.why_no_journal()
         if why:
             raise JournalError(why)
-        wrote, inside = False, self._open is not None
         with super().transaction() as sql:
-            before = _changes(sql)
             yield sql
-            wrote = bool(self._life.sim.recipe.slow_search) and not inside and _changes(sql) != before
-            if wrote:
-                self._life.may_die("before commit")
-        if wrote:
-            self._life.may_die("after commit")
-
-
-def _changes(sql: sa.Connection) -> int:
-    """Rows that a connection has changed."""
-    connection: Any = sql.connection.driver_connection
-    return int(connection.total_changes)
 
 
 class SimEvidence(SqlEvidence):
@@ -228,7 +214,6 @@ class Life:
         try:
             self.controller = Controller(
                 self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics(),
-                outside=Outside(tester=SimTester(self.sim.cluster, self.rng)),
             )  # fmt: skip
         except JournalError:
             return

@@ -24,12 +24,6 @@ POINTS = 50
 """Crash points of one story."""
 WRITES = 32
 """Deaths are drawn from so many writes: most actions are over after fewer."""
-SLOW_AT_S, SLOWER = 500.0, 1.08
-"""When a node of the job becomes slow, and what a step with it takes then, of its time before."""
-HANGS_AT_S = (1100.0, 2000.0, 2900.0)
-"""What the search in free mode has to make do with."""
-SEARCH_MOMENTS = 600
-"""Deaths of a search are drawn from so many moments, before and after each commit since the node became slow."""
 SETTLED_S = 90.0
 """So long after everything has come to its end a run is over: a request that was lost is done up to 50 s
 later, if it is done at all."""
@@ -124,62 +118,12 @@ class CycleBranch(Branch):
                 sim.timeline.after(at_s, partial(sim.restart_agent, node, rng.choice((1.0, 30.0, 200.0))))
 
 
-class SearchBranch(Branch):
-    """A search for a slow node: beside the deaths of the controller, half of the time agents die, too."""
-
-    def __init__(self, number: int):
-        super().__init__(number, SEARCH_MOMENTS)
-
-    def take(self, sim: Simulation) -> None:
-        super().take(sim)
-        rng = random.Random(f"search {self.number}")
-        for _ in range(rng.choice((0, 0, 1, 2))):
-            node, away_s = rng.choice(sim.cluster.nodes).name, rng.choice((1.0, 30.0, 200.0))
-            sim.timeline.after(rng.uniform(0, 1500), partial(sim.restart_agent, node, away_s))
-
-
 def cycle_of(story: int) -> Recipe:
     """The recipe of the cycles of one story: always a restart that is asked for, the switch wherever a site
     may want it."""
     recipe = story_of(story)
     recipe.kill_switch = (RUN_SWITCH, SHARED_SWITCH, NODE_SWITCH)[story % 3]
     return recipe
-
-
-def search_of(story: int) -> Recipe:
-    """The recipe of the crash points of one search for a slow node: a job on four nodes, two or three others free; with
-    three, suspects are tested, too, while they are idle."""
-    recipe = quiet_recipe(story)
-    recipe.jobs, recipe.nodes, recipe.sizes, recipe.step_s = 1, 6 + story // 2 % 2, (4,), (3.0,)
-    recipe.totals = (100_000,)
-    recipe.interval_s, recipe.tick_s = 15.0, 15.0
-    recipe.cooldown_s, recipe.budget = 120.0, 20
-    recipe.slow_search, recipe.hours = (("free", 1.0), ("active", 0.75))[story % 2]
-    recipe.search_tests = story // 2 % 2 == 1
-    return recipe
-
-
-def slow_node(sim: Simulation) -> None:
-    """From SLOW_AT_S on a node of the job is slow; in free mode the job hangs now and then."""
-    job = next(iter(sim.cluster.sim_jobs.values()))
-    job.listens = True
-
-    def throttle() -> None:
-        sim.cluster.catch_up()
-        node = sim.rng.choice(job.nodes).name
-        sim.cluster.slow_nodes[node] = SLOWER
-        sim.cluster.deed("fault", "slow node", detail=node)
-
-    def hang() -> None:
-        sim.cluster.catch_up()
-        if job.doing == "step":
-            sim.begin_fault(job, "hang_of_everybody")
-        else:
-            sim.timeline.after(5.0, hang)
-
-    sim.timeline.at(SLOW_AT_S, throttle)
-    for at in HANGS_AT_S if sim.recipe.slow_search == "free" else ():
-        sim.timeline.at(at, hang)
 
 
 FAILOVERS = ("kill", "kill", "kill", "stop", "stop", "stop", "freeze", "machine", "cut", "end")
@@ -265,28 +209,23 @@ def crash_point(number: int, option: str = "crash-points", part: Script | None =
     """The recipe and the script of one crash point, or of one cycle of a kill switch. `part`, where given, is
     called at the first write in the place of what is special about the number."""
     story = number // POINTS
-    recipe = {"cycles": cycle_of, "ladders": ladder_of, "searches": search_of}.get(option, story_of)(story)
+    recipe = {"cycles": cycle_of, "ladders": ladder_of}.get(option, story_of)(story)
     own = branch_of(number, option)
 
     def script(sim: Simulation) -> None:
         def first(stage: str) -> bool:
-            if option == "searches" and (sim.timeline.now < SLOW_AT_S or stage != "after commit"):
-                return False
             (part or own.take)(sim)
             assert sim.die_at is not None
             return sim.die_at(stage)
 
         sim.die_at = first
-        if option == "searches":
-            slow_node(sim)
-        else:
-            trouble(sim, graceful=option == "cycles" or (option != "ladders" and story % 2 == 1))
+        trouble(sim, graceful=option == "cycles" or (option != "ladders" and story % 2 == 1))
 
     return recipe, script
 
 
 def branch_of(number: int, option: str) -> Branch:
-    kinds = {"cycles": CycleBranch, "searches": SearchBranch, "failovers": PairBranch}
+    kinds = {"cycles": CycleBranch, "failovers": PairBranch}
     return kinds.get(option, Branch)(number)
 
 

@@ -7,11 +7,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.journal.journal import Journal, NodeEntry
+from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, Operation
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.model.node_events import NodeEvent
-from slurm_watchdog.model.slow_search import JobSearch
 from tests.simulation.recipe import Recipe
 from tests.simulation.truth import Deed, Fault
 
@@ -32,12 +30,6 @@ class History:
     decisions: dict[str, Decision]
     actions: list[ActionRun]
     incidents: dict[str, Incident]
-    searches: list[JobSearch] = field(default_factory=list)
-    node_events: list[NodeEvent] = field(default_factory=list)
-    left_out: list[NodeEntry] = field(default_factory=list)
-    """Exclusions that the journal has as ours and not taken back."""
-    excluded: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Job -> its exclusions in Slurm, at the end."""
     evidence_at: dict[str, float] = field(default_factory=dict)
     """Incident -> when its first evidence was written."""
 
@@ -56,15 +48,12 @@ def history_of(sim: Simulation) -> History:
         decisions = {each.id: each for each in journal.decisions()}
         incidents = {each.id: each for each in journal.incidents(limit=100_000)}
         ids = {each.incident_id for each in decisions.values()}
-        searches, node_events = journal.slow_searches.all(), journal.node_events.since(0.0)
-        left_out = journal.node_entries("excluded")
         actions = [run for incident_id in sorted(ids) for run in journal.actions(incident_id)]
     finally:
         journal.close()
     history = History(
         sim.recipe, sim.config, sim.cluster.truth.deeds, sim.cluster.truth.faults, sim.circumstances, sim.complaints,
-        decisions, actions, incidents, searches, node_events, left_out,
-        {job.slurm_id: job.excluded for job in sim.cluster.sim_jobs.values()},
+        decisions, actions, incidents,
     )  # fmt: skip
     for deed in history.ours("journal evidence"):
         history.evidence_at.setdefault(deed.detail, deed.t)

@@ -83,10 +83,6 @@ class Recipe:
     """How long the controller is away after it died."""
     kinds: dict[str, dict[str, object]] = field(default_factory=dict)
     """What is done about a kind of incident, in the place of what is shipped: `policy.kinds`."""
-    slow_search: str = ""
-    """`free` or `active`: `slow_job` is on, and nothing else of speed; a death may come at any commit of the journal."""
-    search_tests: bool = False
-    """Suspects of a search are tested while the job runs without them."""
     settled_s: float | None = None
     """Not until the end of the hours, only until everything that was begun has been over for so long."""
 
@@ -113,15 +109,12 @@ class Recipe:
                     "cooldown": f"{self.cooldown_s:g}s",
                     "budget_percent": 100,
                     "kinds": self.kinds,
-                    **({"slow_search": self.slow_search, "budget_window": "300s"} if self.slow_search else {}),
-                    **({"slow_search_test": True, "quarantine_test_peers": 0} if self.search_tests else {}),
                     "max_drained_nodes": 2,
                     "drained_percent": 50,
                 },
                 "detectors": {
                     "collective_hang": {"startup_grace": "900s"},
                     **({} if self.all_detectors else {name: {"mode": "off"} for name in OF_SPEED}),
-                    **({"slow_job": {"lasts": "150s"}} if self.slow_search else {}),
                 },
                 "ladder": {
                     "checkpoint_limit": "300s",

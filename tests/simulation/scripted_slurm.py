@@ -29,7 +29,6 @@ from slurm_watchdog.model.supervisor import (
 from slurm_watchdog.slurm.client import SignalTo, SlurmRefused, SlurmUnavailable, Submission
 
 NODES = ("n1", "n2")
-ONCE = ("n3",)
 """What a restart in the allocation does without for the one start, to find a slow node."""
 EXCLUDED_BEFORE = ("bad7",)
 OVER = frozenset({"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT"})
@@ -125,7 +124,6 @@ class Supervisor:
             if order.decision in self.read:
                 continue
             self.read.add(order.decision)
-            assert order.once == ONCE
             answer, words = OrderAnswer.TAKEN, ""
             if (order.step_id, order.start) != (self.step_id, self.starts):
                 answer, words = OrderAnswer.REFUSED, f"step {order.step_id} is over"

@@ -32,7 +32,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.supervisor import FRESH_S, OrderAnswer, Sighting
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.builders.thorough import first
-from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, ONCE, World
+from tests.simulation.scripted_slurm import EXCLUDED_BEFORE, NODES, World
 
 LIMITS = LadderLimits(kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900)
 STUCK_LIMITS = replace(LIMITS, set_down_after_s=30.0, max_drained_nodes=9, drained_percent=100.0)
@@ -118,7 +118,6 @@ def decision_for(world: World, ladder: tuple[Rung, ...] = ()) -> Decision:
         step_id=world.supervisor.step_id if world.supervisor is not None else "",
         start=1 if world.supervisor is not None else 0,
         avoid=("n2",) if world.supervisor is not None else (),
-        avoid_once=ONCE if world.supervisor is not None else (),
         uid=1000,
     )
 

@@ -93,20 +93,6 @@ def test_whichever_rungs_a_site_wants_each_is_climbed_once_wherever_the_controll
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("story", "least"),
-    [(0, 4), (5, 4), (2, 4), (3, 2)],
-    ids=["free", "active", "free, suspects are tested", "active, suspects are tested in place of restarts"],
-)
-def test_wherever_the_controller_dies_a_search_continues_and_leaves_nothing_out_twice_or_for_good(
-    story: int, least: int
-) -> None:
-    found = run_crash_points(range(story * POINTS, story * POINTS + 4), "searches")
-    assert [each.violations for each in found if each.violations] == []
-    assert sum(each.actions for each in found) >= least, "hardly any restart left nodes out"
-
-
-@pytest.mark.thorough
 def test_a_fork_at_the_crash_point_is_the_run_that_the_crash_point_is_alone() -> None:
     assert run_crash_points([POINTS + 3, POINTS + 7])[1].digest == run_one("crash-points", POINTS + 7).digest
 

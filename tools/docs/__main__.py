@@ -18,7 +18,6 @@ from tools.docs import (
     evaluation,
     examples,
     metrics,
-    node_tests,
     options,
     rooms,
 )
@@ -40,7 +39,6 @@ PAGES: Mapping[str, Page] = {
     "cli": Page(cli.FILE, cli.write),
     "api": Page(api.FILE, api.write),
     "evaluation": Page(evaluation.FILE, evaluation.write),
-    "node_tests": Page(node_tests.FILE, node_tests.write),
     "rooms": Page(rooms.FILE, rooms.write),
     **{page.stem.lower(): Page(page, partial(examples.write, page)) for page in examples.PAGES},
 }

@@ -16,7 +16,6 @@ from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTab
 from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.incidents import IncidentKind
-from slurm_watchdog.model.node_comparison import NodeComparison
 
 FILE = Path(__file__).parents[2] / "docs/openapi.json"
 VERSION = "1"
@@ -77,7 +76,6 @@ ROUTES: tuple[Route, ...] = (
     Route("GET", "/v1/nodes", "Nodes by suspicion.", NodeTable),
     Route("GET", "/v1/nodes/{node}", "One node with what happened to it.", NodeHistory),
     Route("POST", "/v1/nodes/{node}/events", "A test's result, or that a node is mended.", FREE, body=NodeEventRequest),
-    Route("POST", "/v1/node-tests", "What a test measured on nodes, for the page. Of operators.", FREE, body=NodeComparison),
     Route("GET", "/v1/silences", "The silences that hold.", api.Silences),
     Route("POST", "/v1/silences", "No messages about some kinds, jobs or nodes, for a while.", api.Silences, body={
         "for_s": _seconds("How long."), "reason": REASON, "jobs": _texts("Slurm's numbers."), "nodes": NODE_NAMES,

@@ -25,9 +25,9 @@ ORDER = (
     "agent",
     "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy",
     "notify", "controller/health",
-    "controller/ingest", "slurm", "actuate", "trace", "controller/ports", "controller/evidence",
+    "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/ports", "controller/evidence",
     "controller/actions", "controller/api", "controller",
-    "replay", "doctor", "supervisor", "standalone", "nodetest/probes", "nodetest", "cli",
+    "replay", "doctor", "supervisor", "standalone", "cli",
 )  # fmt: skip
 """Every folder with code, from the ground up: each imports only from those before it."""
 

@@ -27,6 +27,7 @@ SHARED = (
     "deploy/trainers",
     "deploy/prometheus",
     "deploy/screenshots",
+    "deploy/node-test",
     "deploy/grafana/dashboards",
     "deploy/grafana/provisioning",
 )

@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.config.example import example_config
 from slurm_watchdog.config.loading import ConfigError, load_config, parse_config
-from slurm_watchdog.config.node_tests import PARTS
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.detect.loss_nan import LossNan
 from slurm_watchdog.detect.registry import DEFAULTS
-from slurm_watchdog.nodetest.plan import PHASES
 
 
 def problems(text: str) -> list[tuple[int | None, str, str]]:
@@ -250,7 +248,7 @@ def test_the_address_of_a_journal_may_have_a_password_and_is_in_no_message() -> 
 
 
 def test_what_yaml_reads_as_true_or_false_is_taken_where_it_is_off_and_else_explained() -> None:
-    assert parse_config("policy: {slow_search: off}").policy.slow_search == "off"
+    assert parse_config("mode: off").mode == "off"
     for text in ("cluster_name: no", "jobs: {partitions: [off]}"):
         assert "write them in quotes" in problems(text)[0][2]
 
@@ -380,18 +378,11 @@ def test_a_loaded_configuration_cannot_be_changed() -> None:
         Config().mode = "act"  # type: ignore[misc]
 
 
-@pytest.mark.parametrize(
-    ("text", "path"),
-    [
-        ("quarantine_test: true", "policy.quarantine_test"),
-        ("slow_search: 'off'\n  slow_search_test: true", "policy.slow_search_test"),
-    ],
-)
-def test_a_test_of_nodes_that_nothing_would_start_is_refused(text: str, path: str) -> None:
-    assert [each[1] for each in problems(f"policy:\n  {text}\n")] == [path]
+def test_a_test_of_nodes_that_nothing_would_start_is_refused() -> None:
+    assert [each[1] for each in problems("policy: {quarantine_test: true}")] == ["policy.quarantine_test"]
 
 
-def test_parts_of_node_tests_are_those_that_test_nodes_knows() -> None:
-    assert set(PARTS) == set(PHASES) - {"state"}
-    ((_, path, message),) = problems("node_tests:\n  parts: [disk, dsik]\n")
-    assert path == "node_tests.parts[1]" and "'dsik' is no part" in message
+def test_options_of_node_tests_and_of_the_search_by_restarts_load_with_a_warning_for_one_release() -> None:
+    text = "policy: {slow_search: active, kinds: {slow_job: {ladder: [requeue]}}}\nnode_tests: {directory: /s, tools: false}"
+    config = parse_config(text)
+    assert len(config.warnings) == 4 and all("was removed" in each for each in config.warnings)

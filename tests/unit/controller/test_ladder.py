@@ -375,21 +375,6 @@ def test_a_job_that_no_restart_helps_stays_held_and_says_why() -> None:
     assert end.ok and end.detail.endswith("`scontrol release` lets it run. why")
 
 
-def test_what_is_left_out_for_a_search_is_given_back_at_the_next_requeue_and_where_the_job_waits_for_it() -> None:
-    requeued, excluded = record(Operation.REQUEUE_HOLD), record(Operation.EXCLUDE)
-    searching = replace(DECISION, exclude=("n1", "n2"), searched=("n2",))
-    before = {**HELD, "excluded_nodes": ("n8", "n9")}
-    found = move(before, requeued, decision=searching, expired_exclusions=("n9",))
-    assert found == Execute(operation=Operation.EXCLUDE, attempt=1, nodes=("n8", "n1", "n2"))
-    found = move(before, requeued, decision=searching, search_objection="too few")
-    assert found.nodes == ("n8", "n9", "n1"), "what is blamed is left out all the same"
-    waits = {**QUEUED, "excluded_nodes": ("n8", "n1", "n2"), "reason": "Resources"}
-    released = (requeued, excluded, record(Operation.RELEASE))
-    assert isinstance(move(waits, *released, decision=searching), Wait)
-    given_back = move(waits, *released, decision=searching, now=1200.0)
-    assert given_back == Execute(operation=Operation.EXCLUDE, attempt=2, nodes=("n8", "n1"))
-
-
 @pytest.mark.parametrize(
     ("reason", "said"),
     [

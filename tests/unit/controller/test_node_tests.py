@@ -10,7 +10,7 @@ from typing import Literal
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.actions.node_tests import LIMIT_S, Permitted
+from slurm_watchdog.controller.actions.node_tests import LIMIT_S
 from slurm_watchdog.controller.policy.node_tests import (
     ABORTED_PAUSE_S,
     MOST_ABORTED,
@@ -22,7 +22,7 @@ from slurm_watchdog.controller.policy.node_tests import (
 )
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeEventKind
-from slurm_watchdog.model.node_test import Ending, NodeResult, NodeTest, Purpose
+from slurm_watchdog.model.node_test import Ending, NodeTest, NodeVerdict
 from slurm_watchdog.model.quarantine import QuarantineState
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.behaviour.cluster import EPOCH
@@ -33,10 +33,10 @@ DAY_S = 86400.0
 
 
 def cluster_with_tests(directory: Path, by: Literal["drain", "reservation"] = "drain") -> Cluster:
-    """Its three other nodes are idle: fewer than a comparison takes, and the site wants none."""
+    """Its three other nodes are idle: fewer than a comparison takes, and the site has floors."""
     found = Cluster(directory, by)
-    found.policy = found.policy.model_copy(update={"quarantine_test": True, "quarantine_test_peers": 3})
-    found.permitted = Permitted(quarantine=True, searches=False)
+    found.policy = found.policy.model_copy(update={"quarantine_test": True})
+    found.permitted = found.floors = True
     return found
 
 
@@ -47,15 +47,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
     found.journal.close()
 
 
-def bad(node: str) -> NodeResult:
-    return NodeResult(node=node, truth=Truth.BAD, faults=(("memory", "memory bandwidth is 40 GB/s, its peers 200"),))
+def bad(node: str) -> NodeVerdict:
+    return NodeVerdict(node=node, truth=Truth.BAD, faults=(("memory", "memory bandwidth is 40 GB/s, its peers 200"),))
 
 
 def test_a_node_in_quarantine_is_tested_beside_idle_peers_and_returned_with_its_figures(cluster: Cluster) -> None:
-    cluster.tester.says = lambda node: NodeResult(node=node, truth=Truth.OK, peers=3, figures="memory 200 GB/s")
+    cluster.tester.says = lambda node: NodeVerdict(node=node, truth=Truth.OK, peers=3, figures="memory 200 GB/s")
     cluster.sweep()
     (asked,) = cluster.tester.asked
-    assert (asked.nodes, asked.peers, asked.purpose) == (("n1",), ("n2", "n3", "n4"), Purpose.QUARANTINE)
+    assert (asked.nodes, asked.peers) == (("n1",), ("n2", "n3", "n4"))
     cluster.sweep(())
     assert cluster.done == ["drain n1", "undrain n1"] and cluster.slurm.reservations == {}
     (entry,) = cluster.all()
@@ -64,7 +64,7 @@ def test_a_node_in_quarantine_is_tested_beside_idle_peers_and_returned_with_its_
 
 
 def test_a_node_that_fails_is_kept_with_the_figures_and_tested_again_only_after_a_day(cluster: Cluster) -> None:
-    cluster.tester.says = lambda node: bad(node) if node == "n1" else NodeResult(node=node, truth=Truth.OK)
+    cluster.tester.says = lambda node: bad(node) if node == "n1" else NodeVerdict(node=node, truth=Truth.OK)
     for _ in range(4):
         cluster.sweep()
     assert len(cluster.tester.asked) == 1 and cluster.done == ["drain n1"]
@@ -77,8 +77,10 @@ def test_a_node_that_fails_is_kept_with_the_figures_and_tested_again_only_after_
     assert len(cluster.tester.asked) == 2
 
 
-@pytest.mark.parametrize("result", [None, NodeResult(node="n1", truth=Truth.UNKNOWN, unsure="it did not end in time")])
-def test_a_test_without_a_result_keeps_the_node_and_costs_one_job(cluster: Cluster, result: NodeResult | None) -> None:
+@pytest.mark.parametrize(
+    "result", [None, NodeVerdict(node="n1", truth=Truth.UNKNOWN, unsure=("it did not end in time",))]
+)
+def test_a_test_without_a_result_keeps_the_node_and_costs_one_job(cluster: Cluster, result: NodeVerdict | None) -> None:
     cluster.tester.says = lambda node: result if node == "n1" else None
     for _ in range(4):
         cluster.sweep()
@@ -92,11 +94,11 @@ def test_nothing_is_tested_that_must_not_be(cluster: Cluster, why: str) -> None:
     if why == "paused":
         cluster.held_back = "actions are paused"
     if why == "not wanted":
-        cluster.permitted = Permitted(quarantine=False, searches=False)
+        cluster.permitted = False
     if why in ("in use", "another reason"):
-        cluster.permitted = Permitted(quarantine=False, searches=False)
+        cluster.permitted = False
         cluster.sweep()
-        cluster.permitted = Permitted(quarantine=True, searches=False)
+        cluster.permitted = True
         changed = {"state": "MIXED+DRAIN"} if why == "in use" else {"reason": "ann looks at it"}
         cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], **changed)
     for _ in range(3):
@@ -108,7 +110,7 @@ def test_what_a_test_does_not_measure_it_does_not_acquit(cluster: Cluster) -> No
     cluster.says_of("n1", "gpu_fault", "f2", "GPU-a")
     events = cluster.journal.node_events.of_node(("n1",))
     cluster.journal.node_events.save(replace(events[-1], place="GPU-a"))
-    cluster.tester.says = lambda node: NodeResult(node=node, truth=Truth.OK, peers=3, measured=("cpu", "memory"))
+    cluster.tester.says = lambda node: NodeVerdict(node=node, truth=Truth.OK, peers=3, measured=("cpu", "memory"))
     for _ in range(3):
         cluster.sweep()
     assert cluster.done == ["drain n1"] and len(cluster.tester.asked) == 1
@@ -153,7 +155,7 @@ def test_a_second_controller_waits_until_the_first_one_s_test_is_over_by_its_tim
     cluster.tester.asked.clear()
     cluster.says("gpu_fault", "f2")
     first = NodeTest(
-        name="slurm-watchdog-test-1", purpose=Purpose.QUARANTINE, about="1", nodes=("n1",), at=EPOCH + cluster.now,
+        name="slurm-watchdog-test-1", nodes=("n1",), at=EPOCH + cluster.now,
         until=EPOCH + cluster.now + LIMIT_S,
     )  # fmt: skip
     cluster.journal.node_tests.intend(first)
@@ -165,7 +167,7 @@ def test_a_second_controller_waits_until_the_first_one_s_test_is_over_by_its_tim
 def made(age_s: float, ending: Ending | None = Ending.DONE, node: str = "n1") -> NodeTest:
     at = 100_000.0 - age_s
     return NodeTest(
-        name=f"t{age_s}", purpose=Purpose.QUARANTINE, about="1", nodes=(node,), at=at - 60.0, until=at + 60.0,
+        name=f"t{age_s}", nodes=(node,), at=at - 60.0, until=at + 60.0,
         ended_at=None if ending is None else at, ending=ending,
     )  # fmt: skip
 
@@ -196,17 +198,17 @@ def test_objection_to_testing(before: tuple[NodeTest, ...], allowed: bool) -> No
         ("", ("cpu",), ()),
         ("GPU-a", ("cpu", "memory"), ("GPU-a",)),
         ("GPU-a", ("gpu",), ()),
-        ("GPU-a", ("site_check",), ()),
+        ("GPU-a", ("GPU-b",), ("GPU-a",)),
         ("mount:/scratch", ("mount:/home",), ("mount:/scratch",)),
         ("mount:/scratch", ("mount:/scratch",), ()),
         ("link:eth0", ("cpu",), ("link:eth0",)),
-        ("link:eth0", ("network",), ()),
+        ("link:mlx5_0", ("link:eth0",), ()),
         ("memory", ("cpu",), ("memory",)),
     ],
 )
 def test_not_covered(place: str, measured: tuple[str, ...], left: tuple[str, ...]) -> None:
     events = [replace(event(1, kind="gpu_fault"), place=place)]
-    assert not_covered(NodeResult(node="n1", truth=Truth.OK, measured=measured), events) == left
+    assert not_covered(NodeVerdict(node="n1", truth=Truth.OK, measured=measured), events) == left
 
 
 def test_peers_are_idle_nodes_of_the_same_partitions() -> None:
@@ -218,12 +220,7 @@ def test_peers_are_idle_nodes_of_the_same_partitions() -> None:
         SlurmNode(name=name, address=name, state=state, partitions=("cpu",) if name == "n4" else ("gpu",))
         for name, state in states.items()
     ]
-    assert peers_for(known[:1], known, 5, ("n6",)) == ["n2", "n5"]
-    assert peers_for(known[:1], known, 1, ()) == ["n2"]
+    assert peers_for(known[0], known, ("n6",)) == ["n2", "n5"]
     assert [is_free(each) for each in known[:6]] == [True, True, False, True, True, True] and not is_free(None)
-    assert (
-        enough_peers(4, 5, 0.0)
-        and not enough_peers(3, 5, 0.0)
-        and enough_peers(3, 5, DAY_S)
-        and enough_peers(0, 0, 0.0)
-    )
+    assert enough_peers(4, 0.0, floors=False) and not enough_peers(3, 0.0, floors=False)
+    assert enough_peers(3, DAY_S, floors=False) and enough_peers(0, 0.0, floors=True)

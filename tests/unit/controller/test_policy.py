@@ -135,7 +135,6 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
             "supervisor": SUPERVISOR,
         }
     ],
-    "slow_search": [{"incident": replace(INCIDENT, kind=IncidentKind.SLOW_JOB)}],
     "exclusions": [{"job": slurm_job(excluded_nodes=("a", "b", "c"))}],
 }
 
@@ -305,5 +304,5 @@ def test_the_third_hang_in_the_same_place_is_requeued_and_stays_held() -> None:
     why = "the job hangs for the 3rd time after step 40."
     held = judge(why_held=why, supervisor=SUPERVISOR)
     assert (held.verdict, held.action, held.held_why) == (Verdict.ALLOWED, Action.HOLD, why)
-    assert held.ladder == (Rung.EVIDENCE, Rung.REQUEUE) and held.searched == ()
+    assert held.ladder == (Rung.EVIDENCE, Rung.REQUEUE)
     assert f"it is requeued and stays held: {why}" in held.reason

@@ -17,7 +17,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import problem_of
 from slurm_watchdog.model.actions import Action, Decision, Fence, OperationOutcome, Rung, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
-from slurm_watchdog.model.kill_switch import LATER_FIELDS, ONCE_FIELD, compose_line
+from slurm_watchdog.model.kill_switch import LATER_FIELDS, compose_line
 from slurm_watchdog.model.protocol import Command, CommandResult
 from slurm_watchdog.model.supervisor import (
     PROTOCOL,
@@ -31,7 +31,6 @@ from slurm_watchdog.model.supervisor import (
 )
 from slurm_watchdog.notify.wording import decision_message
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
-from tests.builders.slow_clusters import job_search
 from tests.builders.views import slurm_job
 
 LADDER = (Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE)
@@ -83,24 +82,6 @@ def test_a_job_that_slurm_may_not_requeue_is_restarted_in_place_all_the_same() -
 def test_nodes_stay_in_use_where_the_rule_excludes_none_or_they_run_nothing_of_the_job() -> None:
     assert judge(SUPERVISOR, exclude_nodes=False).avoid == ()
     assert judge(replace(SUPERVISOR, nodes=("n2", "n3"), spares=())).avoid == ()
-
-
-def test_a_search_leaves_out_suspects_once_as_far_as_there_are_spares_and_nobody_is_blamed_for_it() -> None:
-    """Spare n5 takes the place of n1, which hangs; n6, where it is there, that of a suspect."""
-    search, nodes = job_search("n1 n2 n3 n4"), ("n1", "n2", "n3", "n4")
-    few = replace(SUPERVISOR, nodes=nodes, spares=("n5",), takes_once=True)
-    job = slurm_job(nodes=(*nodes, "n5", "n6"))
-    assert judge(few, search=search, job=job).avoid_once == ()
-    decision = judge(replace(few, spares=("n5", "n6")), search=search, job=job)
-    (once,) = decision.avoid_once
-    assert once in ("n2", "n3", "n4") and decision.avoid == decision.blamed == ("n1",)
-    assert f"{once} left out once" in decision.reason
-    sent = RestartOrder(decision="d", step_id="3", start=1, once=decision.avoid_once)
-    order = order_in({"decision": "d", **order_fields(sent)})
-    assert order.once == decision.avoid_once
-    older = replace(few, spares=("n5", "n6"), takes_once=False)
-    assert judge(older, search=search, job=job).avoid_once == ()
-    assert ONCE_FIELD not in compose_line({"by": "slurm-watchdog", **order_fields(replace(order, once=()))})
 
 
 GOOD = "/d/run/iter_0000500"

@@ -8,12 +8,10 @@ from msgspec.structs import replace
 
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.node_tests import KEPT_S
-from slurm_watchdog.model.node_test import Ending, NodeTest, Purpose
+from slurm_watchdog.model.node_test import Ending, NodeTest
 
 FIRST = NodeTest(
     name="slurm-watchdog-test-1",
-    purpose=Purpose.QUARANTINE,
-    about="3",
     nodes=("n1",),
     peers=("n2",),
     at=10.0,

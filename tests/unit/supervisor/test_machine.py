@@ -79,12 +79,12 @@ class Day:
         return self
 
     def order(
-        self, step: str = "0", avoid: tuple[str, ...] = (), *, once: tuple[str, ...] = (), decision: str = "d1", start: int | None = None,
+        self, step: str = "0", avoid: tuple[str, ...] = (), *, decision: str = "d1", start: int | None = None,
         grace_s: int = GRACE_S, age_s: float = 0.0, resume_from: str = "",
     ) -> list[Action]:  # fmt: skip
         start = self.run.starts if start is None else start
         order = RestartOrder(
-            decision=decision, step_id=step, start=start, avoid=avoid, once=once, grace_s=grace_s, why="it hangs",
+            decision=decision, step_id=step, start=start, avoid=avoid, grace_s=grace_s, why="it hangs",
             resume_from=resume_from,
         )  # fmt: skip
         return self.on(Ordered(order, self.now - age_s))
@@ -148,23 +148,6 @@ def test_an_order_ends_the_steps_looks_meanwhile_and_starts_without_the_avoided_
     status = status_of(day.run, 9)
     assert (status.order, status.answer, status.step_id, status.avoided) == ("d1", "started", "2", ("n2",))
     assert (status.restarts_left, status.spares) == (2, ())
-
-
-def test_nodes_that_a_start_does_without_once_are_used_again_by_the_next_question() -> None:
-    day = Day(count=2).runs("0")
-    for step, once, used in (
-        ("0", ("n1",), ("n2", "n3")),
-        ("1", ("n2",), ("n1", "n3")),
-        ("2", ("n1", "n2", "n3"), ("n1", "n4")),
-    ):
-        day.order(step, once=once, decision=step)
-        day.on(Looked({}))
-        day.on(Ended(start=day.run.starts, code=1))
-        assert day.run.placement.nodes == used
-        assert status_of(day.run, 9).avoided == ()
-        day.on(StepsSeen((str(int(step) + 1),)))
-    day.on(Ended(start=day.run.starts, code=1))
-    assert day.run.once == ()
 
 
 GOOD = "/d/run/checkpoint-500"

@@ -104,7 +104,6 @@ def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, R
             step_id=decision.step_id,
             start=decision.start,
             avoid=decision.avoid,
-            once=decision.avoid_once,
             resume_from=decision.resume_from,
             grace_s=HUNG_GRACE_S if decision.loop_turns is False else GRACE_S,
         )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import log
+from itertools import pairwise
+from math import log, sqrt
+from statistics import fmean
 
-from slurm_watchdog.analysis.slow_node_search import BATCH, level_of, measure
+from slurm_watchdog.base.midmean import midmean
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import StepTime
 
@@ -14,6 +16,8 @@ LEAST_UNLOGGED_S = 30.0
 compared so."""
 SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
+BATCH, LEAST_BATCHES = 10, 6
+"""Steps of one batch (see level_shift), and batches of a run whose speed is measured."""
 
 
 class RunSpeed(Struct, frozen=True):
@@ -42,12 +46,19 @@ def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
 def run_speed(times: Sequence[StepTime], history: Sequence[StepTime], least_s: float) -> RunSpeed | None:
     """The speed over at least `least_s`, for what jobs share is slow for some minutes now and then: of single steps
     (comparable ones) where they reach that far, else of the blocks of the run's history. None: it is not known yet."""
-    if _span_s(times) >= least_s and (found := measure([each.seconds for each in times])) is not None:
-        return RunSpeed(*found, len(times) // BATCH, times[-1].at)
-    if _span_s(history) >= least_s and (found := level_of([log(each.seconds) for each in history])) is not None:
-        return RunSpeed(*found, len(history), history[-1].at)
+    logs = [log(each.seconds) for each in times[SKIPPED:] if each.seconds > 0]
+    batches = [midmean(logs[at : at + BATCH]) for at in range(0, len(logs) - BATCH + 1, BATCH)]
+    blocks = [log(each.seconds) for each in history]
+    for means, of in ((batches, times), (blocks, history)):
+        if len(means) >= LEAST_BATCHES and of[-1].at - of[0].at >= least_s:
+            return RunSpeed(fmean(means), _error(means), len(means), of[-1].at)
     return None
 
 
-def _span_s(times: Sequence[StepTime]) -> float:
-    return times[-1].at - times[0].at if times else 0.0
+def _error(means: Sequence[float]) -> float:
+    """The standard error of their mean, by how much neighbours are alike."""
+    rest = [mean - fmean(means) for mean in means]
+    whole = sum(v * v for v in rest)
+    together = sum(a * b for a, b in pairwise(rest)) / whole if whole else 0.0
+    r = min(0.9, together) if together > 2 / sqrt(len(rest)) else 0.0  # less is what chance gives
+    return sqrt(whole / (len(rest) - 1) / len(rest) * (1 + r) / (1 - r))

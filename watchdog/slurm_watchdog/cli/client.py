@@ -32,7 +32,6 @@ from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress
 from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchanges
 from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
 from slurm_watchdog.cli.report_types import Report
-from slurm_watchdog.model.node_comparison import NodeComparison
 
 T = TypeVar("T")
 
@@ -155,10 +154,6 @@ class Client:
         """Adds a test's result, or that it was mended, to what is remembered of a node."""
         body = msgspec.to_builtins(event)
         return self._ask("POST", f"/v1/nodes/{quote(name, safe='')}/events", dict[str, Any], body)[1]
-
-    def show_comparison(self, comparison: NodeComparison) -> Any:
-        """Hands over what a test measured, for the page."""
-        return self._ask("POST", "/v1/node-tests", dict[str, Any], msgspec.to_builtins(comparison))[1]
 
     def report(self, asked: Mapping[str, str]) -> tuple[Report, Any]:
         """What the time of the jobs went to. `asked`: `from`, `to`, `user`, `account`, `partition`, `job`."""

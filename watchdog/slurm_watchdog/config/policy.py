@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from slurm_watchdog.base.hours import parse_hours
 from slurm_watchdog.config.job_match import Match
-from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span, read_off
+from slurm_watchdog.config.types import Count, Mode, Percent, Seconds, Section, Span
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.knowledge.rungs import problem_of
@@ -31,9 +31,6 @@ def _hours(value: str) -> str:
 
 
 Hours = list[Annotated[str, AfterValidator(_hours)]]
-
-
-SlowSearch = Annotated[Literal["off", "free", "active"], BeforeValidator(read_off)]
 
 
 class Treatment(Section):
@@ -134,16 +131,6 @@ class Policy(Section):
         description="Whether a restart avoids nodes that are suspect (detectors.suspect_node): prefer, where enough "
         "others are free now; exclude, where enough others are there.",
     )
-    slow_search: SlowSearch = Field(
-        "free",
-        description="Search for the node that makes a job slow: free, with restarts that happen anyway, which leave "
-        "out half of the suspects; active, also with restarts of its own, by kill switch, in mode act.",
-    )
-    slow_search_restarts: Count = Field(
-        4,
-        description="With slow_search active: such restarts a day, of all jobs together; half of them "
-        "at most for one user, where others run any.",
-    )
     quarantine: bool = Field(
         False,
         description="Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), "
@@ -159,18 +146,8 @@ class Policy(Section):
         description="Whether the controller itself tests a node in quarantine once no job runs there (test-nodes, by "
         "its own user), and by the result gives it back, or keeps it.",
     )
-    quarantine_test_peers: Count = Field(
-        5,
-        description="Idle nodes that are tested with it, to compare with (at least 4 are needed); they start no other "
-        "job for these minutes. 0 = none, where node_tests.floors has what is accepted.",
-    )
     quarantine_test_again: Span = Field(
         86400.0, description="Time before a node that failed its test, or could not be judged, is tested again."
-    )
-    slow_search_test: bool = Field(
-        False,
-        description="Whether nodes among which a slow one is searched for are tested while the job runs without them "
-        "and they are idle, in mode act: a test that fails names the node without another restart.",
     )
     renamed_nodes: dict[str, str] = Field(
         {}, description="Nodes that have another name now, {old: new}: what is remembered of the one is the other's."
@@ -189,8 +166,6 @@ class Policy(Section):
     def problems(self) -> Iterator[str]:
         if self.quarantine_test and not self.quarantine:
             yield "policy.quarantine_test: needs policy.quarantine: true, or there is nothing to be tested"
-        if self.slow_search_test and self.slow_search == "off":
-            yield "policy.slow_search_test: needs policy.slow_search, which is off"
         for kind, treatment in self.kinds.items():
             where = f"policy.kinds.{kind}"
             yield from _kind_problems(kind, where)

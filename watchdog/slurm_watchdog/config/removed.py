@@ -6,10 +6,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 REMOVED: Final[Mapping[str, str]] = {
+    "node_tests.check": "let a program of the site's own call it: node_tests.program",
+    "node_tests.check_limit": "let a program of the site's own call it: node_tests.program",
+    "node_tests.directory": "results come through the pipe of srun",
+    "node_tests.gpu_python": "write --torch=PYTHON to node_tests.options",
+    "node_tests.interface": "the network of the nodes' addresses is measured; for another one see node_tests.program",
+    "node_tests.local_directories": "write --local=DIR to node_tests.options",
+    "node_tests.parts": "write --only=PART,… to node_tests.options",
+    "node_tests.shared_directories": "write --shared=DIR to node_tests.options",
+    "node_tests.tools": "tools that are on the PATH are used; for none of them see node_tests.program",
     "notify.receivers": "use Alertmanager (notify.alertmanager), which mails and pages",
     "notify.slack.weekly_report": "use `slurm-watchdog report --json` in cron",
     "notify.webhook.weekly_report": "use `slurm-watchdog report --json` in cron",
     "policy.keep_checkpoint": "the incident names the last good checkpoint: copy it before the trainer deletes it",
+    "policy.kinds.slow_job.attempts": "no restart is made for a slow job",
+    "policy.kinds.slow_job.ladder": "no restart is made for a slow job",
+    "policy.quarantine_test_peers": "up to five idle nodes are tested beside it, and none is waited for where "
+    "node_tests.floors has what is accepted",
+    "policy.slow_search": "restarts that happen anyway, and test-nodes, narrow down which node is slow",
+    "policy.slow_search_restarts": "no restart is made to find a slow node",
+    "policy.slow_search_test": "use test-nodes on idle nodes: one that fails is the one",
     "security.may.acknowledge": "`ack` was removed, use `slurm-watchdog silence` (security.may.silence)",
     "security.may.drain": "use scontrol",
     "security.may.force_drain": "use scontrol",

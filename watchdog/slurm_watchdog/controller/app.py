@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-import os
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -22,7 +21,7 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.actions.node_tester import CommandTester
+from slurm_watchdog.controller.actions.node_tester import SlurmTester
 from slurm_watchdog.controller.api import listening, local_socket
 from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_server
 from slurm_watchdog.controller.api.web_page import make_page
@@ -177,12 +176,9 @@ async def _serve(
         right=ALWAYS if lease is None else Right(lease.is_held, lease.confirm),
     )
     notifier = make_notifier(config, journal.outbox)
-    tester = CommandTester(
-        config_file or "", config.controller.state_directory, os.environ, checks=bool(config.node_tests.check)
-    )
     controller = Controller(
         config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder,
-        outside=Outside(SlurmdPort(config.slurm.slurmd_port), tester),
+        outside=Outside(SlurmdPort(config.slurm.slurmd_port), SlurmTester(config, slurm)),
     )  # fmt: skip
     if once:
         await controller.read_slurm()

@@ -44,10 +44,11 @@ from slurm_watchdog.controller.ports.node_tests import NodeTester, NoTester
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.silences import Silences
-from slurm_watchdog.controller.slow_searches import SlowSearches
+from slurm_watchdog.controller.slow_nodes import SlowNodes
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.crowds import Crowds
 from slurm_watchdog.controller.state.report_interval import LONGEST_S, ReportInterval
+from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.ledger.hang_place import REMEMBERED_S
@@ -138,13 +139,14 @@ class Controller:
         self.ledger = ledger_of(config, journal, self.writer, self.state)
         hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
         self._paths = OwnedPaths(config.jobs, self.state)
-        self.searches = SlowSearches(config, journal, self.writer, self.ledger.record, clock.wall, self.ledger.events)
+        settings = config.detectors.settings()[SlowJob]
+        self.slow_nodes = SlowNodes(settings, self.ledger.record, clock.wall, self.ledger.events)
         self.runs = RunRecords(journal, self.writer, self.started_mono, self.started_at)
         self.judge = Judge(
             config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, self.ledger, hangs,
             self._paths.patience_s,
         )  # fmt: skip
-        self.judge.searches = self.searches.all
+        self.judge.searches = self.slow_nodes.all
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()
@@ -179,7 +181,6 @@ class Controller:
                 record=self._record,
                 record_event=self.ledger.record,
                 tester=outside.tester,
-                searches=self.searches,
                 why_left_alone=lambda job: self.decider.why_left_alone(job),  # noqa: PLW0108 - there is no decider yet
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet
             ),
@@ -332,7 +333,7 @@ class Controller:
             changes = self.judge.conclude(findings, now, clock.wall(), self.actions.acting())
             yield from self.news.report(changes, now)
             self.runs.update(self.judge.view, clock.wall())
-            self.searches.update(self.judge.view, self.judge.incidents, self.state.jobs)
+            self.slow_nodes.update(self.judge.view, self.judge.incidents, self.state.jobs)
             yield from self.decider.pieces(clock.monotonic())
             self.collector.store.prune(now)
             self.silences.expire()

@@ -19,7 +19,6 @@ from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
 from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
-from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.controller.policy.suspect_nodes import suspect_nodes
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
@@ -144,12 +143,11 @@ class DecisionInputs:
         storms = (self._storm_at, None if job is None else self._storm_of.get(job.uid))
         storm_at = max((at for at in storms if at is not None), default=None)
         progress = None if view is None else view.progress
-        search = None if job is None else self._judgement.search_of(job.job_id)
         stuck = None if job is None else proves_stuck(self._judgement.incidents, job.job_id)
         return PolicyInput(
             now_wall=context.wall,
             rule=self.rule(incident.kind, job),
-            job=job if job is None or search is None else self._without_searched(job),
+            job=job,
             paused=context.paused,
             blind=context.blind,
             recent=tuple(context.recent),
@@ -175,7 +173,6 @@ class DecisionInputs:
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
             resume_from=self._resume_from(view),
             suspects=context.suspects,
-            search=search,
             switch_unknown="" if job is None else self._paths.why_switch_unknown(job, now),
             waits_behind=tuple(each.job_id for each in freed_by(job, self._cluster.jobs.values())) if job else (),
             switch_of_others="" if job is None else self._paths.switch_of_others(job)[0],
@@ -189,12 +186,6 @@ class DecisionInputs:
             return ""
         path = resume_from(view, self._judgement.incidents, supervisor.resumed_from)
         return path if may_be_named(path) else ""
-
-    def _without_searched(self, job: SlurmJob) -> SlurmJob:
-        """The job without the exclusions that an earlier restart has made to find the node that makes it slow."""
-        entries = self._journal.node_entries("excluded", job.job_id)
-        ours = {entry.node for entry in entries if entry.reason == EXCLUDED_WHY}
-        return replace(job, excluded_nodes=tuple(node for node in job.excluded_nodes if node not in ours))
 
     def with_process(self, situation: PolicyInput, incident: Incident, process: GpuProcess, now: float) -> PolicyInput:
         """The same for a process that outlived its job."""

@@ -23,7 +23,6 @@ from slurm_watchdog.ledger.from_incident import MAX_WHAT, blamed, events_of
 from slurm_watchdog.ledger.suspicion import Suspicion, by_node, suspicions
 from slurm_watchdog.ledger.words import event_words, repeated
 from slurm_watchdog.model.incidents import Finding, Incident
-from slurm_watchdog.model.node_comparison import KeptComparison
 from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind, SuspectNode
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
@@ -65,12 +64,6 @@ class NodeLedger:
         self._suspects: tuple[float, tuple[SuspectNode, ...]] | None = None
         """When they were computed last, and what came of it."""
         self._forgotten_at = 0.0
-        self.comparison: KeptComparison | None = None
-        """The last test's picture: not in the journal, which has what counts of it."""
-
-    def keep_comparison(self, comparison: KeptComparison) -> None:
-        """In place of the last one."""
-        self.comparison = comparison
 
     # ------------------------------------------------------------------------------------ what happens
 

@@ -5,9 +5,8 @@ Fires: the step time rose by 5 % or more and stays so for 30 steps and 5 minutes
 larger changes, and of a rise over hours what the hour of the day does not explain.
 Names: no rank or node: since which step, by how much. Where processes on one node wait for the processor, memory or
 storage, or its links are congested, unlike all others of the job, that is a fact, and accuses nobody.
-Note: step times alone name no node; where no signal names one either, the node is searched for by the speed of the
-job's next runs on other nodes: docs/nodes.md. While that lasts, a run that is slow from its beginning is compared with
-the job as it was.
+Note: step times alone name no node; where no signal names one either, the job's next runs on other nodes narrow down
+which it is: docs/nodes.md. While that lasts, a run that is slow from its beginning is compared with the job as it was.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.level_shift import Rise, Sample, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.run_speed import comparable
-from slurm_watchdog.analysis.search_words import is_first_run, search_facts, speed_now
+from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_speed, search_facts
 from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
@@ -29,7 +28,7 @@ from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
-from slurm_watchdog.model.slow_search import JobSearch
+from slurm_watchdog.model.slow_search import SlowSearch
 
 LEAST_STEPS = 30
 """Steps that were slow before it is reported."""
@@ -49,7 +48,7 @@ NEWEST = 10
 
 @dataclass(frozen=True, kw_only=True)
 class SlowJob:
-    """The steps of a job take longer than they did. Acted on with `policy.slow_search: active` alone."""
+    """The steps of a job take longer than they did. Never acted on."""
 
     percent: float = option(
         5.0,
@@ -78,8 +77,8 @@ def _with_peers(finding: Finding, job: JobView, nodes: Mapping[str, NodeView]) -
     return replace(finding, facts=(*finding.facts, *facts_of(mine, job.job.process_id)))
 
 
-def _judge(job: JobView, now: float, settings: SlowJob, search: JobSearch | None) -> Finding:
-    """What its steps say; and while a slow node is searched for, what its runs say."""
+def _judge(job: JobView, now: float, settings: SlowJob, search: SlowSearch | None) -> Finding:
+    """What its steps say; and while a slow node is looked for, what its runs say."""
     finding = slowdown_finding(job, now, settings.percent / 100, settings.lasts)
     return finding if search is None else _with_search(finding, job, search)
 
@@ -101,23 +100,23 @@ def slowdown_finding(job: JobView, now: float, shift: float, least_s: float) -> 
     return finding.ok(f"the steps of job {job_id} take {recent.step_s:.3g} s, as they did")
 
 
-def _with_search(finding: Finding, job: JobView, search: JobSearch) -> Finding:
+def _with_search(finding: Finding, job: JobView, search: SlowSearch) -> Finding:
     """The same; a run that has not become slow itself is compared with the job as it was."""
-    job_id, speed = job.job.job_id, speed_now(search, job)
+    job_id, speed = job.job.job_id, present_speed(search, job)
     if finding.truth is Truth.BAD:
-        # A run that was fast and has become slow is none of this search: see controller/slow_searches.py.
+        # A run that was fast and has become slow is another matter: see controller/slow_nodes.py.
         facts = search_facts(search) if is_first_run(search, job) else ()
-        return replace(finding, facts=(*finding.facts, *facts), actionable=bool(facts))
+        return replace(finding, facts=(*finding.facts, *facts))
     if speed is None:  # the run in which it became slow, or one that cannot be told yet
         unknown = finding.unknown(f"the speed of job {job_id} after its restart is not known yet")
         return finding if is_first_run(search, job) else unknown
-    if not speed.is_slow:
-        return finding.ok(f"job {job_id} is as fast as it was before step {search.step}: {speed.words}")
+    is_slow, words = speed
+    if not is_slow:
+        return finding.ok(f"job {job_id} is as fast as it was before step {search.step}: {words}")
     return finding.bad(
-        f"Job {job_id} is still slower than before step {search.step}: {speed.words}.",
+        f"Job {job_id} is still slower than before step {search.step}: {words}.",
         facts=search_facts(search),
         duration_s=job.run_age_s,
-        actionable=True,
     )
 
 
@@ -229,7 +228,7 @@ SPEC = DetectorSpec(
     steps_continue=True,
     explained_by=(IncidentKind.SLOW_NODE,),
     wants_evidence=True,
-    site_may_act=True,
+    why_no_action="no restart is made for it: those that happen anyway narrow down which node it is",
     alerts=("SlurmWatchdogSlow",),
     hint=hints_for("slow_job", "")[0],
 )

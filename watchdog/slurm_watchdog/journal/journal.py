@@ -25,7 +25,6 @@ from slurm_watchdog.journal.outbox import SqlOutbox
 from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.journal.run_records import SqlRunRecords
 from slurm_watchdog.journal.silences import SqlSilences
-from slurm_watchdog.journal.slow_searches import SqlSlowSearches
 from slurm_watchdog.journal.tables import (
     ACTION_ENDS,
     DECISIONS,
@@ -95,7 +94,6 @@ class Journal:
         self.evidence = SqlEvidence(self._database)
         self.hang_places = SqlHangPlaces(self._database)
         self.quarantines = SqlQuarantines(self._database)
-        self.slow_searches = SqlSlowSearches(self._database)
         self.run_records = SqlRunRecords(self._database)
         self.node_events = SqlNodeEvents(self._database)
         self.node_tests = SqlNodeTests(self._database)

@@ -205,15 +205,6 @@ SILENCES = sa.Table(
 )
 """What people are not notified of, one row a silence: see slurm_watchdog.model.silence."""
 
-SLOW_SEARCHES = sa.Table(
-    "slow_searches",
-    META,
-    sa.Column("job_id", sa.String(64), primary_key=True),
-    sa.Column("updated_at", sa.Float, nullable=False),
-    sa.Column("document", sa.Text, nullable=False),
-)
-"""The search for the nodes that make a job slow, with its runs: see slurm_watchdog.model.slow_search."""
-
 JOB_RUNS = sa.Table(
     "job_runs",
     META,
@@ -266,8 +257,7 @@ def _to_8(sql: sa.Connection) -> None:
 
 
 def _to_9(sql: sa.Connection) -> None:
-    """Searches for slow nodes."""
-    SLOW_SEARCHES.create(sql, checkfirst=True)
+    """Searches for slow nodes, which left with schema 14."""
 
 
 def _to_10(sql: sa.Connection) -> None:
@@ -290,7 +280,7 @@ def _to_13(sql: sa.Connection) -> None:
     NODE_TESTS.create(sql, checkfirst=True)
 
 
-GONE: Final[tuple[str, ...]] = ()
+GONE: Final[tuple[str, ...]] = ("slow_searches",)
 """Tables of features that left the product with schema 14."""
 
 

@@ -110,8 +110,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     is gone. `100_[4-9]` or `100_4`, as Slurm takes them."""
     held_why: str = ""
     """Why the job stays held once it is requeued, a sentence; empty: it is released."""
-    searched: tuple[str, ...] = ()
-    """Those of `exclude` that are left out for this one restart, to find the node that makes the job slow."""
     nodes: tuple[str, ...] = ()
     """Nodes of the run, where the kill switch is written and removed."""
     step_at_decision: int | None = None
@@ -144,8 +142,6 @@ class Decision(Struct, frozen=True, kw_only=True):
     """Number of the start of the supervisor's command, from 1."""
     avoid: tuple[str, ...] = ()
     """Nodes of the allocation that the step is started again without."""
-    avoid_once: tuple[str, ...] = ()
-    """The same for this one start, as far as there are spares, to find the node that makes the job slow."""
     resume_from: str = ""
     """Checkpoint that is named to the command when it is started again; empty: none, the trainer chooses."""
     process: GpuProcess | None = None
@@ -160,7 +156,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     @property
     def blamed(self) -> tuple[str, ...]:
         """The nodes that the restart avoids, for anybody to look at."""
-        return self.avoid or tuple(node for node in self.exclude if node not in self.searched)
+        return self.avoid or self.exclude
 
     @property
     def acts(self) -> bool:

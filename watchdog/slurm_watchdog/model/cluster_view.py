@@ -20,7 +20,7 @@ from slurm_watchdog.model.observations import Blocked, Event, Process, Role
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
 from slurm_watchdog.model.past_runs import EndedJob, PastRun
 from slurm_watchdog.model.rank_waits import WaitBlock, WaitDump
-from slurm_watchdog.model.slow_search import JobSearch
+from slurm_watchdog.model.slow_search import SlowSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
@@ -445,7 +445,7 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     """That age rests on such a stall: no answer has been seen since."""
     suspects: tuple[SuspectNode, ...] | None = None
     """Nodes with a past, the worst first; None: nobody remembers any."""
-    searches: tuple[JobSearch, ...] = ()
+    searches: tuple[SlowSearch, ...] = ()
     """For the nodes that make jobs slow."""
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""

@@ -18,9 +18,8 @@ KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
 FIELDS: Final = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
-ONCE_FIELD: Final = "once"
 RESUME_FIELD: Final = "resume"
-LATER_FIELDS: Final = (ONCE_FIELD, RESUME_FIELD)
+LATER_FIELDS: Final = (RESUME_FIELD,)
 """Of an order; only there where they are given, for supervisors and agents of earlier releases do not take them."""
 ORDER_FIELDS: Final = ("step", "start", "avoid", "grace", *LATER_FIELDS)
 """What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""

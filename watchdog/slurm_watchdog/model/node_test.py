@@ -1,4 +1,4 @@
-"""Tests of nodes that the controller starts by itself: what is remembered of each, and what came of it."""
+"""Tests of nodes: what one says of a node, and what is remembered of those that the controller starts by itself."""
 
 from __future__ import annotations
 
@@ -7,20 +7,11 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
 
 
-class Purpose(StrEnum):
-    """Why the controller tests nodes."""
-
-    QUARANTINE = "quarantine"
-    """A node that we took out of service: whether it may be given back."""
-    SLOW_SEARCH = "slow_search"
-    """Nodes of which one makes a job slow, while the job runs without them."""
-
-
 class Ending(StrEnum):
-    """How a test ended."""
+    """How a test that the controller started ended."""
 
     DONE = "done"
-    """Its results are events of the nodes, and in the search that asked for it."""
+    """Its results are events of the nodes."""
     NOT_DONE = "not_done"
     """It ended without results: Slurm refused it, or it did not end in time."""
     ABORTED = "aborted"
@@ -28,13 +19,10 @@ class Ending(StrEnum):
 
 
 class NodeTest(Struct, frozen=True, kw_only=True):
-    """One test, from the intent to its end. Times are dates."""
+    """A test that the controller started, from the intent to its end. Times are dates."""
 
     name: str
     """Of its reservation, and in the comment of its jobs: no other test has it."""
-    purpose: Purpose
-    about: str
-    """The id of the quarantine, or the job of the search."""
     nodes: tuple[str, ...]
     """That are to be judged."""
     peers: tuple[str, ...] = ()
@@ -47,18 +35,23 @@ class NodeTest(Struct, frozen=True, kw_only=True):
     why: str = ""
 
 
-class NodeResult(Struct, frozen=True, kw_only=True):
+class NodeVerdict(Struct, frozen=True, kw_only=True):
     """What a test says of one node."""
 
     node: str
     truth: Truth
     faults: tuple[tuple[str, str], ...] = ()
     """BAD: (part of the node, what is wrong with it, with the figures)."""
-    unsure: str = ""
-    """UNKNOWN: why it was not judged."""
+    unsure: tuple[str, ...] = ()
+    """UNKNOWN: why it was not judged, parts of sentences."""
     peers: int = 0
     """With which its figures were compared."""
     figures: str = ""
     """The most telling ones, in words."""
     measured: tuple[str, ...] = ()
-    """Which parts have figures: `cpu`, `memory`, `disk:/tmp`, `mount:/scratch`, `network`, `gpu`, `site_check`."""
+    """Parts that have figures: `cpu`, `memory`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a GPU's UUID."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not well, in words."""
+        return tuple(what for _, what in self.faults) or self.unsure

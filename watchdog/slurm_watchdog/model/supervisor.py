@@ -12,7 +12,7 @@ import msgspec
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, ONCE_FIELD, RESUME_FIELD, fits_field
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, RESUME_FIELD, fits_field
 from slurm_watchdog.model.slurm import SlurmJob
 
 STATUS_FILE: Final = "supervisor"
@@ -92,8 +92,6 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     """Of the allocation, healthy as far as is known, and not in use."""
     avoided: tuple[str, ...] = ()
     """Nodes of the allocation that no start uses any more."""
-    takes_once: bool = False
-    """It knows `RestartOrder.once`."""
     takes_resume: bool = False
     """It can name the checkpoint to the command that a start resumes from."""
     resumed_from: str = ""
@@ -141,8 +139,6 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
     start: int
     """Number of the start that the order is about, from 1: no other one is ended for it."""
     avoid: tuple[str, ...] = ()
-    once: tuple[str, ...] = ()
-    """Nodes that this start alone does without, as far as there are spares."""
     resume_from: str = ""
     """Checkpoint that is named to this start; empty: none, the trainer chooses."""
     grace_s: int = GRACE_S
@@ -170,15 +166,15 @@ def left_behind(job: SlurmJob, supervisor: SupervisorStatus | None) -> frozenset
 
 def order_fields(order: RestartOrder) -> dict[str, str]:
     """The ORDER_FIELDS of an order's line. Raises ValueError if they cannot be written there."""
-    avoid, once = ",".join(order.avoid), ",".join(order.once)
-    if max(len(avoid), len(once)) > MAX_FIELD:
-        raise ValueError(f"{len(order.avoid) + len(order.once)} nodes are too many for one order")
-    if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in (*order.avoid, *order.once)):
-        raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}, {once[:100]!r}")
+    avoid = ",".join(order.avoid)
+    if len(avoid) > MAX_FIELD:
+        raise ValueError(f"{len(order.avoid)} nodes are too many for one order")
+    if not _STEP.fullmatch(order.step_id) or not all(_NODE.fullmatch(node) for node in order.avoid):
+        raise ValueError(f"no step or node: {order.step_id!r}, {avoid[:100]!r}")
     if order.resume_from and not may_be_named(order.resume_from):
         raise ValueError(f"an order cannot name the checkpoint {order.resume_from[:300]!r}")
     return {
-        "step": order.step_id, "start": str(order.start), "avoid": avoid, "grace": str(order.grace_s), ONCE_FIELD: once,
+        "step": order.step_id, "start": str(order.start), "avoid": avoid, "grace": str(order.grace_s),
         RESUME_FIELD: order.resume_from,
     }  # fmt: skip
 
@@ -191,15 +187,15 @@ def may_be_named(checkpoint: str) -> bool:
 def order_in(fields: dict[str, str]) -> RestartOrder:
     """The order that a parsed line holds. Raises ValueError if it holds none."""
     decision, step_id, start, grace = (fields.get(name, "") for name in ("decision", "step", "start", "grace"))
-    avoid, once = (tuple(node for node in fields.get(name, "").split(",") if node) for name in ("avoid", ONCE_FIELD))
+    avoid = tuple(node for node in fields.get("avoid", "").split(",") if node)
     named = decision and _STEP.fullmatch(step_id) and _START.fullmatch(start)
     resume_from = fields.get(RESUME_FIELD, "")
     if resume_from and not may_be_named(resume_from):
         raise ValueError(f"the order names a checkpoint that is no absolute path: {resume_from[:100]!r}")
-    if not named or not all(_NODE.fullmatch(node) for node in (*avoid, *once)):
+    if not named or not all(_NODE.fullmatch(node) for node in avoid):
         raise ValueError("the order names no decision, no step, no start, or something that is no node")
     return RestartOrder(
-        decision=decision, step_id=step_id, start=int(start), avoid=avoid, once=once, why=fields.get("why", ""),
+        decision=decision, step_id=step_id, start=int(start), avoid=avoid, why=fields.get("why", ""),
         resume_from=resume_from, grace_s=int(grace) if _GRACE.fullmatch(grace) else GRACE_S,
     )  # fmt: skip
 

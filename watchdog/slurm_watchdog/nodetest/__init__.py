@@ -1,1 +1,1 @@
-"""Tests of nodes: bounded jobs that measure nodes and pairs of nodes, and a pure judgement of what they measured."""
+"""Runs the node test, deploy/node-test/node_test.py or a site's own, on nodes, and says who is slow and by what."""

@@ -149,7 +149,7 @@ def decision_message(incident: Incident, decision: Decision, caller: Caller = Ca
         sentence = f"{subject} was not {done}{yet} (guard: {decision.by})"
         todo = f"Look at it: slurm-watchdog explain {incident.id}. Manually: {manual_command(decision, job, caller)}"
     evidence = [f"By {decision.by}"]
-    left_out = (*decision.avoid, *decision.avoid_once) or decision.exclude
+    left_out = decision.avoid or decision.exclude
     if left_out:
         allowed = decision.verdict is Verdict.ALLOWED
         evidence.append(f"{'Continues without' if allowed else 'To be avoided'}: {', '.join(left_out)}")

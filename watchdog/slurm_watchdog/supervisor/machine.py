@@ -190,12 +190,9 @@ def _start(run: Run, now: float, wall: float) -> Next:
         return _over(run, now, run.exit_code or TERMINATED, f"nothing is started again {_late(run, wall)}")
     # A command in the batch script stays where that is, whatever its node looks like.
     suspects = () if run.in_batch else run.suspects.keys()
-    # With `once`, nodes that an earlier start has left out so are used again: this start is a question about these.
-    once = () if run.in_batch else run.once
-    previous = () if once else run.placement.nodes
     try:
         placement = choose(
-            settings.allocation, _count(run), avoided=run.avoided, suspects=suspects, once=once, previous=previous
+            settings.allocation, _count(run), avoided=run.avoided, suspects=suspects, previous=run.placement.nodes
         )
     except NoSpare as error:
         return _over(run, now, run.exit_code or TERMINATED, str(error))
@@ -209,7 +206,7 @@ def _start(run: Run, now: float, wall: float) -> Next:
     begin = Begin(placement, in_batch=run.in_batch, resume_from=run.resume_from)
     run = replace(
         run, phase=Phase.RUNNING, since=now, starts=run.starts + 1, placement=placement, steps=(), ends=Ends.NOT,
-        elsewhere=(), told_at=None, begun_ticks=0, switch_gone_at=None, looked=False, once=(),
+        elsewhere=(), told_at=None, begun_ticks=0, switch_gone_at=None, looked=False,
         words=f"start {run.starts + 1} on {len(placement.nodes)} nodes",
     )  # fmt: skip
     return run, (*said, *left, begin)
@@ -234,7 +231,7 @@ def _steps(run: Run, seen: StepsSeen) -> Next:
     run = replace(run, steps=steps, elsewhere=elsewhere)
     if run.order is None:
         return run, said
-    if any(node in run.avoided or node in run.order.once for node in elsewhere):
+    if any(node in run.avoided for node in elsewhere):
         return replace(run, order=None, answer=OrderAnswer.FAILED, words=elsewhere_words(run.starts, elsewhere)), said
     words = f"the command runs again as {step_words(steps[-1])}"
     return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (*said, Say(words))
@@ -267,10 +264,9 @@ def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float)
         "the command is started again"
     )  # fmt: skip
     words += f" without {','.join(avoid)}" if avoid else ""
-    words += f", once without {','.join(order.once)}" if order.once else ""
     words += f", from {order.resume_from}" if order.resume_from else ""
     run = replace(
-        run, order=order, avoided=run.avoided | set(avoid), once=order.once, resume_from=order.resume_from,
+        run, order=order, avoided=run.avoided | set(avoid), resume_from=order.resume_from,
         answer=OrderAnswer.TAKEN, words=words, failed="",
     )  # fmt: skip
     said = Say(f"{words}: {order.why}" if order.why else words)

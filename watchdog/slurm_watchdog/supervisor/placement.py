@@ -69,11 +69,10 @@ def choose(
     *,
     avoided: Collection[str] = (),
     suspects: Collection[str] = (),
-    once: Collection[str] = (),
     previous: Sequence[str] = (),
 ) -> Placement:
-    """`count` nodes: none of `avoided`, of `suspects` and then of `once` only where nothing else is left, and as many
-    of `previous` as can stay. Raises NoSpare."""
+    """`count` nodes: none of `avoided`, of `suspects` only where nothing else is left, and as many of `previous` as can
+    stay. Raises NoSpare."""
     usable = [node for node in allocation.nodes if node not in avoided]
     if len(usable) < count:
         raise NoSpare(
@@ -83,7 +82,7 @@ def choose(
     position = {node: index for index, node in enumerate(allocation.nodes)}
     best = sorted(
         usable,
-        key=lambda node: (node in suspects, node in once, bool(previous) and node not in previous, position[node]),
+        key=lambda node: (node in suspects, bool(previous) and node not in previous, position[node]),
     )
     chosen = frozenset(best[:count])
     return Placement(

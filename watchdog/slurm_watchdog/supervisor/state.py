@@ -64,8 +64,6 @@ class Run(Struct, frozen=True, kw_only=True):
     """See SupervisorStatus."""
     placement: Placement = Placement(nodes=())
     avoided: frozenset[str] = frozenset()
-    once: tuple[str, ...] = ()
-    """Nodes that the next start does without, as far as there are spares."""
     resume_from: str = ""
     """See SupervisorStatus.resumed_from: of the present start, and of the next one that is being prepared."""
     suspects: Mapping[str, str] = {}
@@ -269,7 +267,7 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
         nodes=tuple(n for n in nodes if n in run.placement.nodes or n in run.elsewhere),
         spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),
         avoided=tuple(n for n in nodes if n in run.avoided and n not in run.elsewhere),
-        takes_once=True, takes_resume=True, resumed_from=run.resume_from,
+        takes_resume=True, resumed_from=run.resume_from,
         failed=run.failed[:500],
         order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

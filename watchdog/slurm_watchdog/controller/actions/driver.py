@@ -32,7 +32,6 @@ from slurm_watchdog.controller.actions.ladder.state import (
     can_be_abandoned,
 )
 from slurm_watchdog.controller.actions.tools import Tools
-from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
@@ -268,8 +267,7 @@ class Driver:
             return OperationOutcome.UNKNOWN, "nothing was sent: the job and its excluded nodes cannot be read"
         for node in decision.exclude:
             if node in nodes and node not in job.excluded_nodes:
-                why = EXCLUDED_WHY if node in decision.searched else ""
-                tools.journal.node_entry(node, "excluded", decision, clock.wall(), why)
+                tools.journal.node_entry(node, "excluded", decision, clock.wall())
         outcome = await requeue.exclude(tools.slurm, self.job_id, nodes)
         if outcome[0] is OperationOutcome.DONE:
             for entry in tools.journal.node_entries("excluded", self.job_id):

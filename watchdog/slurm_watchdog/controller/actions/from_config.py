@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from slurm_watchdog.config.policy import Policy, Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.state import LadderLimits
@@ -11,8 +9,6 @@ from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.controller.policy.rules import Override, RuleBook, RuleChange
 from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.detect.registry import KINDS
-from slurm_watchdog.model.actions import Rung
-from slurm_watchdog.model.incidents import IncidentKind
 
 LADDER_LIMITS = {
     "kill_switch_limit": "kill_switch_s", "checkpoint_limit": "checkpoint_s", "signal_limit": "signal_s",
@@ -22,10 +18,6 @@ LADDER_LIMITS = {
     "set_down_after": "set_down_after_s",
 }  # fmt: skip
 """Key of `ladder`, of which a treatment has some, too -> field of LadderLimits."""
-ACTIVE_SEARCH = RuleChange(
-    source="policy.slow_search", ladder=(Rung.KILL_SWITCH, Rung.RESTART_STEP, Rung.REQUEUE), attempts=1000
-)  # fmt: skip
-"""Of a job that is searched for slow nodes: the budget a day stands in place of the attempts."""
 SAME_IN_A_RULE = ("mode", "exclude_nodes", "drain", "signal_to", "lose_work", "attempts")
 
 
@@ -45,7 +37,6 @@ def limits_of(config: Config) -> GuardLimits:
         max_drained_nodes=policy.max_drained_nodes,
         drained_percent=policy.drained_percent,
         suspects=Suspects(policy.suspects),
-        slow_search_restarts=policy.slow_search_restarts if policy.slow_search == "active" else None,
         opt_out_comment=config.jobs.opt_out_comment,
     )
 
@@ -81,10 +72,6 @@ def rule_book_of(config: Config) -> RuleBook:
 
 def _kinds(policy: Policy) -> dict[str, RuleChange]:
     kinds = {kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()}
-    if policy.slow_search == "active":
-        site = kinds.get(IncidentKind.SLOW_JOB, ACTIVE_SEARCH)
-        same = {name: getattr(ACTIVE_SEARCH, name) for name in ("ladder", "attempts") if getattr(site, name) is None}
-        kinds[IncidentKind.SLOW_JOB] = replace(site, **same)
     return kinds
 
 

@@ -18,7 +18,6 @@ from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, st
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.guards import why_not_in_place
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
-from slurm_watchdog.controller.policy.search_restart import EXCLUDED_WHY
 from slurm_watchdog.diagnose.filesystem import FAILURE_COUNTS_FOR_S
 from slurm_watchdog.model.actions import ActionRun, Decision, Operation
 from slurm_watchdog.model.cluster_view import JobView
@@ -113,8 +112,7 @@ class JobObserver:
             behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
             freed=self._freed(run, job),
             left_alone="" if job is None else self._tools.why_left_alone(job),
-            exclude_objection=self._exclude_objection(job, self._decision.searched),
-            search_objection=self._exclude_objection(job) if self._decision.searched else None,
+            exclude_objection=self._exclude_objection(job),
             loop_stuck=self._tools.loop_stuck(self._job_id),
             expired_exclusions=self._expired_exclusions(job),
             supervisor=supervisor,
@@ -195,25 +193,25 @@ class JobObserver:
         listed_at = self._tools.state.slurm_at
         return listed_at is not None and listed_at > self._submission_noticed + self._tools.listing_is_new_after_s
 
-    def _exclude_objection(self, job: SlurmJob | None, but: tuple[str, ...] = ()) -> str | None:
-        """Why the decision's nodes, `but` these, must not be kept from the job as the cluster is now. Those that it is
-        kept from already count."""
-        exclude = tuple(node for node in self._decision.exclude if node not in but)
+    def _exclude_objection(self, job: SlurmJob | None) -> str | None:
+        """Why the decision's nodes must not be kept from the job as the cluster is now. Those that it is kept from
+        already count."""
+        exclude = self._decision.exclude
         if job is None or not exclude:
             return None
-        ended = {*self._expired_exclusions(job), *but}
+        ended = self._expired_exclusions(job)
         job = replace(job, excluded_nodes=tuple(node for node in job.excluded_nodes if node not in ended))
         return objection_to_excluding(job, exclude, self._tools.state.slurm_nodes)
 
     def _expired_exclusions(self, job: SlurmJob | None) -> tuple[str, ...]:
-        """Nodes that we once kept from this job, longer ago than such a thing lasts, or for one restart only."""
+        """Nodes that we once kept from this job, longer ago than such a thing lasts."""
         if job is None or not job.held or not job.excluded_nodes:
             return ()
         oldest = clock.wall() - self._tools.limits.exclusion_s
         entries = self._tools.journal.node_entries("excluded", self._job_id)
         young = {entry.node for entry in entries if entry.at >= oldest}
         old = {entry.node for entry in entries if entry.at < oldest and entry.node not in young}
-        return tuple(sorted(old | {entry.node for entry in entries if entry.reason == EXCLUDED_WHY}))
+        return tuple(sorted(old))
 
     async def read_job(self) -> tuple[bool, SlurmJob | None]:
         """Whether the job is known, and the job, None if Slurm says that there is none."""

@@ -13,7 +13,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import expiry, own_records, quarantine
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
-from slurm_watchdog.controller.actions.node_tests import NodeTests, Permitted
+from slurm_watchdog.controller.actions.node_tests import NodeTests
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
@@ -65,7 +65,8 @@ class Actions:
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )
         self._quarantine = QuarantineTools(ports.journal, ports.slurm, config.policy, ports.record_event, clock.wall)
-        self._tests = NodeTests(self._quarantine, ports.tester, ports.searches, ports.writer, self._held_back)
+        floors = bool(config.node_tests.floors)
+        self._tests = NodeTests(self._quarantine, ports.tester, ports.writer, self._held_back, floors=floors)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
@@ -277,9 +278,8 @@ class Actions:
             drains = policy.quarantine and not quiet and self._config.mode_of(IncidentKind.SUSPECT_NODE) == "act"
             suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
             await quarantine.sweep(self._quarantine, suspects, self._state.slurm_nodes, drains=drains)
-            searches = policy.slow_search_test and not quiet and self._config.mode_of(IncidentKind.SLOW_JOB) == "act"
-            permitted = Permitted(quarantine=drains and policy.quarantine_test, searches=searches)
-            await self._tests.turn(self._state.slurm_nodes, self._state.jobs, permitted)
+            permitted = drains and policy.quarantine_test
+            await self._tests.turn(self._state.slurm_nodes, self._state.jobs, permitted=permitted)
         except JournalError as error:
             self._writer.failed(error)
 

@@ -1,5 +1,4 @@
-"""Tests that the controller starts by itself: of a node in quarantine once no job runs there, and of idle nodes among
-which a slow one is searched for. One at a time, in a process of its own: see node_tester.
+"""Tests of nodes in quarantine that the controller starts by itself, once no job runs there. One at a time.
 
 Each is an intent in the journal before it is started, and has a time by which it is over whatever became of who
 started it. A controller that finds an intent that is not its own waits for that time: so no two tests of one node are
@@ -14,27 +13,23 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.policy.node_tests import (
     enough_peers,
     events_of_results,
     is_free,
-    is_idle,
     objection_to_testing,
     peers_for,
 )
 from slurm_watchdog.controller.policy.quarantine import verdict
-from slurm_watchdog.controller.policy.search_tests import to_be_tested
 from slurm_watchdog.controller.ports.journals import Writer
-from slurm_watchdog.controller.ports.node_tests import NodeTester, NotTested, TestedSearches
-from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
-from slurm_watchdog.model.node_test import Ending, NodeResult, NodeTest, Purpose
+from slurm_watchdog.controller.ports.node_tests import NodeTester, NotTested
+from slurm_watchdog.model.node_events import NodeEventKind
+from slurm_watchdog.model.node_test import Ending, NodeTest, NodeVerdict
 from slurm_watchdog.model.quarantine import TESTED_MARK, Quarantine, QuarantineState
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import OVER, is_drained
@@ -47,32 +42,21 @@ LIMIT_S: Final = 3600.0
 its own limit, minutes, and a second look at nodes and links the same again."""
 
 
-@dataclass(frozen=True)
-class Permitted:
-    """What may be tested now."""
-
-    quarantine: bool
-    searches: bool
-
-
 class NodeTests:
     """One event loop owns it."""
 
     def __init__(
-        self, tools: QuarantineTools, tester: NodeTester, searches: TestedSearches, writer: Writer,
-        held_back: Callable[[], str | None],
+        self, tools: QuarantineTools, tester: NodeTester, writer: Writer, held_back: Callable[[], str | None], *,
+        floors: bool,
     ) -> None:  # fmt: skip
-        """`held_back`: why nothing is begun now, a sentence."""
-        self._tools, self._tester, self._searches = tools, tester, searches
-        self._writer, self._held_back = writer, held_back
+        """`held_back`: why nothing is begun now, a sentence. `floors`: the site has said which figures it accepts."""
+        self._tools, self._tester, self._writer, self._held_back = tools, tester, writer, held_back
+        self._floors = floors
         self._running: asyncio.Task[None] | None = None
 
-    @property
-    def _policy(self) -> Policy:
-        return self._tools.policy
-
-    async def turn(self, known: Sequence[SlurmNode], jobs: Mapping[str, SlurmJob], permitted: Permitted) -> None:
-        """One round. `known` and `jobs`: Slurm's newest listing. Raises JournalError."""
+    async def turn(self, known: Sequence[SlurmNode], jobs: Mapping[str, SlurmJob], *, permitted: bool) -> None:
+        """One round; a test is only begun if it is `permitted`. `known`, `jobs`: Slurm's newest listing. Raises
+        JournalError."""
         if self._running is not None:
             if not self._running.done():
                 return
@@ -84,13 +68,13 @@ class NodeTests:
         for each in left:
             if now >= each.until:
                 await self._settle(each, jobs)
-        if left or self._held_back() is not None:
+        if left or not permitted or self._held_back() is not None:
             return
-        test = self._next(known, permitted, now)
+        test = self._next(known, now)
         if test is None:
             return
         tools.journal.node_tests.intend(test)
-        log.warning("%s is tested (%s, %s)", ", ".join(test.nodes), test.purpose, test.name)
+        log.warning("%s is tested (%s)", ", ".join(test.nodes), test.name)
         self._running = asyncio.create_task(self._run(test))
 
     async def ended(self) -> None:
@@ -104,82 +88,51 @@ class NodeTests:
             self._running.cancel()
             await asyncio.gather(self._running, return_exceptions=True)
 
-    # ------------------------------------------------------------------------------------ which one
+    def _next(self, known: Sequence[SlurmNode], now: float) -> NodeTest | None:
+        open_ones = self._tools.journal.quarantines.open()
+        before = self._tools.journal.node_tests.since(now - self._tools.policy.quarantine_test_again - LIMIT_S)
+        found = (self._of(each, known, before, {each.node for each in open_ones}, now) for each in open_ones)
+        return next((each for each in found if each is not None), None)
 
-    def _next(self, known: Sequence[SlurmNode], permitted: Permitted, now: float) -> NodeTest | None:
-        before = self._tools.journal.node_tests.since(now - self._policy.quarantine_test_again - LIMIT_S)
-        if permitted.quarantine:
-            for entry in self._tools.journal.quarantines.open():
-                if (test := self._of_quarantine(entry, known, before, now)) is not None:
-                    return test
-        if permitted.searches:
-            for search in self._searches.all():
-                idle = {each.name: each for each in known if is_idle(each)}
-                nodes = [
-                    node for node in to_be_tested(search, frozenset(idle))
-                    if objection_to_testing(node, before, now, self._policy.quarantine_test_again) is None
-                ]  # fmt: skip
-                found = peers_for([idle[name] for name in nodes], known, self._policy.quarantine_test_peers, nodes)
-                beside = len(nodes) - 1 + len(found)
-                if nodes and enough_peers(beside, self._policy.quarantine_test_peers, now - search.updated_at):
-                    return self._test(Purpose.SLOW_SEARCH, search.job_id, nodes, found, now)
-        return None
-
-    def _of_quarantine(
-        self, entry: Quarantine, known: Sequence[SlurmNode], before: Sequence[NodeTest], now: float
+    def _of(
+        self, entry: Quarantine, known: Sequence[SlurmNode], before: Sequence[NodeTest], out: set[str], now: float
     ) -> NodeTest | None:
         node = next((each for each in known if each.name == entry.node), None)
         if entry.state is not QuarantineState.DRAINED or node is None or not is_free(node):
             return None
         if entry.reservation is None and not (is_drained(node.state) and node.reason == entry.reason):
             return None
-        again_s = self._policy.quarantine_test_again
+        again_s = self._tools.policy.quarantine_test_again
         said = verdict(entry, self._tools.journal.node_events.of_node((entry.node,)))
         if said is not None and (said.kind != NodeEventKind.TEST_FAILED or now - said.at < again_s):
             return None
         if objection_to_testing(entry.node, before, now, again_s) is not None:
             return None
-        most, out = self._policy.quarantine_test_peers, {each.node for each in self._tools.journal.quarantines.open()}
-        peers = peers_for([node], known, most, out)
+        peers = peers_for(node, known, out)
         ended = [each.ended_at for each in before if entry.node in each.nodes and each.ended_at is not None]
-        if not enough_peers(len(peers), most, now - max([entry.at, *ended])):
+        if not enough_peers(len(peers), now - max([entry.at, *ended]), floors=self._floors):
             return None
-        return self._test(Purpose.QUARANTINE, str(entry.id), [entry.node], peers, now)
-
-    def _test(self, purpose: Purpose, about: str, nodes: Sequence[str], peers: Sequence[str], now: float) -> NodeTest:
-        return NodeTest(
-            name=f"{TESTED_MARK}{secrets.token_hex(6)}", purpose=purpose, about=about, nodes=tuple(nodes),
-            peers=tuple(peers), at=now, until=now + LIMIT_S,
-        )  # fmt: skip
+        name = f"{TESTED_MARK}{secrets.token_hex(6)}"
+        return NodeTest(name=name, nodes=(entry.node,), peers=tuple(peers), at=now, until=now + LIMIT_S)
 
     # ------------------------------------------------------------------------------------ its life
 
     async def _run(self, test: NodeTest) -> None:
+        results, why = tuple[NodeVerdict, ...](), ""
         try:
-            results = await self._tester.test(test)
+            results = tuple(await self._tester.test(test))
         except NotTested as error:
             log.warning("the test %s has ended without results: %s", test.name, error)
-            results = ()
             why = str(error)
-        else:
-            why = ""
         self._writer.together(lambda: self._finish(test, results, why))
 
-    def _finish(self, test: NodeTest, results: Sequence[NodeResult], why: str) -> None:
+    def _finish(self, test: NodeTest, results: Sequence[NodeVerdict], why: str) -> None:
         """Results and end, in one transaction: none is without the other."""
-        now, record = self._tools.wall(), self._tools.record
+        now = self._tools.wall()
         suspicious = {node: self._tools.journal.node_events.of_node((node,)) for node in test.nodes}
-        for event in events_of_results(test, results, now, suspicious):
+        for event in events_of_results(test, results, now, suspicious, why):
             log.warning("%s: %s: %s", event.node, event.kind, event.what)
-            record(event)
-        judged = {each.node for each in results}
-        for node in test.nodes:
-            if node not in judged and test.purpose is Purpose.QUARANTINE:
-                what = f"test by slurm-watchdog: not judged: {why or 'it has no result'}"
-                key = f"{NodeEventKind.TESTED}:slurm-watchdog:{test.name}:{node}:"
-                record(NodeEvent(key=key, node=node, kind=NodeEventKind.TESTED, at=now, what=what))
-        if test.purpose is Purpose.SLOW_SEARCH:
-            self._searches.note_test(test.about, [each for each in results if each.node in test.nodes])
+            self._tools.record(event)
         self._save(replace(test, ended_at=now, ending=Ending.DONE if results else Ending.NOT_DONE, why=why))
 
     def _save(self, test: NodeTest) -> None:

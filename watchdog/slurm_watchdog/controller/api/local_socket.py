@@ -23,7 +23,6 @@ from slurm_watchdog.controller.api.asking import (
     read_body,
     reason_of,
 )
-from slurm_watchdog.controller.api.comparison_api import ComparisonApi
 from slurm_watchdog.controller.api.json_views import DETAILS_FOR, left_out_json, own_status, status_json
 from slurm_watchdog.controller.api.report_api import ReportApi
 from slurm_watchdog.controller.api.restart_api import RestartApi, SaveApi, node_of
@@ -80,7 +79,6 @@ def make_app(
     app.router.add_get("/v1/nodes", api.nodes)
     app.router.add_get("/v1/nodes/{node}", api.node)
     app.router.add_post("/v1/nodes/{node}/events", api.add_node_event)
-    app.router.add_post("/v1/node-tests", ComparisonApi(controller, api.who).keep)
     silences, restarts = SilenceApi(controller, api.who), RestartApi(controller, api.who)
     app.router.add_get("/v1/silences", silences.listed)
     app.router.add_post("/v1/silences", silences.add)

@@ -20,7 +20,6 @@ from aiohttp import web
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.asking import Handler, RequestRefused, errors_as_sentences
-from slurm_watchdog.controller.api.comparison_api import ComparisonApi
 from slurm_watchdog.controller.api.json_views import Sees
 from slurm_watchdog.controller.api.local_socket import LocalApi
 from slurm_watchdog.controller.api.overview import job_page_json, overview_json
@@ -75,7 +74,6 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     app.router.add_get("/api/incidents", page.incidents)
     app.router.add_get("/api/nodes", page.api.nodes)
     app.router.add_get("/api/nodes/{node}", page.api.node)
-    app.router.add_get("/api/node-tests", ComparisonApi(controller, page.api.who).last)
     app.router.add_get("/api/jobs/{id}", page.job)
     app.router.add_get("/api/incidents/{id}", page.incident)
     app.router.add_get("/api/incidents/{id}/evidence/{number}", page.evidence)

@@ -23,7 +23,6 @@ from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Incident, IncidentState
-from slurm_watchdog.model.slow_search import SearchState
 from slurm_watchdog.notify.notification import Delivery
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
@@ -58,7 +57,6 @@ class ControllerMetrics:
         self._step_s = gauge("job_step_seconds", "Median of the recent times of one step", "job_id")
         self._limit = gauge("job_stall_limit_seconds", "Progress age at which the job counts as hanging", "job_id")
         self._phase = gauge("job_phase", "1 for the phase a job is in", "job_id", "phase")
-        self._searches = gauge("slow_searches", "Jobs whose slow node is searched for, was found, or is none", "state")
         self._incidents = gauge("incidents", "Open incidents; those that fire and are silenced apart", "kind", "state")
         self.incidents_total = _new(Counter, self._counters, "incidents_total", "Incidents that fired", "kind")
         self.decisions = counter("decisions_total", "Decisions", "action", "verdict", "by")
@@ -231,9 +229,6 @@ class ControllerMetrics:
         values |= islice(self._errors(jobs), MAX_LOG_ERRORS)
         self.lost_gpu_time.labels("standstill").inc(self.gpu_time.add(view, open_incidents))
         _show_only(self._of_jobs, values)
-        states = Tally(each.state for each in view.searches)
-        for state in SearchState:
-            self._searches.labels(state.value).set(states[state])
         self._without_series.set(len(view.jobs) - len(jobs))
         tally = Tally(
             (each.kind, SILENCED if each.state is IncidentState.FIRING and is_silenced(each) else each.state)

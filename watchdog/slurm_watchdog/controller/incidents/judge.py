@@ -31,7 +31,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
 from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
 from slurm_watchdog.model.node_events import SuspectNode
-from slurm_watchdog.model.slow_search import JobSearch
+from slurm_watchdog.model.slow_search import SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked
@@ -113,7 +113,7 @@ class Judge:
         `past`: what is remembered of nodes; None: nothing. `hangs`: where jobs hung before.
         `patience_of`: how long a job has to make no step before it is said to stand."""
         self._past = past
-        self.searches: Callable[[], tuple[JobSearch, ...]] = tuple
+        self.searches: Callable[[], tuple[SlowSearch, ...]] = tuple
         """Those for nodes that make jobs slow, as they are at the moment; set by who keeps them."""
         self.hangs = HangMemory(hangs)
         self.config = config
@@ -284,10 +284,6 @@ class Judge:
     def why_held(self, incident_id: str) -> str | None:
         """Why a restart for this incident would end in the same place again; None if that is not known."""
         return self.hangs.why_held(incident_id)
-
-    def search_of(self, job_id: str) -> JobSearch | None:
-        """The search for the nodes that make this job slow; None: there is none."""
-        return next((each for each in self.view.searches if each.job_id == job_id), None)
 
     def settle(self, change: IncidentChange, now: float) -> None:
         """A filesystem that is well again: its jobs' clocks are restarted."""

@@ -17,7 +17,6 @@ from slurm_watchdog.controller.policy.guards import (
 from slurm_watchdog.controller.policy.placement import objection_to_excluding
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
-from slurm_watchdog.controller.policy.search_restart import to_leave_out, to_leave_out_in_place
 from slurm_watchdog.controller.policy.suspect_nodes import to_avoid
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
@@ -34,7 +33,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
         incident = replace(incident, exclude_nodes=tuple(avoided))
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
-    ladder, left_out = _possible(_to_question(incident, situation), situation)
+    ladder, left_out = _possible(situation.rule.ladder, situation)
     asked = incident.kind == IncidentKind.OPERATOR_RESTART
     held_why = situation.why_held or "" if not asked and is_held(situation) else ""
     if held_why:
@@ -64,17 +63,12 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     drain, not_drained = _to_drain(incident, situation, limits)
     suspects = _suspects(incident, situation, limits, exclude)
     whole = (*exclude, *(node for node, _ in suspects))
-    searches = not held_why and _searches(incident, situation)
-    searched = _searched(situation, limits, whole) if searches and Rung.REQUEUE in ladder else ()
-    once = to_leave_out_in_place(situation.search, avoid, supervisor) if searches else ()
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
         kept_in = () if avoid else kept_in  # the step is started again without them
         why_avoided += [f"{node} is avoided: {what}" for node, what in suspects]
         if held_why:
             why_avoided.append(f"it is requeued and stays held: {held_why}")
-        if once or searched:
-            why_avoided.append(f"{', '.join(once or searched)} left out once, to find the node that makes the job slow")
         if resume_from:
             why_avoided.append(f"the checkpoint {resume_from} is named to it")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
@@ -87,9 +81,8 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         reason=reason,
         decided_at=situation.now_wall,
         fence=None if job is None else Fence(job_id=job.job_id, restarts=job.restarts, start_at=job.start_at),
-        exclude=(*whole, *searched),
+        exclude=whole,
         held_why=held_why,
-        searched=searched,
         nodes=() if job is None else in_use(job, situation.supervisor),
         process_job_id=None if job is None else job.process_id,
         step_at_decision=situation.step,
@@ -105,7 +98,6 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         step_id="" if supervisor is None else supervisor.step_id,
         start=0 if supervisor is None else supervisor.starts,
         avoid=avoid,
-        avoid_once=once,
         resume_from=resume_from,
         process=situation.process,
         process_since=situation.process_since,
@@ -126,15 +118,6 @@ def _why_none(incident: Incident, rule: Rule) -> str:
     if Rung.RESTART_STEP in rule.ladder:
         return f"it is left to Slurm: {NO_SUPERVISOR}"
     return spec_of(incident.kind).why_no_action or "this kind of incident is reported, and nothing is done about it"
-
-
-def _to_question(incident: Incident, s: PolicyInput) -> tuple[Rung, ...]:
-    """The rule's ladder; a slow job is started again in its allocation only where that answers a question of its
-    search: with spares in place of suspects."""
-    ladder = s.rule.ladder
-    if incident.kind != IncidentKind.SLOW_JOB or to_leave_out_in_place(s.search, (), s.supervisor):
-        return ladder
-    return tuple(rung for rung in ladder if rung is not Rung.RESTART_STEP)
 
 
 def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[Rung, ...], tuple[str, ...]]:
@@ -175,16 +158,6 @@ def _suspects(
     if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
         return ()
     return to_avoid(s.job, s.suspects, exclude, limits.suspects, s.nodes, limits.max_excluded_nodes)
-
-
-def _searches(incident: Incident, s: PolicyInput) -> bool:
-    """Whether a restart may leave out nodes to find the one that makes the job slow."""
-    return s.rule.exclude_nodes and incident.kind != IncidentKind.OPERATOR_RESTART
-
-
-def _searched(s: PolicyInput, limits: GuardLimits, exclude: tuple[str, ...]) -> tuple[str, ...]:
-    """Nodes that this one requeue leaves out for that."""
-    return () if s.job is None else to_leave_out(s.job, s.search, exclude, s.nodes, limits.max_excluded_nodes)
 
 
 def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:

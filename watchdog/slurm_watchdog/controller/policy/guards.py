@@ -8,7 +8,6 @@ from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
-from slurm_watchdog.controller.policy.search_restart import to_leave_out, to_leave_out_in_place
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, RUN_AGAIN
 from slurm_watchdog.model.actions import Decision, Rung
@@ -257,29 +256,6 @@ def is_held(s: PolicyInput) -> bool:
     return held and s.job is not None and why_not(Rung.REQUEUE, s.job, s.supervisor) is None
 
 
-def _slow_search(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
-    """A restart for a slow job has to answer a question of the search, and is one of few a day."""
-    if incident.kind != IncidentKind.SLOW_JOB or s.job is None:
-        return None
-    if limits.slow_search_restarts is None:
-        return "policy.slow_search is not active: a slow node is searched for with restarts that happen anyway"
-    searched = [d for d in s.recent if d.by == IncidentKind.SLOW_JOB and s.now_wall - d.decided_at < DAY_S]
-    if len(searched) >= limits.slow_search_restarts:
-        done = len(searched)
-        return f"{done} restarts within a day to search for slow nodes, as many as policy.slow_search_restarts allows"
-    mine = sum(d.uid == s.job.uid for d in searched)
-    if s.users_running > 1 and 2 * mine >= max(2, limits.slow_search_restarts):
-        return (
-            f"{mine} restarts within a day to search for slow nodes for this user, half of policy.slow_search_restarts"
-        )
-    in_place = Rung.RESTART_STEP in s.rule.ladder and why_not_in_place(s.supervisor) is None
-    if in_place and to_leave_out_in_place(s.search, (), s.supervisor):
-        return None
-    if not to_leave_out(s.job, s.search, (), s.nodes, limits.max_excluded_nodes):
-        return "no other nodes are free now in place of suspects, or the search for the slow node is over"
-    return None
-
-
 def _exclusions(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.job is not None and s.rule.exclude_nodes:
         total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
@@ -311,7 +287,6 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("attempts", _attempts),
     ("crash_loop", _crash_loop),
     ("same_hang", _same_hang),
-    ("slow_search", _slow_search),
     ("exclusions", _exclusions),
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""

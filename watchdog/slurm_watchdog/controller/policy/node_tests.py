@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
 from slurm_watchdog.ledger.counted import strength_of
+from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import GPU_PLACE, LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind
-from slurm_watchdog.model.node_test import Ending, NodeResult, NodeTest
+from slurm_watchdog.model.node_test import Ending, NodeTest, NodeVerdict
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import ABSENT, USED, is_lost, node_words, starts_jobs
 
-LEAST_PEERS: Final = 4
-"""As knowledge/node_figures.py: with fewer no figure is compared with peers."""
+MOST_PEERS, LEAST_PEERS = 5, 4
+"""Idle nodes that are tested with one in quarantine; with fewer than LEAST_PEERS no figure is compared with them."""
 PATIENCE_S: Final = 6 * 3600.0
 """So long a test waits for idle peers; then it is made without: figures that a site accepts, earlier tests of the node
 itself, and what does not work at all need none."""
@@ -39,17 +40,15 @@ def is_idle(node: SlurmNode) -> bool:
     return starts_jobs(node.state) and "IDLE" in words and not words & TAKEN
 
 
-def peers_for(nodes: Sequence[SlurmNode], known: Sequence[SlurmNode], most: int, but: Collection[str]) -> list[str]:
-    """Idle nodes of the same partitions to compare with, `most` so many, in Slurm's order; none of those in `but`."""
-    names = {each.name for each in nodes} | set(but)
-    partitions = {name for each in nodes for name in each.partitions}
-    fit = (each for each in known if each.name not in names and is_idle(each) and partitions & set(each.partitions))
-    return [each.name for each in fit][:most]
+def peers_for(node: SlurmNode, known: Sequence[SlurmNode], but: Collection[str]) -> list[str]:
+    """Idle nodes of the same partitions to compare with, in Slurm's order; none of those in `but`."""
+    others = [each for each in known if each.name not in (node.name, *but) and is_idle(each)]
+    return [each.name for each in others if set(node.partitions) & set(each.partitions)][:MOST_PEERS]
 
 
-def enough_peers(found: int, most: int, waited_s: float) -> bool:
-    """Whether a test beside so many peers is worth its while now."""
-    return found >= min(most, LEAST_PEERS) or waited_s >= PATIENCE_S
+def enough_peers(found: int, waited_s: float, *, floors: bool) -> bool:
+    """Whether a test beside so many peers is worth its while now; `floors`: the site has said what it accepts."""
+    return floors or found >= LEAST_PEERS or waited_s >= PATIENCE_S
 
 
 def objection_to_testing(node: str, tests: Iterable[NodeTest], now: float, again_s: float) -> str | None:
@@ -72,52 +71,43 @@ def objection_to_testing(node: str, tests: Iterable[NodeTest], now: float, again
     return f"{aborted} tests of {node} were aborted" if aborted >= MOST_ABORTED else None
 
 
-def not_covered(result: NodeResult, events: Iterable[NodeEvent]) -> tuple[str, ...]:
+def not_covered(found: NodeVerdict, events: Iterable[NodeEvent]) -> tuple[str, ...]:
     """Parts of the node that are suspect, and that the test did not measure: that it passed says nothing of them."""
     standing = {each.place for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why}
-    return tuple(sorted(place for place in standing if not _covers(place, result.measured)))
+    return tuple(sorted(place for place in standing if not _covers(place, found.measured)))
 
 
 def _covers(place: str, measured: Collection[str]) -> bool:
+    """A place that no test measures under its name is the node as a whole."""
     if place.startswith((GPU_PLACE, "gpu")):
-        return "gpu" in measured or "site_check" in measured
-    if place.startswith((MOUNT_PLACE, "disk:")):
-        return place in measured
-    if place.startswith(LINK_PLACE) or place in ("link", "pair"):
-        return "network" in measured
-    return place in measured or place not in PARTS
-
-
-PARTS: Final = frozenset({"cpu", "memory", "site_check"})
-"""Parts that a test measures under their own name; a place that is none of these, or is empty, is the whole node."""
+        return place in measured or "gpu" in measured
+    if place.startswith(LINK_PLACE) or place == "link":
+        return any(each.startswith("link") for each in measured)
+    return place in measured or not place.startswith((MOUNT_PLACE, "disk:", "cpu", "memory"))
 
 
 def events_of_results(
-    test: NodeTest, results: Iterable[NodeResult], at: float, suspicious: Mapping[str, Sequence[NodeEvent]]
+    test: NodeTest, results: Iterable[NodeVerdict], at: float, suspicious: Mapping[str, Sequence[NodeEvent]], why: str
 ) -> list[NodeEvent]:
     """What the nodes' histories get: a failed test for each part that is bad, of every node; a passed one of a node
-    that was to be judged, if the test covers what it is suspect for (`suspicious`: its events); else only a line."""
-    found: list[NodeEvent] = []
-    for each in results:
-        by_place: dict[str, list[str]] = {}
-        for place, what in each.faults:
-            by_place.setdefault(place, []).append(what)
-        found += [
-            _event(test, each.node, NodeEventKind.TEST_FAILED, at, "; ".join(what), place)
-            for place, what in by_place.items()
-        ]
-        if each.node not in test.nodes or by_place:
-            continue
-        left = not_covered(each, suspicious.get(each.node, ()))
-        figures = f": {each.figures}" if each.figures else ""
-        if each.unsure:
-            found.append(_event(test, each.node, NodeEventKind.TESTED, at, f"not judged: {each.unsure}"))
-        elif left:
-            what = f"well, beside {each.peers} peers{figures}; not measured: {', '.join(left)}"
-            found.append(_event(test, each.node, NodeEventKind.TESTED, at, what))
-        else:
-            what = f"well, beside {each.peers} peers{figures}"
-            found.append(_event(test, each.node, NodeEventKind.TEST_PASSED, at, what))
+    that was to be judged, if the test covers what it is suspect for (`suspicious`: its events); else only a line.
+    `why`: it has no result."""
+    found, judged = list[NodeEvent](), {each.node: each for each in results}
+    for each in judged.values():
+        for place in dict.fromkeys(place for place, _ in each.faults):
+            what = "; ".join(said for where, said in each.faults if where == place)
+            found.append(_event(test, each.node, NodeEventKind.TEST_FAILED, at, what, place))
+    for node in test.nodes:
+        said = judged.get(node) or NodeVerdict(node=node, truth=Truth.UNKNOWN, unsure=(why or "it has no result",))
+        if said.truth is Truth.UNKNOWN:
+            found.append(_event(test, node, NodeEventKind.TESTED, at, f"not judged: {'; '.join(said.unsure)}"))
+        elif said.truth is Truth.OK:
+            left = ", ".join(not_covered(said, suspicious.get(node, ())))
+            what = f"well, beside {said.peers} peers{f': {said.figures}' if said.figures else ''}"
+            kind, what = (
+                (NodeEventKind.TESTED, f"{what}; not measured: {left}") if left else (NodeEventKind.TEST_PASSED, what)
+            )
+            found.append(_event(test, node, kind, at, what))
     return found
 
 

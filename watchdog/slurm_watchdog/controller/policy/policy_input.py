@@ -14,7 +14,6 @@ from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.node_view import NodeView
-from slurm_watchdog.model.slow_search import JobSearch
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
@@ -35,8 +34,6 @@ class GuardLimits(Struct, frozen=True, kw_only=True):
     max_drained_nodes: int = 0
     drained_percent: float = 0.0
     suspects: Suspects = Suspects.IGNORE
-    slow_search_restarts: int | None = None
-    """A day, for searches for slow nodes; None: those make no restarts of their own."""
 
 
 class PolicyInput(Struct, frozen=True, kw_only=True):
@@ -46,8 +43,7 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     rule: Rule
     """What the configuration and the job's owner say; see slurm_watchdog.controller.policy.rules."""
     job: SlurmJob | None
-    """The job as Slurm has it now, but without the exclusions that its next restart ends anyway, those of an earlier
-    one for the search; None if Slurm does not know it."""
+    """The job as Slurm has it now; None if Slurm does not know it."""
     paused: str | None
     blind: str | None
     """Why the controller cannot see well enough: just started, just woken, Slurm not answering."""
@@ -102,8 +98,6 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     """Checkpoint that a restart in place names to the command; empty: none, the trainer chooses."""
     suspects: tuple[tuple[str, str], ...] = ()
     """(node, sentence) of those that an open incident calls suspect: see `suspect_nodes`."""
-    search: JobSearch | None = None
-    """For the node that makes the job slow."""
     switch_of_others: str = ""
     """Why the job's kill switch may end another job, too, a sentence."""
     waits_behind: tuple[str, ...] = ()

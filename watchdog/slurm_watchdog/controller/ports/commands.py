@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.ledger.suspicion import Suspicion
     from slurm_watchdog.model.actions import Decision, Wish
     from slurm_watchdog.model.incidents import Incident
-    from slurm_watchdog.model.node_comparison import KeptComparison
     from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.silence import Silence
     from slurm_watchdog.model.slurm import SlurmJob
@@ -65,11 +64,6 @@ class NodePast(Protocol):
     def suspicions(self) -> list[Suspicion]: ...
 
     def history(self, node: str) -> list[Counted]: ...
-
-    @property
-    def comparison(self) -> KeptComparison | None: ...
-
-    def keep_comparison(self, comparison: KeptComparison) -> None: ...
 
 
 class Silencing(Protocol):

@@ -18,7 +18,7 @@ from slurm_watchdog.controller.ports.executors import (
 )
 from slurm_watchdog.controller.ports.journals import DecisionJournal, Writer
 from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
-from slurm_watchdog.controller.ports.node_tests import NodeTester, TestedSearches
+from slurm_watchdog.controller.ports.node_tests import NodeTester
 
 if TYPE_CHECKING:
     from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -85,7 +85,6 @@ class ActionPorts:
     record_event: Callable[[NodeEvent], None]
     """Takes what happened to a node."""
     tester: NodeTester
-    searches: TestedSearches
     why_left_alone: Callable[[SlurmJob], str]
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     on_failure: Callable[[Decision], None]

@@ -9,7 +9,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.analysis.limit_by_stacks import LongPhases
     from slurm_watchdog.model.cluster_view import ClusterView, JobView
     from slurm_watchdog.model.incidents import Incident
-    from slurm_watchdog.model.slow_search import JobSearch
 
 
 class Incidents(Collection["Incident"], Reversible["Incident"], Protocol):
@@ -34,9 +33,6 @@ class Judgement(Protocol):
 
     def why_held(self, incident_id: str) -> str | None:
         """Why a restart for this incident would end in the same place again; None if that is not known."""
-
-    def search_of(self, job_id: str) -> JobSearch | None:
-        """The search for the nodes that make this job slow; None: there is none."""
 
     @property
     def slurm_patience_s(self) -> float:

@@ -102,8 +102,7 @@ def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | No
     if any(r.outcome is OperationOutcome.SKIPPED for r in tries(run, Operation.EXCLUDE)):
         return None
     there = world.job.excluded_nodes
-    refused_now = run.decision.searched if world.search_objection is not None else ()
-    missing = [node for node in run.decision.exclude if node not in there and node not in refused_now]
+    missing = [node for node in run.decision.exclude if node not in there]
     if missing and world.exclude_objection is not None:
         return retry(run, world, Execute(operation=Operation.EXCLUDE, skip=world.exclude_objection))
     expired = [node for node in world.expired_exclusions if node in there and node not in run.decision.exclude]
@@ -160,14 +159,11 @@ def _ended_well(run: ActionRun, world: Observed) -> ActionEnd:
 
 
 def _drop_exclusions(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
-    """Nodes that went down since may leave too few: then our own exclusions go again. Those for a search go whenever
-    the job waits: the nodes that were free for it may have been taken."""
+    """Nodes that went down since may leave too few: then our own exclusions go again."""
     assert world.job is not None
     ours = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
     last_at = max(r.outcome_at or r.intent_at for r in run.records)
-    if world.exclude_objection is None:
-        ours = [node for node in ours if node in run.decision.searched]
-    if not ours or world.now - last_at < limits.step_s or world.paused:
+    if world.exclude_objection is None or not ours or world.now - last_at < limits.step_s or world.paused:
         return None
     kept = tuple(node for node in world.job.excluded_nodes if node not in ours)
     return Execute(operation=Operation.EXCLUDE, attempt=len(tries(run, Operation.EXCLUDE)) + 1, nodes=kept)

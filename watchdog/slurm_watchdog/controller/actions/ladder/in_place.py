@@ -100,8 +100,7 @@ def _follow(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
         drained = drain_nodes(run, world)
         if drained is not None:
             return drained, ""
-        left_out = (*run.decision.avoid, *run.decision.avoid_once)
-        without = f" without {', '.join(left_out)}" if left_out else ""
+        without = f" without {', '.join(run.decision.avoid)}" if run.decision.avoid else ""
         resumed = f", from {run.decision.resume_from}" if run.decision.resume_from else ""
         what = f"the job runs again in its allocation{without}{resumed}"
         end = end_of_restart(run, world, what, ordered_at, world.new_step_first_step)

@@ -139,8 +139,6 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Why the job's owner wants it left alone now, a sentence."""
     exclude_objection: str | None = None
     """Why the nodes of the decision must not be excluded: too few would be left."""
-    search_objection: str | None = None
-    """The same with those that are left out for a search only (Decision.searched)."""
     process: ProcessEnd | None = None
     """Of a decision about a process: what its node says of it, once anything was tried; None while it has not
     answered."""

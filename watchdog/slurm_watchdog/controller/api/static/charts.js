@@ -103,25 +103,3 @@ export function whoWaits(diagnosis) {
     svg("polygon", { points: `336,${target} 326,${target - 5} 326,${target + 5}` }), text(270, target - 12, "wait for", "middle"), ...odd.flatMap((each, index) => box(each, 340, y(index, odd.length))),
     more ? text(4, rows * 52 + 12, `and ${count(more, "more group")}`) : null));
 }
-
-// Nodes beside their peers: a row a figure, a mark a node. At 1 it has what its peers have; left of the row's line it is worse than counts.
-const MOST_SHARE = 1.5, NAMED_IN_ROW = 3;
-export function besidePeers(test) {
-  const rows = test.figures.filter((each) => each.values.some((value) => value)), left = 210, wide = WIDE + LEFT - left, high = 22;
-  if (!rows.length) return make("p", { class: "faint" }, "No figure of two nodes can be compared.");
-  const x = (share) => left + (wide * Math.min(share, MOST_SHARE)) / MOST_SHARE, kinds = { bad: "stood", ok: "steps", unknown: "doubt" }, bottom = TOP + rows.length * high;
-  const shown = (value) => (Math.abs(value) >= 100 ? Math.round(value) : Number(value.toPrecision(3)));
-  const marks = rows.flatMap((row, index) => {
-    const top = TOP + index * high, of = row.values.map((value, at) => value && { node: test.nodes[at], value: value[0], share: value[1] }).filter(Boolean);
-    const worse = of.filter((each) => each.share < row.worst_share && each.node.verdict === "bad"), last = Math.max(...worse.map((each) => x(each.share)), 0);
-    return [text(left - 8, top + 15, short(row.title, 36), "end"), line(left, top + high, left + wide, top + high), svg("line", { class: "bound", x1: x(row.worst_share).toFixed(1), x2: x(row.worst_share).toFixed(1), y1: top + 2, y2: top + high - 2 }),
-      ...[...of].reverse().map((each) => rect(x(each.share) - 2, top + 5, 4, 12, kinds[each.node.verdict], `${each.node.name}: ${row.title} ${shown(each.value)} ${row.unit}, ${Math.round(100 * each.share)} % of its peers`)),
-      worse.length ? text(last + 6, top + 15, worse.slice(0, NAMED_IN_ROW).map((each) => short(each.node.name, 14)).join(", ") + (worse.length > NAMED_IN_ROW ? " …" : "")) : null];
-  });
-  const tally = ["bad", "unknown", "ok"].map((verdict) => [test.nodes.filter((each) => each.verdict === verdict), verdict]).filter(([some]) => some.length);
-  const label = `${count(test.nodes.length, "node")} beside their peers in ${count(rows.length, "figure")}: ${tally.map(([some, verdict]) => `${some.length} ${verdict === "ok" ? "well" : verdict}${verdict === "bad" ? ` (${some.map((each) => each.name).join(", ")})` : ""}`).join(", ")}`;
-  return make("figure", {}, drawing(bottom + 36, label, ...marks,
-    ...[0, 0.5, 1, 1.5].flatMap((share) => [line(x(share), TOP, x(share), bottom + 4), text(x(share), bottom + 17, share === MOST_SHARE ? `${100 * share} % or more` : `${100 * share} %`, share === MOST_SHARE ? "end" : "middle")]),
-    text(left + wide, bottom + 32, "of the peers' median; less is worse, also where a small number is good", "end")),
-    make("figcaption", { class: "faint" }, `${label}. Red: named as bad, purple: not judged, green: well. Left of the dashed line a difference counts.${test.left_out ? ` ${count(test.left_out, "more node")} not drawn.` : ""}`));
-}

@@ -1,6 +1,6 @@
 // Draws what the controller knows. Everything that comes from a job, a log or a user enters the page as text, never as markup.
 
-import { besidePeers, chart, rankGrid, rankLetter, timeline, whoWaits } from "./charts.js";
+import { chart, rankGrid, rankLetter, timeline, whoWaits } from "./charts.js";
 import { clock, count, here, known, link, make, part, plain, seconds, svg } from "./dom.js";
 
 const EVERY_MS = 5000;
@@ -128,25 +128,12 @@ function past(found) {
     each.place || "-", each.what + (each.node !== found.node ? ` [in ${each.node}]` : "") + (each.why_not ? ` (does not count: ${each.why_not})` : "")] })));
 }
 
-// The last test of nodes that an operator made, as a picture; the reasons are there for those who see everything.
-function tested({ test, by }) {
-  if (!test) return [];
-  const odd = test.nodes.filter((each) => each.verdict !== "ok");
-  return [
-    make("h2", {}, "The last test of nodes"),
-    make("p", {}, `${test.sentence} By ${by}, ${clock(test.began_at)} to ${clock(test.ended_at)}.`),
-    besidePeers(test),
-    odd.length ? table("Nodes that are not well", ["Node", "Verdict", "Why"], odd.map((each) => ({ late: each.verdict === "bad", cells: [link(each.name, "node", each.name), each.verdict, each.why || "-"] }))) : null,
-  ];
-}
-
-function nodes(found, last) {
+function nodes(found) {
   const rows = found.nodes.map((each) => ({ late: each.suspect, cells: [link(each.node, "node", each.node), each.score.toFixed(2), each.recent, each.events, clock(each.last_at), each.place || "-", each.reasons] }));
   return [
     make("h2", {}, "Nodes with a past, the worst first"),
     make("p", {}, found.known ? `${count(found.known, "node")}, ${found.suspects || "none"} of them suspect (from ${found.suspect_from} on)` : "Nothing is remembered against any node."),
     found.nodes.length ? table("Nodes", ["Node", "Suspicion", "14 days", "In all", "Last", "Part", "Reasons"], rows) : null,
-    ...tested(last),
   ];
 }
 
@@ -282,7 +269,7 @@ async function view(whole, [kind, name], wanted) {
   if (kind === "incident") return incident(all, await ask(`api/incidents/${part(name)}`));
   if (kind === "incidents") return incidents((await ask("api/incidents")).filter((each) => filtered({ jobs: [], map: [], open: [each] }, words).open.length));
   if (kind === "node") return node(all, name, await ask(`api/nodes/${part(name)}`).catch((error) => { if (error.status === 404 || error.status === 400) return null; throw error; }));
-  if (kind === "nodes") return nodes(...await Promise.all([ask("api/nodes"), ask("api/node-tests")]));
+  if (kind === "nodes") return nodes(await ask("api/nodes"));
   return kind ? absent("There is no such page here.") : cluster(all);
 }
 

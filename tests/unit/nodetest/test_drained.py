@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.out_of_service import (
-    FILE,
+from slurm_watchdog.nodetest.drained import (
     TRIES,
+    UNDRAINED,
     Left,
     lifted,
     put_back,
     put_back_what_was_left,
     remember,
+    why_not,
 )
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
@@ -88,7 +89,7 @@ def test_the_drain_comes_back_with_its_reason_before_the_reservation_goes(
             asyncio.run(through(slurm, tmp_path, fails))
     assert (slurm.drained, slurm.reserved) == (WHOLE, set())
     assert slurm.asked == ["create", "undrain n1", "undrain n2", "drain n1", "drain n2", "delete"]
-    assert not (tmp_path / FILE).exists()
+    assert not (tmp_path / UNDRAINED).exists()
 
 
 def test_who_may_not_reserve_changes_nothing(tmp_path: Path) -> None:
@@ -112,7 +113,7 @@ def test_after_a_death_the_next_test_drains_again(tmp_path: Path) -> None:
     remember(tmp_path, Left(reservation="r", reasons=WHOLE))
     asyncio.run(put_back_what_was_left(slurm, slurm, tmp_path, lines.append))
     assert (slurm.drained, slurm.reserved) == (WHOLE, set())
-    assert lines[-1] == "An earlier test was killed: n1, n2 drained again"
+    assert lines == ["An earlier test was killed: n1, n2 is drained again"]
 
 
 def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said(tmp_path: Path) -> None:
@@ -120,7 +121,7 @@ def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said(tmp_path
     (line,) = asyncio.run(through(slurm, tmp_path))
     assert slurm.reserved == {"r"}
     assert "n1 could not be drained again" in line
-    assert (tmp_path / FILE).exists()
+    assert (tmp_path / UNDRAINED).exists()
 
 
 def test_lifted_for_the_controller_remembers_nothing_for_it_knows_the_drains(tmp_path: Path) -> None:
@@ -141,9 +142,9 @@ def test_where_slurm_answers_nothing_it_gives_up_after_one_node_and_says_which_s
     slurm.drained.clear()
     slurm.reserved.add("r")
     remember(tmp_path, left)
-    assert asyncio.run(put_back(slurm, slurm, left, tmp_path, lines.append, pause_s=0.0)) is False
-    assert tries == ["n1"] * TRIES and slurm.reserved == {"r"} and (tmp_path / FILE).exists()
-    assert lines == ["n1, n2 could not be drained again; reservation r keeps jobs away for a day"]
+    asyncio.run(put_back(slurm, slurm, left, tmp_path, lines.append, pause_s=0.0))
+    assert tries == ["n1"] * TRIES and slurm.reserved == {"r"} and (tmp_path / UNDRAINED).exists()
+    assert lines == ["n1 could not be drained again; reservation r keeps jobs away for a day"]
 
 
 class SlowSlurm(Slurm):
@@ -179,3 +180,22 @@ def test_a_test_that_is_told_to_end_again_and_again_still_drains_its_nodes_and_d
 
     asyncio.run(interrupted())
     assert (slurm.drained, slurm.reserved) == (WHOLE, set())
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "named", "drained_by_us", "fits"),
+    [
+        ("IDLE", "", True, False, True),
+        ("MIXED", "", True, False, True),
+        ("IDLE+DRAIN", "fan", True, False, False),
+        ("IDLE+DRAIN", "slurm-watchdog: Xid 79", False, True, True),
+        ("MIXED+DRAIN", "slurm-watchdog: Xid 79", False, True, False),
+        ("IDLE+DRAIN", "fan", False, True, False),
+        ("IDLE", "", True, True, True),
+        ("IDLE", "", False, True, False),
+    ],
+)
+def test_which_nodes_are_tested(state: str, reason: str, named: bool, drained_by_us: bool, fits: bool) -> None:
+    node = SlurmNode(name="n1", address="n1", state=state, reason=reason)
+    found = why_not(node, idle=False, drained_by_us=drained_by_us, reserved=(), named=named)
+    assert (found == "") == fits

@@ -77,9 +77,7 @@ _EXCEPTION_GROUP = re.compile(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception 
 _SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")
 """What `docker compose logs` puts in front of a line."""
 _INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
-_BAR_OR_POD = re.compile(
-    r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*+-)[\w.-]*+(?<=\d)(?: [a-z][\w-]*+)?\s++$|^\[pod/[^\]]+\] $"
-)
+_BAR_OR_POD = re.compile(r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*-)[\w.-]*(?<=\d)(?: [a-z][\w-]*)?\s+$|^\[pod/[^\]]+\] $")
 """What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
 _SYSLOG = re.compile(
     rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d) "

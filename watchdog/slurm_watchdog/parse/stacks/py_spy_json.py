@@ -236,7 +236,7 @@ def _header_of_key(key: str) -> DumpHeader:
     rank = re.fullmatch(r"(?:global[_ ]?)?rank[_: -]?(\d{1,7})|(\d{1,6})", key)
     if rank is not None:
         return DumpHeader(rank=int(rank[1] or rank[2]))
-    if re.fullmatch(r"[A-Za-z](?:[^\W\d]|[.-])*+\d[\w.-]*", key) and not re.search(
+    if re.fullmatch(r"[A-Za-z](?:[^\W\d]|[.-])*\d[\w.-]*", key) and not re.search(
         r"thread|stack|dump|trace|frame", key
     ):
         return DumpHeader(host=_plain(key, 100))

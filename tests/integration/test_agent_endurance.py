@@ -111,7 +111,6 @@ class Endurance:
                 metrics_listen="",
                 spool_bytes=8 << 20,
                 # Children live in real time: what a deadline of ten seconds would be, is over after two jumps.
-                spool_age=600.0,
                 probe_deadline=3600.0,
                 state_directory=str(place),
                 kernel_log="",

@@ -3,11 +3,9 @@ and node."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from slurm_watchdog.detect.disk_full import detect
+from slurm_watchdog.detect.disk_full import DiskFull, detect
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.model.cluster_view import Checkpoint, ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
@@ -19,11 +17,6 @@ from tests.builders.logged_runs import errors
 from tests.builders.views import cluster, job, progress, slurm_job
 
 
-@dataclass(frozen=True)
-class Settings:
-    recent: float = 600.0
-
-
 def kernel(age_s: float = 30.0, severity: FaultSeverity = FaultSeverity.ERROR) -> SeenEvent:
     line = "EXT4-fs (sda2): Delayed block allocation failed for inode 12 with error -28"
     event = NodeEvent(source="kernel_log", name="no_space", severity=severity, age_s=0, line=line, device="sda2")
@@ -31,7 +24,7 @@ def kernel(age_s: float = 30.0, severity: FaultSeverity = FaultSeverity.ERROR) -
 
 
 def judge(view: ClusterView) -> list[Finding]:
-    return detect(view, Settings())
+    return detect(view, DiskFull())
 
 
 def bad(view: ClusterView) -> list[Finding]:

@@ -24,7 +24,6 @@ from tests.builders.views import cluster, job, progress, seen, slurm_job
 @dataclass(frozen=True)
 class Settings:
     gone_for: float = 3.0
-    recent: float = 600.0
 
 
 def ended(*lines: tuple[float, str], state: str = "FAILED", **changes: Any) -> EndedJob:

@@ -207,7 +207,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     from slurm_watchdog.agent.metrics import AgentMetrics
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
-    spool = Spool(config.agent.spool_bytes, config.agent.spool_age)
+    spool = Spool(config.agent.spool_bytes)
     if before is not None:
         spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report

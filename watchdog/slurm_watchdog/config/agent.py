@@ -33,7 +33,6 @@ class Agent(Section):
         "elsewhere; empty = none.",
     )
     spool_bytes: Bytes = Field(8 * 1024**2, description="Reports kept in memory while the controller is away.")
-    spool_age: Span = Field(600.0, description="Reports older than this are dropped from the spool, and counted.")
     give_up_after: Seconds = Field(
         0.0,
         description="An agent whose controller has not answered for so long ends; 0s = never, as a service "

@@ -37,7 +37,6 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     interval: float
     metrics_listen: str
     spool_bytes: int
-    spool_age: float
     probe_deadline: float
     state_directory: str
     kernel_log: str

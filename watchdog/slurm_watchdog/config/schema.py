@@ -43,11 +43,6 @@ class Ladder(Section):
     signal_limit: Span = Field(
         300.0, description="For a job to save or to end after a signal; then the next rung is tried."
     )
-    restart_step_limit: Span = Field(
-        60.0,
-        description="For a job's supervisor (`slurm-watchdog run` in its batch script) to end the step and to start "
-        "it again; then the next rung is tried.",
-    )
     end_limit: Span = Field(
         300.0, description="For Slurm to end a job that was cancelled, before it is submitted again."
     )

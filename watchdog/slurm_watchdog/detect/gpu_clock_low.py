@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
+from typing import Final
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
 from slurm_watchdog.diagnose.culprit_words import and_more
@@ -28,15 +29,16 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 """Throttle reasons that somebody chose, or that are none."""
 
 
+OWN_SHARE: Final = 0.07
+"""It also has to be slower than its own past by more than this, unless the card says what holds it back."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class GpuClockLow:
     """A GPU under load is slower than its peers in the job and than it used to be. Acted on only where
     `policy.kinds` has a ladder for it."""
 
-    percent: float = share(10.0, "Slower than the median of the job's busy GPUs by more than this, …")
-    own_percent: float = share(
-        7.0, "… and than its own past by more than this, unless the card says what holds it back."
-    )
+    percent: float = share(10.0, "Slower than the median of the job's busy GPUs by more than this.")
     peers: int = option(3, "Busy GPUs of the same model to compare with, at least.", ge=0)
 
 
@@ -85,7 +87,7 @@ def _is_low(each: RankGpu, clock_hz: float, peers_hz: float, settings: GpuClockL
     own_hz = each.view.usual_sm_clock_hz
     if clock_hz >= peers_hz * (1 - settings.percent / 100):
         return False
-    return own_hz is None or clock_hz < own_hz * (1 - settings.own_percent / 100) or _is_held_back(each)
+    return own_hz is None or clock_hz < own_hz * (1 - OWN_SHARE) or _is_held_back(each)
 
 
 def _has_a_past(each: RankGpu) -> bool:
@@ -96,7 +98,7 @@ def _has_a_past(each: RankGpu) -> bool:
 def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]], settings: GpuClockLow) -> bool:
     """Whether few of the group run about as slowly, and others on its node, if there are any, do not."""
     beside = sum(1 for other, _ in group if other.view.node == each.view.node)
-    alike = [other for other, hz in group if hz * (1 - settings.own_percent / 100) <= clock_hz]
+    alike = [other for other, hz in group if hz * (1 - OWN_SHARE) <= clock_hz]
     alike_beside = sum(1 for other in alike if other.view.node == each.view.node)
     return len(alike) <= max(1, MAX_ODD_SHARE * len(group)) and (beside == 1 or alike_beside < beside)
 

@@ -46,6 +46,8 @@ LAST_WORDS_S = 6.0
 not named yet gets so long."""
 
 
+RECENT_S = 600.0
+"""A run that has ended is reported for so long, or until the next run of the job makes steps."""
 LEAST_REPORTED_S = 60.0
 """An end is reported for so long also where the next run makes steps at once: nobody would see why it ended."""
 RISES = 2
@@ -60,9 +62,6 @@ class LogError:
     gone_for: float = span(
         3.0,
         "Time since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.",
-    )
-    recent: float = span(
-        600.0, "A run that has ended is reported for so long, or until the next run of the job makes steps."
     )
 
 
@@ -207,8 +206,8 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogErr
     age_s = view.now - run.ended_at
     if run.touched_at is not None:
         return finding.ok(f"run {run.restarts} of job {job_id} was ended by slurm-watchdog")
-    if age_s > settings.recent:
-        return finding.ok(f"run {run.restarts} of job {job_id} ended more than {duration(settings.recent)} ago")
+    if age_s > RECENT_S:
+        return finding.ok(f"run {run.restarts} of job {job_id} ended more than {duration(RECENT_S)} ago")
     if trains_again and (run.started_again or age_s > LEAST_REPORTED_S):
         return finding.ok(f"job {job_id} was started again, and makes steps")
     if run.started_again:
@@ -240,8 +239,8 @@ def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: L
         return finding
     if run.touched_at is not None:
         return finding.ok(f"job {job.job_id} was ended by slurm-watchdog")
-    if age_s > settings.recent:
-        return finding.ok(f"job {job.job_id} ended {job.state} more than {duration(settings.recent)} ago")
+    if age_s > RECENT_S:
+        return finding.ok(f"job {job.job_id} ended {job.state} more than {duration(RECENT_S)} ago")
     cause = find_cause(run)
     if age_s < LAST_WORDS_S and not _is_named(cause):
         return finding.unknown("its last words may be on their way")

@@ -20,7 +20,7 @@ from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe_all
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
@@ -30,13 +30,13 @@ from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 
 NAMED = 16
+RECENT_S = 600.0
+"""A kill is reported for so long, or until the run makes steps again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryKills:
     """The kernel killed a process of a job for memory. Never acted on."""
-
-    recent: float = span(600.0, "A kill is reported for so long, or until the run makes steps again.")
 
 
 def detect(view: ClusterView, settings: MemoryKills, limits: LimitSettings) -> list[Finding]:
@@ -45,7 +45,7 @@ def detect(view: ClusterView, settings: MemoryKills, limits: LimitSettings) -> l
     return [
         finding
         for job, run, found in _runs(view, kills)
-        if (finding := _finding(view, job, run, found, settings, limits)) is not None
+        if (finding := _finding(view, job, run, found, limits)) is not None
     ]
 
 
@@ -61,21 +61,20 @@ def _runs(view: ClusterView, kills: Kills) -> Iterator[tuple[SlurmJob, JobView |
 
 
 def _finding(
-    view: ClusterView, job: SlurmJob, run: JobView | PastRun, kills: tuple[MemoryKill, ...], settings: MemoryKills,
-    limits: LimitSettings,
+    view: ClusterView, job: SlurmJob, run: JobView | PastRun, kills: tuple[MemoryKill, ...], limits: LimitSettings
 ) -> Finding | None:  # fmt: skip
     restarts = job.restarts if isinstance(run, JobView) else run.restarts
     finding = SPEC.about(
         f"run:{job.job_id}.{restarts}", f"the kernel killed no process of job {job.job_id}", job.job_id
     )
-    recent = tuple(each for each in kills if view.now - each.at <= settings.recent)
+    recent = tuple(each for each in kills if view.now - each.at <= RECENT_S)
     if not recent:
         if view.asked is not None and finding.subject not in view.asked:
             return None
         unheard = set(job.nodes) - {node.name for node in view.nodes}
-        if unheard or (isinstance(run, JobView) and (run.silent_nodes or run.run_age_s < settings.recent)):
+        if unheard or (isinstance(run, JobView) and (run.silent_nodes or run.run_age_s < RECENT_S)):
             return finding.unknown(f"not every node of job {job.job_id} reports, or has for long enough")
-        ago = f"the newest kill in job {job.job_id} is more than {duration(settings.recent)} old"
+        ago = f"the newest kill in job {job.job_id} is more than {duration(RECENT_S)} old"
         return finding.ok(ago if kills else finding.summary)
     reasons = [why_not(each, run, view.now) for each in recent]
     if all(reasons):

@@ -24,6 +24,8 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
+WAITS_SHARE = 0.2
+"""Of a minute in which all processes waited for memory."""
 RECENT_S = 600.0
 """A refusal is said for so long."""
 WORDS: Final = {
@@ -41,7 +43,6 @@ class NearLimit:
     """A job or its node has nearly used up something that has a limit. Never acted on."""
 
     near: float = share(95.0, "Percent of a limit; less than 80 is not looked at.")
-    waits: float = share(20.0, "Percent of a minute in which all processes waited for memory; less than 10 is not.")
 
 
 def detect(view: ClusterView, settings: NearLimit) -> list[Finding]:
@@ -86,11 +87,7 @@ def _said(node: NodeView, process_job: str, now: float, settings: NearLimit) -> 
             yield (1.0 if refused else usage.ratio), _words(node, usage) + ("; some were refused" if refused else "")
     for pressure in node.pressures:
         waited = pressure.full_ratio
-        if (
-            pressure.resource == "memory"
-            and pressure.job_id in (None, process_job)
-            and waited >= settings.waits / 100.0
-        ):
+        if pressure.resource == "memory" and pressure.job_id in (None, process_job) and waited >= WAITS_SHARE:
             yield waited, f"{_whose(node, pressure)} waited for memory {waited:.0%} of the last minute"
 
 

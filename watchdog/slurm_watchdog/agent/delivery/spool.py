@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from typing import Final
 
 NOTEWORTHY_AGE_S = 0.05
 """Below this a report is as old as it was made."""
@@ -27,13 +28,18 @@ class Waiting:
         return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
 
 
+MAX_AGE_S: Final = 600.0
+"""Far beyond the age that is still judged (`controller.report_lifetime`): older reports would be kept for the record
+only."""
+
+
 @dataclass
 class Spool:
     """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped
     from the old end."""
 
     max_bytes: int
-    max_age_s: float
+    max_age_s: float = MAX_AGE_S
     dropped: int = 0
     size: int = 0
     _items: deque[Waiting] = field(default_factory=deque)

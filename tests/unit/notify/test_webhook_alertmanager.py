@@ -242,14 +242,9 @@ def test_notify_settings_that_contradict_are_refused_at_load(slack: str, complai
     assert complaint in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("settings", "complaint"),
-    [("{urls: ['alerts:9093']}", "must be http://HOST:PORT"), ("{repeat: 10min}", "below 4min")],
-)
-def test_alerts_that_would_end_in_between_are_refused(settings: str, complaint: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        parse_config(f"notify:\n  alertmanager: {settings}\n")
-    assert complaint in str(caught.value)
+def test_an_address_of_an_alertmanager_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ConfigError, match="must be http://HOST:PORT"):
+        parse_config("notify:\n  alertmanager: {urls: ['alerts:9093']}\n")
 
 
 RECEIVERS = """

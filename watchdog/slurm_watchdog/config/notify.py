@@ -39,7 +39,6 @@ class Slack(Section):
         "", description="Where the bot writes: the id of a channel that it was invited to, such as C024BE91L."
     )
     api_url: str = Field("https://slack.com/api/", description="Slack's own API; another one for GovSlack.")
-    deadline: Span = Field(10.0, description="For one message. A Slack outage never delays an action.")
     messages_per_minute: int = Field(5, ge=1, le=60, description="Never more. More than that is sent as a digest.")
     mentions: dict[str, str] = Field(
         {},
@@ -75,7 +74,6 @@ class Webhook(Section):
 
     url_file: str = Field("", description="A file with its address, which may be a secret; empty = no webhook.")
     token_file: str = Field("", description="A file with a token that goes along as a bearer; empty = none.")
-    deadline: Span = Field(10.0, description="For one request of up to 100 events.")
 
     def problems(self) -> Iterator[str]:
         yield from file_problems(self.url_file, "notify.webhook.url_file")
@@ -88,17 +86,11 @@ class Alertmanager(Section):
     urls: list[str] = Field(
         [], description="Addresses of all Alertmanagers of one cluster, such as ['http://alerts:9093']."
     )
-    deadline: Span = Field(10.0, description="For one request.")
-    repeat: Span = Field(
-        60.0, description="What fires is sent again so often; below Alertmanager's resolve_timeout of 5 min."
-    )
 
     def problems(self) -> Iterator[str]:
         for index, url in enumerate(self.urls):
             if not is_url(url):
                 yield f"notify.alertmanager.urls[{index}]: must be http://HOST:PORT, got {url!r}"
-        if self.repeat > 240:
-            yield "notify.alertmanager.repeat: must be below 4min, or alerts end in between"
 
 
 class Heartbeat(Section):
@@ -107,7 +99,6 @@ class Heartbeat(Section):
 
     url_file: str = Field("", description="A file with its address, which may be a secret; empty = none is sent.")
     every: Span = Field(60.0, description="So often.")
-    deadline: Span = Field(10.0, description="For one request.")
 
     def problems(self) -> Iterator[str]:
         yield from file_problems(self.url_file, "notify.heartbeat.url_file")

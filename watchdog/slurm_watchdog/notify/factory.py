@@ -13,6 +13,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
 from slurm_watchdog.notify.delivery import Channel
 from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.notify.http import DEADLINE_S
 from slurm_watchdog.notify.notification import TEST_SUBJECT, Caller, SiteLinks
 from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
 from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 LOG_MESSAGES_PER_MINUTE = 1_000_000
 """The log takes everything."""
+REPEAT_S: Final = 60.0
+"""What fires is sent to Alertmanager again so often: its resolve_timeout is 5 min as shipped."""
 TRIES: Final = 8
 """Turns of one channel in a test: two messages, a change of the first, and the pauses that Slack's pace asks for."""
 LONGEST_PAUSE_S: Final = 2.0
@@ -39,19 +42,19 @@ def make_notifier(config: Config, outbox: SqlOutbox, caller: Caller = Caller.SER
     places = SiteLinks(external_url=config.notify.external_url, runbook_url=config.notify.runbook_url)
     poster: SlackBot | SlackWebhook | None = None
     if slack.token_file:
-        poster = SlackBot(slack.token_file, slack.channel, slack.deadline, slack.api_url)
+        poster = SlackBot(slack.token_file, slack.channel, DEADLINE_S, slack.api_url)
     elif slack.webhook_url_file:
-        poster = SlackWebhook(slack.webhook_url_file, slack.deadline)
+        poster = SlackWebhook(slack.webhook_url_file, DEADLINE_S)
     if poster is not None:
         pace = MessageRate(slack.messages_per_minute)
         channels.append(SlackChannel(poster, cluster, pace=pace, mentions=slack.mentions, places=places))
         if slack.pulse > 0:
             channels.append(PulseChannel(poster, pace))
     if webhook.url_file:
-        channels.append(WebhookChannel(webhook.url_file, webhook.token_file, webhook.deadline, cluster, places))
+        channels.append(WebhookChannel(webhook.url_file, webhook.token_file, DEADLINE_S, cluster, places))
     if alerts.urls:
         channels.append(
-            AlertmanagerChannel(alerts.urls, alerts.deadline, alerts.repeat, cluster, lambda: notifier.sources, places)
+            AlertmanagerChannel(alerts.urls, DEADLINE_S, REPEAT_S, cluster, lambda: notifier.sources, places)
         )
     if not channels:
         pace = MessageRate(LOG_MESSAGES_PER_MINUTE, gap_s=0.0)

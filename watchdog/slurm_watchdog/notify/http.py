@@ -16,6 +16,8 @@ import aiohttp
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import safe
 
+DEADLINE_S = 10.0
+"""For one message, or one request of up to 100 events. An outage of a receiver never delays an action."""
 ANSWER_BYTES = 2000
 """Bytes of an answer that are read: it begins with the error."""
 REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})

@@ -22,7 +22,6 @@ from tests.builders.views import COMPUTE, RECV, blocked, cluster, job, progress,
 class Settings:
     grace: float = 30.0
     supervised_grace: float = 8.0
-    killed_grace: float = 3.0
 
 
 def left(*ranks: int, lines=RECV):

@@ -54,9 +54,9 @@ report interval of 5 s."""
 
 
 EAGER_FROM_S = 5.0
-"""From here on the nodes are asked about a job with a supervisor: they have answered by `supervised_blocked_for`."""
+"""From here on the nodes are asked about a job with a supervisor: they have answered by SUPERVISED_BLOCKED_S."""
 STACKS_FROM_SHARE, STACKS_APART_S = 0.5, 3.0
-"""From this share of `supervised_blocked_for` on, while only the time is missing, stacks are dumped: the evidence is
+"""From this share of SUPERVISED_BLOCKED_S on, while only the time is missing, stacks are dumped: the evidence is
 there when the job is to be started again, and each dump brings a report, so that its end is not seen late."""
 WITNESSES = 2
 """Other nodes that reach the filesystem, or have another one there."""
@@ -70,16 +70,16 @@ SAVE_PATIENCE_S = 300.0
 WRITE_CALLS = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "io_uring_enter"})
 
 
+SUPERVISED_BLOCKED_S = 20.0
+"""As `blocked_for`, for a job under `slurm-watchdog run`, whose step is late, where this node fails to answer and
+two others answer."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class FilesystemStall:
     """A process of a job waits in one system call on one file; other nodes reach the filesystem."""
 
     blocked_for: float = span(60.0, "Time in the same call on the same file.")
-    supervised_blocked_for: float = span(
-        20.0,
-        "The same for a job under `slurm-watchdog run`, whose step is late, where this node fails to answer and two "
-        "others answer.",
-    )
 
 
 def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
@@ -90,9 +90,9 @@ def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
 def _finding(view: ClusterView, filesystem: FilesystemView, settings: FilesystemStall) -> Finding:
     limit_s = settings.blocked_for
     urgent = [job for job in view.jobs if _is_urgent(filesystem, job)]
-    soon_s, nearly = STACKS_FROM_SHARE * settings.supervised_blocked_for, []
-    if any(_is_proven(filesystem, job, settings.supervised_blocked_for) for job in urgent):
-        limit_s = min(limit_s, settings.supervised_blocked_for)
+    soon_s, nearly = STACKS_FROM_SHARE * SUPERVISED_BLOCKED_S, []
+    if any(_is_proven(filesystem, job, SUPERVISED_BLOCKED_S) for job in urgent):
+        limit_s = min(limit_s, SUPERVISED_BLOCKED_S)
     else:
         nearly = [job.job.job_id for job in urgent if _is_proven(filesystem, job, soon_s)]
     finding = filesystem_finding(view, filesystem, IncidentKind.FILESYSTEM_STALL, limit_s)
@@ -104,7 +104,7 @@ def _finding(view: ClusterView, filesystem: FilesystemView, settings: Filesystem
 
 def blocked_limit_s(view: ClusterView, job: JobView, settings: FilesystemStall) -> float:
     """So long a process of this job may be blocked on a filesystem before somebody is accused."""
-    limit_s = settings.supervised_blocked_for
+    limit_s = SUPERVISED_BLOCKED_S
     proven = any(_is_urgent(each, job) and _is_proven(each, job, limit_s) for each in view.filesystems)
     return min(settings.blocked_for, limit_s) if proven else settings.blocked_for
 

@@ -8,7 +8,7 @@ the job does anything any more.
 
 Fires: a rank has exited or is a zombie, others are alive, and no step was made for 30 s; not after the last step, and
 not while the survivors' stacks move. Under a supervisor after 8 s where all survivors are seen to wait, after 3 s
-(`killed_grace`) if srun has reported that a signal ended its task and the step is late. Or no rank is left for 10 min
+(3 s) if srun has reported that a signal ended its task and the step is late. Or no rank is left for 10 min
 in the middle of a training (30 min where its number of steps is not known), and nothing else of the job does anything.
 Names: the dead rank, and its last log lines.
 Acts: requeues the job, if survivors are *seen* to wait in a collective without moving. Otherwise it alerts:
@@ -71,6 +71,11 @@ TOGETHER_S = 10.0
 who ended later lost them."""
 
 
+KILLED_GRACE_S = 3.0
+"""As `supervised_grace`, where srun says that a signal ended the rank's task, so that nothing starts it again, and the
+step is late by the job's own measure."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class LingeringJob:
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
@@ -79,11 +84,6 @@ class LingeringJob:
     supervised_grace: float = span(
         8.0,
         "The same where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to wait.",
-    )
-    killed_grace: float = span(
-        3.0,
-        "As `supervised_grace`, where srun says that a signal ended the rank's task, so that nothing starts it again, "
-        "and the step is late by the job's own measure.",
     )
 
 
@@ -131,7 +131,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
     finding = replace(finding, duration_s=age_s)
     grace_s = soon_s = settings.grace
     if _ends_by_nobody(job):
-        grace_s, soon_s = (min(grace_s, each) for each in (settings.supervised_grace, settings.killed_grace))
+        grace_s, soon_s = (min(grace_s, each) for each in (settings.supervised_grace, KILLED_GRACE_S))
     if age_s >= STACKS_FROM_SHARE * soon_s:
         finding = replace(finding, wanted=(_stacks_wanted(job_id, age_s, grace_s, settings.grace),))
     ended = f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago"

@@ -177,4 +177,4 @@ def test_the_page_of_detectors_has_its_row_and_its_section(seen: dict[str, Any])
     assert re.search(r"\| none: reported only \|.*`loss_zero`", page)
     section = page.partition("\n## loss_zero\n")[2].partition("\n## ")[0]
     assert "The loss is exactly 0, several times in a row: no label is left to learn from." in section
-    assert "five losses in a row are 0" in section and "Every label is masked." in section
+    assert "five losses in a row are 0" in section and "Count the labels of one batch that are not -100." in section

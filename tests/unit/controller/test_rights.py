@@ -126,7 +126,6 @@ def test_accounting_is_read_as_sacctmgr_prints_it() -> None:
 
 CHANGES: dict[str, dict[str, Any]] = {
     "/v1/diagnose": {"job_id": "7"},
-    "/v1/node-tests": {"began_at": 1.0, "ended_at": 2.0, "sentence": "well", "nodes": []},
     "/v1/nodes/{node}/events": {"kind": "mended", "id": "x", "what": "a new fan"},
     "/v1/pause": {},
     "/v1/restart": {"job_id": "7"},

@@ -17,7 +17,7 @@ ANSIBLE = Path(__file__).parents[3] / "deploy/ansible"
 ROLE = ANSIBLE / "roles/slurm_watchdog"
 FILES = sorted(ANSIBLE.rglob("*.yaml"))
 KEYWORDS = {
-    "name", "when", "vars", "loop", "loop_control", "register", "no_log", "notify", "delegate_to", "throttle", "changed_when", "check_mode",
+    "name", "when", "vars", "loop", "loop_control", "register", "no_log", "notify", "delegate_to", "throttle", "changed_when", "check_mode", "environment",
 }  # fmt: skip
 
 
@@ -65,7 +65,7 @@ def test_every_variable_of_the_page_has_a_default_and_every_one_that_is_used_is_
     text = "\n".join(path.read_text() for path in FILES if ROLE in path.parents)
     set_in_tasks = {
         "slurm_watchdog_base", "slurm_watchdog_users", "slurm_watchdog_admin_level",
-        "slurm_watchdog_is_controller", "slurm_watchdog_is_agent",
+        "slurm_watchdog_is_controller", "slurm_watchdog_is_agent", "slurm_watchdog_packages", "slurm_watchdog_installed",
     }  # fmt: skip
     assert set(re.findall(r"slurm_watchdog_\w+", text)) <= defaults | groups | set_in_tasks
 

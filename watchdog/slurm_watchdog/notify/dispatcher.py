@@ -220,10 +220,9 @@ class Notifier:
         tasks = [asyncio.ensure_future(each) for each in parts]
         try:
             await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        except asyncio.CancelledError:  # they are cancelled with it: wait for their ends
             await asyncio.gather(*tasks, return_exceptions=True)
+            raise
 
     async def deliver(self, tries: int, pause_s: float) -> str | None:
         """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if

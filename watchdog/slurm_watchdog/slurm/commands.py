@@ -214,7 +214,9 @@ async def gather(first: Awaitable[T], second: Awaitable[U]) -> tuple[T, U]:
     tasks = (asyncio.ensure_future(first), asyncio.ensure_future(second))
     try:
         return await tasks[0], await tasks[1]
-    finally:
+    except BaseException as error:
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        if not isinstance(error, GeneratorExit):
+            await asyncio.gather(*tasks, return_exceptions=True)
+        raise

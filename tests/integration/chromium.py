@@ -16,6 +16,8 @@ from typing import Any
 import aiohttp
 from typing_extensions import Self
 
+from slurm_watchdog.base.deadline import timeout
+
 DEADLINE_S = 60.0
 
 
@@ -82,7 +84,7 @@ class Browser:
         shutil.rmtree(self._home, ignore_errors=True)
 
     async def _until(self, condition: Callable[[], bool | Awaitable[bool]]) -> None:
-        async with asyncio.timeout(DEADLINE_S):
+        async with timeout(DEADLINE_S):
             while True:
                 found = condition()
                 if found if isinstance(found, bool) else await found:

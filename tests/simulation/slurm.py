@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from tests.accuracy.training import Plan
@@ -99,7 +100,7 @@ class SimSlurm:
         elif fate == "done late" and changes:
             timeline.after(DEADLINE_S + rng.uniform(0, 30), happen)
         try:
-            async with asyncio.timeout(DEADLINE_S):
+            async with timeout(DEADLINE_S):
                 return await future
         except TimeoutError:
             raise SlurmUnavailable(f"no answer within {DEADLINE_S:g} s ({name})") from None

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout, wait_for
 from slurm_watchdog.slurm import pyslurm_child
 from slurm_watchdog.slurm.backoff import Backoff
 from slurm_watchdog.slurm.child_process import PyslurmProcess, WorkerGone
@@ -39,7 +40,7 @@ def worker(tmp_path: Path, body: str, **limits: int) -> PyslurmProcess:
 
 def run(body: Callable[[], Awaitable[Any]]) -> Any:
     async def within() -> Any:
-        async with asyncio.timeout(60):
+        async with timeout(60):
             return await body()
 
     return asyncio.run(within())
@@ -96,7 +97,7 @@ def test_cancelling_a_queued_request_leaves_the_one_before_it_running(tmp_path: 
         first = asyncio.ensure_future(child.ask({}))
         await asyncio.sleep(0)
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(child.ask({}), 0.2)
+            await wait_for(child.ask({}), 0.2)
         answer = await first
         await child.close()
         return answer

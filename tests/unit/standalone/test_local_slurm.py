@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalSlurm
@@ -52,7 +53,7 @@ def with_job(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with timeout(20):
         while not condition():  # noqa: ASYNC110, what is waited for is in the world
             await asyncio.sleep(0.02)
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 import sys
 from datetime import datetime
 from enum import Enum
+from typing import Any, TypeGuard, get_origin
 
-__all__ = ["StrEnum", "read_iso_time", "run_code", "run_module"]
+__all__ = ["StrEnum", "is_class", "read_iso_time", "run_code", "run_module"]
 
 if sys.version_info >= (3, 11):
     from enum import StrEnum  # novm
@@ -33,6 +34,11 @@ def run_module(name: str) -> list[str]:
     if sys.version_info >= (3, 11):
         return [sys.executable, "-P", "-m", name]
     return run_code(f"import runpy; runpy.run_module({name!r}, run_name='__main__', alter_sys=True)")
+
+
+def is_class(hint: object) -> TypeGuard[type[Any]]:
+    """Whether a type is a class: for Python 3.10 `tuple[str, ...]` is an instance of `type`, too."""
+    return isinstance(hint, type) and get_origin(hint) is None
 
 
 def read_iso_time(text: str) -> datetime:

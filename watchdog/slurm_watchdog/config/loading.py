@@ -9,6 +9,7 @@ from typing import Any, Final, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.removed import take_removed
 from slurm_watchdog.config.schema import Config
@@ -235,7 +236,7 @@ def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
 def _section_in(annotation: Any) -> type[BaseModel] | None:
     """The section that an option is, or is a list of; None if it is neither."""
     inside = get_args(annotation)[0] if get_origin(annotation) is list else annotation
-    return inside if isinstance(inside, type) and issubclass(inside, BaseModel) else None
+    return inside if is_class(inside) and issubclass(inside, BaseModel) else None
 
 
 def _did_you_mean(parent: str, key: str) -> str:

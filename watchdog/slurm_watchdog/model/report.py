@@ -8,6 +8,7 @@ from typing import Final, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import (
@@ -221,7 +222,7 @@ def _own_fields() -> dict[type, str]:
         each: name
         for name, hint in get_type_hints(Report).items()
         for each in (hint, *get_args(hint))
-        if isinstance(each, type) and issubclass(each, Struct) and get_origin(hint) is not tuple
+        if is_class(each) and issubclass(each, Struct) and get_origin(hint) is not tuple
     }
 
 

@@ -15,6 +15,7 @@ from typing import Any, Final, TypeVar, get_args, get_type_hints
 
 import msgspec
 
+from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.base.redact import mask_line, mask_lines
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, SocketState, ThreadState
 from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, MountProbeRequest, StackRequest
@@ -134,7 +135,7 @@ def text_fields(cls: type) -> tuple[str, ...]:
 
 def holds_text(hint: Any) -> bool:
     """Whether a value of this type may hold text."""
-    if isinstance(hint, type):
+    if is_class(hint):
         if issubclass(hint, Enum):
             return False
         return issubclass(hint, str) or (issubclass(hint, msgspec.Struct) and bool(text_fields(hint)))

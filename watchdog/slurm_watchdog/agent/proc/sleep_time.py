@@ -21,9 +21,8 @@ FOR_EVER_S: Final = 1e9
 TIMER_ABSTIME: Final = 1  # linux/time.h
 CLOCKS: Final = (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC)
 TIMES_OF_SELECT: Final = {"select": 1e-6, "pselect6": 1e-9}
-"""Call -> unit of the second number of its timeout (timeval, timespec), in seconds."""
-NO_FILES: Final = (0, 0, 0, 0)
-"""Number of descriptors, and three sets of them: such a `select` is a sleep (Python up to 3.10)."""
+"""Call -> unit of the second number of its timeout (timeval, timespec), in seconds. Of no descriptors it is a sleep:
+that of Python up to 3.10."""
 _TWO_NUMBERS: Final = struct.Struct("=qq")  # struct timespec and struct timeval of 64-bit machines
 
 
@@ -52,7 +51,7 @@ def _asked_s(pid: int, call: SystemCall, name: str) -> float | None:
         if clock not in CLOCKS:
             return None
         return _read_s(pid, call.args[2]) - (time.clock_gettime(clock) if absolute else 0.0)
-    if name in TIMES_OF_SELECT and call.args[:4] == NO_FILES:
+    if name in TIMES_OF_SELECT and call.args[0] == 0:
         return _read_s(pid, call.args[4], TIMES_OF_SELECT[name]) if call.args[4] else FOR_EVER_S
     return None
 

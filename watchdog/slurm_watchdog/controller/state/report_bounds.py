@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import Report
 
@@ -52,7 +53,7 @@ def _inner_lists() -> dict[str, tuple[str, ...]]:
     """Field of a report -> the fields of its rows that hold lists themselves."""
     hints = get_type_hints(Report)
     found = {name: get_args(hints[name])[0] for name in ROWS if name != "results"}
-    lists = {name: _lists_of(row) for name, row in found.items() if isinstance(row, type) and row is not str}
+    lists = {name: _lists_of(row) for name, row in found.items() if is_class(row) and row is not str}
     return {name: fields for name, fields in lists.items() if fields}
 
 

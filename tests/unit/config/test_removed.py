@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import yaml
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.config.removed import take_removed
+from slurm_watchdog.config.removed import REMOVED, take_removed
 
 ROWS = {
     "notify.mail.server": "use A",
@@ -51,3 +53,10 @@ def test_what_was_never_an_option_is_still_an_error() -> None:
 def test_a_section_that_is_no_section_stays_an_error(text: str) -> None:
     with pytest.raises(ConfigError):
         parse_config(text)
+
+
+def test_the_example_of_the_release_before_loads_with_a_warning_for_each_option_that_left() -> None:
+    example = Path(__file__).parents[2] / "captures/config/example-0.1.0.yaml"
+    warned = {line.split(": ")[1] for line in parse_config(example.read_text(), "f.yaml").warnings}
+    without_default = {path for path in REMOVED if path.startswith(("policy.kinds.", "security.may."))}
+    assert warned == set(REMOVED) - without_default

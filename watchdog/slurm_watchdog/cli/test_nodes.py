@@ -80,6 +80,7 @@ FABRIC = "the way between nodes is that of their addresses; for another fabric s
 @click.option("--reservation", default="", metavar="R", help="Reservation of the test jobs.")
 @removed_option("--directory", "each test is a salloc, whose output comes by itself", metavar="DIR")
 @removed_option("--interface", FABRIC, metavar="IF")
+@removed_option("--job", "name the nodes, such as those of scontrol show job", metavar="JOB")
 @removed_option("--no-second-look", "what looks bad is measured twice", is_flag=True)
 @config_option("Configuration with the section node_tests. [default: the site's, where it can be read]")
 @json_option

@@ -7,7 +7,7 @@ import argparse
 import json
 import os
 import sys
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.accuracy import matrix
@@ -60,7 +60,7 @@ def main() -> int:
         file=sys.stderr,
     )
     if options.write:
-        today = datetime.now(UTC).date().isoformat()
+        today = datetime.now(timezone.utc).date().isoformat()
         RESULTS.write_text(json.dumps(matrix.summary(results, today, commit()), indent=1) + "\n", encoding="utf-8")
     return 1 if figures.missed else 0
 

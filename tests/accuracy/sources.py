@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 from concurrent.futures import Executor, ProcessPoolExecutor
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -205,7 +205,12 @@ def main() -> int:
         rows = kept_rows or hangs(pool, options.seeds, figures)
         of_cases = cases(pool, max(1, options.seeds // 2), figures)
     if options.write:
-        kept = {"date": datetime.now(UTC).date().isoformat(), "commit": commit(), "rows": rows, "cases": of_cases}
+        kept = {
+            "date": datetime.now(timezone.utc).date().isoformat(),
+            "commit": commit(),
+            "rows": rows,
+            "cases": of_cases,
+        }
         RESULTS.write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
     return 1 if figures.missed else 0
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 
@@ -183,7 +183,7 @@ def test_given_a_comment_that_is_no_wish_then_it_changes_nothing(tell: Tell, com
 
 def test_given_a_time_at_which_nothing_is_done_then_it_is_decided_when_that_is_over(tell: Tell) -> None:
     """The story begins at EPOCH; a window around it ends an hour later."""
-    begin = datetime.fromtimestamp(EPOCH, tz=UTC).astimezone()
+    begin = datetime.fromtimestamp(EPOCH, tz=timezone.utc).astimezone()
     window = f"{begin - timedelta(hours=1):%H:%M}-{begin + timedelta(hours=1):%H:%M}"
     story = tell(ACT.replace("cooldown: 1min", f"cooldown: 1min, no_action: ['{window}']"))
     job = story.job(hangs=True)

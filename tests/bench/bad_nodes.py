@@ -11,7 +11,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.bench.figures import Figures, say
@@ -64,7 +64,7 @@ def run(figures: Figures, tries: int, names: list[str], *, write: bool) -> None:
         say(each)
     if write:
         document = {
-            "date": datetime.now(UTC).date().isoformat(), "nodes": NODES, "tries": tries, "healthy": healthy,
+            "date": datetime.now(timezone.utc).date().isoformat(), "nodes": NODES, "tries": tries, "healthy": healthy,
             "named": {name: right[name] for name in throttles}, "words": {n: t[0] for n, t in throttles.items()},
             "median_s": round(sorted(times)[len(times) // 2]), "longest_s": round(max(times)), "wrong": wrong,
         }  # fmt: skip

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -84,7 +84,7 @@ class Recovery:
     watched_s: float | None = None
     """So long a new step was waited for; None: it came."""
     date: str = ""
-    """When it was measured, in UTC."""
+    """When it was measured, in timezone.utc."""
 
 
 def _power(job: Job, node: str) -> float:
@@ -271,7 +271,7 @@ def keep(results: Sequence[Recovery]) -> None:
     """Writes the results; those of cases that were not played now stay as they were kept."""
     kept = json.loads(RESULTS.read_text())["results"] if RESULTS.exists() else []
     rows = {(row["case"], row["way"]): row for row in kept}
-    date = datetime.now(UTC).date().isoformat()
+    date = datetime.now(timezone.utc).date().isoformat()
     rows |= {(each.case, each.way): asdict(each) | {"date": date, "commit": commit()} for each in results}
     cases = {
         case.name: {"words": case.words, "goal_s": case.goal_s, "slurm_waits_s": case.slurm_waits_s} for case in CASES

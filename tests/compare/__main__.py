@@ -8,7 +8,7 @@ import json
 import os
 import sys
 from dataclasses import asdict
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 
 from tests.bench.figures import take_standard_output
@@ -85,7 +85,7 @@ def _keep(outcomes: list[Outcome], peers: tuple[Peer, ...], python: Path) -> Non
         for peer in peers
     }  # fmt: skip
     results = {
-        "date": datetime.now(UTC).date().isoformat(), "commit": commit(), "scenes": {scene.name: scene.words for scene in SCENES},
+        "date": datetime.now(timezone.utc).date().isoformat(), "commit": commit(), "scenes": {scene.name: scene.words for scene in SCENES},
         "peers": kept["peers"] | about, "outcomes": list(rows.values()),
     }  # fmt: skip
     text = json.dumps(results, indent=1)

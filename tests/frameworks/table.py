@@ -7,7 +7,7 @@ import platform
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +76,7 @@ def _releases(framework: Framework, outcomes: Sequence[Outcome]) -> str:
 def _dates(outcomes: Iterable[Outcome]) -> str:
     """`2026-11-22`, or the first and the last day."""
     at = [each.first_at for outcome in outcomes for each in outcome.runs if each.first_at]
-    days = sorted({datetime.fromtimestamp(moment, UTC).date().isoformat() for moment in at})
+    days = sorted({datetime.fromtimestamp(moment, timezone.utc).date().isoformat() for moment in at})
     return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "unknown"
 
 

@@ -36,7 +36,7 @@ def test_a_slow_disk_and_a_slow_link_are_named_and_no_healthy_node(five_nodes: C
 
 def test_interrupted_it_cancels_its_jobs_which_say_whose_they_are(cluster: Cluster) -> None:
     tested = TestedNodes(cluster)
-    with tested.popen("n1", "n2", "--seconds", "30", "--only", "cpu", stderr=subprocess.PIPE) as process:
+    with tested.popen("n1", "n2", "--seconds", "20", "--only", "cpu", stderr=subprocess.PIPE) as process:
         wait_until(lambda: len([each for each in cluster.squeue() if each["state"] == "RUNNING"]) == 2, 30, 0.2)
         (first, second) = cluster.squeue()
         assert {first["name"], second["name"]} == {"slurm-watchdog-test"}
@@ -50,7 +50,7 @@ def test_interrupted_it_cancels_its_jobs_which_say_whose_they_are(cluster: Clust
 def test_killed_it_leaves_no_job_in_the_queue(cluster: Cluster) -> None:
     tested = TestedNodes(cluster)
     with tested.popen(
-        "n1", "n2", "--seconds", "30", "--only", "cpu", "--at-once", "2", stderr=subprocess.DEVNULL
+        "n1", "n2", "--seconds", "20", "--only", "cpu", "--at-once", "2", stderr=subprocess.DEVNULL
     ) as process:
         assert wait_until(lambda: len(cluster.squeue()) == 2, 30, 0.2)
         process.kill()

@@ -199,21 +199,6 @@ def test_names_that_are_meant_to_harm_are_shown_as_text() -> None:
     look_at(FixedController(*large_cluster(6, name=HOSTILE)), look)
 
 
-def test_the_last_test_of_nodes_has_a_mark_for_each_node_in_each_row_and_names_the_slow_one() -> None:
-    marks = "document.querySelectorAll('svg.chart rect').length"
-    words = "[...document.querySelectorAll('svg.chart text')].filter((each) => each.textContent === 'n3').length"
-
-    async def look(browser: Browser) -> None:
-        await browser.evaluate("location.hash = '#/nodes'")
-        await browser.sees("n3 is bad, of 8 nodes tested in 95 s. By ops")
-        assert await browser.evaluate(marks) == 8 * 8
-        assert await browser.evaluate(words) == 2  # beside its processors and its memory, in no other row
-        first = "document.querySelector('svg.chart rect.stood title').textContent"
-        assert "n3: CPU, one core" in str(await browser.evaluate(first))
-
-    look_at(FixedController(*large_cluster(8)), look)
-
-
 @pytest.mark.thorough
 def test_what_does_not_exist_is_said_and_the_page_goes_on() -> None:
     async def run() -> None:

@@ -8,7 +8,6 @@ from typing import Any, Final
 FIXED: Final = "the value that was shipped now holds everywhere"
 REMOVED: Final[Mapping[str, str]] = {
     "agent.spool_age": FIXED,
-    "detectors.disk_full.recent": FIXED,
     "detectors.filesystem_stall.supervised_blocked_for": FIXED,
     "detectors.gpu_clock_low.own_percent": FIXED,
     "detectors.lingering_job.killed_grace": FIXED,

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running
 from slurm_watchdog.knowledge.log_signatures import log_table
@@ -79,14 +78,12 @@ class _FullDisk:
     """By a probe: what a log has said stays true for as long."""
 
 
-RECENT_S: Final = 600.0
-"""A line of a log or of the kernel counts for so long."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class DiskFull:
     """No space is left on a filesystem, or a quota is used up: a probe, a kernel or a job's log says so.
     Never acted on."""
+
+    recent: float = span(600.0, "A line of a log or of the kernel counts for so long.")
 
 
 def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
@@ -100,14 +97,14 @@ def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
             _from_probes(view, node, places)
     for node in nodes:
         if node.name not in silent:
-            _from_kernel(view, node, places)
+            _from_kernel(view, node, places, settings.recent)
     for job in view.jobs:
         if not job.silent_nodes and any(e.event.pattern in log_table().storage_full for e in job.errors):
-            _from_log(view, job, running(job, view.now), places)
+            _from_log(view, job, running(job, view.now), places, settings.recent)
     for ended in view.ended:
         if ended.run is not None:
             last = JobView(job=ended.job, run_age_s=0.0)
-            _from_log(view, last, ended.run, places)
+            _from_log(view, last, ended.run, places, settings.recent)
     return [_finding(view, key, place) for key, place in places.items()]
 
 
@@ -142,7 +139,7 @@ def _from_probes(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
         place.since = max(place.since, view.now - seen.at)
 
 
-def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]) -> None:
+def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk], recent_s: float) -> None:
     """Only what the kernel says of a device as an error; a warning is often of a container's layer or a full /boot."""
     for seen in node.events:
         event = seen.event
@@ -156,7 +153,7 @@ def _from_kernel(view: ClusterView, node: NodeView, places: dict[str, _FullDisk]
             if probe is not None
             else places.setdefault(f"full:{node.name}/{name}", _FullDisk(name=name, where=f" of {node.name}"))
         )
-        if age_s > RECENT_S or place.writable:
+        if age_s > recent_s or place.writable:
             continue
         place.evidence.append(f"the kernel of {node.name}, {age_s:.0f} s ago: {event.line}")
         mount = probe.mount if probe is not None else event.mount
@@ -170,7 +167,7 @@ def _is_device(probe: MountProbe, device: str | None) -> bool:
     return bool(device) and probe.device is not None and probe.device.rsplit("/", 1)[-1] == device
 
 
-def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _FullDisk]) -> None:
+def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _FullDisk], recent_s: float) -> None:
     """What a job's log says. That a checkpoint was completed since, or that a probe could write, takes it back."""
     job_id = job.job.job_id
     last_increase_age_s = None if job.progress is None else job.progress.last_increase_age_s
@@ -187,7 +184,7 @@ def _from_log(view: ClusterView, job: JobView, run: PastRun, places: dict[str, _
             place = places.setdefault(f"full:job/{job_id}", _FullDisk(name=f"what job {job_id} writes to", where=""))
         else:
             place = _place(places, *found)
-        is_old = age_s > RECENT_S and not place.full
+        is_old = age_s > recent_s and not place.full
         if is_old or saved_age_s < age_s or (found is not None and _newer_write(view, found, error.at)):
             continue
         if job_id not in place.jobs:

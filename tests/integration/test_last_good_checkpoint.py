@@ -22,7 +22,7 @@ def test_a_restart_that_is_asked_for_after_a_nan_names_the_last_good_checkpoint_
 
     def last_good() -> Any:
         firing = watchdog.firing(job, "loss_nan")
-        facts = " ".join(watchdog.explain(firing["id"])["incident"].get("facts", ())) if firing else ""
+        facts = " ".join(watchdog.explain(firing["id"])["incident"].get("evidence", ())) if firing else ""
         return re.search(r"(/\S+)/global_step(\d+)\b", facts)
 
     watchdog.wait_for(lambda: watchdog.firing(job, "loss_nan"), 60, "the loss to be reported")

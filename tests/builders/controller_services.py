@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.cli.client import Client, ClientError
 
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"
@@ -35,7 +35,7 @@ class Service:
 
     def start(self) -> None:
         with self.log.open("ab") as out:
-            command = [sys.executable, "-P", "-c", PROGRAM, "controller", "--config", str(self.file)]
+            command = [*run_code(PROGRAM), "controller", "--config", str(self.file)]
             self.process = subprocess.Popen(command, stdout=out, stderr=out, env=environment_of(self.release))
 
     def end(self) -> int:

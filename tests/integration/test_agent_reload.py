@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
@@ -83,7 +84,7 @@ class Node:
         self.rank = subprocess.Popen([sys.executable, "-c", TRAINER, str(place / "train.log")], env=environment)
         with (place / "agent.log").open("wb") as out:
             self.agent = subprocess.Popen(
-                [sys.executable, "-P", "-c", PERSONAL, str(place / "c.yaml")],
+                [*run_code(PERSONAL), str(place / "c.yaml")],
                 stdout=out, stderr=out, start_new_session=True,
             )  # fmt: skip
 

@@ -8,13 +8,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from slurm_watchdog.base.listening import why_not_address
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.config.loading import load_config, parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.reload import reload_config, why_not
@@ -92,9 +92,7 @@ def test_a_controller_goes_on_with_the_old_file_and_starts_anew_with_the_new_one
     file.write_text(text("observe"))
     program = "from slurm_watchdog.cli.main import main; main()"
     with log.open("wb") as out:
-        process = subprocess.Popen(
-            [sys.executable, "-P", "-c", program, "controller", "--config", str(file)], stdout=out, stderr=out
-        )
+        process = subprocess.Popen([*run_code(program), "controller", "--config", str(file)], stdout=out, stderr=out)
     try:
         wait_for(log, "mode observe", process)
         file.write_text(text("obey"))

@@ -6,7 +6,6 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ import pytest
 import sqlalchemy as sa
 
 import slurm_watchdog
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
 from tests.builders.controller_services import Service, environment_of, seconds_until
 from tests.builders.identity_files import controller_files, make_authority, node_files
@@ -82,7 +82,7 @@ class Reporter:
         self.log = log
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", AGENT, node, directory, *urls], stdout=out, env=environment_of(release)
+                [*run_code(AGENT), node, directory, *urls], stdout=out, env=environment_of(release)
             )
 
     def counts(self) -> dict[str, int]:

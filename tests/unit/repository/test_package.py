@@ -134,7 +134,7 @@ def test_bash_completes_a_command(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(dict(pages())["bash-completion/completions/slurm-watchdog"])
     program = tmp_path / "slurm-watchdog"
     program.write_text(
-        f"#!/bin/sh\nexec {sys.executable} -P -c 'from slurm_watchdog.cli.main import main; main(prog_name=\"slurm-watchdog\")'\n"
+        f"#!/bin/sh\nexec {sys.executable} -c 'from slurm_watchdog.cli.main import main; main(prog_name=\"slurm-watchdog\")'\n"
     )
     program.chmod(0o755)
     text = f"PATH={tmp_path}:$PATH; . {tmp_path}/file; COMP_WORDS=(slurm-watchdog pa); COMP_CWORD=1; _slurm_watchdog_completion slurm-watchdog; echo ${{COMPREPLY[@]}}"

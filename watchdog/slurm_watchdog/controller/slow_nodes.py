@@ -1,7 +1,7 @@
 """Narrows down which node makes a job slow: begins with a `slow_job` that no node shows a sign of, adds each later run
 of the job and each failed test of its nodes, and tells the history of nodes who was found.
 
-One event loop owns it. It is in memory alone: a controller that starts anew knows what the history of nodes has.
+One event loop owns it. It is in memory alone: after a restart the controller knows what the history of nodes has.
 """
 
 from __future__ import annotations

@@ -181,10 +181,10 @@ class ClusterState:
 
         A report older than its lifetime proves that the node is there and says nothing about now.
         """
-        made_at = self.agents.made_at(report, now)
         self.left_out.at = now
         if not self.agents.has_room(report.node, self.node_addresses):
             return "no_room"
+        made_at = self.agents.made_at(report, now)
         if not self.agents.register(report, made_at):
             return "duplicate"
         if report.age_s > self._report_lifetime_s:

@@ -93,7 +93,7 @@ def _named(names: Iterable[str], option: str) -> Operators:
                 uids.add(pwd.getpwnam(name).pw_uid)
         except KeyError:
             log.error(
-                "%s: this machine knows no %s, so nobody may more for it; correct the name",
+                "%s: this machine has no %s, so that entry gives no right; correct the name",
                 option,
                 f"group {name.removeprefix(GROUP)!r}" if name.startswith(GROUP) else f"user {name!r}",
             )

@@ -15,10 +15,10 @@ from slurm_watchdog.agent.collectors.presentation import JOB_ID
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.cli import status_screen
-from slurm_watchdog.cli.api_types import Status
 from slurm_watchdog.cli.status import _row
 from slurm_watchdog.cli.terminal import clean
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.model.documents import Status
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Blocked
 from slurm_watchdog.model.report import Report

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from slurm_watchdog.cli import api_types as api
-from slurm_watchdog.cli import diagnosis_types
-from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
-from slurm_watchdog.cli.report_types import Report
+from slurm_watchdog.model import documents as api
 from slurm_watchdog.model.actions import Wish
+from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.lost_time import Report
+from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
 
 FILE = Path(__file__).parents[2] / "docs/openapi.json"
 VERSION = "1"
@@ -70,9 +70,9 @@ ROUTES: tuple[Route, ...] = (
         "job": JOB, "user": _text("Names, by commas."), "account": _text("Names, by commas."),
         "partition": _text("Names, by commas."),
     }),
-    Route("POST", "/v1/diagnose", "All ranks of a running job are asked where they stand.", diagnosis_types.DiagnosisProgress,
+    Route("POST", "/v1/diagnose", "All ranks of a running job are asked where they stand.", DiagnosisProgress,
           body={"job_id": JOB}, needs=("job_id",)),
-    Route("GET", "/v1/diagnose/{id}", "How far that is, and what came of it.", diagnosis_types.DiagnosisProgress),
+    Route("GET", "/v1/diagnose/{id}", "How far that is, and what came of it.", DiagnosisProgress),
     Route("GET", "/v1/nodes", "Nodes by suspicion.", NodeTable),
     Route("GET", "/v1/nodes/{node}", "One node with what happened to it.", NodeHistory),
     Route("POST", "/v1/nodes/{node}/events", "A test's result, or that a node is mended.", FREE, body=NodeEventRequest),

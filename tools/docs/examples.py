@@ -19,9 +19,9 @@ from typing import NamedTuple
 import msgspec
 from click.testing import CliRunner
 
-from slurm_watchdog.cli.api_types import Explanation
 from slurm_watchdog.cli.explain import print_explanation
 from slurm_watchdog.cli.main import main as group
+from slurm_watchdog.model.documents import Explanation
 from tools.docs import evaluation
 from tools.docs.marks import between
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.analysis.lost_time import JobTime, report
+from slurm_watchdog.analysis.lost_time import report
 from slurm_watchdog.analysis.report_sentences import to_be_noticed
+from slurm_watchdog.model.lost_time import JobTime
 from slurm_watchdog.model.run_record import RunRecord, Spell, merged
 
 T = 1_700_000_000.0

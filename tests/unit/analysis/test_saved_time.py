@@ -8,7 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.report_sentences import saved, would_have_saved
-from slurm_watchdog.analysis.saved_time import Savings, savings
+from slurm_watchdog.analysis.saved_time import savings
+from slurm_watchdog.model.lost_time import Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
 H = 3600.0

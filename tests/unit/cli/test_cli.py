@@ -18,12 +18,12 @@ from rich.console import Console
 
 from slurm_watchdog import __version__
 from slurm_watchdog.cli import terminal
-from slurm_watchdog.cli.api_types import ActionRun, Operation, SelectedJob
 from slurm_watchdog.cli.batch import Row
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.cli.save_all import parse_date
 from slurm_watchdog.model.actions import OperationOutcome
+from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob
 from tests.builders.cli import (
     HOSTILE,
     FakeController,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from click.testing import CliRunner
 
-from slurm_watchdog.cli.api_types import Incident
 from slurm_watchdog.cli.incidents import IncidentFilter, incidents
+from slurm_watchdog.model.documents import Incident
 
 NOW = 10_000.0
 ROWS = [

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.node_types import NodeHistory, NodeTable
 from slurm_watchdog.controller.api.node_views import Unfit, event_of, node_json, nodes_json
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.ledger.suspicion import by_node, suspicions
+from slurm_watchdog.model.node_documents import NodeHistory, NodeTable
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from tests.builders.cli import FakeController, run
 from tests.builders.node_past import GPU, NOW, event

@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.cli.report import advice, show
-from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.cli.story import end_words, paired
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
@@ -31,6 +30,7 @@ from slurm_watchdog.journal.tables import JOB_RUNS
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Action, Fence, Verdict
 from slurm_watchdog.model.incidents import IncidentState
+from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.accounting import (

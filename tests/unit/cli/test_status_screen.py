@@ -20,7 +20,7 @@ import pytest
 from rich.console import Console
 
 from slurm_watchdog.cli import status_screen
-from slurm_watchdog.cli.api_types import Job, Status
+from slurm_watchdog.model.documents import Job, Status
 from tests.builders.cli import HOSTILE, FakeController, job, status
 
 PROGRAM = [str(Path(sys.executable).with_name("slurm-watchdog"))]

@@ -12,7 +12,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import TRAINED_LOOKS
-from slurm_watchdog.cli.api_types import Status
 from slurm_watchdog.cli.status import _print as print_status
 from slurm_watchdog.cli.status import exit_code
 from slurm_watchdog.controller.api.json_views import status_json
@@ -25,6 +24,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
 from slurm_watchdog.model.cluster_view import JobView, LogView, SlurmNodeView
+from slurm_watchdog.model.documents import Status
 from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.job_status_message import pulse_message

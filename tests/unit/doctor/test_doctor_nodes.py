@@ -13,7 +13,6 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_watchdog.cli import doctor
-from slurm_watchdog.cli.api_types import Status
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
@@ -30,6 +29,7 @@ from slurm_watchdog.doctor.cluster_rules import (
 from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
 from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
 from slurm_watchdog.doctor.node_rules import NODE_RULES, RULE_NAMES, NodeFacts, misspelt
+from slurm_watchdog.model.documents import Status
 from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
 from tests.builders.cli import job, status
 from tests.builders.identity_door import listening

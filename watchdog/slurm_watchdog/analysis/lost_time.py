@@ -17,64 +17,12 @@ from itertools import groupby, pairwise
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.run_time import KEPT, divide, end_of, has_failed, seconds_within
-from slurm_watchdog.analysis.saved_time import Savings, savings
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.analysis.saved_time import savings
+from slurm_watchdog.model.lost_time import JobTime, Report
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
 NOT_MEASURED = "not measured"
 HOUR_S = 3600.0
-
-
-class JobTime(Struct, frozen=True, kw_only=True):
-    """Of one job. Hours are node-hours."""
-
-    job_id: str
-    name: str
-    user: str
-    account: str
-    partition: str
-    nodes: int
-    runs: int
-    began_at: float
-    ended_at: float
-    allocated_h: float
-    measured_h: float
-    effective_h: float
-    lost_h: tuple[tuple[str, float], ...]
-    """(cause, node-hours), the largest first."""
-    to_be_noticed_h: tuple[tuple[str, float], ...] = ()
-    """What of `lost_h` came before the incident was reported, by its kind."""
-    queued_h: float
-    """Hours, not node-hours, in the queue between its runs."""
-    failures: int
-    """Runs that ended by themselves with an error, or by an action for an incident; not those that ended for
-    maintenance, at a time limit, or since a person asked."""
-    share: float | None
-    """Effective share of what was measured; None: nothing was."""
-
-
-class Report(Struct, frozen=True, kw_only=True):
-    """Of all jobs together."""
-
-    since: float
-    until: float
-    jobs: tuple[JobTime, ...]
-    """Those that lost most first."""
-    allocated_h: float
-    measured_h: float
-    effective_h: float
-    lost_h: tuple[tuple[str, float], ...]
-    to_be_noticed_h: tuple[tuple[str, float], ...]
-    """As of a job."""
-    failures: int
-    node_hours_between_failures: float | None
-    incidents: tuple[tuple[str, int], ...]
-    """(kind, how many), the most first."""
-    nodes: tuple[tuple[str, int], ...]
-    """(node, incidents that name it), the most first; maintenance of a node is no incident of its own."""
-    savings: Savings
-    share: float | None
-    """As of a job."""
 
 
 def _share(effective_h: float, measured_h: float) -> float | None:
@@ -105,6 +53,7 @@ def report(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, unt
     return Report(
         since=since,
         until=until,
+        known_jobs=len(jobs),
         jobs=tuple(sorted(jobs, key=lambda job: (-sum(hours for _, hours in job.lost_h), job.job_id))),
         allocated_h=allocated_h,
         measured_h=measured_h,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from slurm_watchdog.analysis.saved_time import Savings
 from slurm_watchdog.base.text import duration, plural
+from slurm_watchdog.model.lost_time import Savings
 
 LEAST_H = 0.05  # what is less is not worth a sentence
 

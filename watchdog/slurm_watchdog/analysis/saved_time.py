@@ -23,7 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.lost_time import Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
 LAST = 20
@@ -32,24 +32,6 @@ SLACK_S = 60.0
 """An incident that ended so long before its run was open at the run's end: the judgement comes with the next tick."""
 Of = tuple[str, str, str]
 """User, name of the job (empty: any), kind."""
-
-
-class Savings(Struct, frozen=True, kw_only=True):
-    """Of the incidents that an action of ours ended."""
-
-    saved_h: float = 0.0
-    """Node-hours, of those that could be compared."""
-    compared: int = 0
-    unknown: int = 0
-    """Those without a comparable one before."""
-    usual_wait_s: float | None = None
-    """The median wait that they were compared with; None: there is none."""
-    would_save_h: float = 0.0
-    """Node-hours, of runs whose restart was decided and only observed."""
-    observed: int = 0
-    """Those runs."""
-    recovered: int = 0
-    """Runs of which the same was decided, and that trained again by themselves."""
 
 
 def savings(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, until: float) -> Savings:

@@ -11,10 +11,10 @@ import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli.api_types import ActionRun, Answered, SelectedJob
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, print_json
 from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, shown, table
+from slurm_watchdog.model.documents import ActionRun, Answered, SelectedJob
 
 AT_ONCE: Final = 50
 """Jobs of one request: the controller takes no more."""

@@ -14,7 +14,9 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from slurm_watchdog.cli.api_types import (
+from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchanges
+from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
+from slurm_watchdog.model.documents import (
     Accepted,
     ActionRun,
     Answered,
@@ -28,10 +30,8 @@ from slurm_watchdog.cli.api_types import (
     Silences,
     Status,
 )
-from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress
-from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchanges
-from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable
-from slurm_watchdog.cli.report_types import Report
+from slurm_watchdog.model.lost_time import Report
+from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
 
 T = TypeVar("T")
 

@@ -15,7 +15,6 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.diagnosis_text import print_diagnosis
-from slurm_watchdog.cli.diagnosis_types import DiagnosisProgress, NodeRow
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.flight_dumps import diagnose_dumps
 from slurm_watchdog.cli.options import (
@@ -28,6 +27,7 @@ from slurm_watchdog.cli.options import (
     print_json,
 )
 from slurm_watchdog.cli.terminal import clean, count, screen, sentence
+from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress, NodeRow
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
-from slurm_watchdog.cli.diagnosis_types import Diagnosis, Hint, Suspect
 from slurm_watchdog.cli.terminal import fold_nodes, sentence, table
+from slurm_watchdog.model.diagnosis_documents import Diagnosis, Hint, Suspect
 
 if TYPE_CHECKING:
     from slurm_watchdog.knowledge.remediation_hints import Hint as KnownHint

@@ -23,11 +23,11 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import count, sentence
 
 if TYPE_CHECKING:
-    from slurm_watchdog.cli.api_types import Status
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.doctor.cluster_rules import Undelivered, Unjudged
     from slurm_watchdog.doctor.finding import Advice
     from slurm_watchdog.doctor.script import Script
+    from slurm_watchdog.model.documents import Status
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}

@@ -8,10 +8,8 @@ import click
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.api_types import ActionRun, Evidence, Explanation, Incident
 from slurm_watchdog.cli.bundle import Fetch, check_name, write_bundle
 from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
-from slurm_watchdog.cli.diagnosis_types import Diagnosis
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import STYLES, as_text, culprit_text, hints_of
 from slurm_watchdog.cli.options import (
@@ -22,6 +20,8 @@ from slurm_watchdog.cli.options import (
     reported_errors,
 )
 from slurm_watchdog.cli.terminal import clean_lines, count, duration, moment, sentence, table
+from slurm_watchdog.model.diagnosis_documents import Diagnosis
+from slurm_watchdog.model.documents import ActionRun, Evidence, Explanation, Incident
 
 LINES_OF_EVIDENCE: Final = 40
 """Lines shown of one piece of evidence; `--json` has all of it."""

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.api_types import Incident
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -25,6 +24,7 @@ from slurm_watchdog.cli.options import (
     seconds_of,
 )
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.model.documents import Incident
 from slurm_watchdog.model.incidents import Culprit
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.node_types import NodeEventRequest, NodeHistory, NodeTable, PastEvent
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, operator_options, print_json, reported_errors
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable, PastEvent
 
 HEADINGS = ("NODE", "SUSPICION", "14 DAYS", "IN ALL", "LAST", "PART", "REASONS")
 WANTED = [HEADINGS.index(name) for name in ("NODE", "SUSPICION", "REASONS", "14 DAYS", "LAST", "PART", "IN ALL")]

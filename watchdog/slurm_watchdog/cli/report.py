@@ -10,7 +10,6 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
-from slurm_watchdog.analysis.lost_time import JobTime
 from slurm_watchdog.analysis.report_sentences import head, node_time, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import choose_or_journal
@@ -23,8 +22,8 @@ from slurm_watchdog.cli.options import (
     reported_errors,
     seconds_of,
 )
-from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.model.lost_time import JobTime, Report
 
 WEEK_S: Final = 7 * 86400.0
 HOUR_S: Final = 3600.0

@@ -9,7 +9,6 @@ import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli.api_types import Accepted, ActionRun, Operation
 from slurm_watchdog.cli.batch import ask_many, named_jobs
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.explain import ENDS, describe_end
@@ -26,6 +25,7 @@ from slurm_watchdog.cli.options import (
     print_json,
 )
 from slurm_watchdog.cli.terminal import clean, moment, sentence
+from slurm_watchdog.model.documents import Accepted, ActionRun, Operation
 
 FOLLOW_INTERVAL_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0

@@ -7,10 +7,10 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.api_types import Silence, Silences
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import expand_nodes, operator_options, print_json, reported_errors, seconds_of
 from slurm_watchdog.cli.terminal import clean, moment, sentence
+from slurm_watchdog.model.documents import Silence, Silences
 
 DEFAULT_FOR = "2h"
 

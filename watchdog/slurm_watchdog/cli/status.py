@@ -11,16 +11,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.api_types import (
-    ControllerState,
-    IncidentCounts,
-    Job,
-    JobHealth,
-    Nodes,
-    OpenIncident,
-    SlurmState,
-    Status,
-)
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import choose, describe, own_instead
 from slurm_watchdog.cli.options import (
@@ -33,6 +23,16 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.silence import silence_words
 from slurm_watchdog.cli.terminal import duration, fold_nodes, newest_checkpoint, screen, sentence, shown, table
+from slurm_watchdog.model.documents import (
+    ControllerState,
+    IncidentCounts,
+    Job,
+    JobHealth,
+    Nodes,
+    OpenIncident,
+    SlurmState,
+    Status,
+)
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

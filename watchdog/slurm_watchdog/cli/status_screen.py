@@ -7,8 +7,8 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final
 
-from slurm_watchdog.cli.api_types import Job, OpenIncident, Status
 from slurm_watchdog.cli.terminal import clean, count, duration, fitting, fold_nodes, newest_checkpoint, shown
+from slurm_watchdog.model.documents import Job, OpenIncident, Status
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

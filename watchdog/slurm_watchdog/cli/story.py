@@ -11,14 +11,14 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog.analysis.report_sentences import to_be_noticed
-from slurm_watchdog.cli.api_types import ActionRun, Explanation
 from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.diagnosis_text import heading
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.incidents import as_text
 from slurm_watchdog.cli.options import job_argument, journal_option, operator_options, print_json, reported_errors
-from slurm_watchdog.cli.report_types import Report
 from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.model.documents import ActionRun, Explanation
+from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
 

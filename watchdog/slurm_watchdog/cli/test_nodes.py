@@ -16,7 +16,6 @@ import click
 from msgspec.structs import replace
 
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.node_types import NodeEventRequest
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -33,6 +32,7 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.terminal import clean, count, duration, fold_nodes, sentence, table
 from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.node_documents import NodeEventRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

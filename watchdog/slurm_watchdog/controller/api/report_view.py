@@ -9,11 +9,12 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.lost_time import Report, report
+from slurm_watchdog.analysis.lost_time import report
 from slurm_watchdog.base import clock
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
 SHOWN_JOBS: Final = 500
@@ -37,11 +38,9 @@ def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[st
     if since >= until:
         raise Unfit("the report has to end after it begins")
     found, runs = read(url, since, until, asked, uid)
-    document: dict[str, Any] = msgspec.to_builtins(found)
-    document |= {"jobs": document["jobs"][:SHOWN_JOBS], "known_jobs": len(found.jobs)}
-    if len(found.jobs) == 1:
-        document["runs"] = msgspec.to_builtins([run for run in runs if run.seen_at >= since])
-    return document
+    of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
+    shown: dict[str, Any] = msgspec.to_builtins(replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one))
+    return shown
 
 
 def read(

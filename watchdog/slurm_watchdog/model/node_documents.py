@@ -1,8 +1,8 @@
-"""What the controller answers about nodes, and what is reported to it of them, as frozen values."""
+"""What the controller answers about nodes, and what is reported to it of them."""
 
 from __future__ import annotations
 
-from slurm_watchdog.cli.api_types import Answer
+from slurm_watchdog.model.documents import Answer
 
 
 class NodeEventRequest(Answer, frozen=True, kw_only=True):

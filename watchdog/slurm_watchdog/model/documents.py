@@ -1,5 +1,4 @@
-"""What the controller answers on its socket, as frozen values. Unknown fields are ignored, missing ones have
-a default."""
+"""What the controller answers to the commands and the page. Unknown fields are ignored, missing ones have a default."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What the controller answers of a diagnosis, and how far its evidence is, as frozen values; see api_types."""
+"""What the controller answers of a diagnosis, and how far its evidence is: see documents."""
 
 from __future__ import annotations
 
 import msgspec
 
-from slurm_watchdog.cli.api_types import Answer
+from slurm_watchdog.model.documents import Answer
 
 
 class NodeRow(Answer, frozen=True, kw_only=True):

@@ -126,14 +126,14 @@ endif
 endif
 QUICK_TESTS = $(BIN)/python -m pytest -n 2 $(SPREAD) -m 'not exclusive $(FAST)' $(LIVE:%=--ignore=%)
 LIVE_TESTS = $(LIMIT) $(BIN)/python -m pytest $(RETRY) $(WORKERS) -m 'not exclusive $(FAST)' $(LIVE)
-LIVE := $(wildcard tests/integration tests/attacks tests/frameworks)
+LIVE := $(wildcard tests/integration tests/attacks)
 LIVE_WORKERS ?= 5
 WORKERS = --tx '$(LIVE_WORKERS)*popen//python=tests/own_namespaces.sh $(BIN)/python' $(SPREAD)
 # tests/conftest.py says what goes to one worker together, and with what to begin.
 SPREAD := --dist loadscope --no-loadscope-reorder
 # Tests start some thousand interpreters; compiling the package in each of them takes 0.3 s (agent) to 1 s (controller),
 # wherever PYTHONDONTWRITEBYTECODE is set. checked-hash: what was edited since is compiled again, whatever its time says.
-COMPILED := watchdog deploy/demo tests tools hooks
+COMPILED := watchdog deploy/demo tests tools hooks lab
 FAST = and not thorough
 # A live test depends on how busy the machine is: one that fails is run up to twice more, after a pause. More such
 # tests than tests/conftest.py allows fail the run; it counts them over the parts, in this file.
@@ -165,9 +165,9 @@ trainers: $(STAMP)  ## slurm_watchdog_hooks in the real frameworks (installs PyT
 .PHONY: frameworks
 frameworks: $(STAMP)  ## seventeen real trainings, each with eight faults, under `slurm-watchdog run`: a line of JSON a case (some GB, hours; ARGS='keras --write')
 	[ -x .venv-frameworks/bin/python ] || "$(PYTHON)" -m venv .venv-frameworks
-	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt
+	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r lab/frameworks/requirements.txt
 	.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check --no-deps mosaicml
-	$(BIN)/python -m tests.frameworks $(ARGS)
+	$(BIN)/python -m lab.frameworks $(ARGS)
 
 .PHONY: hostile
 hostile: $(STAMP)  ## 100,000 strings that are meant to harm through Slack, terminal, metrics and the page in Chromium (ARGS=5000 for fewer)
@@ -180,19 +180,19 @@ live: packages  ## real PyTorch jobs on a real Slurm, broken and healthy, and no
 		[ -x .venv-live/bin/python ] || "$(PYTHON)" -m venv .venv-live; \
 		.venv-live/bin/python -m pip install --quiet --disable-pip-version-check torch==2.13.0 numpy || rm -rf .venv-live; \
 	fi
-	$(BIN)/python -m tests.live $(ARGS)
+	$(BIN)/python -m lab.live $(ARGS)
 
 # NVRx apart, by its newest wheel for this Python: it is marked for a newer C library than many machines have, for the sake of
 # one module that needs a GPU.
 .PHONY: compare
 compare: packages  ## torchrun, NVRx, DLRover and a log-age script with the same faults on a real Slurm: a line of JSON an outcome (root; ARGS='killed --peers nvrx')
 	if [ ! -x .venv-compare/bin/python ]; then \
-		"$(PYTHON)" -m venv .venv-compare && .venv-compare/bin/python -m pip install --quiet -r tests/compare/requirements.txt && \
+		"$(PYTHON)" -m venv .venv-compare && .venv-compare/bin/python -m pip install --quiet -r lab/compare/requirements.txt && \
 		.venv-compare/bin/python -m pip install --quiet --no-deps --only-binary=:all: --platform manylinux_2_39_x86_64 --upgrade \
 			--target "$$(.venv-compare/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" nvidia-resiliency-ext \
 			|| rm -rf .venv-compare; \
 	fi
-	$(BIN)/python -m tests.compare $(ARGS)
+	$(BIN)/python -m lab.compare $(ARGS)
 
 .PHONY: grafana
 grafana: $(STAMP)  ## deploy/grafana/dashboards again, from generate.py
@@ -200,15 +200,15 @@ grafana: $(STAMP)  ## deploy/grafana/dashboards again, from generate.py
 
 .PHONY: bench
 bench: $(STAMP)  ## what the agent costs, beside its peers: a line of JSON a figure (root; ARGS='agent logs' for parts, ARGS=--help)
-	$(BIN)/python -m tests.bench $(ARGS)
+	$(BIN)/python -m lab.bench $(ARGS)
 
 .PHONY: soak
 soak: packages  ## random faults on a real Slurm with a watchdog that acts, for MINUTES=n, and what came of it by the history checker (root)
-	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
+	$(BIN)/python -m lab.soak --minutes $(MINUTES) $(ARGS)
 
 .PHONY: soak-agent
 soak-agent: $(STAMP)  ## floods, a driver that hangs and a day of ticks, for MINUTES=n: memory, descriptors and threads must not grow (root)
-	$(BIN)/python -m tests.bench soak --minutes $(MINUTES)
+	$(BIN)/python -m lab.bench soak --minutes $(MINUTES)
 MINUTES ?= 30
 
 .PHONY: fuzz
@@ -231,7 +231,7 @@ failover: packages  ## two controllers on a PostgreSQL and a real Slurm, both ki
 
 .PHONY: race
 race: $(STAMP)  ## SWAPS=100000 links, renames and mounts against the children that read logs and write kill switches (root; minutes)
-	$(BIN)/python -m tests.race --swaps $(SWAPS)
+	$(BIN)/python -m lab.race --swaps $(SWAPS)
 SWAPS ?= 100000
 
 .PHONY: attack

@@ -18,7 +18,7 @@ from xdist.remote import Producer
 from xdist.scheduler import LoadScopeScheduling
 
 CHECKOUT = Path(__file__).resolve().parent.parent
-LIVE = tuple(CHECKOUT / "tests" / name for name in ("integration", "attacks", "frameworks"))
+LIVE = tuple(CHECKOUT / "tests" / name for name in ("integration", "attacks"))
 """Real parts on this machine. `make test` runs them in workers, each as on a machine of its own."""
 LONGEST_FIRST = (
     "test_nspawn.py",

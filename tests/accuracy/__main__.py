@@ -10,11 +10,11 @@ import sys
 from datetime import datetime, timezone
 from pathlib import Path
 
+from lab.bench.figures import Figures, take_standard_output
 from tests.accuracy import matrix
 from tests.accuracy.cases import CASES
 from tests.accuracy.healthy import THINGS
 from tests.accuracy.run import FINE_EVERY, case_scene, run_case, run_thing, thing_scene, trace_lines
-from tests.bench.figures import Figures, take_standard_output
 from tests.rig.commands import commit
 
 RESULTS = Path(__file__).parents[2] / "lab/results/accuracy.json"

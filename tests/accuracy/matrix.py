@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
+from lab.bench.figures import Figures, quantile
 from tests.accuracy.cases import CASES, Case
 from tests.accuracy.healthy import THINGS, Thing
 from tests.accuracy.run import run_case, run_thing
 from tests.accuracy.score import Score
-from tests.bench.figures import Figures, quantile
 
 SEEDS = {1: 5, 2: 5, 4: 3, 8: 2, 16: 1, 48: 1}
 """Runs of each case, by its number of nodes."""

@@ -15,6 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from lab.bench.figures import Figures, take_standard_output
 from slurm_watchdog.controller.state.evidence_collection import FLIGHT_RECORDER, RAS
 from slurm_watchdog.model.incidents import Incident
 from tests.accuracy.cases import (
@@ -40,7 +41,6 @@ from tests.accuracy.source_drive import (
     STACKS,
     SourceDrive,
 )
-from tests.bench.figures import Figures, take_standard_output
 from tests.rig.commands import commit
 
 RESULTS = Path(__file__).parents[2] / "lab/results/sources.json"

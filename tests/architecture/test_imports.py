@@ -108,7 +108,7 @@ def read_all_imports() -> dict[str, tuple[str, ...]]:
     """File below the checkout to what it imports, for the package, its tools and its tests."""
     return {
         str(path.relative_to(CHECKOUT)): tuple(parse_imports(path.read_text()))
-        for folder in ("watchdog", "deploy", "tests", "tools")
+        for folder in ("watchdog", "deploy", "tests", "lab", "tools")
         for path in sorted((CHECKOUT / folder).rglob("*.py"))
     }
 

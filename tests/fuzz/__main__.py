@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.bench.figures import Figures, say, take_standard_output
+from lab.bench.figures import Figures, say, take_standard_output
 from tests.fuzz.place import Place, Unharmed, fuzz
 
 NUMBER = 1_000_000

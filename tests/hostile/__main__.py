@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 
-from tests.bench.figures import Figures, say, take_standard_output
+from lab.bench.figures import Figures, say, take_standard_output
 from tests.hostile import page
 from tests.hostile.shown import CHANNELS
 from tests.hostile.text import batches

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import sqlalchemy as sa
 
-from tests.bench.controller_service import FleetProcess
+from lab.bench.controller_service import FleetProcess
 from tests.builders.postgresql import postgresql_server
 from tests.integration.training_job import ended_action, inject, submit, training
 from tests.rig.cluster import Cluster

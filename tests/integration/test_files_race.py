@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.race.run import race
+from lab.race.run import race
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root: files of three users, mounts")
 

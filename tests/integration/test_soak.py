@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from tests.soak.faults import fill_disk, garbage, kill_agent
-from tests.soak.history import History, check, history_of
-from tests.soak.stage import Deed, Stage
-from tests.soak.story import settle
-from tests.soak.tools import Request
+from lab.soak.faults import fill_disk, garbage, kill_agent
+from lab.soak.history import History, check, history_of
+from lab.soak.stage import Deed, Stage
+from lab.soak.story import settle
+from lab.soak.tools import Request
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
-from tests.bench.figures import Figures
+from lab.bench.figures import Figures
 from tests.simulation.checker import check
 from tests.simulation.crash_points import crash_point, world_of
 from tests.simulation.forks import by_story, run_story

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from lab.bench.figures import Figures
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState
 from slurm_watchdog.parse.training_log.line import parse_line
 from tests.accuracy.cases import CASES, Case
@@ -17,7 +18,6 @@ from tests.accuracy.matrix import Healthy, Results, plan, rows, summary, table, 
 from tests.accuracy.run import case_scene, run_case, run_thing, trace_lines
 from tests.accuracy.scene import Expect
 from tests.accuracy.score import Score, names, right_ones
-from tests.bench.figures import Figures
 from tools.docs.evaluation import accuracy
 
 REGRESSIONS: tuple[tuple[str, int, int, str], ...] = (

@@ -126,7 +126,7 @@ def frameworks_sentence(kept: Mapping[str, Any]) -> str:
 
 
 def frameworks(kept: Mapping[str, Any]) -> str:
-    """A row for each framework of what `tests.frameworks.table.results` kept."""
+    """A row for each framework of what `lab.frameworks.table.results` kept."""
     lines = [
         f"{measured(kept, 'make frameworks')}: {frameworks_sentence(kept)}",
         "",

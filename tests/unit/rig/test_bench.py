@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.bench import hostile_load, logs, noise, process_tree, scheduling
-from tests.bench.figures import Figures, quantile
-from tests.bench.metrics_text import parse_metrics
+from lab.bench import hostile_load, logs, noise, process_tree, scheduling
+from lab.bench.figures import Figures, quantile
+from lab.bench.metrics_text import parse_metrics
 from tests.munged import THERE
 
 CHECKOUT = Path(__file__).resolve().parents[3]
@@ -211,7 +211,7 @@ def scratch() -> Iterator[Path]:
 
 
 def start_bench(scratch: Path, *words: str) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "tests.bench", *words]
+    command = [sys.executable, "-m", "lab.bench", *words]
     environment = {**os.environ, "TMPDIR": str(scratch)}
     return subprocess.Popen(
         command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from lab.bench import at_scale, fleet_slurm, fleet_tls
+from lab.bench.figures import Figures
+from lab.bench.fleet_reports import Shape, events_of, logs_of, report_of
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.wire.delta import changes_between, make_whole
-from tests.bench import at_scale, fleet_slurm, fleet_tls
-from tests.bench.figures import Figures
-from tests.bench.fleet_reports import Shape, events_of, logs_of, report_of
 
 BOUNDS_OF_TIME = {
     "controller.event_loop_stall_max_ms", "controller.restart_stall_max_ms", "controller.receive_to_decision_p99_s",

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.bench.recovery import CASES
+from lab.compare.changes import Change, apply, lines_changed
+from lab.compare.peers import PEERS, Peer
+from lab.live.again import Again, next_run
+from lab.live.stage import TRAINER
 from slurm_watchdog.detect.registry import KINDS
-from tests.bench.recovery import CASES
-from tests.compare.changes import Change, apply, lines_changed
-from tests.compare.peers import PEERS, Peer
-from tests.live.again import Again, next_run
-from tests.live.stage import TRAINER
 from tools.docs import recovery
 
 BEFORE = "step 19/90 | loss 0.1 | step_time: 0.5 s\nsaved checkpoint at step 20 to /c.pt\nstep 26/90 | loss 0.1 | step_time: 0.5 s\n"

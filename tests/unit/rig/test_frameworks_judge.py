@@ -1,4 +1,4 @@
-"""How a case of tests/frameworks is judged: each verdict, and that nothing wrong counts as right."""
+"""How a case of lab/frameworks is judged: each verdict, and that nothing wrong counts as right."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.frameworks import table
-from tests.frameworks.catalogue import FAULTS, FRAMEWORKS, chosen
-from tests.frameworks.judge import judge
-from tests.frameworks.outcome import Outcome, RankRun, Said, from_json, said_of
+from lab.frameworks import table
+from lab.frameworks.catalogue import FAULTS, FRAMEWORKS, chosen
+from lab.frameworks.judge import judge
+from lab.frameworks.outcome import Outcome, RankRun, Said, from_json, said_of
 from tools.docs import evaluation
 
 FAULT_AT = 1000.0
@@ -127,7 +127,7 @@ def test_outcome_survives_its_file_and_the_page_has_a_row_for_it(tmp_path: Any) 
 
 
 def test_catalogue_has_a_script_for_each_framework_and_twelve_at_least() -> None:
-    from tests.frameworks.case import SCRIPTS
+    from lab.frameworks.case import SCRIPTS
 
     assert all((SCRIPTS / f"{each.script}.py").exists() for each in FRAMEWORKS)
     assert len({each.script for each in FRAMEWORKS}) >= 12

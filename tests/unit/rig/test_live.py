@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from lab.bench.figures import Figures
+from lab.live.__main__ import plan, write
+from lab.live.cases import FAULTS, HEALTHY, SRUN, TORCHRUN
+from lab.live.run import Result
+from lab.live.stage import STEP, TRAINER
 from slurm_watchdog.detect.registry import KINDS
-from tests.bench.figures import Figures
-from tests.live.__main__ import plan, write
-from tests.live.cases import FAULTS, HEALTHY, SRUN, TORCHRUN
-from tests.live.run import Result
-from tests.live.stage import STEP, TRAINER
 
 
 def test_every_case_has_a_name_of_its_own_a_launcher_and_kinds_that_exist() -> None:

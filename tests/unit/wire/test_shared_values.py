@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from lab.bench.fleet_reports import Shape, report_of
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import decode_report, encode_report
 from slurm_watchdog.wire.shared_values import with_shared_values
-from tests.bench.fleet_reports import Shape, report_of
 
 
 def arrived(index: int) -> Report:

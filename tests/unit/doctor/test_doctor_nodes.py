@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,78 +14,69 @@ import pytest
 from click.testing import CliRunner
 
 from slurm_watchdog.cli import doctor
+from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.doctor import endpoints
-from slurm_watchdog.doctor import facts as read
-from slurm_watchdog.doctor.cluster_rules import (
-    CLUSTER_RULES,
-    ClusterFacts,
-    Undelivered,
-    Unjudged,
-    flag,
-    parse_slurm_config,
-)
+from slurm_watchdog.doctor import cluster, finding, node, script
 from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
-from slurm_watchdog.doctor.finding import Advice, Level, examine, exit_code
-from slurm_watchdog.doctor.node_rules import NODE_RULES, RULE_NAMES, NodeFacts, misspelt
+from slurm_watchdog.doctor.deadline import run as run_command
+from slurm_watchdog.doctor.finding import Advice, Level, Names, examine, exit_code, rules
 from slurm_watchdog.model.documents import Status
 from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
 from tests.builders.cli import job, status
 from tests.builders.identity_door import listening
 
-NODE = NodeFacts(
-    node="n1", unit_state="active", py_spy="0.4.1", ptrace_scope=1, gpu_devices=8, nvml_gpus=8, munge_works=True,
-    state_directory="/var/lib/slurm-watchdog", state_filesystem="ext4", state_free_bytes=10 << 30,
-    node_known=True, controller_url="https://mgmt1:9765", identity="tls",
-)  # fmt: skip
+NODE: dict[str, object] = {
+    **dict.fromkeys(
+        ["unit_state", "helper_problem", "controller_problem", "standby_problem", "certificate_problem", "certificate_days", "open_secret", "offset_s", "nvml_problem", "gpus_missing", "state_problem", "kernel_log_problem"]
+    ),
+    "where": "n1", "service": "agent", "agent": True, "root": True, "unit_state": "active", "first_start": False,
+    "py_spy": True, "ptrace_scope": "1", "hidepid": False, "gpu_devices": 8, "nvml_gpus": 8, "has_munge": True,
+    "munge_works": True, "munge_needed": False, "munge_refuses": False, "state_directory": "/var/lib/slurm-watchdog",
+    "state_filesystem": "ext4", "state_free_mib": 10240, "slurm_commands": True, "node_known": True, "side": "behind",
+    "controller_url": "https://mgmt1:9765", "identity": "tls", "certificate": "agent.crt", "days_ago": 1,
+}  # fmt: skip
 SLURM = {
     "JobRequeue": "1", "KillOnBadExit": "0", "JobFileAppend": "0", "TaskProlog": "/etc/slurm/slurm-watchdog-task-prolog.sh",
     "MinJobAge": "300 sec", "ProctrackType": "proctrack/cgroup", "SLURM_VERSION": "24.11.5",
 }  # fmt: skip
-CLUSTER = ClusterFacts(
-    slurm=SLURM,
-    slurm_nodes=("n1", "n2"),
-    mode="act",
-    reporting=("n1", "n2"),
-    operator=True,
-    user="slurm-watchdog",
-)
-
-
 CLAIMS = base64.urlsafe_b64encode(b'{"exp": 1700000300}').decode().rstrip("=")
 TOKEN = f"e30.{CLAIMS}.x"
+HIDDEN = hides_jobs(Access(private=frozenset({"jobs"})), 1000)
 
 
-def changed(facts: Any, **changes: Any) -> Any:
-    return type(facts)(**{**{name: getattr(facts, name) for name in facts.__struct_fields__}, **changes})
+def of_node(**changes: object) -> list[Advice]:
+    return list(examine("node", {**NODE, **changes}))
 
 
-def of_node(**changes: Any) -> list[Advice]:
-    return list(examine(changed(NODE, **changes), NODE_RULES))
+def answer(**changes: Any) -> Status:
+    """Of a controller where all is well."""
+    nodes = {"reporting": ["n1", "n2"], "silent": []}
+    return msgspec.convert(status(**{"mode": "act", "nodes": nodes, "jobs": [], "deliveries": [], **changes}), Status)
 
 
-def of_cluster(**changes: Any) -> list[Advice]:
-    return list(examine(changed(CLUSTER, **changes), CLUSTER_RULES))
+def of_cluster(
+    seen: Status | ClientError | None = None,
+    slurm: dict[str, str] | None = SLURM,
+    nodes: tuple[str, ...] = ("n1", "n2"),
+    operator: bool | None = True,
+) -> list[Advice]:
+    seen = answer() if seen is None else seen
+    facts = {**cluster.settings(slurm, "timed out"), **doctor.cluster_facts(seen, nodes), "operator": operator}
+    return [*examine("cluster", facts), *doctor.examine_status(seen)]
 
 
 def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
     assert of_node() == []
-    bare = {
-        "gpu_devices": 0,
-        "nvml_gpus": None,
-        "ptrace_scope": None,
-        "has_munge": False,
-        "munge_works": None,
-        "unit_state": None,
-    }
-    assert of_node(**bare) == []
-    assert of_node(identity="tls", certificate="agent.crt", certificate_days=31, clock_offset_s=2.5) == []
-    unseen = dict.fromkeys(["node_known", "state_filesystem", "state_free_bytes"])
+    bare = {"gpu_devices": 0, "nvml_gpus": None, "ptrace_scope": None, "has_munge": False, "munge_works": None}
+    assert of_node(**bare, unit_state=None) == []
+    assert of_node(identity="tls", certificate="agent.crt", certificate_days=31, offset_s=2.5) == []
+    unseen = dict.fromkeys(["node_known", "state_filesystem", "state_free_mib"])
     assert of_node(**unseen) == []
-    assert of_node(ptrace_scope=2, hidepid=True) == []  # root sees and traces all the same
+    assert of_node(ptrace_scope="2", hidepid=True) == []  # root sees and traces all the same
     assert of_cluster() == []
+    assert of_cluster(nodes=(), operator=None) == []
 
 
 @pytest.mark.parametrize(
@@ -93,31 +85,32 @@ def test_a_node_and_a_cluster_that_are_well_lack_nothing() -> None:
         ("service", Level.CRITICAL, {"unit_state": "failed"}),
         ("service", Level.CRITICAL, {"unit_state": "not installed"}),
         ("controller", Level.CRITICAL, {"controller_problem": "Connection refused"}),
-        ("nvml", Level.CRITICAL, {"nvml": "Driver/library version mismatch", "nvml_gpus": None}),
-        ("nvml", Level.CRITICAL, {"nvml_gpus": 7}),
+        ("nvml", Level.CRITICAL, {"nvml_problem": "Driver/library version mismatch"}),
+        ("nvml", Level.CRITICAL, {"nvml_gpus": 7, "gpus_missing": 1}),
         ("controller", Level.CRITICAL, {"controller_url": ""}),
         ("standby", Level.WARNING, {"standby_problem": "https://mgmt2:9765: Connection refused"}),
         ("state_directory", Level.WARNING, {"state_problem": "not writable for you"}),
+        ("service", Level.HINT, {"first_start": True, "unit_state": "inactive"}),
         ("state_local", Level.WARNING, {"state_filesystem": "lustre"}),
-        ("state_local", Level.CRITICAL, {"state_filesystem": "nfs4", "service": "controller"}),
-        ("state_space", Level.WARNING, {"state_free_bytes": 1 << 20}),
-        ("slurm_commands", Level.CRITICAL, {"slurm_commands": False, "service": "controller"}),
+        ("state_local", Level.CRITICAL, {"state_filesystem": "nfs4", "agent": False}),
+        ("state_space", Level.WARNING, {"state_free_mib": 1}),
+        ("slurm_commands", Level.CRITICAL, {"slurm_commands": False, "agent": False}),
         ("slurm_commands", Level.HINT, {"slurm_commands": False}),
         ("node_name", Level.CRITICAL, {"node_known": False}),
-        ("munge", Level.CRITICAL, {"munge_works": False, "node_known": None}),
-        ("py_spy", Level.WARNING, {"py_spy": None}),
-        ("ptrace_scope", Level.WARNING, {"ptrace_scope": 3}),
-        ("ptrace_scope", Level.WARNING, {"ptrace_scope": 2, "root": False}),
+        ("munge", Level.CRITICAL, {"munge_works": False, "munge_needed": True}),
+        ("py_spy", Level.WARNING, {"py_spy": False}),
+        ("ptrace_scope", Level.WARNING, {"ptrace_scope": "3"}),
+        ("ptrace_scope", Level.WARNING, {"ptrace_scope": "2", "root": False}),
         ("hidepid", Level.WARNING, {"hidepid": True, "root": False}),
-        ("kernel_log", Level.WARNING, {"kernel_log": "/dev/kmsg: Operation not permitted"}),
+        ("kernel_log", Level.WARNING, {"kernel_log_problem": "/dev/kmsg: Operation not permitted"}),
         ("helper", Level.CRITICAL, {"helper_problem": "/run/slurm-watchdog-helper/socket: Connection refused"}),
         ("certificate", Level.CRITICAL, {"certificate_problem": "agent.key cannot be read"}),
-        ("certificate_end", Level.WARNING, {"certificate_days": 12, "certificate": "agent.crt"}),
-        ("certificate_end", Level.CRITICAL, {"certificate_days": -1, "certificate": "agent.crt"}),
-        ("open_secret", Level.WARNING, {"open_secret": "/etc/slurm-watchdog/slack (mode 0644)", "service": "controller"}),
-        ("clock_offset", Level.WARNING, {"clock_offset_s": -42.0}),
-        ("clock_offset", Level.WARNING, {"clock_offset_s": 4000.0}),
-        ("clock_offset", Level.CRITICAL, {"clock_offset_s": 400.0, "identity": "munge"}),
+        ("certificate_end", Level.WARNING, {"certificate_days": 12}),
+        ("certificate_end", Level.CRITICAL, {"certificate_days": -1}),
+        ("open_secret", Level.WARNING, {"open_secret": "/etc/slurm-watchdog/slack (mode 0644)"}),
+        ("clock_offset", Level.WARNING, {"offset_s": 42.0}),
+        ("clock_offset", Level.WARNING, {"offset_s": 4000.0}),
+        ("clock_offset", Level.CRITICAL, {"offset_s": 400.0, "munge_refuses": True}),
         ("munge", Level.CRITICAL, {"identity": "munge", "has_munge": False, "munge_works": None}),
     ],
 )  # fmt: skip
@@ -134,15 +127,15 @@ def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
 @pytest.mark.parametrize(
     ("rule", "level", "changes"),
     [
-        ("controller", Level.UNKNOWN, {"controller_problem": "does not exist"}),
-        ("blind", Level.CRITICAL, {"blind": "disk full"}),
-        ("paused", Level.WARNING, {"paused": ""}),
-        ("mode", Level.HINT, {"mode": "observe"}),
-        ("mode", Level.WARNING, {"mode": "off"}),
-        ("silent_agents", Level.WARNING, {"silent": ("n2",), "reporting": ("n1",)}),
-        ("nodes_without_agent", Level.WARNING, {"slurm_nodes": ("n1", "n2", "n3", "n4")}),
-        ("no_agents", Level.CRITICAL, {"reporting": ()}),
-        ("slurm", Level.UNKNOWN, {"slurm": None, "slurm_problem": "timed out"}),
+        ("controller", Level.UNKNOWN, {"seen": ClientError("does not exist")}),
+        ("blind", Level.CRITICAL, {"seen": answer(controller={"journal_error": "disk full"})}),
+        ("paused", Level.WARNING, {"seen": answer(paused={"reason": ""})}),
+        ("mode", Level.HINT, {"seen": answer(mode="observe")}),
+        ("mode", Level.WARNING, {"seen": answer(mode="off")}),
+        ("silent_agents", Level.WARNING, {"seen": answer(nodes={"reporting": ["n1"], "silent": ["n2"]})}),
+        ("nodes_without_agent", Level.WARNING, {"nodes": ("n1", "n2", "n3", "n4")}),
+        ("no_agents", Level.CRITICAL, {"seen": answer(nodes={})}),
+        ("slurm", Level.UNKNOWN, {"slurm": None}),
         ("job_requeue", Level.HINT, {"slurm": {**SLURM, "JobRequeue": "0"}}),
         ("task_prolog", Level.HINT, {"slurm": {**SLURM, "TaskProlog": "(null)"}}),
         ("min_job_age", Level.WARNING, {"slurm": {**SLURM, "MinJobAge": "2 sec"}}),
@@ -151,31 +144,13 @@ def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
         ("proctrack", Level.HINT, {"slurm": {**SLURM, "ProctrackType": "proctrack/linuxproc"}}),
         ("slurm_version", Level.WARNING, {"slurm": {**SLURM, "SLURM_VERSION": "20.11.9"}}),
         ("operator", Level.CRITICAL, {"operator": False}),
-        ("operator", Level.WARNING, {"operator": False, "mode": "observe"}),
-        (
-            "deliveries",
-            Level.WARNING,
-            {"deliveries": (Undelivered(channel="slack", failing_s=600.0, error="404", waiting=3),)},
-        ),
-        (
-            "not_judged",
-            Level.WARNING,
-            {"unjudged": (Unjudged(reason="no step in its log", todo="log one", job_ids=("7", "8")),)},
-        ),
-        ("slurm_access", Level.WARNING, {"notes": (hides_jobs(Access(private=frozenset({"jobs"})), 1000),)}),
-        (
-            "slurm_access",
-            Level.WARNING,
-            {"notes": ("Slurm is asked by its commands, not by pyslurm: release 24.05",)},
-        ),
-        ("slurm_access", Level.WARNING, {"notes": token_note(TOKEN, 1700000000.0)}),
-        (
-            "slurm_access",
-            Level.WARNING,
-            {"controller_problem": "x", "slurm": {**SLURM, "PrivateData": "accounts,jobs"}},
-        ),
+        ("operator", Level.WARNING, {"operator": False, "seen": answer(mode="observe")}),
+        ("slurm_access", Level.WARNING, {"seen": answer(slurm={"notes": [HIDDEN]})}),
+        ("slurm_access", Level.WARNING, {"seen": answer(slurm={"notes": ["Slurm is asked by its commands: 24.05"]})}),
+        ("slurm_access", Level.WARNING, {"seen": answer(slurm={"notes": token_note(TOKEN, 1700000000.0)})}),
+        ("slurm_access", Level.WARNING, {"seen": ClientError("x"), "slurm": {**SLURM, "PrivateData": "accounts,jobs"}}),
     ],
-)
+)  # fmt: skip
 def test_what_a_cluster_lacks_is_said_with_what_mends_it(rule: str, level: Level, changes: dict[str, Any]) -> None:
     (found,) = [each for each in of_cluster(**changes) if each.rule == rule]
     assert found.level is level
@@ -192,15 +167,12 @@ def test_findings_of_status_become_findings_of_the_doctor_grouped_by_their_reaso
         "todo": "start it",
         "not_judged": "no_agent",
     }
-    answer = msgspec.convert(
-        status(
-            jobs=[job(job_id=each, health=health) for each in ("7", "8")] + [job()],
-            deliveries=[{"channel": "slack", "failing_s": 600.0, "error": "404", "waiting": 3, "oldest_s": 1.0},
-                        {"channel": "webhook", "failing_s": None}],
-        ),
-        Status,
-    )  # fmt: skip
-    found = of_cluster(deliveries=doctor._undelivered(answer), unjudged=doctor._unjudged(answer))
+    failing = [
+        {"channel": "slack", "failing_s": 600.0, "error": "404", "waiting": 3, "oldest_s": 1.0},
+        {"channel": "webhook", "failing_s": None},
+    ]
+    jobs = [job(job_id=each, health=health) for each in ("7", "8")] + [job()]
+    found = of_cluster(answer(jobs=jobs, deliveries=failing))
     assert [each.sentence for each in found] == [
         "No notification has reached slack for 10 min; 3 notifications waiting.",
         "2 jobs cannot be judged: no agent.",
@@ -217,13 +189,13 @@ notify:
 
 
 def test_what_the_configuration_has_for_a_partition_that_is_not_there_is_said_for_it_never_holds() -> None:
-    meant = read.for_partitions(parse_config(PARTITIONED))
-    found = of_cluster(partitions=("gpu", "debug", "vision"), for_partitions=meant)
+    meant = parse_config(PARTITIONED)
+    found = cluster.examine_partitions(meant, ("gpu", "debug", "vision"))
     assert [(each.rule, each.sentence.partition(" is for")[0], each.evidence.partition(";")[0]) for each in found] == [
         ("no_partition", "policy.overrides[0]", "debugg, test-*"),
         ("no_partition", "notify.slack.mentions", "cpu"),
     ]
-    assert of_cluster(partitions=(), for_partitions=meant) == [], "Slurm did not say which there are"
+    assert cluster.examine_partitions(meant, ()) == (), "Slurm did not say which there are"
 
 
 def test_the_code_is_that_of_a_monitoring_plugin() -> None:
@@ -237,56 +209,79 @@ def test_the_code_is_that_of_a_monitoring_plugin() -> None:
 
 def test_the_configuration_of_slurm_is_read_as_scontrol_prints_it() -> None:
     text = "Configuration data as of 2026-11-21T15:00:00\nJobRequeue              = 1\nKillOnBadExit           = 0\nTaskProlog = (null)\n"
-    config = parse_slurm_config(text)
+    config = cluster.parse_slurm_config(text)
     assert config["TaskProlog"] == "(null)"
     keys = ("JobRequeue", "KillOnBadExit", "JobFileAppend")
-    assert [flag(config, key) for key in keys] == [True, False, None]
-    assert flag(None, "JobRequeue") is None
+    assert [script.flag(config, key) for key in keys] == [True, False, None]
+    assert script.flag(None, "JobRequeue") is None
 
 
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def test_this_machine_is_read_without_an_exception() -> None:
-    facts = read.read_node(Config(), "agent", os.uname().nodename)
-    assert facts.node == os.uname().nodename
-    assert facts.root is (os.geteuid() == 0)
-    assert isinstance(list(examine(facts, NODE_RULES)), list)
+def test_the_table_has_all_rows_and_asks_for_facts_that_are_read() -> None:
+    text = (Path(finding.__file__).parent / "rules.conf").read_text()
+    assert sum(map(len, rules().values())) == len(re.findall(r"^\w+ \S+ if ", text, re.MULTILINE)) > 60
+    for service in ("agent", "controller"):
+        facts = node.read_node(Config(), service, os.uname().nodename)
+        assert facts["where"] == os.uname().nodename
+        assert facts["root"] is (os.geteuid() == 0)
+        assert set(facts) == set(NODE)
+        examine("node", facts)
+    for row in rules()["node"]:  # no sentence has a hole
+        shown = {**NODE, "offset_s": 42.0}
+        assert all(text.format_map(shown) for text in (row.sentence, row.evidence, row.add))
+
+
+@pytest.mark.parametrize(
+    ("word", "value", "found"),
+    [
+        *[(word, None, False) for word in ("x", "!x", "x<3", "x>3", "x=a", "x!=a", "x~a", "x!~a")],
+        ("x", "", False), ("!x", "", True), ("!x", False, True), ("x<3", "2 sec", True), ("x>3", 3, False),
+        ("x<3", "often", False), ("x=a,b", "b", True), ("x!=a,b", "b", False), ("x~b|c", "abc", True), ("x!~d", "abc", True),
+    ],
+)  # fmt: skip
+def test_a_word_of_a_rule_never_holds_of_what_is_not_known(word: str, value: object, found: bool) -> None:
+    assert finding.holds(word, {"x": value}) is found
+
+
+def test_names_are_counted_and_folded() -> None:
+    names = Names(["n1", "n2", "n3"])
+    assert f"{names}, {names:node}, {names:#}, {Names(['n1']):node}" == "n[1-3], 3 nodes, 3, 1 node"
 
 
 def test_a_command_that_does_not_end_is_left_after_its_deadline() -> None:
-    code, said = read.run(["sleep", "60"], 0.2)
-    assert (code, said) == (None, "sleep: no answer within 0.2 s")
-    code, said = read.run(["/no/such/program"])
+    code, said = run_command(["sleep", "60"], 0.2)
+    assert (code, said.partition(";")[0]) == (None, "sleep: no answer within 0.2 s")
+    code, said = run_command(["/no/such/program"])
     assert (code, "No such file" in said) == (None, True)
 
 
 def test_a_directory_is_known_with_its_filesystem_and_whether_it_can_be_written(tmp_path: Path) -> None:
-    filesystem, problem, free = read.read_directory(str(tmp_path))
+    filesystem, problem, free = node.read_directory(str(tmp_path))
     assert filesystem
     assert problem is None
     assert (free or 0) > 0
-    assert read.read_directory(str(tmp_path / "none"))[1] == "it is not there"
-    assert read.read_directory("") == (None, None, None)
+    assert node.read_directory(str(tmp_path / "none"))[1] == "it is not there"
+    assert node.read_directory("") == (None, None, None)
 
 
 def test_a_controller_that_is_not_there_is_said_with_the_reason() -> None:
-    assert endpoints.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
+    assert node.read_controller("http://127.0.0.1:1", None) == ("Connection refused", None)
 
 
 def test_the_controller_s_time_is_that_of_its_short_answer_also_when_it_is_not_well() -> None:
     with listening() as port:
-        for well in (True, False):
-            port.door._healthy = lambda well=well: (well, "it said so")
-            problem, ahead_s = endpoints.read_controller(f"http://127.0.0.1:{port.number}", None)
+        for said in ((True, "it said so"), (False, "it said so")):
+            port.door._healthy = lambda: said  # noqa: B023  it is asked before the next one
+            problem, ahead_s = node.read_controller(f"http://127.0.0.1:{port.number}", None)
             assert problem is None
             assert ahead_s is not None and abs(ahead_s) < 600, "both are this machine's clock"
 
 
 def test_munge_is_not_accused_where_a_command_of_slurm_was_answered() -> None:
-    assert [each.rule for each in of_node(munge_works=False, node_known=None)] == ["munge"]
-    assert of_node(munge_works=False, node_known=True) == []
-    assert [each.rule for each in of_node(munge_works=False, node_known=True, identity="munge")] == ["munge"]
+    assert [each.rule for each in of_node(munge_works=False, munge_needed=True)] == ["munge"]
+    assert of_node(munge_works=False, munge_needed=False) == []
 
 
 def test_the_munge_that_is_asked_is_the_one_of_the_configuration(
@@ -296,8 +291,8 @@ def test_the_munge_that_is_asked_is_the_one_of_the_configuration(
     program.write_text('#!/bin/sh\n[ "$2" = --socket=/run/other ]\n')
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    assert read.read_munge() is False
-    assert read.read_munge("/run/other") is True
+    assert node.read_munge() is False
+    assert node.read_munge("/run/other") is True
 
 
 def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -> None:
@@ -307,11 +302,10 @@ def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -
 
 
 def test_a_misspelt_finding_is_unknown_and_not_health() -> None:
-    wrong = misspelt(["nvml", "nvlm"])
-    assert wrong is not None
+    (wrong,) = node.misspelt(["nvml", "nvlm"])
     assert (wrong.level, wrong.evidence, "nvml" in wrong.add) == (Level.UNKNOWN, "--only nvlm", True)
     assert exit_code([wrong]) == 3
-    assert misspelt(RULE_NAMES) is None
+    assert node.misspelt(node.rule_names()) == ()
 
 
 def test_findings_of_the_child_process_are_returned_unchanged() -> None:
@@ -324,7 +318,7 @@ def test_findings_of_the_child_process_are_returned_unchanged() -> None:
         "where": "n1",
     }
     document = {"what": "node", "subject": "n1", "level": "critical", "findings": [row]}
-    (found,) = parse_findings(json.dumps(document).encode(), "n1")
+    (found,) = parse_findings(json.dumps(document), "n1")
     assert found == Advice(
         rule="nvml", level=Level.CRITICAL, sentence="It is gone.", evidence="7", add="look", where="n1"
     )
@@ -403,7 +397,7 @@ def test_a_secret_of_the_notifications_that_others_may_read_is_found_and_one_of_
     for path, mode in ((token, 0o640), (password, 0o644)):
         path.write_text("secret\n")
         path.chmod(mode)
-    assert endpoints.read_open_secret([str(tmp_path / "missing"), str(token)]) is None
-    assert endpoints.read_open_secret([str(token), str(password)]) == f"{password} (mode 0644)"
+    assert node.read_open_secret([str(tmp_path / "missing"), str(token)]) is None
+    assert node.read_open_secret([str(token), str(password)]) == f"{password} (mode 0644)"
     token.chmod(0o620)
-    assert endpoints.read_open_secret([str(token)]) == f"{token} (mode 0620)"
+    assert node.read_open_secret([str(token)]) == f"{token} (mode 0620)"

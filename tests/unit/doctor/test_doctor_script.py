@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.doctor.finding import Advice, Level, examine
-from slurm_watchdog.doctor.script import parse_options, parse_script
-from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, JobFacts
+from slurm_watchdog.doctor.finding import Advice, Level
+from slurm_watchdog.doctor.script import examine_script, parse_options, parse_script
 
 HEAD = """#!/bin/bash
 #SBATCH --job-name=gpt --nodes=4 --ntasks-per-node=8
@@ -99,7 +98,7 @@ WELL = WELL_KEPT["srun"]
 
 
 def advice(text: str, **changes: Any) -> list[Advice]:
-    return list(examine(JobFacts(**{"script": parse_script(text, "job.sh"), "read": POLLS, **changes}), SCRIPT_RULES))
+    return list(examine_script(parse_script(text, "job.sh"), **{"read": POLLS, **changes}))
 
 
 def rules(text: str, **changes: Any) -> list[str]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
@@ -18,16 +20,15 @@ from slurm_watchdog.cli.options import (
     operator_options,
     print_json,
     removed_option,
+    seconds_of,
     service_paths,
 )
 from slurm_watchdog.cli.terminal import count, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.doctor.cluster_rules import Undelivered, Unjudged
-    from slurm_watchdog.doctor.finding import Advice
-    from slurm_watchdog.doctor.script import Script
-    from slurm_watchdog.model.documents import Status
+    from slurm_watchdog.doctor.finding import Advice, Facts
+    from slurm_watchdog.model.documents import Job, Status
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
@@ -45,22 +46,22 @@ class _NotLookedFor(Refusal):
 
 @click.command(short_help="What is missing to be protected: cluster, node, job or job script.")
 @click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path(allow_dash=True))
-@click.option(
-    "--job",
-    "job_id",
-    metavar="J",
-    help="A job that waits or runs: its script, and what is seen of it.",
-)
+@click.option("--job", "job_id", metavar="J", help="A job that waits or runs: its script, and what is seen of it.")
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")
 @removed_option("--torch", "no finding depends on PyTorch's release any more")
-@click.option("--deadline", metavar="TIME", help="Answer within TIME (20s), whatever hangs; with --node.")
+@click.option(
+    "--deadline",
+    metavar="TIME",
+    callback=seconds_of,
+    help="Answer within TIME (20s), whatever hangs; with --node.",
+)
 @click.option("--only", metavar="RULE,…", help="Only these findings (service, nvml, munge, …); with --node.")
 @operator_options
 def doctor(
     script: str | None,
     job_id: str | None,
     on_node: bool,
-    deadline: str | None,
+    deadline: float | None,
     only: str | None,
     socket_path: str | None,
     config_file: str | None,
@@ -85,224 +86,31 @@ def doctor(
         raise click.UsageError("give a script, --job or --node, not several of them")
     if (deadline is not None or only is not None) and not on_node:
         raise click.UsageError("--deadline and --only go with --node")
-    found: Sequence[Advice]
+    file = config_file
+    if file is None and os.access(service_paths().config, os.R_OK):
+        file = service_paths().config
     try:
-        config = _configuration(config_file)
+        config = _configuration(file)
     except Refusal as refused:
-        if only is not None:
-            raise _NotLookedFor(refused.lines, refused.todo) from refused
-        raise
+        raise _NotLookedFor(refused.lines, refused.todo) if only is not None else refused from refused
     if script is not None:
-        what, subject, found = "script", script, examine_script(script, config)
+        what, subject, found = "script", script, _examine_file(script, config)
     elif job_id is not None:
-        what, subject, found = "job", job_id, examine_job(job_id, config, socket_path, config_file)
+        what, subject, found = "job", job_id, _examine_job(job_id, config, _status(socket_path, config_file))
     elif on_node:
-        subject = _node_name(config)
-        what, found = "node", _only(only, _node(config, subject, deadline, config_file))
+        host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
+        what, subject = "node", host if config.agent.node_name == "auto" else config.agent.node_name
+        found = _examine_node(config, subject, deadline, only, file)
     else:
-        what, subject, found = (
-            "cluster",
-            config.cluster_name,
-            examine_cluster(config, socket_path, config_file),
-        )
-    _print_findings(what, subject, found, as_json)
+        what, subject = "cluster", config.cluster_name
+        found = _examine_cluster(config, _status(socket_path, config_file))
+    _print_findings(what, subject, tuple(found), as_json)
 
 
-def _only(names: str | None, found: Sequence[Advice]) -> Sequence[Advice]:
-    """The findings of these rules, and that the look was not finished: a node of which nothing is known is not well."""
-    if names is None:
-        return found
-    from slurm_watchdog.doctor.node_rules import misspelt
-
-    wanted = [name.strip() for name in names.split(",")]
-    wrong = misspelt(wanted)
-    return [each for each in found if each.rule in ("deadline", *wanted)] + ([] if wrong is None else [wrong])
-
-
-def _node(config: Config, node: str, deadline: str | None, config_file: str | None) -> Sequence[Advice]:
-    """The findings on this node; with a deadline from a child, which is left behind if it does not answer in time."""
-    if deadline is None:
-        return examine_node(config, node)
-    from slurm_watchdog.config.types import parse_duration
-    from slurm_watchdog.doctor.deadline import examine_in_time
-
-    try:
-        deadline_s = parse_duration(deadline)
-    except ValueError as error:
-        raise click.BadParameter(str(error), param_hint="--deadline") from error
-    return examine_in_time(deadline_s, node, config_file or _readable_default())
-
-
-def _configuration(config_file: str | None) -> Config:
+def _configuration(file: str | None) -> Config:
     from slurm_watchdog.config.schema import Config
 
-    file = _readable_default() if config_file is None else config_file
     return Config() if file is None else load_or_exit(file)
-
-
-def _readable_default() -> str | None:
-    default = service_paths().config
-    return default if os.access(default, os.R_OK) else None
-
-
-def _node_name(config: Config) -> str:
-    if config.agent.node_name != "auto":
-        return config.agent.node_name
-    return os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
-
-
-# ------------------------------------------------------------------------------------------------ what is examined
-
-
-def examine_script(path: str, config: Config) -> tuple[Advice, ...]:
-    """A script that is not submitted yet. Ends the process with code 2 if it can't be read."""
-    from slurm_watchdog.doctor.script import parse_script
-
-    try:
-        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
-            raw = file.read(MAX_SCRIPT_BYTES)
-    except OSError as error:
-        raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
-    script = parse_script(raw.decode(errors="replace"), "standard input" if path == "-" else path)
-    return _of_script(script, "." if path == "-" else os.path.dirname(os.path.abspath(path)), config)
-
-
-def _of_script(script: Script, directory: str, config: Config, **seen: Any) -> tuple[Advice, ...]:
-    from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.finding import examine
-    from slurm_watchdog.doctor.script_rules import SCRIPT_RULES, JobFacts
-
-    facts = JobFacts(
-        script=script,
-        slurm=read.read_slurm_config(config.slurm.bin_directory)[0],
-        read=read.read_programs(script.programs, directory),
-        checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
-        **seen,
-    )
-    return examine(facts, SCRIPT_RULES)
-
-
-def examine_job(job_id: str, config: Config, socket_path: str | None, config_file: str | None) -> tuple[Advice, ...]:
-    """A job that Slurm has, with what the controller sees of it."""
-    from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.finding import Advice, Level
-    from slurm_watchdog.doctor.script import parse_script
-
-    where = config.slurm.bin_directory
-    job = read.read_job(where, job_id)
-    if not job:
-        return (
-            Advice(
-                "job",
-                Level.UNKNOWN,
-                f"Slurm has no job {job_id}, or gives no answer.",
-                f"scontrol show job {job_id}",
-                "squeue --me",
-            ),
-        )
-    text, problem = read.read_script(where, job_id)
-    script = parse_script(text or "", f"script of job {job_id}", given=read.read_submit_line(where, job_id))
-    found = _of_script(
-        script, job.get("WorkDir", "/"), config,
-        comment=job.get("Comment", ""), requeueable=job.get("Requeue") == "1",
-    )  # fmt: skip
-    if text is None:
-        unseen = Advice(
-            "script",
-            Level.UNKNOWN,
-            "The job's script can't be read: what it lacks is not known.",
-            problem,
-            "ask as the job's owner or an administrator",
-        )
-        found = (unseen, *(each for each in found if each.rule == "requeue"))
-    return (*found, *_unseen(job_id, job, socket_path, config_file))
-
-
-def _unseen(job_id: str, job: dict[str, str], socket_path: str | None, config_file: str | None) -> Iterator[Advice]:
-    """Of a job that runs: whether the controller can judge it."""
-    from slurm_watchdog.doctor.finding import Advice, Level
-
-    status = _status(socket_path, config_file)
-    if isinstance(status, ClientError) or job.get("JobState") != "RUNNING":
-        return
-    known = next((each for each in status.jobs if each.job_id == job_id), None)
-    if known is None:
-        yield Advice(
-            "not_watched",
-            Level.WARNING,
-            "The controller does not watch this job.",
-            "it is not in its list",
-            "jobs: {partitions: [...]} leaves out others; slurm-watchdog status",
-        )
-    elif known.health is not None and known.health.not_judged is not None:
-        text = f"The job cannot be judged: {known.health.reason}."
-        yield Advice("not_judged", Level.WARNING, text, "slurm-watchdog status", known.health.todo)
-
-
-def examine_node(config: Config, node: str) -> tuple[Advice, ...]:
-    """This node, as a place for an agent."""
-    from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.finding import examine
-    from slurm_watchdog.doctor.node_rules import NODE_RULES
-
-    return examine(read.read_node(config, "agent", node), NODE_RULES)
-
-
-def examine_cluster(config: Config, socket_path: str | None, config_file: str | None) -> tuple[Advice, ...]:
-    """Slurm, the controller, and the node it runs on."""
-    from msgspec.structs import replace
-
-    from slurm_watchdog.doctor import facts as read
-    from slurm_watchdog.doctor.cluster_rules import CLUSTER_RULES, ClusterFacts
-    from slurm_watchdog.doctor.finding import ORDER, examine
-    from slurm_watchdog.doctor.node_rules import NODE_RULES
-
-    where = config.slurm.bin_directory
-    slurm, problem = read.read_slurm_config(where)
-    status = _status(socket_path, config_file)
-    nodes = read.read_slurm_nodes(where) if slurm is not None else ()
-    if isinstance(status, ClientError):
-        facts = ClusterFacts(slurm=slurm, slurm_problem=problem, slurm_nodes=nodes, controller_problem=status.what)
-    else:
-        blind = status.controller.journal_error or status.slurm.error
-        facts = ClusterFacts(
-            slurm=slurm, slurm_problem=problem, slurm_nodes=nodes, mode=status.mode, blind=blind,
-            paused=None if status.paused is None else status.paused.reason, reporting=status.nodes.reporting,
-            silent=status.nodes.silent, notes=status.slurm.notes, deliveries=_undelivered(status),
-            unjudged=_unjudged(status),
-            user="slurm-watchdog", operator=read.read_operator(where, "slurm-watchdog"),
-        )  # fmt: skip
-    partitions = read.read_partitions(where) if slurm is not None else ()
-    facts = replace(facts, partitions=partitions, for_partitions=read.for_partitions(config))
-    here = read.read_node(config, "controller", os.uname().nodename)
-    # A machine without the service lacks nothing for it: this was asked from a login node, say.
-    is_controllers = (
-        facts.controller_problem is None or here.state_problem is None or here.unit_state not in (None, "not installed")
-    )
-    found = (*examine(facts, CLUSTER_RULES), *(examine(here, NODE_RULES) if is_controllers else ()))
-    return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
-
-
-def _undelivered(status: Status) -> tuple[Undelivered, ...]:
-    from slurm_watchdog.doctor.cluster_rules import Undelivered
-
-    return tuple(
-        Undelivered(channel=each.channel, failing_s=each.failing_s, error=each.error, waiting=each.waiting)
-        for each in status.deliveries
-        if each.failing_s is not None
-    )
-
-
-def _unjudged(status: Status) -> tuple[Unjudged, ...]:
-    """The jobs that cannot be judged, by the reason, the most frequent first."""
-    from slurm_watchdog.doctor.cluster_rules import Unjudged
-
-    by_reason: dict[tuple[str, str], list[str]] = {}
-    for job in status.jobs:
-        if job.health is not None and job.health.not_judged is not None:
-            by_reason.setdefault((job.health.reason, job.health.todo), []).append(job.job_id)
-    ranked = sorted(by_reason.items(), key=lambda each: -len(each[1]))
-    return tuple(Unjudged(reason=reason, todo=todo, job_ids=tuple(ids)) for (reason, todo), ids in ranked[:MAX_REASONS])
 
 
 def _status(socket_path: str | None, config_file: str | None) -> Status | ClientError:
@@ -312,30 +120,173 @@ def _status(socket_path: str | None, config_file: str | None) -> Status | Client
         return error
 
 
+# ------------------------------------------------------------------------------------------------ what is examined
+
+
+def _examine_node(
+    config: Config, node: str, deadline_s: float | None, only: str | None, file: str | None
+) -> Iterator[Advice]:
+    """This node, as a place for an agent; with a deadline from a child, which is left behind if it does not answer in
+    time. With `only` these rules, and that the look was not finished: a node of which nothing is known is not well."""
+    from slurm_watchdog.doctor.deadline import examine_in_time
+    from slurm_watchdog.doctor.finding import examine
+    from slurm_watchdog.doctor.node import misspelt, read_node
+
+    if deadline_s is None:
+        found = examine("node", read_node(config, "agent", node))
+    else:
+        found = examine_in_time(deadline_s, node, file)
+    wanted = None if only is None else [name.strip() for name in only.split(",")]
+    yield from (each for each in found if wanted is None or each.rule in ("deadline", *wanted))
+    yield from misspelt(wanted or ())
+
+
+def _examine_file(path: str, config: Config) -> Iterator[Advice]:
+    """A script that is not submitted yet. Raises Refusal if it can't be read."""
+    try:
+        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
+            text = file.read(MAX_SCRIPT_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
+    directory = "." if path == "-" else os.path.dirname(os.path.abspath(path))
+    return _of_script(text, "standard input" if path == "-" else path, directory, config)
+
+
+def _of_script(
+    text: str, path: str, directory: str, config: Config, given: Sequence[str] = (), job: dict[str, str] | None = None
+) -> Iterator[Advice]:
+    from slurm_watchdog.doctor import cluster as read
+    from slurm_watchdog.doctor.script import examine_script, parse_script
+
+    script = parse_script(text, path, given=given)
+    return examine_script(
+        script,
+        slurm=read.read_slurm_config(config.slurm.bin_directory)[0],
+        read=read.read_programs(script.programs, directory),
+        checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
+        comment=(job or {}).get("Comment", ""),
+        requeueable=None if job is None else job.get("Requeue") == "1",
+    )
+
+
+def _examine_job(job_id: str, config: Config, status: Status | ClientError) -> Iterator[Advice]:
+    """A job that Slurm has, with what the controller sees of it."""
+    from slurm_watchdog.doctor import cluster as read
+    from slurm_watchdog.doctor.finding import examine
+
+    where = config.slurm.bin_directory
+    job = read.read_job(where, job_id)
+    facts: dict[str, object] = {"job_id": job_id, "known": bool(job), "script_problem": None, "watched": None}
+    text = ""
+    if job:
+        script, facts["script_problem"] = read.read_script(where, job_id)
+        text = script or ""
+    watched: Sequence[Job] = ()
+    if job.get("JobState") == "RUNNING" and not isinstance(status, ClientError):
+        watched = [each for each in status.jobs if each.job_id == job_id]
+        facts["watched"] = bool(watched)
+    yield from examine("job", facts)
+    if job:
+        given, path = read.read_submit_line(where, job_id), f"script of job {job_id}"
+        found = _of_script(text, path, job.get("WorkDir", "/"), config, given=given, job=job)
+        yield from (each for each in found if text or each.rule == "requeue")
+        yield from _unjudged(watched)
+
+
+def _examine_cluster(config: Config, status: Status | ClientError) -> Iterator[Advice]:
+    """Slurm, the controller, and the node it runs on."""
+    from slurm_watchdog.doctor import cluster as read
+    from slurm_watchdog.doctor.finding import Names, examine
+    from slurm_watchdog.doctor.node import read_node
+
+    where = config.slurm.bin_directory
+    slurm, problem = read.read_slurm_config(where)
+    partitions = read.read_partitions(where) if slurm is not None else {}
+    nodes = Names(dict.fromkeys(node for names in partitions.values() for node in names))
+    facts: dict[str, object] = {**read.settings(slurm, problem), **cluster_facts(status, nodes)}
+    if not isinstance(status, ClientError):
+        facts["operator"] = read.read_operator(where)
+    yield from examine("cluster", facts)
+    yield from examine_status(status)
+    yield from read.examine_partitions(config, tuple(partitions))
+    here = read_node(config, "controller", os.uname().nodename)
+    # A machine without the service lacks nothing for it: this was asked from a login node, say.
+    is_installed = not here["state_problem"] or here["unit_state"] not in (None, "not installed")
+    if facts["controller_problem"] is None or is_installed:
+        yield from examine("node", here)
+
+
+def cluster_facts(status: Status | ClientError, slurm_nodes: Sequence[str]) -> Facts:
+    """What the controller reports, by the names that the rules of a cluster use."""
+    from slurm_watchdog.doctor.cluster import USER
+    from slurm_watchdog.doctor.finding import Names
+
+    unknown = ("controller_problem", "blind", "paused", "mode", "silent", "reporting", "without", "operator")
+    facts: Facts = {**dict.fromkeys(unknown), "slurm_nodes": Names(slurm_nodes), "user": USER}
+    if isinstance(status, ClientError):
+        return {**facts, "controller_problem": status.what}
+    known = {*status.nodes.reporting, *status.nodes.silent}
+    return {
+        **facts,
+        "blind": status.controller.journal_error or status.slurm.error,
+        "paused": None if status.paused is None else status.paused.reason or "no reason given",
+        "mode": status.mode,
+        "silent": Names(status.nodes.silent),
+        "reporting": status.nodes.reporting,
+        "without": Names(node for node in slurm_nodes if node not in known),
+    }
+
+
+def examine_status(status: Status | ClientError) -> Iterator[Advice]:
+    """What the controller reports as wrong: how it asks Slurm, what does not arrive, which jobs it can't judge."""
+    from slurm_watchdog.doctor.finding import examine
+
+    if isinstance(status, ClientError):
+        return
+    for note in status.slurm.notes:
+        what, _, todo = note.rstrip(".").partition("; ")
+        todo = todo or "slurm-watchdog status  # shows it until it is mended"
+        yield from examine("note", {"what": what[:1].upper() + what[1:].rstrip("."), "todo": todo})
+    for each in status.deliveries:
+        failing = None if each.failing_s is None else duration(each.failing_s)
+        waiting = f"; {plural(each.waiting, 'notification')} waiting" if each.waiting else ""
+        facts = {"channel": each.channel, "failing": failing, "waiting": waiting, "error": each.error}
+        yield from examine("delivery", facts)
+    yield from _unjudged(status.jobs)
+
+
+def _unjudged(jobs: Sequence[Job]) -> Iterator[Advice]:
+    """The jobs that cannot be judged, by the reason, the most frequent first."""
+    from slurm_watchdog.doctor.finding import Names, examine
+
+    by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for job in jobs:
+        if job.health is not None and job.health.not_judged is not None:
+            by_reason[job.health.reason, job.health.todo].append(job.job_id)
+    ordered = sorted(by_reason.items(), key=lambda each: -len(each[1]))
+    for (reason, todo), ids in ordered[:MAX_REASONS]:
+        yield from examine("unjudged", {"jobs": Names(ids), "reason": reason, "todo": todo})
+
+
 # ------------------------------------------------------------------------------------------------ what is said
 
 
-def _print_findings(what: str, subject: str, found: Sequence[Advice], as_json: bool) -> None:
-    from slurm_watchdog.doctor.finding import Level, exit_code
+def _print_findings(what: str, subject: str, found: Sequence[Advice], as_json: bool) -> NoReturn:
+    import msgspec
 
-    code = exit_code(found)
+    from slurm_watchdog.doctor.finding import Level, exit_code, ranked
+
+    found, code = ranked(found), exit_code(found)
+    level = LEVEL_NAMES[code]
     if as_json:
-        rows = [
-            {"rule": each.rule, "level": each.level.value, "sentence": each.sentence, "evidence": each.evidence,
-            "add": each.add,
-             "where": each.where}
-            for each in found
-        ]  # fmt: skip
-        print_json({"what": what, "subject": subject, "level": LEVEL_NAMES[code].lower(), "findings": rows})
+        rows = msgspec.to_builtins(found)
+        print_json({"what": what, "subject": subject, "level": level.lower(), "findings": rows})
         sys.exit(code)
     faults = sum(1 for each in found if each.level is not Level.HINT)
     hints = len(found) - faults
     said = count(faults, "finding") if faults else "nothing is missing"
     more = f", {count(hints, 'hint')}" if hints else ""
-    sentence(
-        f"{LEVEL_NAMES[code]}: {what} {subject}: {said}{more}.",
-        LEVEL_STYLES.get(LEVEL_NAMES[code].lower(), "green"),
-    )
+    sentence(f"{level}: {what} {subject}: {said}{more}.", LEVEL_STYLES.get(level.lower(), "green"))
     for each in found:
         click.echo()
         sentence(f"{each.level.value.upper()}: {each.sentence}", LEVEL_STYLES[each.level.value])

@@ -1,27 +1,40 @@
-"""A finding of the doctor: one sentence, the evidence, and the line to add. Pure."""
+"""A finding of the doctor: one sentence, the evidence, and the line to add; and the rules, rows of rules.conf."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
+import re
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import fold, plural
 
-F = TypeVar("F")
+Facts = Mapping[str, object]
+"""What was read, by the names that rules.conf uses; None: not known."""
+SHOWN_CHARS = 200
+_SUBJECT = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
+_RULE = re.compile(r"^(\w+) (\S+) if (.+)\n  (.+)\n  (.+) => (.+)$", re.MULTILINE)
+_WORD = re.compile(r"(!?)(\w+)(?:(<|>|!=|=|!~|~)(.+))?")
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 
 
 class Level(StrEnum):
-    """How much it matters."""
+    """How much it matters, the worst first."""
 
-    HINT = "hint"
-    """Worth knowing; nothing is wrong."""
-    WARNING = "warning"
-    """Something will not work when it is needed."""
     CRITICAL = "critical"
     """Nothing is protected."""
     UNKNOWN = "unknown"
     """It could not be seen, and matters."""
+    WARNING = "warning"
+    """Something will not work when it is needed."""
+    HINT = "hint"
+    """Worth knowing; nothing is wrong."""
+
+
+ORDER = tuple(Level)
+CODES = {Level.CRITICAL: 2, Level.UNKNOWN: 3, Level.WARNING: 1, Level.HINT: 0}
 
 
 class Advice(Struct, frozen=True):
@@ -37,20 +50,80 @@ class Advice(Struct, frozen=True):
     """In which file, or on which node, it belongs."""
 
 
-Rule = Callable[[F], Iterable[Advice]]
+class Rule(Struct, frozen=True):
+    """A row of rules.conf; the texts with {FACT} in them."""
+
+    name: str
+    level: str
+    words: str
+    sentence: str
+    evidence: str
+    add: str
 
 
-ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.HINT)
-CODES = {Level.CRITICAL: 2, Level.UNKNOWN: 3, Level.WARNING: 1, Level.HINT: 0}
+class Names(tuple[str, ...]):
+    """Names of nodes or jobs: in ranges in a sentence, `{x:node}` counts them."""
+
+    __slots__ = ()
+
+    def __format__(self, spec: str) -> str:
+        if spec:
+            return f"{len(self):,}" if spec == "#" else plural(len(self), spec)
+        return ", ".join(fold(self))[:SHOWN_CHARS]
 
 
-def examine(facts: F, rules: Iterable[Rule[F]]) -> tuple[Advice, ...]:
-    """What all rules say, the worst first."""
-    found: Iterator[Advice] = (advice for rule in rules for advice in rule(facts))
-    return tuple(sorted(found, key=lambda advice: ORDER.index(advice.level)))
+@cache
+def rules() -> Mapping[str, tuple[Rule, ...]]:
+    """The table, by subject."""
+    _, *parts = _SUBJECT.split(Path(__file__).with_name("rules.conf").read_text(encoding="utf-8"))
+    subjects = zip(parts[::2], parts[1::2], strict=True)
+    return {name: tuple(Rule(*row) for row in _RULE.findall(rows)) for name, rows in subjects}
+
+
+def examine(subject: str, facts: Facts) -> tuple[Advice, ...]:
+    """What the rules of `subject` find, in their order; `where` is one of its facts."""
+    return tuple(
+        Advice(
+            row.name,
+            _level(row.level, facts),
+            row.sentence.format_map(facts),
+            row.evidence.format_map(facts),
+            row.add.format_map(facts),
+            str(facts.get("where", "")),
+        )
+        for row in rules()[subject]
+        if all(holds(word, facts) for word in row.words.split())
+    )
+
+
+def _level(text: str, facts: Facts) -> Level:
+    word, _, either = text.rpartition("?")
+    yes, _, no = either.partition(":")
+    return Level(yes if not word or holds(word, facts) else no)
+
+
+def holds(word: str, facts: Facts) -> bool:
+    """Whether one word of a rule's condition holds; none does of what is not known."""
+    match = _WORD.fullmatch(word)
+    assert match is not None, word
+    no, name, sign, given = match.groups()
+    value = facts[name]
+    if value is None:
+        return False
+    if sign is None:
+        return bool(value) is not bool(no)
+    if sign in ("<", ">"):
+        number = _NUMBER.match(str(value))  # `300 sec`, `24.11.5`
+        return number is not None and (float(number[0]) - float(given)) * (1 if sign == ">" else -1) > 0
+    found = re.search(given, str(value)) is not None if "~" in sign else str(value) in given.split(",")
+    return found is not sign.startswith("!")
+
+
+def ranked(found: Iterable[Advice]) -> tuple[Advice, ...]:
+    """The same, the worst first."""
+    return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
 
 
 def exit_code(advice: Iterable[Advice]) -> int:
     """0 nothing, 1 warning, 2 critical, 3 unknown; an evil that is known outranks blindness, blindness a warning."""
-    levels = {each.level for each in advice}
-    return next((CODES[level] for level in ORDER if level in levels), 0)
+    return next((CODES[each.level] for each in ranked(advice)), 0)

@@ -1,6 +1,7 @@
-"""A batch script: what it asks of Slurm, and its simple commands. Pure.
+"""A batch script: what it asks of Slurm and its simple commands, and what it lacks to be protected. Pure.
 
-No shell: what a `source`d file or a substitution sets is not known, and stays as written (`$NAME`).
+No shell: what a `source`d file or a substitution sets is not known, and stays as written (`$NAME`). A rule is silent
+where it cannot tell.
 """
 
 from __future__ import annotations
@@ -8,18 +9,28 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import islice
 from pathlib import PurePath
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import plural
+from slurm_watchdog.doctor.finding import Advice, Facts, examine
+from slurm_watchdog.knowledge.checkpoint_options import directories_in
+from slurm_watchdog.knowledge.launch_options import ADDRESSES, MPI
 from slurm_watchdog.knowledge.srun_options import FLAGS, LETTERS, OPTIONAL
+from slurm_watchdog.model.comment_words import run_limits
 
 MAX_CHARS = 1 << 20
 MAX_VALUE = 16 * 1024
+MAX_VARIABLES = 200
+"""Filled in in one word."""
 MAX_COMMANDS = 5000
 MAX_WORDS = 20_000
 WITHOUT_VALUE = FLAGS | OPTIONAL | {"requeue", "no-requeue", "ignore-pbs"}
 """Of srun, and what sbatch has beside them."""
+RUN_FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
+"""Options of `run` without a value."""
 ON = frozenset({"1", "yes", "true", "y", "on"})
 """Values of a variable that switch something on."""
 KEYWORDS = frozenset("if then else elif do while until time ! { ( exec eval nohup command env".split())  # noqa: SIM905
@@ -27,6 +38,16 @@ DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset", "
 LAUNCHERS = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed)|torch\.distributed\.(?:run|launch)")
 TRAINS = re.compile(r"(?:.*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed)|.*\.(?:py|sh)|\$.*", re.DOTALL)
 """A word of an srun that may run for long: a program in a variable may, too."""
+KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch|\bslurm_watchdog_hooks\b", re.IGNORECASE)
+OUTPUT = re.compile("save|ckpt|checkpoint|output", re.IGNORECASE)
+ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
+"""Since PyTorch 2.2 by the first name; on by itself since 2.0 (pytorch/pytorch#110723)."""
+OF_A_TASK = re.compile(r"%\d*[tnN]")
+"""In a name of srun's output: a file for each task, or for each node."""
+OF_TORCHRUN = re.compile(r"--(?:tee|redirects|log[-_]dir)\b|-[tr]$")
+"""Its options that keep the ranks' lines apart."""
+ADDRESS = re.compile(rf"--(?:{'|'.join(sorted(each.replace('_', '[_-]') for each in ADDRESSES))})(?:=(.*))?", re.DOTALL)
+NO_FIXED_HOST = re.compile(r"env://|file:|(?:[a-z]+://)?(?:localhost|127\.[\d.]+|::1|0\.0\.0\.0)|.*[$`(]|$", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 
@@ -40,49 +61,35 @@ class Command(Struct, frozen=True, kw_only=True):
     environment: Mapping[str, str] = {}
     """Assignments before it: `NAME=value command`."""
 
-
-class Srun(Struct, frozen=True, kw_only=True):
-    """One `srun` of the script."""
-
-    line: int
-    options: Mapping[str, str]
-    """By their long names; a flag's value is empty."""
-    words: tuple[str, ...]
-    """What it starts."""
-    environment: Mapping[str, str] = {}
+    @property
+    def names(self) -> list[str]:
+        return [PurePath(word).name for word in self.words]
 
     @property
-    def is_training(self) -> bool:
-        """Whether it may run for long."""
-        return any(TRAINS.fullmatch(part) for word in self.words for part in word.split())
-
-    @property
-    def launcher(self) -> str | None:
-        """torchrun, or what uses it."""
-        return next((part for word in self.words for part in word.split() if LAUNCHERS.fullmatch(part)), None)
+    def parts(self) -> list[str]:
+        """Its words; those of a command line that is one word, apart."""
+        return [part for word in self.words for part in word.split()]
 
 
 class Script(Struct, frozen=True, kw_only=True):
     """A batch script."""
 
-    path: str = ""
-    directives: Mapping[str, tuple[str, int]] = {}
+    path: str
+    directives: Mapping[str, tuple[str, int]]
     """Long name to (value, line) of #SBATCH lines that Slurm reads; the last one of a name holds."""
-    components: int = 1
+    components: int
     """Of a heterogeneous job."""
-    sruns: tuple[Srun, ...] = ()
-    commands: tuple[Command, ...] = ()
-    variables: Mapping[str, str] = {}
-    text: str = ""
+    commands: tuple[Command, ...]
+    variables: Mapping[str, str]
 
     def directive(self, name: str) -> str | None:
         """Value of the directive of that name; empty for a flag, None if there is none."""
         return self.directives[name][0] if name in self.directives else None
 
-    def value_of(self, name: str) -> str | None:
-        """What a variable is set to, for one command or from then on."""
+    def value_of(self, name: str) -> str:
+        """What a variable is set to, for one command or from then on; empty: not set."""
         own = (each.environment[name] for each in self.commands if name in each.environment)
-        return next(own, self.variables.get(name))
+        return next(own, self.variables.get(name, ""))
 
     @property
     def nodes(self) -> int | None:
@@ -90,18 +97,155 @@ class Script(Struct, frozen=True, kw_only=True):
         low, _, high = (self.directive("nodes") or "").partition("-")
         return int(low) if low.isdecimal() and high in ("", low) else None
 
-    def has_one_task(self, srun: Srun) -> bool:
-        """Whether the step is known to have one."""
-        options = {name: value for name, (value, _) in self.directives.items() if self.components == 1}
-        options |= srun.options
-        a_node = options.get("ntasks-per-node", options.get("ntasks"))
-        return options.get("ntasks") == "1" or (options.get("nodes") in ("1", "1-1") and a_node == "1")
+    def steps(self) -> Iterator[tuple[Command, dict[str, str]]]:
+        """Each srun that may run for long and may have several tasks: what it starts, its options by their long names.
+        Also those behind `exec ./batch.sh --`, `timeout 3h` or `nohup`."""
+        job = {name: value for name, (value, _) in self.directives.items() if self.components == 1}
+        for each in self.commands:
+            if "srun" not in each.names:
+                continue
+            options, rest = parse_options(each.words[each.names.index("srun") + 1 :])
+            wanted = job | options
+            one_a_node = wanted.get("ntasks-per-node", wanted.get("ntasks")) == "1"
+            step = Command(line=each.line, words=tuple(rest), environment=each.environment)
+            is_one_task = wanted.get("ntasks") == "1" or (wanted.get("nodes") in ("1", "1-1") and one_a_node)
+            if not is_one_task and any(map(TRAINS.fullmatch, step.parts)):
+                yield step, options
+
+    def runs(self) -> Iterator[tuple[Command, dict[str, str]]]:
+        """Each `slurm-watchdog run` with its options."""
+        for command in self.commands:
+            names = command.names
+            start = names.index("slurm-watchdog") + 1 if "slurm-watchdog" in names else len(names)
+            if names[start : start + 1] != ["run"]:
+                continue
+            found: dict[str, str] = {}
+            rest = list(command.words[start + 1 :])
+            while rest and rest[0].startswith("--") and rest[0] != "--":
+                name, equals, value = rest.pop(0)[2:].partition("=")
+                found[name] = rest.pop(0) if not equals and name not in RUN_FLAGS and rest else value
+            yield command, found
 
     @property
     def programs(self) -> tuple[str, ...]:
         """Python files that the script starts, as they are named in it."""
-        parts = (part for command in self.commands for word in command.words for part in word.split())
+        parts = (part for command in self.commands for part in command.parts)
         return tuple(dict.fromkeys(part for part in parts if part.endswith(".py") and not part.startswith("-")))
+
+
+# ------------------------------------------------------------------------------------------------ what it lacks
+
+
+def examine_script(
+    script: Script,
+    *,
+    slurm: Mapping[str, str] | None = None,
+    read: Mapping[str, str] = {},
+    checkpoint_directories: Sequence[str] = (),
+    comment: str = "",
+    requeueable: bool | None = None,
+) -> Iterator[Advice]:
+    """What a script, or its job, lacks. `slurm` is `scontrol show config`, `read` the programs that it starts and that
+    could be read, `checkpoint_directories` what the configuration names, `requeueable` Slurm's word about the job."""
+    path = script.path
+    hosts = [("MASTER_ADDR", script.value_of("MASTER_ADDR")), *_addresses(script)] if any(script.runs()) else []
+    yield from examine(
+        "script",
+        {
+            "where": path,
+            "no_requeue": _why_not_requeued(script, flag(slurm, "JobRequeue"), requeueable),
+            "switched_off": next((name for name in ERROR_HANDLING if script.value_of(name) == "0"), None),
+            "checkpoints": bool(checkpoint_directories) or _names_checkpoints(script),
+            "fixed_host": next((f"{name}={host}"[:100] for name, host in hosts if not NO_FIXED_HOST.match(host)), None),
+        },
+    )
+    words = [word for command in script.commands for word in (*command.words, *command.names)]
+    wrapped = any(KILL_SWITCH.search(word) or word == "batch.sh" for word in words)
+    if read and not wrapped:
+        switch = any(KILL_SWITCH.search(text) for text in read.values())
+        exported = any(KILL_SWITCH.search(name) for name in script.variables)
+        yield from examine("program", {"where": next(iter(read)), "switch": switch, "exported": exported})
+    for step, options in script.steps():
+        yield from examine("step", {"where": f"{path}:{step.line}", **_step(script, step, options, slurm)})
+    for command, options in script.runs():
+        yield from examine("run", {"where": f"{path}:{command.line}", **_run(script, command, options, comment)})
+
+
+def flag(config: Mapping[str, str] | None, key: str) -> bool | None:
+    """A setting of `scontrol show config` that is on or off; None: not known."""
+    first = (config or {}).get(key, "").split()[:1]
+    return None if not first else first[0].lower() in ("1", "yes", "true")
+
+
+def _why_not_requeued(script: Script, default: bool | None, requeueable: bool | None) -> str | None:
+    asked = script.directive("requeue") is not None
+    if "no-requeue" in script.directives and not asked:
+        return f"line {script.directives['no-requeue'][1]}: --no-requeue"
+    if requeueable is False:
+        return "scontrol show job: Requeue=0"
+    if asked or default or requeueable:
+        return None
+    return f"no --requeue in it, and JobRequeue=0 {'may be' if default is None else 'is'} in slurm.conf"
+
+
+def _names_checkpoints(script: Script) -> bool:
+    """Whether a command says where it saves; also where nothing trains."""
+    for command in script.commands:
+        srun = command.words[0] == "srun"  # whose own --output is the log
+        named = (each for each in command.words if not (srun and each.startswith("--output")))
+        told = (each if "$" in each else each.partition("=")[0] for each in named if each[:1] == "-" or "$" in each)
+        if directories_in(command.words, "/") or any(OUTPUT.search(each) for each in told):
+            return True
+    return not script.programs and not any(script.steps())
+
+
+def _addresses(script: Script) -> Iterator[tuple[str, str]]:
+    for command in script.commands:
+        for word, following in zip(command.words, (*command.words[1:], ""), strict=True):
+            if match := ADDRESS.fullmatch(word):
+                yield word.partition("=")[0], match[1] if match[1] is not None else following
+
+
+def _step(script: Script, step: Command, options: Mapping[str, str], slurm: Mapping[str, str] | None) -> Facts:
+    """A task that fails has to end the step, or the others wait for it in a collective; and one line of 512 ranks' log
+    has to name its rank."""
+    known = not any(name.startswith("$") for name in options)  # not in a variable that is set elsewhere
+    site = flag(slurm, "KillOnBadExit") or script.variables.get("SLURM_KILL_BAD_EXIT", "").lower() in ON
+    own = options.get("kill-on-bad-exit", step.environment.get("SLURM_KILL_BAD_EXIT", "0"))
+    launched = any(map(LAUNCHERS.fullmatch, step.parts))
+    apart = any(OF_A_TASK.search(options.get(each, "")) for each in ("output", "error"))
+    apart = apart or (launched and any(map(OF_TORCHRUN.match, step.parts)))
+    return {
+        "shown": " ".join(step.words[:3])[:80],
+        "kills": None if site or not known else own == "" or own in ON,
+        "waits": "wait" in options or "SLURM_WAIT" in script.variables,
+        "prefixes": apart or "label" in options or "SLURM_LABELIO" in script.variables if known else None,
+        "label": "torchrun --tee 3 …  # and srun --label …" if launched else "srun --label …",
+    }
+
+
+def _run(script: Script, command: Command, options: Mapping[str, str], comment: str) -> Facts:
+    """A node that dies must not end the job, and a spare has to be there to take its place."""
+    variable = command.environment.get("SLURM_WATCHDOG_SPARES") or script.variables.get("SLURM_WATCHDOG_SPARES", "")
+    said = options.get("spares") or variable
+    with suppress(ValueError):
+        said = said or str(run_limits(comment or script.directive("comment") or "").get("spares", ""))
+    spares = int(said) if said.isascii() and said.isdecimal() else 0
+    have, count = script.nodes, options.get("nodes", "1")
+    needed = int(count) + spares if count.isdecimal() else None
+    before = command.names[: command.names.index("slurm-watchdog")]
+    return {
+        "launcher": next((name for name in before if name in MPI | {"srun"}), None),
+        "ends_with_a_node": "no-kill" not in script.directives and have != 1 and (have is not None or spares > 0),
+        "have": have,
+        "count": count,
+        "spares": plural(spares, "spare"),
+        "needed": needed,
+        "nodes_missing": None if have is None or needed is None else needed - have,
+    }
+
+
+# ------------------------------------------------------------------------------------------------ how it is read
 
 
 def parse_script(text: str, path: str = "", *, given: Sequence[str] = ()) -> Script:
@@ -110,15 +254,7 @@ def parse_script(text: str, path: str = "", *, given: Sequence[str] = ()) -> Scr
     directives, components = _directives(text)
     directives |= {name: (value, 0) for name, value in parse_options(given)[0].items()}
     commands, variables = _parse_shell(text)
-    return Script(
-        path=path,
-        directives=directives,
-        components=components,
-        sruns=tuple(srun for command in commands for srun in _sruns(command)),
-        commands=commands,
-        variables=variables,
-        text=text,
-    )
+    return Script(path=path, directives=directives, components=components, commands=commands, variables=variables)
 
 
 def _directives(text: str) -> tuple[dict[str, tuple[str, int]], int]:
@@ -138,7 +274,7 @@ def _directives(text: str) -> tuple[dict[str, tuple[str, int]], int]:
 
 
 def parse_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """(options by their long names, the words after them)."""
+    """(options by their long names, the words after them); a flag's value is empty."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and rest[0][:1] in ("-", "$"):
@@ -156,14 +292,6 @@ def parse_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             value = rest.pop(0)
         found[name] = value
     return found, rest
-
-
-def _sruns(command: Command) -> Iterator[Srun]:
-    """The srun of a command, also behind `exec ./batch.sh --`, `timeout 3h` or `nohup`."""
-    names = [PurePath(word).name for word in command.words]
-    if "srun" in names:
-        options, rest = parse_options(command.words[names.index("srun") + 1 :])
-        yield Srun(line=command.line, options=options, words=tuple(rest), environment=command.environment)
 
 
 def _parse_shell(text: str) -> tuple[tuple[Command, ...], dict[str, str]]:
@@ -189,17 +317,12 @@ def _parse_shell(text: str) -> tuple[tuple[Command, ...], dict[str, str]]:
 
 
 def _expand(text: str, variables: Mapping[str, str]) -> str:
-    """`text` with variables that are known filled in; at most MAX_VALUE long if anything was."""
-    parts: list[str] = []
-    size = end = 0
-    for match in _VARIABLE.finditer(text):
-        value = variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
-        parts += (text[end : match.start()], value)
-        size += match.start() - end + len(value)
-        end = match.end()
-        if size > MAX_VALUE:
-            break
-    return ("".join(parts) + text[end:])[:MAX_VALUE] if parts else text
+    """`text` with variables that are known filled in; at most MAX_VALUE long if any was."""
+
+    def value(match: re.Match[str]) -> str:
+        return variables.get(match[1] or match[3], match[2] if match[2] is not None else match[0])
+
+    return _VARIABLE.sub(value, text[:MAX_VALUE], MAX_VARIABLES)[:MAX_VALUE] if "$" in text else text
 
 
 def _fill(word: str, variables: Mapping[str, str]) -> list[str]:

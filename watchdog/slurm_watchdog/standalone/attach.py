@@ -33,7 +33,7 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.app import live, open_doors, open_identity
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.doctor.facts import read_slurm_config
+from slurm_watchdog.doctor.cluster import read_slurm_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.knowledge.launchers import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
 from slurm_watchdog.model.kill_switch import problem_of_prefix

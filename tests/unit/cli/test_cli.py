@@ -393,7 +393,6 @@ def test_a_diagnosis_names_the_culprit_and_is_something_found(controller: FakeCo
     result = run("diagnose", "4711", socket=controller.path)
     assert result.exit_code == 1, result.output
     for part in (
-        "n1: 4 ranks",
         "rank 3 (pid 99 on n2)",
         "all_reduce",
         "rank 5 (pid 7 on n3): py-spy: Permission denied",

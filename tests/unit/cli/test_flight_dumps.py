@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,11 +22,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
+def collectives(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(run(str(directory), "--json").stdout)["collectives"]
+    return found
+
+
 def test_dumps_of_all_ranks_name_the_one_that_did_not_come() -> None:
     result = run(str(DUMPS / "missing"))
     first = "Rank 2 has not entered all_reduce 7 of default_pg; 3 of 4 ranks wait."
     assert (result.returncode, result.stdout.splitlines()[0]) == (1, first)
-    assert json.loads(run(str(DUMPS / "missing_json"), "--json").stdout)["odd"][0]["rank"] == 2
+    assert collectives(DUMPS / "missing_json")["odd"][0]["rank"] == 2
 
 
 def test_the_dumps_in_an_unpacked_bundle_are_found_by_their_ranks(tmp_path: Path) -> None:
@@ -33,13 +39,16 @@ def test_the_dumps_in_an_unpacked_bundle_are_found_by_their_ranks(tmp_path: Path
         place = tmp_path / f"incident-i/n{rank // 2}/rank-{rank}"
         place.mkdir(parents=True)
         (place / "flight_recorder.pickle").write_bytes((DUMPS / "missing" / f"trace_{rank}").read_bytes())
-    assert json.loads(run(str(tmp_path), "--json").stdout)["odd"][0]["rank"] == 2
+    assert collectives(tmp_path)["odd"][0]["rank"] == 2
 
 
-def test_a_directory_without_dumps_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_a_directory_in_which_nothing_is_recognised_says_what_was_looked_at(tmp_path: Path) -> None:
     (tmp_path / "trace_0").write_bytes(b"cos\nsystem\n(S'true'\ntR.")
     result = run(str(tmp_path))
-    assert (result.returncode, "trace_0: no dump" in result.stderr) == (3, True)
+    assert (result.returncode, "trace_0" in result.stderr) == (3, True)
+    (tmp_path / "trace_0").write_bytes((DUMPS / "missing/trace_0").read_bytes()[:-20])
+    result = run(str(tmp_path))
+    assert (result.returncode, "trace_0: no dump" in result.stdout) == (3, True)
 
 
 @pytest.mark.parametrize(

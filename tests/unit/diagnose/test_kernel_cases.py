@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_watchdog.cli.scan_kernel import scan_kernel
+from slurm_watchdog.cli.scan_kernel import read_kernel_logs
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 
@@ -56,7 +56,7 @@ def test_a_kernel_log_of_the_field_is_judged_right(case: dict[str, Any], tmp_pat
     assert not wrong, wrong
     file = tmp_path / "dmesg"
     file.write_text(case["text"])
-    assert scan_kernel([str(file)], as_json=False) == (1 if any(line.role != "news" for line in lines) else 0)
+    assert read_kernel_logs([str(file)]).code == (1 if any(line.role != "news" for line in lines) else 0)
 
 
 def rows(file: str) -> list[dict[str, Any]]:

@@ -12,13 +12,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.cli.scan_kernel import scan_kernel
+from slurm_watchdog.cli.scan_kernel import read_kernel_logs
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES
 from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES
 from slurm_watchdog.knowledge.xids import XIDS
 from slurm_watchdog.parse.kernel_log.file import kernel_text_of, parse_time, read_messages
+
+
+def scan_kernel(paths: list[str], *, as_json: bool) -> object:
+    """The exit code; what is printed is captured."""
+    with pytest.raises(SystemExit) as ended:
+        read_kernel_logs(paths).finish(as_json)
+    return ended.value.code
+
 
 BUS = "NVRM: Xid (PCI:0000:c1:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus."
 

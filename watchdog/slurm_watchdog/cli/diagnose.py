@@ -1,156 +1,179 @@
-"""`slurm-watchdog diagnose`: collects the stacks of every rank of a running job now, and names the rank that
-the others wait for."""
+"""`slurm-watchdog diagnose`: who keeps the others waiting in a running job; and what files say that somebody sent."""
 
 from __future__ import annotations
 
+import io
+import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.diagnosis_text import print_diagnosis
+from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
 from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.flight_dumps import diagnose_dumps
+from slurm_watchdog.cli.flight_dumps import read_dumps
+from slurm_watchdog.cli.group_stacks import is_archive, is_flight_record, read_stacks
+from slurm_watchdog.cli.offline import Answer, configured, files_in
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_UNKNOWN,
+    JOB_ID,
     fail,
-    job_or_directory,
+    knowledge_option,
     operator_options,
     print_json,
 )
-from slurm_watchdog.cli.terminal import clean, count, screen, sentence
-from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress, NodeRow
+from slurm_watchdog.cli.scan_kernel import read_kernel_logs
+from slurm_watchdog.cli.scan_log import LOG_NAME, read_logs
+from slurm_watchdog.cli.terminal import count, sentence
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 
 POLL_S: Final = 0.5
 COLLECTION_LIMIT_S: Final = 300.0
 """The controller gives up on a node long before; this is for one that does not come back itself."""
-MAX_ROWS: Final = 30
+LOOKED_AT: Final = 1 << 20
+"""Bytes of a file that show what it is."""
+LOGS, STACKS, COLLECTIVES, KERNEL = "logs", "stacks", "collectives", "kernel"
+"""The sorts of files, as `--json` names what was found in them."""
 
-Show = Callable[[DiagnosisProgress], None]
+
+def _check(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
+    for each in given:
+        if each != "-" and not os.path.exists(each) and (len(given) > 1 or not JOB_ID.fullmatch(each)):
+            raise click.BadParameter(f"{each!r} is no file or directory that you may read, and no job id")
+    return given
 
 
-@click.command(short_help="All ranks of a running job, now: where they are, who stands out.")
-@job_or_directory
+@click.command(short_help="Who keeps the others waiting: in a running job, or in logs, stacks and dumps.")
+@click.argument("given", metavar="JOB|PATH…", nargs=-1, required=True, callback=_check)
+@knowledge_option
 @operator_options
-def diagnose(job_id: str, socket_path: str | None, config_file: str | None, as_json: bool) -> None:
-    """Asks every node of a running job for the stacks and the state of its ranks, several times over some 20
+def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str | None, as_json: bool) -> None:
+    """JOB: asks every node of a running job for the stacks and the state of its ranks, several times over some 20
     s, and says in one sentence whether it hangs and who keeps the others waiting. Nothing is stopped for it.
 
-    Given a directory with dumps of PyTorch's Flight Recorder instead, one of each rank, it matches these: who has not
-    entered which collective, who called another one. They are pickles, and are read without executing anything.
+    PATH: reads files, or those in a directory (`-` is standard input), and finds out what each is: the log of a job,
+    stacks (py-spy, faulthandler, gdb), dumps of PyTorch's Flight Recorder (one of each rank; nothing in them is
+    executed), a kernel log. No controller is asked. `scan-log` and `group-stacks` have options for one sort of file.
 
-    Exit code 0 when no rank is stuck, 1 when one is, 3 when nothing can be said: the controller gives no
-    answer, the job is unknown, or its ranks could not be asked.
+    Exit code 0 when nothing is wrong, 1 when something is, 2 when a file can't be read, 3 when nothing can be said: the
+    controller gives no answer, the job is unknown, its ranks could not be asked, no dump could be read.
 
     \b
     Examples:
       slurm-watchdog diagnose 4711
       slurm-watchdog diagnose 4711 --json | jq .culprits
+      slurm-watchdog diagnose slurm-4711.out stacks/
       slurm-watchdog diagnose /shared/dumps/
     """
-    if Path(job_id).is_dir():
-        diagnose_dumps(Path(job_id), as_json=as_json)
-    client = choose(socket_path, config_file)
+    if not JOB_ID.fullmatch(given[0]) or os.path.exists(given[0]):
+        _diagnose_files(given, config_file, as_json)
     try:
-        started, _ = client.start_diagnosis(job_id)
-        found, document = _follow(client, started, quiet=as_json)
+        client = choose(socket_path, config_file)
+        found, document = _collect(client, given[0], quiet=as_json)
     except ClientError as error:
         wrong = error.http_status in (400, 403)
         fail(error, as_json, None if wrong else EXIT_UNKNOWN)
     if found.diagnosis is None:
-        gone = ClientError(
-            f"Job {job_id} has ended or was restarted while its ranks were asked.",
-            "See: slurm-watchdog status",
-        )
-        fail(gone, as_json, EXIT_UNKNOWN)
+        what = f"Job {given[0]} has ended or was restarted while its ranks were asked."
+        fail(ClientError(what, "See: slurm-watchdog status"), as_json, EXIT_UNKNOWN)
     if as_json:
-        print_json({"job_id": job_id, "took_s": found.age_s, **document["diagnosis"]})
+        print_json({"job_id": given[0], "took_s": found.age_s, **document["diagnosis"]})
     else:
-        _print_silent(found.nodes)
+        for node in found.nodes:
+            if node.state == "failed":
+                sentence(f"No evidence from {node.node}: {node.error or 'no answer'}", "yellow")
         print_diagnosis(found.diagnosis)
     is_hang = found.diagnosis.is_hang
     sys.exit(EXIT_UNKNOWN if is_hang is None else EXIT_FOUND if is_hang else EXIT_FINE)
 
 
-def _follow(client: Client, started: DiagnosisProgress, *, quiet: bool) -> tuple[DiagnosisProgress, Any]:
-    """Shows how far the nodes are until it is over. Raises ClientError."""
-    began = clock.monotonic()
-    with _display(started, quiet=quiet) as show:
+def _collect(client: Client, job_id: str, *, quiet: bool) -> tuple[DiagnosisProgress, Any]:
+    """Asks the nodes, and waits until all have answered or it is over. Raises ClientError."""
+    started, _ = client.start_diagnosis(job_id)
+    began, nodes = clock.monotonic(), count(len(started.nodes), "node")
+    with click.progressbar(length=len(started.nodes), label=f"Asking {nodes}", file=sys.stderr, hidden=quiet) as bar:
         while True:
             found, document = client.diagnosis(started.id)
-            show(found)
+            bar.update(sum(node.state != "asked" for node in found.nodes) - bar.pos)
             if found.state == "done":
                 return found, document
             if clock.monotonic() - began > COLLECTION_LIMIT_S:
-                raise ClientError(
-                    f"The evidence of job {started.job_id} was not complete within {COLLECTION_LIMIT_S:.0f} s."
-                )
+                raise ClientError(f"The evidence of job {job_id} was not complete within {COLLECTION_LIMIT_S:.0f} s.")
             wait_readable((), POLL_S)
 
 
-@contextmanager
-def _display(started: DiagnosisProgress, *, quiet: bool) -> Iterator[Show]:
-    """A redrawn table on a terminal; when piped, a line for each node that has answered; nothing for programs."""
-    if quiet:
-        yield lambda progress: None
-    elif screen().is_terminal:
-        from rich.live import Live
-
-        with Live(_table(started), console=screen(), refresh_per_second=4, transient=True) as live:
-            yield lambda progress: live.update(_table(progress))
-    else:
-        sentence(f"Asking {count(len(started.nodes), 'node')} of job {started.job_id}.")
-        told: set[str] = set()
-        yield lambda progress: _print_answered(progress, told)
+# ------------------------------------------------------------------------------------------- files
 
 
-def _print_answered(progress: DiagnosisProgress, told: set[str]) -> None:
-    for node in progress.nodes:
-        if node.state != "asked" and node.node not in told:
-            told.add(node.node)
-            sentence(f"{progress.age_s:4.0f} s  {node.node}: {_node_text(node)}")
-            sys.stdout.flush()
+def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool) -> NoReturn:
+    """Each file by what reads it; ends the process."""
+    import shutil
+    import tempfile
+
+    config = configured(config_file)
+    if "-" in given:  # it is read twice
+        copy = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the process
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        sys.stdin = io.TextIOWrapper(copy)
+    sorts: dict[str, list[str]] = {}
+    strange: list[str] = []
+    for _, path in files_in(given, strange):
+        if path == "-":
+            sys.stdin.buffer.seek(0)
+        sort = sort_of(path)
+        if sort == LOGS and path not in given and not LOG_NAME.search(os.path.basename(path)):
+            strange.append(path)
+        else:
+            sorts.setdefault(sort, []).append(path)
+    if "-" in given:
+        sys.stdin.buffer.seek(0)
+    if not sorts:
+        what = f"Nothing was recognised in {', '.join(given[:3])}: neither logs nor stacks nor dumps."
+        fail(ClientError(what, f"Looked at: {', '.join(strange[:8]) or 'no file'}"), as_json, EXIT_UNKNOWN)
+    readers: dict[str, Callable[[list[str]], Answer]] = {
+        LOGS: lambda paths: read_logs(paths, config),
+        STACKS: lambda paths: read_stacks(paths, config, {}),
+        COLLECTIVES: read_dumps,
+        KERNEL: read_kernel_logs,
+    }
+    answers = {sort: read(sorts[sort]) for sort, read in readers.items() if sort in sorts}
+    codes = {answer.code for answer in answers.values()}
+
+    def show() -> None:
+        for sort, answer in answers.items():
+            if len(answers) > 1:
+                heading(f"{sort}: {count(len(sorts[sort]), 'file')}".capitalize())
+            answer.show()
+
+    document = {sort: answer.document for sort, answer in answers.items()}
+    Answer(document, show, EXIT_FOUND if EXIT_FOUND in codes else max(codes)).finish(as_json)
 
 
-def _node_text(node: NodeRow) -> str:
-    if node.state == "failed":
-        return node.error or "no answer"
-    if node.state == "asked":
-        return "asked"
-    undumped = f", {node.undumped} could not be dumped" if node.undumped else ""
-    return f"{count(node.ranks, 'rank')}{undumped}"
+def sort_of(path: str) -> str:
+    """What reads a file; what is in no form that is known is read as a log, which says why it is none."""
+    from slurm_watchdog.diagnose.logs.digest import Collector
+    from slurm_watchdog.parse.kernel_log.file import is_kernel_log
+    from slurm_watchdog.parse.stacks.text import parse_stacks
+    from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
 
-
-def _table(progress: DiagnosisProgress) -> Table:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    done = sum(1 for node in progress.nodes if node.state != "asked")
-    title = f"job {clean(progress.job_id)}: {done} of {count(len(progress.nodes), 'node')} after {progress.age_s:.0f} s"
-    drawn = Table("NODE", "STATE", "WHAT", title=title, box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    order = {"failed": 0, "asked": 1, "answered": 2}
-    styles = {"failed": "bold red", "asked": "yellow", "answered": "green"}
-    for node in sorted(progress.nodes, key=lambda each: order.get(each.state, 3))[:MAX_ROWS]:
-        cells = (node.node, node.state, _node_text(node))
-        drawn.add_row(*(Text(clean(cell)) for cell in cells), style=styles.get(node.state))
-    if len(progress.nodes) > MAX_ROWS:
-        drawn.add_row(Text(f"… {len(progress.nodes) - MAX_ROWS} more"), Text(""), Text(""))
-    return drawn
-
-
-def _print_silent(nodes: tuple[NodeRow, ...]) -> None:
-    for node in nodes:
-        if node.state == "failed":
-            sentence(f"No evidence from {node.node}: {node.error or 'no answer'}", "yellow")
+    try:
+        data = read_start(path, LOOKED_AT)
+    except Unreadable:
+        return LOGS
+    if is_flight_record(data):
+        return COLLECTIVES
+    text = text_of(data)
+    if is_kernel_log(text.splitlines()):
+        return KERNEL
+    collector = Collector(markdown=True)
+    collector.add(text.encode(errors="replace"), 1)
+    is_log = collector.digest().facts and not is_archive(data)
+    return LOGS if is_log or not (is_archive(data) or parse_stacks(text)) else STACKS

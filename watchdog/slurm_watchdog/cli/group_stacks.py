@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.cli.diagnosis_text import advice, print_list
+from slurm_watchdog.cli.offline import MAX_FILES, Answer, configured, files_in, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -18,23 +22,27 @@ from slurm_watchdog.cli.options import (
     config_option,
     json_option,
     knowledge_option,
-    load_or_exit,
-    print_json,
 )
-from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, table
+from slurm_watchdog.cli.terminal import count, fold_nodes, sentence, table
 
 if TYPE_CHECKING:
-    from slurm_watchdog.diagnose.stacks.case import StackLimits
+    from slurm_watchdog.config.schema import Config
     from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
     from slurm_watchdog.diagnose.stacks.wording import StackGroup
     from slurm_watchdog.knowledge.remediation_hints import Hint
     from slurm_watchdog.model.incidents import Culprit
+    from slurm_watchdog.parse.stacks.dump import Dump
 
+MAX_FILE_BYTES: Final = 64 << 20
+MAX_TOTAL_BYTES: Final = 2 << 30
+MAX_DUMPS: Final = 200_000
+MAX_WORDS: Final = 65_536
+"""Characters of a file without stacks in which its first words are looked for."""
 FRAMES_SHOWN: Final = 4
 GROUPS_SHOWN: Final = 40
 
 
-@click.command("group-stacks", short_help="Group the stacks of all ranks: which one differs.")
+@click.command("group-stacks", hidden=True, short_help="Group the stacks of all ranks: which one differs.")
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--ranks",
@@ -84,68 +92,162 @@ def group_stacks(
       slurm-watchdog group-stacks stacks/ --since-last-step 1800 --topology tp=4,pp=8
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
-    from slurm_watchdog.cli.stack_files import read_stack_files
+    given = {"ranks": ranks, "since_last_step_s": since_last_step, "typical_step_s": typical_step, "topology": topology}
+    read_stacks(paths, configured(config_file), given).finish(as_json)
+
+
+def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, Any]) -> Answer:
+    """What the stacks in files say; `given` is what else is known: see Options. Raises Refusal if there are none."""
     from slurm_watchdog.diagnose.stacks.case import Options
+    from slurm_watchdog.diagnose.stacks.topology import parse_topology
     from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 
     files = read_stack_files(paths)
-    dumps, unreadable = files.dumps, files.unreadable
     if files.recorded:
         what = f"{count(files.recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
-        click.echo(f"{what}: slurm-watchdog diagnose DIRECTORY says who did not come to which collective.", err=True)
-    if not dumps:
-        names = ", ".join(clean(path) for path in paths[:3]) + (", …" if len(paths) > 3 else "")
+        warn(f"{what}: slurm-watchdog diagnose DIRECTORY says who did not come to which collective.")
+    if not files.dumps:
+        names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
         expected = "Expected is what `py-spy dump --pid PID` prints (or --json), faulthandler's or gdb's backtraces."
-        raise Refusal([*unreadable, *files.spoilt, f"No stacks were found in {names}."], expected)
-    given = Options(
-        ranks=ranks,
-        since_last_step_s=since_last_step,
-        typical_step_s=typical_step,
-        topology=topology,
-        limits=_limits(config_file),
-    )
-    verdict = diagnose_dumps(dumps, given)
-    _check_topology(topology, verdict.ranks)
-    for line in (*unreadable, *files.spoilt):
-        click.echo(line, err=True)
-    if as_json:
-        print_json(_document(verdict))
-    else:
-        _print(verdict)
-    unknown = unreadable or not verdict.dumped
-    sys.exit(EXIT_USAGE if unknown else EXIT_FOUND if verdict.is_hang else EXIT_FINE)
+        raise Refusal([*files.unreadable, *files.spoilt, f"No stacks were found in {names}."], expected)
+    if config is not None:
+        from slurm_watchdog.detect.collective_hang import CollectiveHang
+
+        given = given | {"limits": config.detectors.of(CollectiveHang)}
+    verdict = diagnose_dumps(files.dumps, Options(**given))
+    topology = given.get("topology")
+    if topology is not None and parse_topology(topology, verdict.ranks) is None:
+        must = f"it is written tp=4,pp=8 (and cp=2), and has to divide the {verdict.ranks} ranks."
+        warn(f"--topology {topology} was not used: {must}")
+    for line in (*files.unreadable, *files.spoilt):
+        warn(line)
+    unknown = files.unreadable or not verdict.dumped
+    code = EXIT_USAGE if unknown else EXIT_FOUND if verdict.is_hang else EXIT_FINE
+    return Answer(_document(verdict), lambda: _print(verdict), code)
 
 
-def _limits(config_file: str | None) -> StackLimits:
-    """Those of `collective_hang` in a configuration, which puts its rows of knowledge in force as well; as shipped
-    without one. Ends the process with code 2 if the file is wrong."""
-    from slurm_watchdog.knowledge.shipped_limits import SHIPPED
-
-    if config_file is None:
-        return SHIPPED
-    from slurm_watchdog.config.knowledge_files import put_in_force
-    from slurm_watchdog.detect.collective_hang import CollectiveHang
-
-    config = load_or_exit(config_file)
-    put_in_force(config.site_texts)
-    return config.detectors.of(CollectiveHang)
+# ------------------------------------------------------------------------------------------- files
 
 
-def _check_topology(text: str | None, world: int) -> None:
-    from slurm_watchdog.diagnose.stacks.topology import parse_topology
+class StackFiles(Struct, frozen=True, kw_only=True):
+    """What files hold."""
 
-    if text is not None and parse_topology(text, world) is None:
-        click.echo(
-            f"--topology {clean(text)} was not used: it is written tp=4,pp=8 (and cp=2), and has to divide "
-            f"the {world} ranks.",
-            err=True,
-        )
+    dumps: list[Dump]
+    """In an order that does not depend on the order of the paths."""
+    unreadable: list[str]
+    """What could not be read, and why."""
+    spoilt: list[str]
+    """What is broken, and was read in part, or not. The other files are not affected."""
+    recorded: int = 0
+    """Files that hold no stacks, but what a rank recorded of its collectives."""
+
+
+def read_stack_files(paths: Sequence[str]) -> StackFiles:
+    """Every dump in files, in directories of them, or on standard input (`-`)."""
+    from slurm_watchdog.parse.stacks.dump import Dump
+    from slurm_watchdog.parse.stacks.headers import header_of_file
+    from slurm_watchdog.parse.stacks.text import parse_stacks
+    from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
+
+    texts: dict[str, str] = {}
+    unreadable: list[str] = []
+    recorded = total = 0
+    for name, path in files_in(paths, unreadable):
+        try:
+            data = read_start(path, MAX_FILE_BYTES)
+        except Unreadable as error:
+            unreadable.append(str(error))
+            continue
+        total += len(data)
+        if total > MAX_TOTAL_BYTES:
+            unreadable.append(f"{path} and what follows was left out: more than {MAX_TOTAL_BYTES >> 30} GiB")
+            break
+        for part, content in _parts(name, data):
+            if is_flight_record(content):
+                recorded += 1
+            else:
+                texts[part if part not in texts else f"{path}/{part}"] = text_of(content)
+    dumps: list[Dump] = []
+    spoilt: list[str] = []
+    parsed = {name: parse_stacks(texts[name], name) for name in sorted(texts)}
+    whose = {
+        name: (each.host, each.rank, each.label, each.local_rank)
+        for name, each in ((name, header_of_file(name)) for name in parsed)
+    }
+    told = {whose[name] for name, found in parsed.items() if found}
+    for name, found in parsed.items():
+        broken = _why_broken(texts[name], found)
+        if broken:
+            was_read = f"; of what is whole in it {count(len(found), 'dump was', 'dumps were')} read"
+            spoilt.append(f"{name}: {broken}{was_read if found else ''}")
+        if found:
+            dumps += found
+        elif len(texts) > 1 and whose[name] not in told and whose[name][:3] != ("", None, None):
+            # A rank that could not be dumped. Beside a rank's stacks there may be other files of it: they are no ranks.
+            dumps.append(Dump(source=name, error=broken or _first_words(texts[name])))
+    of_nodes = islice((each for dump in dumps for each in _of_each_node(dump)), MAX_DUMPS)
+    return StackFiles(dumps=list(of_nodes), unreadable=unreadable, spoilt=spoilt, recorded=recorded)
+
+
+def _why_broken(text: str, found: Sequence[Dump]) -> str:
+    """How a file of JSON is broken; empty if it is whole, or none."""
+    from slurm_watchdog.parse.stacks.py_spy_json import why_broken
+
+    return "" if found and text.rstrip().endswith(("]", "}")) else why_broken(text)
+
+
+def _first_words(text: str) -> str:
+    """Those of a file without stacks, which may say why."""
+    words = next((line.strip() for line in text[:MAX_WORDS].splitlines() if line.strip()), "")
+    plain = words.isprintable() and "\ufffd" not in words
+    return words[:200] if words and plain else "its file holds no stack" if text else "its file is empty"
+
+
+def is_flight_record(data: bytes) -> bool:
+    """Whether it is a dump of PyTorch's Flight Recorder: a pickle, or JSON with entries of communicators."""
+    pickled = data[:1] == b"\x80" and data[1:2] in b"\x02\x03\x04\x05"
+    return (pickled or data[:1] == b"{") and b"entries" in data and (b"pg_config" in data or b"process_group" in data)
+
+
+def is_archive(data: bytes) -> bool:
+    """Whether it is an archive of tar, such as the bundle of an incident."""
+    return data[257:262] == b"ustar"
+
+
+def _of_each_node(dump: Dump) -> Iterator[Dump]:
+    """A dump that several nodes wrote alike (`gpu[01-02]`, as `clush -b` and `dshbak -c` print it) is one of each."""
+    from slurm_watchdog.slurm.fields import ParseError
+    from slurm_watchdog.slurm.node_names import expand_nodes
+
+    nodes: Sequence[str] = (dump.header.host,)
+    if "[" in dump.header.host or "," in dump.header.host:
+        with suppress(ParseError):
+            nodes = expand_nodes(dump.header.host)
+    for node in nodes:
+        yield replace(dump, header=replace(dump.header, host=node)) if len(nodes) > 1 else dump
+
+
+def _parts(name: str, data: bytes) -> Iterator[tuple[str, bytes]]:
+    """The file itself, or if it is an archive the files in it."""
+    import io
+    import tarfile
+
+    if not is_archive(data):
+        yield name, data
+        return
+    with suppress(tarfile.TarError, EOFError, OSError), tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for member in islice(archive, MAX_FILES):
+            file = archive.extractfile(member) if member.isfile() else None
+            if file is not None:
+                yield member.name, file.read(MAX_FILE_BYTES)
 
 
 # ------------------------------------------------------------------------------------------- output
 
 
 def _document(verdict: StackVerdict) -> dict[str, Any]:
+    from slurm_watchdog.knowledge.stack_frames import CLASSES
+
     return {
         "ranks": verdict.ranks,
         "dumped": verdict.dumped,
@@ -157,33 +259,31 @@ def _document(verdict: StackVerdict) -> dict[str, Any]:
                 "hosts": sorted({m.node for m in group.members if m.node}),
                 "count": len(group.members),
                 "place": str(group.place),
-                "class": _class(group),
-                "members": [{"rank": m.rank, "host": m.node, "pid": m.pid} for m in group.members],
+                "class": CLASSES[group.place],
+                "members": [_person(each) for each in group.members],
                 "threads": dict(group.threads),
             }
             for group in verdict.groups
         ],
         "is_hang": verdict.is_hang,
         "class": verdict.cls,
-        "culprits": [_culprit_json(each) for each in verdict.culprits],
+        "culprits": _people(verdict.culprits),
         "summary": verdict.summary,
-        "odd": [_culprit_json(each) for each in verdict.odd],
-        "undumped": [_culprit_json(each) for each in verdict.undumped],
-        "gone": [_culprit_json(each) for each in verdict.gone],
+        "odd": _people(verdict.odd),
+        "undumped": _people(verdict.undumped),
+        "gone": _people(verdict.gone),
         "others": dict(verdict.others),
         "todo": list(verdict.todo),
         "hints": [hint.as_json() for hint in _hints(verdict)],
     }
 
 
-def _class(group: StackGroup) -> str:
-    from slurm_watchdog.knowledge.stack_frames import CLASSES
-
-    return CLASSES[group.place]
+def _person(each: Culprit) -> dict[str, Any]:
+    return {"rank": each.rank, "host": each.node, "pid": each.pid}
 
 
-def _culprit_json(each: Culprit) -> dict[str, Any]:
-    return {"rank": each.rank, "host": each.node, "pid": each.pid, "reason": each.reason}
+def _people(culprits: Sequence[Culprit]) -> list[dict[str, Any]]:
+    return [_person(each) | {"reason": each.reason} for each in culprits]
 
 
 def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
@@ -198,18 +298,17 @@ def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
 
 
 def _print(verdict: StackVerdict) -> None:
-    sentence(verdict.summary, "bold red" if verdict.is_hang else "green")
-    if len(verdict.culprits) > 1:
-        _print_culprits("Named", verdict.culprits)
-    if verdict.odd:
-        _print_culprits("Elsewhere than the others, which proves nothing by itself", verdict.odd)
-    if verdict.gone:
-        _print_culprits("Ended", verdict.gone)
-    if verdict.undumped:
-        _print_culprits("Could not be dumped", verdict.undumped)
-    if verdict.missing:
-        from slurm_watchdog.diagnose.stacks.wording import fold
+    from slurm_watchdog.diagnose.stacks.wording import culprit_words, fold
 
+    sentence(verdict.summary, "bold red" if verdict.is_hang else "green")
+    for heading, people in (
+        ("Named", verdict.culprits if len(verdict.culprits) > 1 else ()),
+        ("Elsewhere than the others, which proves nothing by itself", verdict.odd),
+        ("Ended", verdict.gone),
+        ("Could not be dumped", verdict.undumped),
+    ):
+        print_list(heading, [f"{culprit_words(each, False)}: {each.reason}" for each in people])
+    if verdict.missing:
         sentence(f"No dump at all: rank {fold(verdict.missing)}.")
     sentence("")
     rows = [_row(group) for group in verdict.groups[:GROUPS_SHOWN]]
@@ -222,25 +321,14 @@ def _print(verdict: StackVerdict) -> None:
     print_list("What it usually is (it may be something else here)", [advice(each) for each in _hints(verdict)])
 
 
-def _print_culprits(heading: str, people: Sequence[Culprit]) -> None:
-    from slurm_watchdog.diagnose.stacks.wording import culprit_words
-
-    sentence(f"{heading}:")
-    for each in people[:16]:
-        sentence(f"  {culprit_words(each, False)}: {each.reason}")
-    if len(people) > 16:
-        sentence(f"  … {count(len(people) - 16, 'more', 'more')}: --json has them")
-
-
 def _row(group: StackGroup) -> tuple[str, ...]:
     from slurm_watchdog.diagnose.stacks.wording import fold
 
-    known = [m.rank for m in group.members if m.rank is not None]
-    unknown = len(group.members) - len(known)
-    pids = sorted({m.pid for m in group.members if m.rank is None and m.pid})
-    ranks = fold(known)
+    unknown = [m for m in group.members if m.rank is None]
+    pids = sorted({str(m.pid) for m in unknown if m.pid}, key=int)
+    who = [fold([m.rank for m in group.members if m.rank is not None])]
     if unknown:
-        shown = ",".join(str(pid) for pid in pids[:4]) + ("…" if len(pids) > 4 else "")
-        ranks = ", ".join(part for part in (ranks, f"pid {shown}" if shown else f"{unknown} unknown") if part)
-    hosts = fold_nodes(sorted({m.node for m in group.members if m.node})) if any(m.node for m in group.members) else "-"
-    return str(len(group.members)), ranks, hosts, str(group.place), " < ".join(group.frames[:FRAMES_SHOWN])
+        who.append(f"pid {','.join(pids[:4])}{'…' if len(pids) > 4 else ''}" if pids else f"{len(unknown)} unknown")
+    nodes = fold_nodes(sorted({m.node for m in group.members if m.node}))
+    frames = " < ".join(group.frames[:FRAMES_SHOWN])
+    return str(len(group.members)), ", ".join(filter(None, who)), nodes, str(group.place), frames

@@ -156,7 +156,7 @@ def main() -> None:
       slurm-watchdog status
       slurm-watchdog explain 7f3a
       slurm-watchdog diagnose 4711         who keeps the others waiting, now
-      slurm-watchdog group-stacks stacks/  the same, from files of stacks
+      slurm-watchdog diagnose stacks/      the same, from files: stacks, logs, dumps, kernel logs
       slurm-watchdog doctor train.sbatch   what a job script lacks to be protected
       slurm-watchdog test-nodes n[1-8]     measure nodes and the links between them, name the slow one
       slurm-watchdog pause "moving the storage"

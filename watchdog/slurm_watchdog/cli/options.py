@@ -306,17 +306,8 @@ def _check_job_ids(context: click.Context, parameter: click.Parameter, value: tu
     return tuple(_check_job_id(context, parameter, each) for each in value)
 
 
-def _check_job_or_directory(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if os.path.isdir(value):
-        return value
-    if "/" in value:
-        raise click.BadParameter(f"{value!r} is no directory that you may read, and no job id")
-    return _check_job_id(context, parameter, value)
-
-
 job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id)
 job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=_check_job_ids)
-job_or_directory = click.argument("job_id", metavar="JOB|DIRECTORY", callback=_check_job_or_directory)
 
 
 @contextmanager

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gzip
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
-from typing import IO, TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import click
 
+from slurm_watchdog.cli.offline import configured, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -19,17 +18,16 @@ from slurm_watchdog.cli.options import (
     controller_packages,
     json_option,
     knowledge_option,
-    load_or_exit,
     print_json,
 )
-from slurm_watchdog.cli.terminal import clean, count, duration, moment, sentence, table
+from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
 
 if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
     from slurm_watchdog.model.actions import Decision
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.replay.player import Outcome
 
-GZIP_MAGIC: Final = b"\x1f\x8b"
 DATED_FROM: Final = 1e8
 """A clock that says more than three years is a date (seconds since 1970); anything less counts from the
 trace's own start."""
@@ -55,110 +53,74 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     """
     import logging
 
-    from slurm_watchdog.config.knowledge_files import put_in_force
     from slurm_watchdog.config.schema import Config
 
-    config = load_or_exit(config_file) if config_file else Config()
-    put_in_force(config.site_texts)
+    config = configured(config_file) or Config()
     with controller_packages("Replaying"):
+        from slurm_watchdog.controller.api.json_views import incident_json
         from slurm_watchdog.replay.player import numbered_ids
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
-    new_id, found, unreadable = numbered_ids(), [], False
-    for path in traces:
-        outcome = _replay_one(path, config, new_id)
-        unreadable = unreadable or outcome is None
-        if outcome is not None:
-            found.append((path, outcome))
+    new_id = numbered_ids()
+    played = [(path, _replay_one(path, config, new_id)) for path in traces]
+    found = [(path, outcome) for path, outcome in played if outcome is not None]
     if as_json:
-        print_json(
-            [
-                _json(outcome, each) | ({"trace": path} if len(traces) > 1 else {})
-                for path, outcome in found
-                for each in outcome.incidents
-            ]
-        )
-    else:
-        for path, outcome in found:
-            _print(path, outcome)
+        of_trace = {path: {"trace": path} if len(traces) > 1 else {} for path in traces}
+        rows = [(path, outcome, each) for path, outcome in found for each in outcome.incidents]
+        print_json([incident_json(each, of.decisions[each.id], ()) | of_trace[path] for path, of, each in rows])
+    fired = False
+    blind = len(found) < len(traces)
     for path, outcome in found:
-        if _is_blind(outcome):
-            name = clean("standard input" if path == "-" else path)
-            click.echo(f"{name}: too much was skipped to say that nothing is wrong.", err=True)
-            unreadable = True
-    fired = any(_has_fired(outcome) for _, outcome in found)
-    sys.exit(EXIT_USAGE if unreadable else EXIT_FOUND if fired else EXIT_FINE)
+        if not as_json:
+            _print(path, outcome)
+        has_fired = any(each.fired_at is not None for each in outcome.incidents)
+        if not has_fired and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines:
+            warn(f"{_name(path)}: too much was skipped to say that nothing is wrong.")
+            blind = True
+        fired = fired or has_fired
+    sys.exit(EXIT_USAGE if blind else EXIT_FOUND if fired else EXIT_FINE)
 
 
-def _has_fired(outcome: Outcome) -> bool:
-    return any(each.fired_at is not None for each in outcome.incidents)
+def _name(path: str) -> str:
+    return "standard input" if path == "-" else path
 
 
-def _is_blind(outcome: Outcome) -> bool:
-    """Whether so much of a trace was not judged that nothing found says nothing."""
-    return not _has_fired(outcome) and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines
-
-
-def _replay_one(path: str, config: Any, new_id: Any) -> Outcome | None:
-    """The outcome of one trace; None, after saying why, if it can't be read or holds no trace."""
+def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome | None:
+    """The outcome of one trace; None, after a warning, if it can't be read or holds no trace."""
+    from slurm_watchdog.parse.text_input import Unreadable, opened
     from slurm_watchdog.replay.player import replay as play
 
-    name = "standard input" if path == "-" else path
     try:
-        with _opened(path) as file:
-            outcome = play(file.read, config, new_id)
+        with opened(path) as file:
+            outcome = play(file.read1, config, new_id)
+    except Unreadable as error:
+        warn(error)
+        return None
     except Exception as error:  # zlib.error is no OSError, and zlib may be missing from a Python
-        packed = isinstance(error, EOFError | gzip.BadGzipFile) or type(error).__module__ == "zlib"
-        if not packed and not isinstance(error, OSError | ValueError):
+        if not isinstance(error, EOFError | ValueError) and type(error).__module__ != "zlib":
             raise
-        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        if packed:
-            reason = f"broken gzip data ({reason}); to replay what is whole of it: zcat FILE | slurm-watchdog replay -"
-        click.echo(f"{clean(name)} can't be read: {clean(reason)}", err=True)
+        todo = "what is whole of it: zcat FILE | slurm-watchdog replay -"
+        warn(f"{_name(path)} can't be read to its end ({error}); {todo}")
         return None
     tally = outcome.tally
     for text in tally.sentences():
-        click.echo(f"{clean(name)}: {clean(text)}", err=True)
+        warn(f"{_name(path)}: {text}")
     if not tally.used:
-        click.echo(f"{clean(name)} {_why_unused(tally.lines)}", err=True)
+        what = "holds no line of a trace" if tally.lines else "is empty"
+        form = "a trace has one JSON object a line, in UTF-8, as `controller --record FILE` writes it"
+        warn(f"{_name(path)} {what}; {form}")
         return None
     if tally.skipped:
-        click.echo(f"{clean(name)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.", err=True)
+        warn(f"{_name(path)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.")
     return outcome
-
-
-def _why_unused(lines: int) -> str:
-    """What is wrong with a file of which no line was used, and what a trace is."""
-    what = "holds no line of a trace" if lines else "is empty"
-    return f"{what}; a trace has one JSON object a line, in UTF-8, as `controller --record FILE` writes it"
-
-
-@contextmanager
-def _opened(path: str) -> Iterator[IO[bytes]]:
-    """The bytes of a trace, unpacked if they are packed. Raises OSError, EOFError."""
-    if path == "-":
-        yield sys.stdin.buffer
-        return
-    with open(path, "rb") as file:
-        if file.peek(2)[:2] == GZIP_MAGIC:
-            with gzip.open(file) as unpacked:
-                yield unpacked  # type: ignore[misc]
-        else:
-            yield file
-
-
-def _json(outcome: Outcome, incident: Incident) -> dict[str, Any]:
-    from slurm_watchdog.controller.api.json_views import incident_json
-
-    return incident_json(incident, outcome.decisions[incident.id], ())
 
 
 def _print(path: str, outcome: Outcome) -> None:
     tally = outcome.tally
     lines = count(tally.used, "line") if not tally.skipped else f"{tally.used} of {count(tally.lines, 'line')} used"
     if not outcome.incidents:
-        sentence(f"{path}: {lines}, nothing found{' in those' if tally.skipped else ''}.")
+        sentence(f"{_name(path)}: {lines}, nothing found{' in those' if tally.skipped else ''}.")
         return
-    sentence(f"{path}: {lines}, {count(len(outcome.incidents), 'incident')}.")
+    sentence(f"{_name(path)}: {lines}, {count(len(outcome.incidents), 'incident')}.")
     table(
         ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "WOULD HAVE BEEN DONE", "SUMMARY"),
         [_row(each, outcome.decisions[each.id]) for each in outcome.incidents],
@@ -187,9 +149,7 @@ def _done(incident: Incident, decisions: tuple[Decision, ...]) -> str:
     if not decisions:
         return "-" if incident.fired_at is None else "alert only"
     last = decisions[-1]
-    if last.action == "none":
-        return "alert only"
-    without = f" without {', '.join(last.exclude)}" if last.exclude else ""
-    if last.verdict == "suppressed":
+    if last.verdict == "suppressed" and last.action != "none":
         return f"nothing, because of {last.by}: {last.reason}"
-    return f"{last.action}{without}"
+    without = f" without {', '.join(last.exclude)}" if last.exclude else ""
+    return "alert only" if last.action == "none" else f"{last.action}{without}"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
-import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_watchdog.cli.input_progress import reading, size_of
+from slurm_watchdog.cli.diagnosis_text import advice
+from slurm_watchdog.cli.offline import Answer, configured, files_in, read_file, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -19,21 +20,16 @@ from slurm_watchdog.cli.options import (
     config_option,
     json_option,
     knowledge_option,
-    load_or_exit,
-    print_json,
 )
-from slurm_watchdog.cli.terminal import clean, count, duration, sentence, table
+from slurm_watchdog.cli.terminal import count, duration, sentence, shown, table
 
 if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
     from slurm_watchdog.diagnose.logs.digest import Digest
     from slurm_watchdog.diagnose.logs.report import RunReport, Settings
-    from slurm_watchdog.knowledge.progress_patterns import Pattern
+    from slurm_watchdog.parse.text_input import Block
 
 SHOWN_ERRORS: Final = 8
-FIRST_LINE, LEAST_QUOTED = 160, 80
-"""Characters of the first sentence, and of the line in it at least."""
-QUOTED: Final = 200
-"""Of which a verdict quotes so many."""
 BLIND: Final = ", and no progress either: whether it trains cannot be read in it."
 LOG_NAME: Final = re.compile(
     r"(?:\.(?:log|out|err|txt|jsonl?|[oe]\d+)|(?:^|[._-])(?:stdout|stderr|log|out|err))(?:\.\d{1,3})?(?:\.(?:gz|bz2|xz|zst))?$"
@@ -43,7 +39,7 @@ MARKDOWN: Final = (".md", ".markdown")
 MARKDOWN_BYTES: Final = 4 * 1024**2
 
 
-@click.command("scan-log", short_help="What logs alone say: progress, cause and cascade, verdict.")
+@click.command("scan-log", hidden=True, short_help="What logs alone say: progress, cause and cascade, verdict.")
 @click.argument("files", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--at",
@@ -76,124 +72,89 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
       slurm-watchdog scan-log --kernel dmesg.txt
     """
     if kernel:
-        from slurm_watchdog.cli.scan_kernel import scan_kernel
+        from slurm_watchdog.cli.scan_kernel import read_kernel_logs
 
-        sys.exit(scan_kernel(files, as_json))
-    from slurm_watchdog.diagnose.logs.timestamps import parse_time
-
-    if at is not None and parse_time(at, None) is None:
-        raise Refusal([f"--at {at}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970"])
-    settings = _settings(config_file)
-    read = {path: _read(path, settings.own) for path in dict.fromkeys(_with_folders(files))}
-    digests = {path: digest for path, (digest, _) in read.items()}
-    readable = [path for path, digest in digests.items() if digest is not None]
-    judged = _judge_jobs(readable, digests, at, settings)
-    _warn_of_kernel_logs(readable, digests)
-    if as_json:
-        print_json({"files": [row for each in judged for row in each.rows()]})
-    else:
-        for each in judged:
-            _print(each)
-    found = any(each.verdict for each in judged)
-    blind = len(readable) < len(digests) or (not found and not all(whole for _, whole in read.values()))
-    unread = any(each.unread is not None for each in judged) and not found
-    sys.exit(EXIT_USAGE if blind or unread else EXIT_FOUND if found else EXIT_FINE)
-
-
-def _warn_of_kernel_logs(paths: Sequence[str], digests: Mapping[str, Digest | None]) -> None:
-    """One sentence for each file that is a kernel's log: it is read as a job's all the same."""
-    from slurm_watchdog.parse.kernel_log.file import is_kernel_log
-
-    for path in paths:
-        digest = digests[path]
-        if digest is not None and is_kernel_log(line.raw for line in digest.lines):
-            name = clean(path)
-            click.echo(
-                f"{name} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {name}",
-                err=True,
-            )
-
-
-def _judge_jobs(
-    paths: list[str], digests: dict[str, Digest | None], at: str | None, settings: Settings
-) -> list[RunReport]:
-    from slurm_watchdog.diagnose.logs.grouping import group
-    from slurm_watchdog.diagnose.logs.report import judge_job
-
-    judged = []
-    for places in group(paths):
-        mine = [paths[place] for place in places]
-        kept = [digest for path in mine if (digest := digests[path]) is not None]
-        judged.append(judge_job(mine, kept, settings, at, [_written_at(path) for path in mine]))
-    return judged
+        read_kernel_logs(files).finish(as_json)
+    read_logs(list(_with_folders(files)), configured(config_file), at).finish(as_json)
 
 
 def _with_folders(paths: Sequence[str]) -> Iterator[str]:
     """The paths, for each directory the logs in it. Raises Refusal for one without any."""
-    from slurm_watchdog.cli.stack_files import files_in
-
     for path in paths:
         if path == "-" or not os.path.isdir(path):
             yield path
             continue
-        left_out: list[str] = []
-        found = [each for _, each in files_in([path], left_out) if LOG_NAME.search(os.path.basename(each))]
-        for words in left_out:
-            click.echo(words, err=True)
+        problems: list[str] = []
+        found = [each for _, each in files_in([path], problems) if LOG_NAME.search(os.path.basename(each))]
+        for problem in problems:
+            warn(problem)
         if not found:
-            raise Refusal(
-                [f"{clean(path)}: no file in it is named like a log (.log, .out, .err, .txt, .json); name them"]
-            )
+            raise Refusal([f"{path}: no file in it is named like a log (.log, .out, .err, .txt, .json); name them"])
         yield from found
 
 
-def _settings(config_file: str | None) -> Settings:
-    """The detectors' of a configuration, their defaults without one. Ends the process with code 2 if the file
-    is wrong."""
+def read_logs(files: Sequence[str], config: Config | None, at: str | None = None) -> Answer:
+    """What logs say, those of one job together."""
+    from slurm_watchdog.diagnose.logs.grouping import group
+    from slurm_watchdog.diagnose.logs.report import judge_job
+    from slurm_watchdog.diagnose.logs.timestamps import parse_time
+    from slurm_watchdog.parse.kernel_log.file import is_kernel_log
+
+    if at is not None and parse_time(at, None) is None:
+        raise Refusal([f"--at {at}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970"])
+    settings = _settings(config)
+    read = {path: read_file(path, partial(digest_of, path, settings)) for path in dict.fromkeys(files)}
+    digests = {path: digest for path, (digest, _) in read.items() if digest is not None}
+    paths = list(digests)
+    judged = []
+    for places in group(paths):
+        mine = [paths[place] for place in places]
+        written = [_written_at(path) for path in mine]
+        judged.append(judge_job(mine, [digests[path] for path in mine], settings, at, written))
+    for path, digest in digests.items():
+        if is_kernel_log(line.raw for line in digest.lines):
+            warn(f"{path} looks like a kernel log; for what the kernel says: slurm-watchdog scan-log --kernel {path}")
+    found = any(each.verdict for each in judged)
+    blind = len(paths) < len(read) or (not found and not all(whole for _, whole in read.values()))
+    unread = not found and any(each.unread is not None for each in judged)
+    rows = [each.rows() for each in judged]
+
+    def show() -> None:
+        for each, mine in zip(judged, rows, strict=True):
+            _print(each, mine)
+
+    code = EXIT_USAGE if blind or unread else EXIT_FOUND if found else EXIT_FINE
+    return Answer({"files": [row for mine in rows for row in mine]}, show, code)
+
+
+def _settings(config: Config | None) -> Settings:
+    """The detectors' of a configuration, their defaults without one."""
     from slurm_watchdog.detect.collective_hang import CollectiveHang
     from slurm_watchdog.detect.loss_nan import LossNan
     from slurm_watchdog.detect.loss_spike import LossSpike
     from slurm_watchdog.diagnose.logs.report import Settings
-
-    if config_file is None:
-        return Settings(CollectiveHang(), LossNan().steps)
-    from slurm_watchdog.config.knowledge_files import put_in_force
     from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
-    config = load_or_exit(config_file)
-    put_in_force(config.site_texts)
+    if config is None:
+        return Settings(CollectiveHang(), LossNan().steps)
+    spike, steps = config.detectors.of(LossSpike), config.detectors.of(LossNan).steps
     own = compile_patterns(config.jobs.progress_patterns)
-    spike = config.detectors.of(LossSpike)
-    steps = config.detectors.of(LossNan).steps
     return Settings(config.detectors.of(CollectiveHang), steps, spike.deviations, spike.percent, own)
 
 
-def _read(path: str, own: tuple[Pattern, ...]) -> tuple[Digest | None, bool]:
-    """(what is kept of one file, whether it could be read to its end); no digest, after saying why, if it
-    can't be read or is no text."""
+def digest_of(path: str, settings: Settings, blocks: Iterator[Block]) -> Digest:
+    """What is kept of one file. Raises Unreadable for what is no text."""
     from slurm_watchdog.diagnose.logs.digest import Collector
     from slurm_watchdog.parse.text_input import Unreadable, is_text
 
-    size = size_of(path)
-    markdown = path.endswith(MARKDOWN) or (0 < size <= MARKDOWN_BYTES) or path == "-"
-    collector, text = Collector(markdown=markdown, own=own), True
-    try:
-        with reading(path) as file:
-            for block in file.blocks:
-                text = is_text(block.data) if block.first_line == 1 else text
-                if not text:
-                    break
-                collector.add(block.data, block.first_line, block.numbers)
-    except Unreadable as error:
-        click.echo(clean(error), err=True)
-        return None, False
-    if not text:
-        click.echo(
-            f"{clean(path)} is not text (a program, an image?): give the file that the job writes its output to",
-            err=True,
-        )
-        return None, False
-    return collector.digest(), not file.damaged
+    is_small = path != "-" and os.path.exists(path) and 0 < os.stat(path).st_size <= MARKDOWN_BYTES
+    collector = Collector(markdown=path == "-" or path.endswith(MARKDOWN) or is_small, own=settings.own)
+    for block in blocks:
+        if block.first_line == 1 and not is_text(block.data):
+            what = "is not text (a program, an image?): give the file that the job writes its output to"
+            raise Unreadable(f"{path} {what}")
+        collector.add(block.data, block.first_line, block.numbers)
+    return collector.digest()
 
 
 def _written_at(path: str) -> float | None:
@@ -207,45 +168,31 @@ def _written_at(path: str) -> float | None:
     return local.replace(tzinfo=timezone.utc).timestamp()
 
 
-def _print(judged: RunReport) -> None:
-    rows = judged.rows()
+def _print(judged: RunReport, rows: Sequence[dict[str, Any]]) -> None:
     first = "standard input" if rows[0]["path"] == "-" else rows[0]["path"]
     name = first if len(rows) == 1 else f"{first} and {count(len(rows) - 1, 'more file')} of the same job"
     verdict = judged.verdict
+    lines: list[str] = []
     if judged.unread is not None:
         sentence(f"{name}: the run cannot be judged: {judged.unread}", "yellow")
     elif verdict is None:
-        sentence(f"{name}: {_healthy_words(rows)}", "green")
-        for line in _evidence(rows, [_of_a_node(row) for row in rows]):
-            sentence(f"  {line}")
-        if _is_blind(rows):
-            from slurm_watchdog.knowledge.frameworks import what_to_do
+        from slurm_watchdog.knowledge.frameworks import what_to_do
 
-            sentence(f"  try next: {what_to_do(rows[0]['framework'])}")
+        sentence(f"{name}: {_healthy_words(rows)}", "green")
+        lines = _evidence(rows, _of_a_node)
+        lines += [f"try next: {what_to_do(rows[0]['framework'])}"] if _is_blind(rows) else []
     else:
-        sentence(f"{name}: {_first_line(verdict.summary, verdict.text)}", "bold red")
-        for other in judged.excerpts[:SHOWN_ERRORS]:
-            sentence(f"  also     line {other.line:<7} {_first_line(other.summary, other.text)}")
-        named = [[error for error in row["errors"] if error["role"] != "noise"] for row in rows]
-        cause = [[error for error in each if error["role"] == "cause"] for each in named]
-        rest = [[error for error in each if error["role"] != "cause"] for each in named]
-        shown = [*_evidence(rows, cause), *_hints(verdict.name, verdict.text), *_evidence(rows, rest)]
-        for line in shown:
-            sentence(f"  {line}")
+        sentence(f"{name}: {verdict.summary}", "bold red")
+        lines = [f"also     line {other.line:<7} {other.summary}" for other in judged.excerpts[:SHOWN_ERRORS]]
+        lines += _evidence(rows, lambda error: error["role"] == "cause")
+        lines += [f"usually: {advice(hint)}" for hint in judged.hints()[:2]]
+        lines += _evidence(rows, lambda error: error["role"] not in ("cause", "noise"))
+    for line in lines:
+        sentence(f"  {line}")
     table(
-        ["file", "framework", "steps", "of", "s a step", "lines", "changes of speed"],
+        ("file", "framework", "steps", "of", "s a step", "lines", "changes of speed"),
         [_progress_row(row) for row in rows if row["progress"]["lines"]],
     )
-
-
-def _first_line(summary: str, quoted: str) -> str:
-    """The sentence, with so much of the line that it quotes as there is room for: the whole line is shown below."""
-    from slurm_watchdog.base.shortened import shortened
-
-    whole = shortened(quoted, QUOTED)
-    if len(summary) <= FIRST_LINE or not whole or whole not in summary:
-        return summary
-    return summary.replace(whole, shortened(quoted, max(LEAST_QUOTED, FIRST_LINE - len(summary) + len(whole))))
 
 
 def _is_blind(rows: Sequence[dict[str, Any]]) -> bool:
@@ -255,15 +202,14 @@ def _is_blind(rows: Sequence[dict[str, Any]]) -> bool:
 
 def _healthy_words(rows: Sequence[dict[str, Any]]) -> str:
     notes = "".join(f"; {note}" for note in dict.fromkeys(note for row in rows for note in row["notes"]))
-    found = "training was done" if notes else "nothing wrong found; training was done"
     if any(row["finished"] for row in rows):
-        return f"{found}{notes}."
-    steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
+        return f"{'' if notes else 'nothing wrong found; '}training was done{notes}."
     if _is_blind(rows):
         return f"no error found{_ended_words(rows)}{BLIND}"
-    none = "; it made progress, in steps of unknown number."  # of samples, or in an epoch of unknown length
-    last = f"; its last step is {max(steps)}." if steps else none
-    return f"{'no error' if notes else 'nothing wrong'} found{_ended_words(rows)}{notes}{last}"
+    steps = [row["progress"]["last_step"] for row in rows if row["progress"]["last_step"] is not None]
+    none = "it made progress, in steps of unknown number"  # of samples, or in an epoch of unknown length
+    last = f"its last step is {max(steps)}" if steps else none
+    return f"{'no error' if notes else 'nothing wrong'} found{_ended_words(rows)}{notes}; {last}."
 
 
 def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
@@ -279,54 +225,34 @@ def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def _of_a_node(row: dict[str, Any]) -> list[dict[str, Any]]:
-    """Errors of an earlier run in the same log, or that the run survived, which a node can cause: somebody may have to
-    look at it even so."""
+def _of_a_node(error: Mapping[str, Any]) -> bool:
+    """Whether a node can cause an error that the run survived, or one of an earlier run in the same log."""
     from slurm_watchdog.diagnose.logs.survived import OF_CHILDREN, SOFT
     from slurm_watchdog.knowledge.log_signatures import log_table
 
-    names = log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT
-    return [error | {"role": "earlier"} for error in row["errors"] if error["class"] in names]
+    return error["class"] in log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT
 
 
-def _evidence(rows: Sequence[dict[str, Any]], errors: Sequence[list[dict[str, Any]]]) -> list[str]:
-    """Lines with `errors` of each row, few of all files together."""
-    several = len(rows) > 1
-    found = [
-        (error, row["path"])
-        for row, mine in zip(rows, errors, strict=True)
-        for error in sorted(mine, key=lambda error: int(error["line"]))
-    ]
+def _evidence(rows: Sequence[dict[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]) -> list[str]:
+    """Lines with the errors that are `wanted`, few of all files together."""
+    found = [(error, row["path"]) for row in rows for error in row["errors"] if wanted(error)]
     lines = []
     for error, path in found[:SHOWN_ERRORS]:
-        who = f"rank {error['rank']}" if error["rank"] is not None else ""
-        who = " ".join(word for word in (who, f"on {error['host']}" if error["host"] else "") if word)
-        where = f"{os.path.basename(path)}:{error['line']}" if several else f"line {error['line']}"
-        lines.append(f"{error['role']:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
-        if error["role"] == "cause":
-            lines += [f"{'':<22}{text[:180]}" for text in error["more"]]
+        rank, host = error["rank"], error["host"]
+        who = " ".join(([f"rank {rank}"] if rank is not None else []) + ([f"on {host}"] if host else []))
+        where = f"{os.path.basename(path)}:{error['line']}" if len(rows) > 1 else f"line {error['line']}"
+        role = "earlier" if wanted is _of_a_node else error["role"]
+        lines.append(f"{role:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
+        lines += [f"{'':<22}{text[:180]}" for text in error["more"] if role == "cause"]
     if len(found) > SHOWN_ERRORS:
         lines.append(f"… and {len(found) - SHOWN_ERRORS} more (--json has them)")
     return lines
 
 
-def _hints(name: str, text: str) -> list[str]:
-    """What it usually is, and what to try next."""
-    from slurm_watchdog.knowledge.remediation_hints import hints_for
-
-    lines = []
-    for hint in hints_for(name, text)[:2]:
-        said = (("usually", hint.usually), ("try next", hint.try_next), ("see", hint.documented))
-        lines += [f"{label}: {words}" for label, words in said if words]
-    return lines
-
-
-def _progress_row(row: dict[str, Any]) -> list[str]:
+def _progress_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     progress = row["progress"]
-    changes = ", ".join(f"{c['percent']:+.1f} % at step {c['step']}" for c in row["throughput_changes"][:3])
+    changes = ", ".join(f"{each['percent']:+.1f} % at step {each['step']}" for each in row["throughput_changes"][:3])
     steps = f"{progress['first_step']}–{progress['last_step']}" if progress["last_step"] is not None else "-"
-    total = str(progress["total_steps"]) if progress["total_steps"] is not None else "-"
-    return [
-        os.path.basename(row["path"]), row["framework"] or "-", steps, total, duration(progress["step_seconds_median"]),
-        str(progress["lines"]), changes or "-",
-    ]  # fmt: skip
+    step_s = duration(progress["step_seconds_median"])
+    known = (row["framework"] or "-", steps, shown(progress["total_steps"]), step_s, str(progress["lines"]))
+    return (os.path.basename(row["path"]), *known, changes or "-")

@@ -18,10 +18,11 @@ import shutil
 import stat
 import subprocess
 import sys
+import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -68,12 +69,6 @@ class Block:
     numbers: array[int] | None = None
     """Of each line of `data` its line in the file, where redraws made more lines of one."""
 
-    def number(self, place: int) -> int:
-        """The line of the file that is line `place` (from 0) of `data`."""
-        if self.numbers is None:
-            return self.first_line + place
-        return self.numbers[min(place, len(self.numbers) - 1)]
-
 
 def is_text(data: bytes) -> bool:
     """Whether this is the beginning of a text, in whatever encoding. Zeros say nothing: a log that was cut while it was
@@ -82,22 +77,41 @@ def is_text(data: bytes) -> bool:
     return len(head) - len(head.translate(None, _CONTROLS)) <= _MOST_CONTROLS * len(head)
 
 
-def read_blocks(
-    path: str, on_bytes: Callable[[int], None] = lambda _: None, on_damage: Callable[[], None] = lambda: None
-) -> Iterator[Block]:
-    """The file's blocks, in order; `-` is standard input. `on_bytes` is called with how much of the file has been read.
+def read_blocks(path: str, on_damage: Callable[[], None] = lambda: None) -> Iterator[Block]:
+    """The file's blocks, in order; `-` is standard input.
 
     Raises Unreadable. A packed file that is cut short or damaged gives what could be unpacked, and
     `on_damage` is called.
     """
+    with opened(path) as file:
+        yield from _blocks(file, on_damage)
+
+
+def read_start(path: str, most: int) -> bytes:
+    """So many bytes of a file, unpacked (as far as it can be), in its own encoding. Raises Unreadable."""
+    parts: list[bytes] = []
+    with opened(path) as file:
+        while most > 0 and (part := _chunk(file, lambda: None)):
+            parts.append(part[:most])
+            most -= len(part)
+    return b"".join(parts)
+
+
+def text_of(data: bytes) -> str:
+    """A whole file as text, whatever its encoding."""
+    return data.decode(_encoding(data[:_PROBE]) or "utf-8", "replace").lstrip("\ufeff")
+
+
+@contextmanager
+def opened(path: str) -> Iterator[Any]:
+    """A file of which `read1` gives the unpacked bytes. Raises Unreadable, EOFError."""
     try:
         if path == "-":
-            yield from _blocks(_unpack(sys.stdin.buffer, path), lambda: None, on_damage)
+            yield _unpack(sys.stdin.buffer, path)
             return
         _refuse_endless(path)
         with open(path, "rb") as file, closing(_unpack(file, path)) as unpacked:
-            place = (lambda: on_bytes(file.tell())) if file.seekable() else (lambda: None)
-            yield from _blocks(unpacked, place, on_damage)
+            yield unpacked
     except OSError as error:
         raise Unreadable(f"{path} can't be read: {error.strerror or error}") from error
 
@@ -107,7 +121,7 @@ def _refuse_endless(path: str) -> None:
     output of a command, has one."""
     mode = os.stat(path).st_mode
     if stat.S_ISFIFO(mode) and not path.startswith(("/dev/", "/proc/")):
-        raise Unreadable(f"{path} is a pipe, whose writer may never come: cat {path} | slurm-watchdog scan-log -")
+        raise Unreadable(f"{path} is a pipe, which may have no writer: cat {path} | slurm-watchdog … -")
     if (stat.S_ISCHR(mode) or stat.S_ISBLK(mode)) and not path.startswith(_OPEN_FILES):
         raise Unreadable(f"{path} is a device, not a file")
     if stat.S_ISSOCK(mode):
@@ -124,18 +138,13 @@ def _unpack(file: Any, path: str) -> Any:
             return opened(file)
     if not head.startswith(_ZSTD):
         return file
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        program = shutil.which("zstd")
-        if program is None or path == "-":
-            raise Unreadable(
-                f"{path} is packed with zstd, and there is neither Python 3.14 nor the program zstd here to unpack it"
-                if program is None
-                else "standard input is packed with zstd: give the file's name instead"
-            ) from None
-        return _Unpacking(program, file)
-    return zstd.ZstdFile(file)
+    program = shutil.which("zstd")
+    if program is None:
+        raise Unreadable(f"{path} is packed with zstd, and the program zstd, which unpacks it, is not here")
+    if path == "-" or not file.seekable():
+        stream, file = file, tempfile.TemporaryFile()  # noqa: SIM115 - as long as it is read
+        shutil.copyfileobj(stream, file)
+    return _Unpacking(program, file)
 
 
 class _Unpacking:
@@ -163,12 +172,11 @@ class _Unpacking:
         self._process.wait()
 
 
-def _chunks(file: IO[bytes], on_read: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[bytes]:
+def _chunks(file: IO[bytes], on_damage: Callable[[], None]) -> Iterator[bytes]:
     """The file's bytes in UTF-8 (or in something whose line ends are the same)."""
     decoder: codecs.IncrementalDecoder | None = None
     first = True
     while chunk := _chunk(file, on_damage):
-        on_read()
         if first:
             first, encoding = False, _encoding(chunk[:_PROBE])
             decoder = codecs.getincrementaldecoder(encoding)("replace") if encoding else None
@@ -215,10 +223,10 @@ def _encoding(head: bytes) -> str | None:
     return None
 
 
-def _blocks(file: IO[bytes], on_read: Callable[[], None], on_damage: Callable[[], None]) -> Iterator[Block]:
+def _blocks(file: IO[bytes], on_damage: Callable[[], None]) -> Iterator[Block]:
     """Blocks of whole lines; a last line without an end is in the last of them, so that a small document is one."""
     rest, held, number = b"", b"", 1
-    for chunk in _chunks(file, on_read, on_damage):
+    for chunk in _chunks(file, on_damage):
         if held:
             yield _block(held, number)
             number += held.count(b"\n")

@@ -29,7 +29,7 @@ from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
 from slurm_watchdog.diagnose.logs.unread import why_unread
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
 from slurm_watchdog.knowledge.progress_patterns import Pattern
-from slurm_watchdog.knowledge.remediation_hints import hints_for
+from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
 
 CONTINUED = 3
 _NAMES = re.compile(
@@ -116,11 +116,15 @@ class RunReport:
             "text": verdict.text, "first_failing_ranks": list(verdict.first_ranks),
             "missing_ranks": list(verdict.missing),
             "followed": verdict.followed,
-            "hints": [hint.as_json() for hint in hints_for(verdict.name, verdict.text)],
+            "hints": [hint.as_json() for hint in self.hints()],
         }  # fmt: skip
         if len(self.sources) > 1:
             answer["path"] = self.sources[verdict.source].path
         return answer
+
+    def hints(self) -> tuple[Hint, ...]:
+        """What it usually is, and what to try next."""
+        return hints_for(self.verdict.name, self.verdict.text) if self.verdict is not None else ()
 
     def _errors(self, source: Source) -> list[dict[str, Any]]:
         rows = []

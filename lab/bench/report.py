@@ -37,7 +37,7 @@ def run(figures: Figures) -> None:
             began = time.monotonic()
             found = report_asked(journal.url, asked, None)
             took_s = time.monotonic() - began
-            say(f"{name}: {found['known_jobs']} jobs, {found['savings']}")
+            say(f"{name}: {found.known_jobs} jobs, {found.savings}")
             figures.add(f"report.{name}", took_s, "s", at_most=MAX_S)
 
 

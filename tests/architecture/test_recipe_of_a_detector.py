@@ -23,10 +23,12 @@ pytestmark = pytest.mark.thorough
 WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "tests/unit/detect")
 SEEN = """
 import json, sys
+from msgspec import structs
 from slurm_watchdog.config.example import example_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.overview import overview_json
-from slurm_watchdog.controller.health.cluster import Health, Level
+from slurm_watchdog.controller.api.status_view import open_incident
+from slurm_watchdog.controller.health.cluster import Health
+from slurm_watchdog.model.documents import Level
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import causes_of
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -38,9 +40,9 @@ with open(sys.argv[1], "rb") as trace:
     incidents = replay(trace.read, Config(), numbered_ids()).incidents
 metrics = ControllerMetrics()
 metrics.show_health(WELL, incidents)
-page = overview_json(ClusterView(now=0.0), {}, incidents, 0, lambda _: False, WELL)
+page = [structs.asdict(open_incident(each, lambda _: False)) for each in incidents]
 print(json.dumps({
-    "example": example_config(), "options": options.write(), "alerts": alerts.write(), "page": page["open"],
+    "example": example_config(), "options": options.write(), "alerts": alerts.write(), "page": page,
     "detectors": detectors.write(),
     "causes": {kind: sorted(causes_of(kind)) for kind in ("loss_zero", "loss_spike")},
     "metrics": metrics.text().decode(),

@@ -309,7 +309,7 @@ class Story:
         self.loop = SimLoop(self.timeline)
         self.journal = self.journal_type(self._url)
         self.journal.hooks = {}
-        notifier = Notifier(self.journal.outbox)
+        notifier = Notifier(self.journal.outbox, (), "test")
 
         async def build() -> None:
             self.controller = Controller(

@@ -6,7 +6,7 @@ import asyncio
 import grp
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,8 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.local_socket import make_app
-from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.api.routes import ROUTES, Route
+from slurm_watchdog.controller.api.web_page import Page, make_page
 from slurm_watchdog.controller.health.cluster import HealthInputs, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person
@@ -26,9 +27,9 @@ from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict
+from slurm_watchdog.model.documents import Delivery
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import Reservation
-from slurm_watchdog.notify.notification import Delivery
 from tests.builders import views
 from tests.builders.evidence_rows import add_evidence
 from tests.builders.node_past import a_ledger
@@ -168,20 +169,19 @@ PLACES = {"/v1/diagnose/{id}": [{"id": "c1"}], "/api/jobs/{id}": [{"id": "7"}]}
 """What stands for `{id}`; everywhere else the ids of incidents."""
 
 
-def requests_of(app: web.Application) -> list[tuple[str, str, Any]]:
+def requests_of(routes: Iterable[Route]) -> list[tuple[str, str, Any]]:
     """(method, path, body) of every route, with every id that is there to be asked for."""
     found = []
-    for route in app.router.routes():
-        if route.method != "HEAD":
-            path = (route.resource.canonical if route.resource else "").replace("{node}", "n1")
-            ids = PLACES.get(path, [{"id": "abc123"}, {"id": "abc"}, {"id": "def456"}])
-            for values in ids if "{id}" in path else [{}]:
-                for number in ("1", "2") if "{number}" in path else ("",):
-                    found.append((route.method, path.format(**values, number=number), BODIES.get(path)))
+    for route in routes:
+        path = route.path.replace("{node}", "n1")
+        ids = PLACES.get(path, [{"id": "abc123"}, {"id": "abc"}, {"id": "def456"}])
+        for values in ids if "{id}" in path else [{}]:
+            for number in ("1", "2") if "{number}" in path else ("",):
+                found.append((route.method, path.format(**values, number=number), BODIES.get(path)))
     return list(dict.fromkeys((m, p, json.dumps(b)) for m, p, b in found))
 
 
-async def ask(app: web.Application, **headers: str) -> dict[str, tuple[int, str]]:
+async def ask(app: web.Application, routes: Iterable[Route], **headers: str) -> dict[str, tuple[int, str]]:
     """What every route answers to requests with these headers."""
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
@@ -191,7 +191,7 @@ async def ask(app: web.Application, **headers: str) -> dict[str, tuple[int, str]
     answers = {}
     try:
         async with aiohttp.ClientSession(headers=headers) as session:
-            for method, path, body in requests_of(app):
+            for method, path, body in requests_of(routes):
                 data = None if body == "null" else body
                 async with session.request(method, base + path, data=data) as answer:
                     answers[f"{method} {path}"] = (answer.status, await answer.text())
@@ -205,7 +205,6 @@ def doors(person: Person, path: Path, nodes: Mapping[str, str] = NO_NODES) -> di
     `nodes`: those that Slurm knows, with their addresses."""
     controller: Any = Controller(path)
     controller.state.node_addresses = dict(nodes)
-    page = make_page(controller, "")
     if person.uid is None:
-        return asyncio.run(ask(page))
-    return asyncio.run(ask(make_app(controller, lambda request: person)))
+        return asyncio.run(ask(make_page(controller, ""), Page(controller).routes))
+    return asyncio.run(ask(make_app(controller, lambda request: person), ROUTES))

@@ -14,8 +14,6 @@ from typing import Any
 
 from aiohttp import web
 
-from slurm_watchdog.config.notify import Slack
-
 SECRET = "T0SECRET/B0SECRET/xyzSECRETxyz"
 TOKEN = "xoxb-1-SECRETtoken"
 CHANNEL = "C024BE91L"
@@ -128,15 +126,10 @@ class FakeSlack:
         finally:
             await runner.cleanup()
 
-    def hook(self, directory: Path) -> Slack:
-        """The configuration of its incoming webhook."""
+    def webhook_file(self, directory: Path) -> str:
         file = directory / "webhook"
         file.write_text(f"{self.url}/services/{SECRET}\n")
-        return Slack(webhook_url_file=str(file))
-
-    def bot(self, directory: Path, channel: str = CHANNEL) -> Slack:
-        """That of a bot."""
-        return Slack(token_file=self.token_file(directory), channel=channel, api_url=f"{self.url}/api/")
+        return str(file)
 
     def token_file(self, directory: Path) -> str:
         file = directory / "slack-token"

@@ -164,7 +164,7 @@ async def drawn(number: int) -> int:
             rows += await _look(browser, len(texts))
             for place in (f"#/incident/{mark}i1", f"#/job/{mark}x1", "#/incidents", "#/node/n1", "#/nodes"):
                 await browser.evaluate(f"location.hash = {place!r}")
-                await browser.sees("The last test of nodes" if place == "#/nodes" else f"{mark}x1")
+                await browser.sees("Nodes with a past" if place == "#/nodes" else f"{mark}x1")
                 await _look(browser, 0)
             await browser.evaluate("location.hash = '#/'")
         assert browser.errors == [], browser.errors[:3]

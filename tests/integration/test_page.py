@@ -158,7 +158,7 @@ def test_a_screen_reader_finds_a_name_for_every_picture_table_field_and_link() -
             ("#/job/7", "From its first run to now"),
             ("#/incident/abc123", "Where the ranks stood"),
             ("#/node/node0001", "Its GPUs"),
-            ("#/nodes", "The last test of nodes"),
+            ("#/nodes", "Nodes with a past"),
         ):
             await browser.evaluate(f"location.hash = {place!r}")
             await browser.sees(text)
@@ -176,7 +176,7 @@ def test_on_a_phone_nothing_is_wider_than_the_screen() -> None:
             ("#/job/7", "Step time"),
             ("#/incident/abc123", "Evidence"),
             ("#/node/node0001", "Its GPUs"),
-            ("#/nodes", "Nodes that are not well"),
+            ("#/nodes", "Nodes with a past"),
         ):
             await browser.evaluate(f"location.hash = {place!r}")
             await browser.sees(text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -18,12 +19,18 @@ from tests.simulation.sim import simulation
 class NeverAnswers:
     """Takes a message and never answers."""
 
-    async def post(self, notices: object) -> None:
+    threads = True
+
+    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
         await asyncio.Event().wait()
+        return None
+
+    async def revise(self, thread: str, message: dict[str, Any]) -> None:
+        return None
 
 
 class AlwaysRefuses(NeverAnswers):
-    async def post(self, notices: object) -> None:
+    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
         raise SendFailed("Slack answered 429", retry_after_s=30.0)
 
 

@@ -24,8 +24,10 @@ from slurm_watchdog.agent.processes.environment import parse_settings
 from slurm_watchdog.base.log_setup import MaskingFormatter
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.local_socket import make_app, reason_of
-from slurm_watchdog.controller.api.web_page import make_page
+from slurm_watchdog.controller.api.asking import reason_of
+from slurm_watchdog.controller.api.local_socket import make_app
+from slurm_watchdog.controller.api.routes import ROUTES
+from slurm_watchdog.controller.api.web_page import Page, make_page
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
@@ -35,14 +37,14 @@ from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentK
 from slurm_watchdog.model.observations import Blocked, Checkpoint, EventKind, NodeEvent, Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import Report
+from slurm_watchdog.notify.alertmanager import alert_json
 from slurm_watchdog.notify.notification import Notice, Topic
-from slurm_watchdog.notify.programs import alerts_json, event_json
-from slurm_watchdog.notify.slack_messages import card
+from slurm_watchdog.notify.slack_messages import parent
+from slurm_watchdog.notify.webhook import event_json
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.builders.evidence_rows import add_evidence
-from tests.builders.notices import SITE
 from tests.builders.open_doors import Controller, ask
 from tests.builders.secret_samples import planted
 
@@ -128,7 +130,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     read = agent_texts(text)
     report = report_of(text, read)
     incident = incident_of(text, read, report)
-    reason = reason_of({"reason": f"because {text}"})
+    reason = reason_of(f"because {text}")
     controller: Any = Controller(directory)
     controller.judge.incidents = OpenIncidents([incident])
     journal = controller.journal
@@ -136,9 +138,9 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     add_evidence(journal, "abc123", 1.0, "node", msgspec.to_builtins(report.results[0].evidence))
     journal.add_note("abc123", 1.0, incident.summary)
     journal.pause(reason, "root", 1.0)
-    answers = asyncio.run(ask(make_app(controller, lambda _: ROOT)))
+    answers = asyncio.run(ask(make_app(controller, lambda _: ROOT), ROUTES))
     journal.pause(reason, "root", 2.0)
-    answers |= asyncio.run(ask(make_page(controller, "", Person(knows_password=True))))
+    answers |= asyncio.run(ask(make_page(controller, "", Person(knows_password=True)), Page(controller).routes))
     explanation = json.loads(answers["GET /v1/incidents/abc123"][1])
     numbers = [each["number"] for each in explanation["evidence"]]
     documents = {number: json.loads(journal.evidence.document("abc123", number) or b"null") for number in numbers}
@@ -150,8 +152,8 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
         for name, data in bundle_files(explanation, lambda piece: documents[piece["number"]])
     }
     found |= {
-        "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice, SITE), default=str),
-        "alertmanager": json.dumps(alerts_json(notice, SITE)), "slack": json.dumps(card([notice], SITE, {})),
+        "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice), default=str),
+        "alertmanager": json.dumps(alert_json(notice, "c")), "slack": json.dumps(parent([notice], "c", {}, whole=True)),
         "log": MaskingFormatter("%(message)s").format(record), "reason": reason,
     }  # fmt: skip
     journal.close()

@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
-from slurm_watchdog.controller.api.node_views import Unfit, event_of, node_json, nodes_json
+from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.api.node_views import event_of, node_history, node_table
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.ledger.suspicion import by_node, suspicions
-from slurm_watchdog.model.node_documents import NodeHistory, NodeTable
+from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from tests.builders.cli import FakeController, run
 from tests.builders.node_past import GPU, NOW, event
@@ -35,11 +37,11 @@ def controller(tmp_path: Path) -> Iterator[FakeController]:
 
 
 def table(sees: bool = True) -> dict[str, Any]:
-    return nodes_json(suspicions(by_node(EVENTS), NOW), NOW, sees=sees)
+    return to_builtins(node_table(suspicions(by_node(EVENTS), NOW), NOW, sees=sees))
 
 
 def history(person: Person) -> dict[str, Any]:
-    return node_json("n1", by_node(EVENTS)["n1"], NOW, person, OPERATORS)
+    return to_builtins(node_history("n1", by_node(EVENTS)["n1"], NOW, person, OPERATORS))
 
 
 def test_nodes_lists_the_worst_first_and_ends_with_1_while_one_is_suspect(controller: FakeController) -> None:
@@ -52,7 +54,7 @@ def test_nodes_lists_the_worst_first_and_ends_with_1_while_one_is_suspect(contro
 
 
 def test_nodes_of_a_cluster_without_a_past_says_so(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/nodes"] = nodes_json([], NOW, sees=True)
+    controller.answers["GET", "/v1/nodes"] = to_builtins(node_table([], NOW, sees=True))
     result = run("nodes", socket=controller.path)
     assert (result.exit_code, result.output) == (0, "No event is known of any node.\n")
 
@@ -80,14 +82,9 @@ def test_words_of_a_user_are_for_him_and_for_operators() -> None:
     assert "/secret" in str(table()) and "/secret" not in str(table(sees=False))
 
 
-def test_what_the_controller_says_is_what_the_command_reads() -> None:
-    assert set(table()) == set(NodeTable.__struct_fields__)
-    assert set(history(ROOT)) == set(NodeHistory.__struct_fields__)
-
-
 def added(is_operator: bool = True, **changes: Any) -> NodeEvent:
     body = {"kind": "test_failed", "id": "t1", "what": "memory 40 of 200 GB/s", "place": "memory"}
-    return event_of("n1", body | changes, NOW, "ann", is_operator=is_operator)
+    return event_of("n1", NodeEventRequest(**body | changes), NOW, "ann", is_operator=is_operator)
 
 
 def test_a_failed_test_is_an_event_and_a_user_s_own_is_held_against_nobody() -> None:
@@ -101,10 +98,10 @@ def test_a_failed_test_is_an_event_and_a_user_s_own_is_held_against_nobody() -> 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"kind": "gpu_fault"}, {"kind": None}, {"id": ""}, {"id": "a b"}, {"id": 3}, {"place": "../x y"}, {"what": " "},
+        {"kind": "gpu_fault"}, {"id": ""}, {"id": "a b"}, {"place": "../x y"}, {"what": " "},
         {"kind": "mended", "is_operator": False},
     ],
 )  # fmt: skip
 def test_what_cannot_be_an_event_is_refused_with_a_sentence(changes: dict[str, Any]) -> None:
-    with pytest.raises(Unfit, match=r"has to be|only operators"):
+    with pytest.raises(RequestRefused, match=r"has to be|only operators"):
         added(**changes)

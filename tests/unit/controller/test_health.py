@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -14,20 +13,19 @@ from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import TRAINED_LOOKS
 from slurm_watchdog.cli.status import _print as print_status
 from slurm_watchdog.cli.status import exit_code
-from slurm_watchdog.controller.api.json_views import status_json
-from slurm_watchdog.controller.api.overview import overview_json
+from slurm_watchdog.controller.api.status_view import status_of
 from slurm_watchdog.controller.health.busy import BusyShare
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
-from slurm_watchdog.controller.health.job import Level, NotJudged
+from slurm_watchdog.controller.health.job import NotJudged
 from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.detect.registry import SPECS, spec_of
 from slurm_watchdog.knowledge.frameworks import FRAMEWORKS
 from slurm_watchdog.model.cluster_view import JobView, LogView, SlurmNodeView
-from slurm_watchdog.model.documents import Status
+from slurm_watchdog.model.documents import Delivery, Level, Status
 from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.notify.notification import Delivery
+from slurm_watchdog.notify.job_status_message import pulse_message
 from tests.builders import views
 
 LIMIT_S = 60.0
@@ -90,19 +88,12 @@ BLIND: dict[str, HealthInputs] = {
 }  # fmt: skip
 
 
-def status_of(given: HealthInputs, found: Health) -> dict[str, Any]:
-    return status_json(given.view, dict(given.limits_s), given.incidents, 0, lambda _: False, found) | {
-        "mode": given.mode, "controller": {}, "slurm": {},
-    }  # fmt: skip
+def status(given: HealthInputs, found: Health) -> Status:
+    return status_of(given.view, given.limits_s, given.incidents, 0, lambda _: False, found)
 
 
 def said_by_status(given: HealthInputs, found: Health) -> str:
-    return str(exit_code(msgspec.convert(status_of(given, found), Status)) or "green")
-
-
-def said_by_page(given: HealthInputs, found: Health) -> str:
-    level = overview_json(given.view, given.limits_s, given.incidents, 0, lambda _: False, found)["level"]
-    return "green" if level == "ok" else level
+    return str(exit_code(status(given, found)) or "green")
 
 
 def said_by_metrics(given: HealthInputs, found: Health) -> str:
@@ -112,7 +103,7 @@ def said_by_metrics(given: HealthInputs, found: Health) -> str:
 
 
 SURFACES: dict[str, Callable[[HealthInputs, Health], str]] = {
-    "status": said_by_status, "page": said_by_page, "metrics": said_by_metrics,
+    "status": said_by_status, "metrics": said_by_metrics,
 }  # fmt: skip
 
 
@@ -149,8 +140,8 @@ def test_a_core_is_full_only_once_it_was_for_a_whole_minute() -> None:
 def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(what: str, capsys: pytest.CaptureFixture[str]) -> None:
     given = BLIND[what]
     found = health(given)
-    print_status(msgspec.convert(status_of(given, found), Status))
-    pulse = str(pulses(given.view, given.limits_s, 1000.0, found))
+    print_status(status(given, found))
+    pulse = str(pulse_message(pulses(given.view, given.limits_s, 1000.0, found), "a"))
     assert "training" not in capsys.readouterr().out + pulse + found.headline
     assert found.jobs[0].reason in pulse and found.jobs[0].reason
 
@@ -220,7 +211,7 @@ def test_an_incident_that_another_explains_and_a_persons_own_restart_are_counted
     given = seen(incidents=(fires(IncidentKind.FILESYSTEM_OUTAGE, subject="mount:/shared"), *others))
     found = health(given)
     assert found.headline.startswith("1 incident firing (")
-    assert status_of(given, found)["incidents"]["firing"] == 1
+    assert status(given, found).incidents.firing == 1
     metrics = ControllerMetrics()
     metrics.show_health(found, given.incidents)
     series = [line for line in metrics.text().decode().splitlines() if line.startswith("slurm_watchdog_job_incident{")]
@@ -289,5 +280,5 @@ def test_a_job_beyond_its_limit_says_when_it_is_reported_and_what_shows_its_stac
 @pytest.mark.parametrize(("state", "alive"), [("ALLOCATED", 4), ("DOWN*", 2)])
 def test_ranks_on_a_node_that_slurm_has_lost_do_not_count_as_alive(state: str, alive: int) -> None:
     view = views.cluster(views.job(), slurm_nodes=(SlurmNodeView(name="n2", state=state),))
-    (listed,) = status_json(view, {}, (), 0, lambda incident: True, health(seen()))["jobs"]
-    assert (listed["ranks"], listed["ranks_alive"]) == (4, alive)
+    (listed,) = status_of(view, {}, (), 0, lambda incident: True, health(seen())).jobs
+    assert (listed.ranks, listed.ranks_alive) == (4, alive)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.api.page_views import doing_json, history_json, todo_json
+from slurm_watchdog.controller.api.page_views import doing, history
+from slurm_watchdog.controller.api.page_views import todo as todo_rows
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
@@ -34,7 +35,7 @@ def none_seen(_: Incident) -> bool:
 
 
 def todo(journal: Journal, *incidents: Incident, quiet: tuple[str, ...] = (), sees: Any = all_seen) -> list[Any]:
-    return todo_json(incidents or (INCIDENT,), quiet, journal.open_actions(), journal, sees)
+    return todo_rows(incidents or (INCIDENT,), quiet, journal.open_actions(), journal, sees)
 
 
 def decided(journal: Journal, **changes: Any) -> Decision:
@@ -45,7 +46,7 @@ def decided(journal: Journal, **changes: Any) -> Decision:
 
 def test_what_is_under_way_is_being_done_and_nobody_has_to_do_it(journal: Journal) -> None:
     decided(journal)
-    (row,) = doing_json(journal.open_actions(), lambda _: ("a checkpoint", 300.0), lambda _: True)
+    (row,) = doing(journal.open_actions(), lambda _: ("a checkpoint", 300.0), lambda _: True)
     assert (row["incident"], row["job_id"], row["action"], row["waits_for"], row["until"]) == (
         "i1", "7", "graceful_restart", "a checkpoint", 300.0,
     )  # fmt: skip
@@ -90,8 +91,8 @@ def test_a_job_has_its_runs_the_incidents_that_may_be_seen_and_what_was_done(jou
         journal.run_records.save(RunRecord(job_id="7", restarts=number, began_at=100.0 * number, seen_at=500.0))
     decided(journal)
     journal.save_incident(replace(INCIDENT, id="i2", fired_at=None))
-    found = history_json(journal, "7", all_seen)
-    assert [each["restarts"] for each in found["runs"]] == [0, 1]
+    found = history(journal, "7", all_seen)
+    assert [each.restarts for each in found["runs"]] == [0, 1]
     assert [each["id"] for each in found["incidents"]] == ["i1"]
-    assert [(each["action"], each["ok"]) for each in found["actions"]] == [("graceful_restart", None)]
-    assert history_json(journal, "7", none_seen) | {"runs": []} == {"runs": [], "incidents": [], "actions": []}
+    assert [(each["action"], each["end"]) for each in found["actions"]] == [("graceful_restart", None)]
+    assert history(journal, "7", none_seen) | {"runs": []} == {"runs": [], "incidents": [], "actions": []}

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.controller.api.node_views import event_of
 from slurm_watchdog.controller.policy.quarantine import objection_to_draining, objection_to_witnesses
+from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import NodeEventKind
 from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, QuarantineState
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
@@ -47,7 +48,7 @@ def test_a_node_is_not_given_back_for_a_test_that_a_user_says_has_passed(cluster
     cluster.sweep()
     for is_operator in (False, True):
         cluster.now += 1.0
-        said = {"kind": "test_passed", "id": f"t{is_operator}", "what": "all is well"}
+        said = NodeEventRequest(kind="test_passed", id=f"t{is_operator}", what="all is well")
         found = event_of("n1", said, EPOCH + cluster.now, "ann", is_operator=is_operator)
         cluster.journal.node_events.save(found)
         cluster.sweep(())

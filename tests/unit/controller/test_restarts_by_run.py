@@ -8,7 +8,6 @@ from typing import Any
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.health.cluster import HealthInputs, health
-from slurm_watchdog.controller.health.job import Level
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.collective_hang import CollectiveHang
@@ -16,6 +15,7 @@ from slurm_watchdog.detect.log_error import LogError, detect
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import RESTARTING
 from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.documents import Level
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Severity, Truth
 from slurm_watchdog.model.past_runs import EndedJob
 from slurm_watchdog.model.supervisor import PROTOCOL, JobSupervisor, SupervisorState, SupervisorStatus

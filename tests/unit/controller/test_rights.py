@@ -16,6 +16,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.node_views import MAX_ADDED_A_DAY
+from slurm_watchdog.controller.api.routes import ROUTES
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.node_events import NodeEvent
 from slurm_watchdog.model.silence import Silence
@@ -156,11 +157,8 @@ def test_whatever_changes_something_is_refused_to_a_stranger_and_not_to_root(tmp
     assert answers[STRANGE] == 403 and answers[0] in (200, 409), answers
 
 
-def test_no_request_that_changes_something_lacks_its_test_here(tmp_path: Path) -> None:
-    controller: Any = Controller(tmp_path)
-    routes = make_app(controller).router.routes()
-    changing = {each.resource.canonical for each in routes if each.resource and each.method not in ("GET", "HEAD")}
-    assert changing == set(CHANGES) | OF_EACH_JOB
+def test_no_request_that_changes_something_lacks_its_test_here() -> None:
+    assert {each.path for each in ROUTES if each.method != "GET"} == set(CHANGES) | OF_EACH_JOB
 
 
 @pytest.mark.parametrize(
@@ -171,12 +169,12 @@ def test_no_request_that_changes_something_lacks_its_test_here(tmp_path: Path) -
         ("GET", "/v1/pause", None, 405, "GET /v1/pause is no request"),
         ("DELETE", "/v1/status", None, 405, "no request"),
         ("POST", "/v1/pause", "{", 400, "is no JSON"),
-        ("POST", "/v1/pause", "[" * 60_000, 400, "is no JSON"),
-        ("POST", "/v1/pause", '{"n": ' + "9" * 60_000 + "}", 400, "is no JSON"),
+        ("POST", "/v1/pause", '{"x": ' + "[" * 60_000, 400, "is no JSON"),
+        ("POST", "/v1/pause", '{"reason": ' + "9" * 60_000 + "}", 400, "out of range"),
         ("POST", "/v1/pause", b'{"reason": "\xff"}', 400, "is no JSON"),
-        ("POST", "/v1/pause", "[]", 400, "JSON object"),
+        ("POST", "/v1/pause", "[]", 400, "Expected `object`"),
         ("POST", "/v1/pause", "x" * 70_000, 413, "too large"),
-        ("POST", "/v1/requests/progress", '{"incident_ids": ["\\ud800"]}', 200, ""),
+        ("POST", "/v1/requests/progress", '{"incident_ids": ["\\ud800"]}', 400, "is no JSON"),
         ("GET", "/v1/incidents/%ff%00", None, 404, "there is no incident"),
         ("GET", "/v1/report?from=nan", None, 400, "has to be a date"),
         ("GET", "/v1/incidents?job=%ed%a0%80", None, 200, ""),

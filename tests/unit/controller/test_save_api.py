@@ -90,15 +90,15 @@ def test_what_is_asked_of_many_is_answered_for_each(controller: Any) -> None:
 @pytest.mark.parametrize(
     ("body", "words"),
     [
-        ({"wish": "save"}, "job_ids has to be a list"),
-        ({"wish": "save", "job_ids": []}, "job_ids has to be a list"),
+        ({"wish": "save"}, "missing required field `job_ids`"),
+        ({"wish": "save", "job_ids": []}, "length >= 1 - at `$.job_ids`"),
         ({"wish": "save", "job_ids": ["x"]}, "is no job id"),
-        ({"wish": "kill", "job_ids": ["7"]}, "wish has to be one of restart, save, hold"),
+        ({"wish": "kill", "job_ids": ["7"]}, "Invalid enum value 'kill' - at `$.wish`"),
         ({"wish": "save", "job_ids": ["7"], "before": 5.0}, "that time is over"),
         ({"wish": "save", "job_ids": ["7"], "before": 1e300}, "within the next 30 days"),
         ({"wish": "save", "job_ids": ["7"], "exclude": ["n99"]}, "Slurm knows no node n99"),
-        ({"wish": "save", "job_ids": ["7"], "before": "noon"}, "before has to be a date"),
-        ({"wish": "restart", "job_ids": ["7"], "exclude": "n1"}, "list of node names"),
+        ({"wish": "save", "job_ids": ["7"], "before": "noon"}, "Expected `float | null`, got `str` - at `$.before`"),
+        ({"wish": "restart", "job_ids": ["7"], "exclude": "n1"}, "Expected `array`, got `str` - at `$.exclude`"),
     ],
 )
 def test_a_request_that_makes_no_sense_is_refused(controller: Any, body: Any, words: str) -> None:
@@ -149,4 +149,4 @@ def test_a_request_is_followed_by_who_made_it_and_who_may_make_it(
     assert list(told["actions"]) == [asked] * follows
     _, told = ask(controller, "GET", f"/v1/incidents/{asked}", person=person)
     assert [each["decision_id"] for each in told["actions"]] == ["dr1"] * follows
-    assert (told["evidence"], told["timeline"], "details_for" in told["incident"]) == ([], [], True)
+    assert (told["evidence"], told["timeline"], told["incident"]["details_for"] != "") == ([], [], True)

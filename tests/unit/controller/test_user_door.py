@@ -99,7 +99,7 @@ async def port_of(
 ) -> AsyncIterator[tuple[Server, int]]:
     """The door on a free port."""
     counted: Counter[str] = Counter() if refused is None else refused
-    server = await make_user_server(controller, UserDoor(munge, munge.encode), lambda reason: counted.update((reason,)))
+    server = make_user_server(controller, UserDoor(munge, munge.encode), lambda reason: counted.update((reason,)))
     port = await server.start("127.0.0.1", 0, 200)
     try:
         yield server, port
@@ -271,7 +271,7 @@ def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller:
 
     async def go() -> tuple[int, str]:
         door = UserDoor(munge, munge.encode, users=UserLookup(look_up, deadline_s=0.1))
-        server = await make_user_server(controller, door)
+        server = make_user_server(controller, door)
         port = await server.start("127.0.0.1", 0, 200)
         try:
             async with aiohttp.ClientSession() as client:
@@ -346,9 +346,9 @@ def test_the_pace_of_an_address_is_taken_before_the_body_of_its_request(controll
 @pytest.mark.parametrize(
     ("said", "status"),
     [
-        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\n\r\n", 400),
-        (b"GET /v1/status HTTP/1.1\r\nAuthorization: a\nb\r\n\r\n", 400),
-        (b"CONNECT /v1/status HTTP/1.1\r\n\r\n", 405),
+        (b"GET /v1/status\nX-More:1 HTTP/1.1\r\n\r\n", 401),
+        (b"GET /v1/status HTTP/1.1\r\nAuthorization: a\nb\r\n\r\n", 401),
+        (b"CONNECT /v1/status HTTP/1.1\r\n\r\n", 401),
         (b"POST /v1/restart HTTP/1.1\r\nContent-Length: 70000\r\n\r\n", 413),
     ],
 )

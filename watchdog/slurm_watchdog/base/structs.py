@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -21,3 +21,10 @@ S = TypeVar("S", bound=msgspec.Struct)
 def only(kind: type[S], value: S) -> S:
     """The fields of `kind`, of a value of a type that extends it."""
     return kind(**{name: getattr(value, name) for name in kind.__struct_fields__})
+
+
+def picked(kind: type[S], value: object, *names: str, **more: Any) -> S:
+    """A value of `kind` with the attributes of `value` of these names, without names of all that both have; `more` are
+    its other fields."""
+    known = names or tuple(name for name in kind.__struct_fields__ if name not in more and hasattr(value, name))
+    return kind(**{name: getattr(value, name) for name in known}, **more)

@@ -87,7 +87,7 @@ def explain(
 def _fetch_all(document: Any, fetch: Fetch) -> None:
     """Replaces evidence that came by number only by its document: programs get one document."""
     for piece in document["evidence"]:
-        if "document" not in piece and piece.get("number") is not None:
+        if piece.get("document") is None and piece.get("number") is not None:
             piece["document"] = fetch(piece)
 
 

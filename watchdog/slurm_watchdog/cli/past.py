@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sqlite3
@@ -13,6 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
+
+import msgspec
 
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import INSTALL, needs_package
@@ -125,15 +126,15 @@ def _answers(journal: Journal, file: Path) -> Callable[[str, str, object], Answe
         found = journal.evidence.document(incident.id, int(asked["number"]))
         if found is None:
             raise journal_view.NotFound(404, f"incident {incident.id} has no piece {asked['number']}")
-        return json.loads(found)
+        return msgspec.Raw(found)
 
     def exchange(method: str, target: str, body: object) -> Answer:
         from slurm_watchdog.journal.journal import JournalError
 
         try:
-            return 200, "OK", json.dumps(document(method, target)).encode()
+            return 200, "OK", msgspec.json.encode(document(method, target))
         except journal_view.NotFound as error:
-            return error.status, "", json.dumps({"error": str(error)}).encode()
+            return error.status, "", msgspec.json.encode({"error": str(error)})
         except JournalError as error:
             raise ClientError(str(error)) from error
 

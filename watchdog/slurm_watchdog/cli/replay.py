@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from slurm_watchdog.cli.offline import configured, warn
 from slurm_watchdog.cli.options import (
@@ -57,7 +58,7 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
 
     config = configured(config_file) or Config()
     with controller_packages("Replaying"):
-        from slurm_watchdog.controller.api.json_views import incident_json
+        from slurm_watchdog.controller.api.journal_view import shown
         from slurm_watchdog.replay.player import numbered_ids
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     new_id = numbered_ids()
@@ -66,7 +67,8 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     if as_json:
         of_trace = {path: {"trace": path} if len(traces) > 1 else {} for path in traces}
         rows = [(path, outcome, each) for path, outcome in found for each in outcome.incidents]
-        print_json([incident_json(each, of.decisions[each.id], ()) | of_trace[path] for path, of, each in rows])
+        whole = ((path, shown(each, lambda _: True, of.decisions[each.id], ())) for path, of, each in rows)
+        print_json([msgspec.to_builtins(each) | of_trace[path] for path, each in whole])
     fired = False
     blind = len(found) < len(traces)
     for path, outcome in found:

@@ -22,7 +22,7 @@ from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.actions.node_tester import SlurmTester
-from slurm_watchdog.controller.api import listening, local_socket
+from slurm_watchdog.controller.api import local_socket
 from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_server
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
@@ -42,8 +42,10 @@ from slurm_watchdog.journal.database import Database, is_postgresql, is_sqlite
 from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Lease
-from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
-from slurm_watchdog.notify.programs import Heartbeat
+from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.http import DEADLINE_S
+from slurm_watchdog.notify.webhook import Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
@@ -213,7 +215,7 @@ async def _serve(
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
     reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_rarely(controller, slurm), stop))
     beats = config.notify.heartbeat
-    heart = Heartbeat(beats.url_file, config.cluster_name, controller.healthy)
+    heart = Heartbeat(beats.url_file, DEADLINE_S, config.cluster_name, controller.healthy)
     beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
     await live(controller, notifier, stop, restart)
     for task in (reading, beating):
@@ -312,7 +314,7 @@ async def open_doors(
         await agents.start(host, port, BACKLOG)
     local = web.AppRunner(local_socket.make_app(controller), access_log=None)
     await local.setup()
-    await listening.open_socket(local, config.controller.socket, config.controller.socket_group)
+    await local_socket.open_socket(local, config.controller.socket, config.controller.socket_group)
     doors: list[Server | web.AppRunner] = [agents, local]
     if config.controller.user_listen and not own:
         doors.append(await open_user_door(controller))
@@ -334,7 +336,7 @@ async def open_user_door(controller: Controller) -> Server:
     decoder = MungeProcess(munge)
     door = UserDoor(decoder, lambda payload, uid: encode_with_munge(payload, uid, munge))
     refused = controller.metrics.refused_connections
-    server = await make_user_server(controller, door, lambda reason: refused.labels(reason).inc())
+    server = make_user_server(controller, door, lambda reason: refused.labels(reason).inc())
     host, port = split_address(controller.config.controller.user_listen)
     await server.start(host, port, BACKLOG)
     return server

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
-from typing import Any, Protocol
+from typing import Protocol
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.cluster import is_announced
@@ -88,19 +88,10 @@ class Silences:
             if each.is_over(now) and not self._writer.write(lambda each=each: self.end(each, "its time is over")):  # type: ignore[misc]
                 return
 
-    def show_in(self, document: dict[str, Any], *, whole: bool) -> None:
-        """Adds them to a status, and to each of its open incidents who quieted it. `whole`: with the reasons, which
-        are words of users."""
-        document["silences"] = [
-            {"id": each.id, "what": each.words, "reason": each.reason if whole else "", "by": each.by, "at": each.at,
-             "until": each.until}
-            for each in self._open
-        ]  # fmt: skip
-        by_id = {each.id: each for each in self._incidents()} if self._open else {}
-        for row in document["open"]:
-            incident = by_id.get(row["id"])
-            silence = None if incident is None else self.silence_of(incident)
-            row["quiet"] = f"silenced by {silence.by} until {_date(silence.until)}" if silence else ""
+    def words_of(self, incident: Incident) -> str:
+        """Who has silenced an incident; empty: no person."""
+        silence = self.silence_of(incident)
+        return f"silenced by {silence.by} until {_date(silence.until)}" if silence else ""
 
     def _covered(self, silence: Silence) -> list[Incident]:
         return [each for each in self._incidents() if silence.covers(each)]

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from slurm_watchdog.base.capped import Shortage
-from slurm_watchdog.model.actions import ActionEnd
+from slurm_watchdog.base.python310 import StrEnum
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.actions import ActionEnd, Wish
 from slurm_watchdog.model.incidents import Culprit
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """Common settings of every answer."""
+class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Common settings of every answer: all keys are there."""
+
+
+class Level(StrEnum):
+    """How things are. Only OK is green, and only what was seen is OK."""
+
+    OK = "ok"
+    WARNING = "warning"
+    CRITICAL = "critical"
+    UNKNOWN = "unknown"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Level:
+        """A word of a later release."""
+        return cls.UNKNOWN
 
 
 class Pause(Answer, frozen=True, kw_only=True):
@@ -51,11 +68,18 @@ class Nodes(Answer, frozen=True, kw_only=True):
 class JobHealth(Answer, frozen=True, kw_only=True):
     """Health of a job, the same on page, `status`, Slack and metrics."""
 
+    job_id: str = ""
     state: str = "not judged"
-    level: str = "unknown"
+    """A few words: `training`, another phase, `starting`, `beyond its limit`, `hangs`, `not judged` …"""
+    level: Level = Level.UNKNOWN
     reason: str = ""
+    """Why it is not simply training; a sentence's rest."""
     todo: str = ""
+    """What the owner or an administrator can do about it."""
     not_judged: str | None = None
+    """Why nothing can be said of it."""
+    by_incident: bool = False
+    """An open incident says it already: a headline that counts incidents need not name the job."""
 
 
 class Job(Answer, frozen=True, kw_only=True):
@@ -123,9 +147,13 @@ class Delivery(Answer, frozen=True, kw_only=True):
 
     channel: str = ""
     failing_s: float | None = None
-    """Since when it fails; None: it does not."""
+    """Since the first of the failures without a success between them; None: the newest was delivered, or
+    there was none yet."""
     error: str = ""
     waiting: int = 0
+    """Messages that wait to be sent."""
+    oldest_s: float = 0.0
+    """Age of the oldest of these."""
 
 
 class Silence(Answer, frozen=True, kw_only=True):
@@ -153,30 +181,31 @@ class LeftOut(Shortage, frozen=True, kw_only=True):
 
 
 class Reason(Answer, frozen=True, kw_only=True):
-    level: str = "unknown"
+    """Why the level is what it is, one of several."""
+
+    level: Level = Level.UNKNOWN
     text: str = ""
 
 
 class Status(Answer, frozen=True, kw_only=True):
-    level: str = "unknown"
-    """`ok`, `warning`, `critical` or `unknown`."""
+    level: Level = Level.UNKNOWN
     headline: str = (
         "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
     )
     reasons: tuple[Reason, ...] = ()
     """Why all is not well, the gravest first."""
-    mode: str
-    controller: ControllerState
-    slurm: SlurmState
-    nodes: Nodes
-    incidents: IncidentCounts
+    mode: str = ""
+    controller: ControllerState = ControllerState()
+    slurm: SlurmState = SlurmState()
+    nodes: Nodes = Nodes()
+    incidents: IncidentCounts = IncidentCounts()
     jobs: tuple[Job, ...] = ()
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
     silences: tuple[Silence, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
     deliveries: tuple[Delivery, ...] = ()
-    waiting: dict[str, str] = {}
+    waiting: Mapping[str, str] = {}
     """Job -> why its restart does not come about."""
 
 
@@ -323,4 +352,61 @@ class AnsweredAll(Answer, frozen=True, kw_only=True):
 class Progress(Answer, frozen=True, kw_only=True):
     """How far actions are, by their incidents."""
 
-    actions: dict[str, ActionRun] = {}
+    actions: Mapping[str, ActionRun] = {}
+
+
+LONGEST_S: Final = 30 * 86400.0
+"""What is to be quiet, or to have saved, later than that is a matter of the configuration."""
+MAX_AT_ONCE: Final = 50
+"""Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
+MAX_FOLLOWED: Final = 1000
+MAX_NAMED: Final = 1000
+Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_NAMED)]
+
+
+class PauseRequest(Answer, frozen=True, kw_only=True):
+    reason: str = ""
+    """Kept in the journal."""
+
+
+class JobRequest(Answer, frozen=True, kw_only=True):
+    job_id: str
+    """Slurm's number: `4711`, `4711_3`."""
+
+
+class RestartRequest(JobRequest, frozen=True, kw_only=True):
+    exclude: Names = ()
+    """Names of nodes, one by one."""
+    reason: str = ""
+    now: bool = False
+    """Also of a job that hangs and cannot save: from its last checkpoint."""
+
+
+class SaveRequest(Answer, frozen=True, kw_only=True):
+    """The same for some jobs."""
+
+    job_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_AT_ONCE)]
+    wish: Wish
+    exclude: Names = ()
+    before: float | None = None
+    """The checkpoint has to be there by then, a date."""
+    reason: str = ""
+
+
+class FollowRequest(Answer, frozen=True, kw_only=True):
+    incident_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FOLLOWED)]
+
+
+class SilenceRequest(Answer, frozen=True, kw_only=True):
+    for_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
+    kinds: Names = ()
+    jobs: Names = ()
+    nodes: Names = ()
+    reason: str = ""
+
+
+class Cancelled(Answer, frozen=True, kw_only=True):
+    """A restart that was ended before it began."""
+
+    job_id: str
+    cancelled: bool = True

@@ -3,42 +3,34 @@
 from __future__ import annotations
 
 import grp
-import json
 import logging
 import os
 import pwd
 import re
-import socket
-import struct
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeVar
+from urllib.parse import parse_qsl
 
-from aiohttp import web
+import msgspec
 
-from slurm_watchdog import __version__
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.json_views import DETAILS_FOR, Sees
+from slurm_watchdog.controller.api.journal_view import DETAILS_FOR
+from slurm_watchdog.controller.api.status_view import Sees
 from slurm_watchdog.controller.policy.access import GROUP, Operators, Person, may_see, may_see_incident
-from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob, SlurmPerson
-from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
-SO_PEERGROUPS: Final = 59
-"""asm-generic/socket.h; Python's `socket` has no name for it."""
-MAX_GROUPS: Final = 256
-"""What Python's getsockopt takes: 1024 bytes."""
+MAX_BODY_BYTES: Final = 64 * 1024
 MAX_REASON: Final = 300
+MAX_SAID: Final = 8
+"""Names in a sentence."""
 UNKNOWN_CALLER: Final = "who is asking is not known"
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
-
-ONLY_OWN: Final = web.RequestKey("only_own", int)
-"""In a request: the user of whose own jobs alone it may be answered, and who may do what their owner may, and
-nothing else."""
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+B = TypeVar("B", bound=msgspec.Struct)
 
 
 log = logging.getLogger(__name__)
@@ -129,99 +121,98 @@ class RequestRefused(Exception):
         super().__init__(sentence)
 
 
-def peer_person(request: web.Request) -> Person:
-    """The process at the other end with its groups, as the kernel tells it."""
-    sock = request.transport.get_extra_info("socket") if request.transport else None
-    if sock is None:
-        raise RequestRefused(403, UNKNOWN_CALLER)
-    credentials = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    _, uid, gid = struct.unpack("3i", credentials)
-    try:
-        raw = sock.getsockopt(socket.SOL_SOCKET, SO_PEERGROUPS, MAX_GROUPS * struct.calcsize("i"))
-    except OSError:  # in more groups than fit, or a kernel before 4.13: its first group is known
-        raw = b""
-    return Person(uid, frozenset({gid, *struct.unpack(f"{len(raw) // 4}i", raw)}))
+@dataclass(frozen=True)
+class Asked:
+    """One request: what for, and who makes it."""
+
+    method: str
+    target: str
+    """Path and query, as they were sent."""
+    person: Person
+    body: bytes = b""
+    only_own: int | None = None
+    """The user of whose own jobs alone it may be answered, and who may do what their owner may, and nothing else."""
+    named: Mapping[str, str] = field(default_factory=dict)
+    """The parts of the path that its route names."""
+
+    @property
+    def query(self) -> dict[str, str]:
+        return dict(parse_qsl(self.target.partition("?")[2], keep_blank_values=True))
 
 
 class Who:
-    """Knows those who ask. `person_of` says who that is."""
+    """What those who ask may see and do."""
 
-    def __init__(
-        self, config: Config, people: Callable[[], Iterable[SlurmPerson]],
-        person_of: Callable[[web.Request], Person] = peer_person,
-    ):  # fmt: skip
+    def __init__(self, config: Config, people: Callable[[], Iterable[SlurmPerson]]):
         """`people`: who is what in Slurm's accounting."""
-        self.person, self._people = person_of, people
+        self._people = people
         self._others = {command: others_of(names, command) for command, names in config.security.may.items()}
         self.operators = operators_of(config.security.operators)
 
-    def only(self, request: web.Request) -> int | None:
+    def only(self, asked: Asked) -> int | None:
         """The user whose own jobs alone are asked for, or may be shown; None: all."""
-        forced: int | None = request.get(ONLY_OWN)
-        return self.person(request).uid if forced is None and request.query.get("me") == "1" else forced
+        return asked.person.uid if asked.only_own is None and asked.query.get("me") == "1" else asked.only_own
 
-    def is_operator(self, request: web.Request) -> bool:
+    def is_operator(self, asked: Asked) -> bool:
         """Whether all evidence may be shown."""
-        return self.operators.include(self.person(request))
+        return self.operators.include(asked.person)
 
-    def sees(self, request: web.Request) -> Sees:
+    def sees(self, asked: Asked) -> Sees:
         """Whether the person who asks may see an incident's evidence."""
-        person = self.person(request)
-        return lambda incident: may_see_incident(incident, person, self.operators)
+        return lambda incident: may_see_incident(incident, asked.person, self.operators)
 
     def follows(
-        self, request: web.Request, incident: Incident, runs: Sequence[ActionRun], jobs: Mapping[str, SlurmJob]
+        self, asked: Asked, incident: Incident, runs: Sequence[ActionRun], jobs: Mapping[str, SlurmJob]
     ) -> bool:
         """Whether the person who asks may see how far the actions (`runs`) of an incident are: who may see its
         evidence; and of a request for a job the one who made it, and all who may make it. `jobs`: those that run."""
-        if self.sees(request)(incident):
+        if self.sees(asked)(incident):
             return True
-        if incident.kind != IncidentKind.OPERATOR_RESTART or ONLY_OWN in request or self.person(request).uid is None:
+        if incident.kind != IncidentKind.OPERATOR_RESTART or asked.only_own is not None or asked.person.uid is None:
             return False
-        if self.name(request) in {run.decision.asked_by for run in runs}:
+        if self.name(asked) in {run.decision.asked_by for run in runs}:
             return True
         known = [jobs.get(each) for each in incident.job_ids]
         accounts = {"" if each is None else each.account for each in known}
-        return self._may(request, "restart", incident.owners, accounts)
+        return self._may(asked, "restart", incident.owners, accounts)
 
-    def may_see_job(self, request: web.Request, job: SlurmJob) -> bool:
+    def may_see_job(self, asked: Asked, job: SlurmJob) -> bool:
         """Whether the person who asks may see the evidence of a job."""
-        return may_see((job.uid,), self.person(request), self.operators)
+        return may_see((job.uid,), asked.person, self.operators)
 
-    def require_sight(self, request: web.Request, job: SlurmJob) -> None:
+    def require_sight(self, asked: Asked, job: SlurmJob) -> None:
         """Raises RequestRefused unless the person who asks may see the evidence of a job."""
-        if not self.may_see_job(request, job):
+        if not self.may_see_job(asked, job):
             raise RequestRefused(403, f"job {job.job_id} belongs to {job.user}: its evidence is for {DETAILS_FOR}")
 
-    def name(self, request: web.Request) -> str:
+    def name(self, asked: Asked) -> str:
         """The person who asks; who has asked the name service has done so before: it may hang. Raises RequestRefused
         where nobody knows who that is."""
-        person = self.person(request)
+        person = asked.person
         if person.uid is None:
             raise RequestRefused(403, UNKNOWN_CALLER)
         return person.name or f"uid {person.uid}"
 
-    def is_only_owner(self, request: web.Request, command: str, accounts: Iterable[str] = ()) -> bool:
+    def is_only_owner(self, asked: Asked, command: str, accounts: Iterable[str] = ()) -> bool:
         """Whether the person who asks may use a command on his own jobs alone."""
-        return not self._may(request, command, (), accounts)
+        return not self._may(asked, command, (), accounts)
 
-    def _may(self, request: web.Request, command: str, owners: Iterable[int], accounts: Iterable[str]) -> bool:
+    def _may(self, asked: Asked, command: str, owners: Iterable[int], accounts: Iterable[str]) -> bool:
         try:
-            self.require(request, command, owners, accounts=accounts)
+            self.require(asked, command, owners, accounts=accounts)
         except RequestRefused:
             return False
         return True
 
     def require(
-        self, request: web.Request, command: str, owners: Iterable[int] = (), about: str = "",
+        self, asked: Asked, command: str, owners: Iterable[int] = (), about: str = "",
         accounts: Iterable[str] = (),
     ) -> str:  # fmt: skip
         """The name of the person who asks. Raises RequestRefused if this person may not use a command of RIGHTS on what
         belongs to `owners`, of these Slurm accounts; `about` says whose it is."""
-        name, person, right = self.name(request), self.person(request), RIGHTS[command]
-        own: int | None = request.get(ONLY_OWN)
-        if own is not None:
-            if right.owner and set(owners) == {own}:
+        name, person, right = self.name(asked), asked.person, RIGHTS[command]
+        if asked.only_own is not None:
+            if right.owner and set(owners) == {asked.only_own}:
                 return name
             raise RequestRefused(403, f"{about + ': ' if about else ''}here only its owner may {right.what}")
         others = self._others.get(command)
@@ -236,62 +227,35 @@ class Who:
         raise RequestRefused(403, f"{about + ': ' if about else ''}only {', '.join(who)} may {right.what}")
 
 
-async def read_body(request: web.Request) -> dict[str, Any]:
-    """The JSON object of a request. Raises RequestRefused."""
-    raw = await request.read()
+def read_body(asked: Asked, kind: type[B]) -> B:
+    """What a request has. Raises RequestRefused."""
     try:
-        body = json.loads(raw, parse_constant=_refuse) if raw else {}
-        if b"\\ud" in raw.lower():  # half a character, which no database takes, is "?"
-            body = json.loads(json.dumps(body, ensure_ascii=False).encode(errors="replace"))
-    except (ValueError, RecursionError):  # also of a number of thousands of digits
+        return msgspec.json.decode(asked.body or b"{}", type=kind)
+    except msgspec.ValidationError as error:
+        raise RequestRefused(400, f"the request's body is wrong: {error}") from None
+    except (ValueError, RecursionError):
         raise RequestRefused(400, "the request's body is no JSON") from None
-    if not isinstance(body, dict):
-        raise RequestRefused(400, "the request's body has to be a JSON object")
-    return body
 
 
-def _refuse(word: str) -> None:
-    raise RequestRefused(400, f"{word} is no number")
-
-
-def reason_of(body: dict[str, Any]) -> str:
+def reason_of(given: str) -> str:
     """Why a person wants it, in the person's words, without the secrets that were pasted with them."""
-    return mask_cut(str(body.get("reason", "")), MAX_REASON)
+    return mask_cut(given, MAX_REASON)
 
 
-def job_id_of(body: dict[str, Any]) -> str:
-    """The job that a request is about. Raises RequestRefused."""
-    return checked_job(body.get("job_id", ""))
-
-
-def checked_job(given: object) -> str:
+def checked_job(job_id: str) -> str:
     """A job's id. Raises RequestRefused."""
-    if not _JOB.fullmatch(job_id := str(given)):
+    if not _JOB.fullmatch(job_id):
         raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
     return job_id
 
 
-@web.middleware
-async def errors_as_sentences(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Every failure that a person can do something about, as a sentence with its status."""
-    try:
-        return await handler(request)
-    except RequestRefused as error:
-        more = {"code": error.code} if error.code else {}
-        return web.json_response({"error": str(error), **more}, status=error.status)
-    except JournalError as error:
-        return web.json_response({"error": f"the journal does not work: {error}"}, status=503)
-    except SlurmRefused as error:
-        return web.json_response({"error": str(error)}, status=409)
-    except SlurmUnavailable as error:
-        return web.json_response({"error": f"Slurm: {error}"}, status=503)
-    except web.HTTPException as error:
-        return web.json_response({"error": _http_sentence(request, error)}, status=error.status)
-
-
-def _http_sentence(request: web.Request, error: web.HTTPException) -> str:
-    """What the HTTP library refuses by itself."""
-    if error.status in (404, 405):
-        asked = f"{request.method} {request.path[:80]}"
-        return f"{asked} is no request that is answered here (release {__version__})"
-    return "the request is too large" if error.status == 413 else error.reason
+def checked_nodes(names: Iterable[str], known: Mapping[str, object] | None = None) -> tuple[str, ...]:
+    """Names of nodes, each once; of those that Slurm knows, if `known` has them. Raises RequestRefused."""
+    found = tuple(dict.fromkeys(names))
+    wrong = [each for each in found if not _NODE.fullmatch(each)]
+    if wrong:
+        raise RequestRefused(400, f"{wrong[0][:40]!r} is no node's name")
+    unknown = [] if known is None else [each for each in found if each not in known]
+    if unknown:
+        raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown[:MAX_SAID])}")
+    return found

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
-from slurm_watchdog.controller.api.json_views import (
-    Sees,
-    action_json,
-    incident_json,
-    is_own,
-    public_incident_json,
-    taken,
-)
+import msgspec
+
+from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.controller.api.status_view import HEAD, Sees, first_job, is_own
+from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.actions import ActionRun
-from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model import documents
+from slurm_watchdog.model.actions import ActionRun, Decision
+from slurm_watchdog.model.documents import DecisionSummary, Evidence, Explanation, Moment
+from slurm_watchdog.model.incidents import Culprit, Incident
 
+DETAILS_FOR: Final = "the owner of its jobs, root and those named in security.operators"
+TIMES: Final = ("fired_at", "resolved_at", "detected_after_s")
 LARGE_KINDS: Final = frozenset({"node", "job"})
 """Evidence that is fetched piece by piece."""
 Waiting = Callable[[str], tuple[str, float | None] | None]
 """For an action: what it waits for and until when."""
 Follows = Callable[[Incident, Sequence[ActionRun]], bool]
-"""Whether somebody who may not see the evidence of an incident may see how far its actions are."""
+"""Whether a person who may not see the evidence of an incident may see how far its actions are."""
 
 
 class NotFound(Exception):
@@ -56,40 +57,68 @@ def _is_meant(incident: Incident, owner: int | None) -> bool:
 
 def listed(
     journal: Journal, job_id: str | None, sees: Sees, now_open: Collection[Incident] = (), owner: int | None = None
-) -> list[dict[str, Any]]:
+) -> list[documents.Incident]:
     """Every incident, or those of one job, or about jobs of one `owner` alone; of `now_open` as they are there."""
     stored = journal.incidents(job_id=job_id, owner=owner)
     known = {incident.id for incident in stored}
     current = {each.id: each for each in now_open}
     pending = [i for i in now_open if i.id not in known and (job_id is None or job_id in i.job_ids)]
     found = [current.get(i.id, i) for i in (*pending, *stored)]
-    return [shown(journal, each, sees) for each in found if _is_meant(each, owner)]
+    return [
+        shown(each, sees, journal.decisions(each.id), journal.actions(each.id))
+        for each in found
+        if _is_meant(each, owner)
+    ]
 
 
-def shown(journal: Journal, incident: Incident, sees: Sees) -> dict[str, Any]:
-    """One incident, with the decisions about it."""
-    decisions = journal.decisions(incident.id)
+def shown(
+    incident: Incident, sees: Sees, decisions: Sequence[Decision], actions: Sequence[ActionRun]
+) -> documents.Incident:
+    """One incident, with the decisions about it. For a person who may not see its evidence: what, when, where and what
+    was done. Fields are named one by one there, so that no new one is shown to all."""
     if not sees(incident):
-        return public_incident_json(incident, decisions)
-    return incident_json(incident, decisions, journal.actions(incident.id))
+        return picked(
+            documents.Incident, incident, *HEAD, *TIMES, job_id=first_job(incident), summary=public_sentence(incident),
+            culprits=tuple(picked(Culprit, each, "node", "rank", "gpu_uuid") for each in incident.culprits),
+            decisions=tuple(
+                picked(DecisionSummary, each, "action", "verdict", "by", "exclude", "ladder") for each in decisions
+            ),
+            details_for=DETAILS_FOR,
+        )  # fmt: skip
+    outcomes = {run.decision.id: run.end.detail for run in actions if run.end is not None}
+    return picked(
+        documents.Incident, incident, *HEAD, *TIMES, "summary", "resolution", "culprits", job_id=first_job(incident),
+        evidence=incident.facts,
+        owner_uids=tuple(uid for uid in incident.owners if uid >= 0),
+        decisions=tuple(picked(DecisionSummary, each, outcome=outcomes.get(each.id)) for each in decisions),
+    )  # fmt: skip
+
+
+def action_of(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> documents.ActionRun:
+    """One action with every operation that was climbed, and what it waits for and until when (wall clock), where it
+    waits."""
+    return picked(
+        documents.ActionRun, run.decision, decision_id=run.decision.id, operations=run.records, end=run.end,
+        waiting=None if waiting is None else documents.Waiting(what=waiting[0], until=waiting[1]),
+    )  # fmt: skip
 
 
 def explained(
     journal: Journal, incident: Incident, current: Incident, sees: Sees, waiting: Waiting,
     follows: Follows = lambda incident, runs: False,
-) -> dict[str, Any]:  # fmt: skip
+) -> Explanation:  # fmt: skip
     """All that is known of an incident; `current` is how it is now."""
-    head, runs = shown(journal, current, sees), journal.actions(incident.id)
-    actions = [action_json(run, waiting(run.decision.id)) for run in runs]
+    runs = journal.actions(incident.id)
+    head = shown(current, sees, journal.decisions(incident.id), runs)
+    actions = tuple(action_of(run, waiting(run.decision.id)) for run in runs)
     if not sees(incident):
-        seen = actions if follows(incident, runs) else []
-        return {"incident": head, "timeline": [], "evidence": [], "actions": seen}
-    return {
-        "incident": head,
-        "timeline": [{"at": at, "text": text} for at, text in journal.timeline(incident.id)],
-        "evidence": [_evidence(journal, incident, piece) for piece in _pieces(journal, incident, sees)],
-        "actions": actions,
-    }
+        return Explanation(incident=head, actions=actions if follows(incident, runs) else ())
+    return Explanation(
+        incident=head,
+        timeline=tuple(Moment(at=at, text=text) for at, text in journal.timeline(incident.id)),
+        evidence=tuple(_evidence(journal, incident, piece) for piece in _pieces(journal, incident, sees)),
+        actions=actions,
+    )
 
 
 def _pieces(journal: Journal, incident: Incident, sees: Sees) -> list[Piece]:
@@ -100,14 +129,15 @@ def _pieces(journal: Journal, incident: Incident, sees: Sees) -> list[Piece]:
     return [each for each in pieces if each.stored_with not in hidden]
 
 
-def _evidence(journal: Journal, incident: Incident, piece: Piece) -> Mapping[str, Any]:
+def _evidence(journal: Journal, incident: Incident, piece: Piece) -> Evidence:
     """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
-    found: dict[str, Any] = {
-        "at": piece.at, "kind": piece.kind, "number": piece.number, "incident": piece.stored_with,
-    }  # fmt: skip
-    taken_at = piece.at
+    document: Any = None
     if piece.kind not in LARGE_KINDS:
-        document = json.loads(journal.evidence.document(piece.stored_with, piece.number) or b"null")
-        found["document"] = document
-        taken_at = document.get("taken_at", taken_at) if isinstance(document, dict) else taken_at
-    return found | {"taken": taken(incident, taken_at)}
+        document = msgspec.json.decode(journal.evidence.document(piece.stored_with, piece.number) or b"null")
+    taken_at = document.get("taken_at", piece.at) if isinstance(document, dict) else piece.at
+    after_s = taken_at - incident.opened_at
+    side = "after" if after_s >= 0 else "before"
+    return Evidence(
+        at=piece.at, kind=piece.kind, number=piece.number, incident=piece.stored_with, document=document,
+        taken=f"taken {duration(abs(after_s))} {side} the incident began",
+    )  # fmt: skip

@@ -1,18 +1,21 @@
-"""What is remembered of nodes, as JSON for the commands and the page; and what people may add to it."""
+"""What is remembered of nodes, for the commands and the page; and what people may add to it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
+from slurm_watchdog.base.structs import S, picked
 from slurm_watchdog.base.text import one_line
+from slurm_watchdog.controller.api.asking import RequestRefused
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.controller.ports.commands import NodePast
 from slurm_watchdog.ledger.counted import DAY_S, Counted
 from slurm_watchdog.ledger.from_incident import MAX_WHAT
 from slurm_watchdog.ledger.suspicion import SUSPECT_FROM, Suspicion, suspicion_of
 from slurm_watchdog.ledger.words import kind_words, reasons
+from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeSuspicion, NodeTable, PastEvent
 from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind
 
 SHOWN_NODES: Final = 200
@@ -29,55 +32,49 @@ USERS_OWN: Final = {
 """What becomes of the result of a test that no operator has run."""
 
 
-def suspicion_json(found: Suspicion, now: float, *, sees: bool) -> dict[str, Any]:
+def _suspicion(kind: type[S], found: Suspicion, now: float, *, sees: bool, **more: Any) -> S:
     """One node in one line; no word of it comes from a user, unless he who asks `sees` them."""
-    return {
-        "node": found.node,
-        "score": round(found.score, 3),
-        "suspect": found.score >= SUSPECT_FROM,
-        "place": found.place if sees else _public_place(found.place),
-        "recent": found.recent,
-        "events": len(found.counted),
-        "last_at": found.last_at,
-        "reasons": reasons(found.counted, now),
-    }
+    return picked(
+        kind, found, "node", "recent", "last_at",
+        score=round(found.score, 3),
+        suspect=found.score >= SUSPECT_FROM,
+        place=found.place if sees else _public_place(found.place),
+        events=len(found.counted),
+        reasons=reasons(found.counted, now),
+        **more,
+    )  # fmt: skip
 
 
-def nodes_json(found: Sequence[Suspicion], now: float, *, sees: bool) -> dict[str, Any]:
+def node_table(found: Sequence[Suspicion], now: float, *, sees: bool) -> NodeTable:
     """Every node that anything is to be said against, the worst first; paths of mounts only for those who `sees`."""
-    return {
-        "suspect_from": SUSPECT_FROM,
-        "suspects": sum(each.score >= SUSPECT_FROM for each in found),
-        "known": len(found),
-        "nodes": [suspicion_json(each, now, sees=sees) for each in found[:SHOWN_NODES]],
-    }
+    return NodeTable(
+        suspect_from=SUSPECT_FROM,
+        suspects=sum(each.score >= SUSPECT_FROM for each in found),
+        known=len(found),
+        nodes=tuple(_suspicion(NodeSuspicion, each, now, sees=sees) for each in found[:SHOWN_NODES]),
+    )
 
 
-def node_json(node: str, events: Sequence[Counted], now: float, person: Person, operators: Operators) -> dict[str, Any]:
+def node_history(node: str, events: Sequence[Counted], now: float, person: Person, operators: Operators) -> NodeHistory:
     """One node with its history, newest first: whole sentences for those who may see them."""
-    here = [each for each in events if each.node == node]
+    found = suspicion_of(node, [each for each in events if each.node == node], now)
     shown = list(reversed(events))[:SHOWN_EVENTS]
-    found = suspicion_of(node, here, now)
-    return suspicion_json(found, now, sees=operators.include(person)) | {
-        "suspect_from": SUSPECT_FROM,
-        "history": [_event_json(each, node, now, _sees(each.event, person, operators)) for each in shown],
-    }
+    return _suspicion(
+        NodeHistory, found, now, sees=operators.include(person), suspect_from=SUSPECT_FROM,
+        history=tuple(_past_event(each, node, now, _sees(each.event, person, operators)) for each in shown),
+    )  # fmt: skip
 
 
-def _event_json(each: Counted, node: str, now: float, sees: bool) -> dict[str, Any]:
+def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
     event = each.event
-    return {
-        "at": event.at,
-        "kind": event.kind,
-        "what": event.what if sees else f"{kind_words(event.kind)}.",
-        "place": event.place if sees else _public_place(event.place),
-        "node": event.node,
-        "counts_for": each.node,
-        "job_id": event.job_id,
-        "incident_id": event.incident_id,
-        "weight": round(each.weight(now), 3) if each.node == node else 0.0,
-        "why_not": _public(each.why_not) if not sees else each.why_not,
-    }
+    return picked(
+        PastEvent, event, "at", "kind", "node", "job_id", "incident_id",
+        what=event.what if sees else f"{kind_words(event.kind)}.",
+        place=event.place if sees else _public_place(event.place),
+        counts_for=each.node,
+        weight=round(each.weight(now), 3) if each.node == node else 0.0,
+        why_not=each.why_not if sees else each.why_not.partition(":")[0],
+    )  # fmt: skip
 
 
 def _public_place(place: str) -> str:
@@ -85,49 +82,38 @@ def _public_place(place: str) -> str:
     return MOUNT_PLACE.rstrip(":") if place.startswith(MOUNT_PLACE) else place
 
 
-def _public(why_not: str) -> str:
-    return why_not.partition(":")[0]
-
-
 def _sees(event: NodeEvent, person: Person, operators: Operators) -> bool:
     return operators.include(person) or (person.uid is not None and event.chain.startswith(f"{person.uid}/"))
 
 
-class Unfit(ValueError):
-    """What somebody wants to add cannot be taken: a sentence."""
-
-
-def event_of(node: str, body: dict[str, Any], now: float, by: str, *, is_operator: bool) -> NodeEvent:
+def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_operator: bool) -> NodeEvent:
     """The event that a person or a test adds to a node. A user's own test is kept to be read, and counts for
-    nothing: anybody could say so of anything. Raises Unfit."""
-    kind = body.get("kind")
-    if kind not in ADDED:
-        raise Unfit(f"kind has to be one of {', '.join(sorted(ADDED))}")
-    if not is_operator and kind == NodeEventKind.MENDED:
-        raise Unfit("only operators may say that a node is mended")
-    name, place, what = body.get("id", ""), body.get("place", ""), body.get("what", "")
-    if not isinstance(name, str) or not _WORD.fullmatch(name):
-        raise Unfit("id has to be a word that names this test, or this repair, and no other")
-    if not isinstance(place, str) or (place and not _WORD.fullmatch(place)):
-        raise Unfit("place has to be the part of the node that it is about: a GPU's UUID, mount:/path, or a word")
-    if not isinstance(what, str) or not what.strip():
-        raise Unfit("what has to be a sentence")
-    kept = NodeEventKind(kind)
+    nothing: anybody could say so of anything. Raises RequestRefused."""
+    if given.kind not in ADDED:
+        raise RequestRefused(400, f"kind has to be one of {', '.join(sorted(ADDED))}")
+    if not is_operator and given.kind == NodeEventKind.MENDED:
+        raise RequestRefused(400, "only operators may say that a node is mended")
+    if not _WORD.fullmatch(given.id):
+        raise RequestRefused(400, "id has to be a word that names this test, or this repair, and no other")
+    if given.place and not _WORD.fullmatch(given.place):
+        raise RequestRefused(
+            400, "place has to be the part of the node that it is about: a GPU's UUID, mount:/path, or a word"
+        )
+    if not given.what.strip():
+        raise RequestRefused(400, "what has to be a sentence")
+    kind = NodeEventKind(given.kind)
     return NodeEvent(
-        key=f"{kind}:{by}:{name}:{node}:{place}",
+        key=f"{kind}:{by}:{given.id}:{node}:{given.place}",
         node=node,
-        kind=kept if is_operator else USERS_OWN[kept],
+        kind=kind if is_operator else USERS_OWN[kind],
         at=now,
-        what=f"{one_line(what, MAX_WHAT - 60)} (by {by[:40]})",
-        place=place,
+        what=f"{one_line(given.what, MAX_WHAT - 60)} (by {by[:40]})",
+        place=given.place,
     )
 
 
 def has_room(past: NodePast, now: float, *, is_operator: bool) -> bool:
     """Whether one more may be added today; users leave half of it to operators."""
-    return _added(past.events(), now) < (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2)
-
-
-def _added(events: Iterable[NodeEvent], now: float) -> int:
     kinds = {*ADDED, *USERS_OWN.values()}
-    return sum(each.kind in kinds and now - each.at < DAY_S for each in events)
+    added = sum(each.kind in kinds and now - each.at < DAY_S for each in past.events())
+    return added < (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2)

@@ -18,7 +18,6 @@ from slurm_watchdog.controller.api.asking import RequestRefused
 from slurm_watchdog.controller.api.user_lookup import UserLookup, person_called
 from slurm_watchdog.controller.policy.access import Person
 
-PERSON: Final = web.RequestKey("page_person", Person)
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
 
 

@@ -1,12 +1,11 @@
-"""What a journal says was lost and what was kept, as JSON for `slurm-watchdog report` and `story`."""
+"""What a journal says was lost and what was kept, for `slurm-watchdog report` and `story`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Any, Final
+from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lost_time import report
@@ -29,7 +28,7 @@ class Unfit(ValueError):
     """A report that cannot be made: a sentence."""
 
 
-def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[str, Any]:
+def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> Report:
     """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
     `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
 
@@ -39,8 +38,7 @@ def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> dict[st
         raise Unfit("the report has to end after it begins")
     found, runs = read(url, since, until, asked, uid)
     of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
-    shown: dict[str, Any] = msgspec.to_builtins(replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one))
-    return shown
+    return replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one)
 
 
 def read(

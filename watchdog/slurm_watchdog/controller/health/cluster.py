@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,8 +19,6 @@ from slurm_watchdog.base.text import duration, fold, plural
 from slurm_watchdog.controller.health.busy import FULL
 from slurm_watchdog.controller.health.job import (
     Blind,
-    JobHealth,
-    Level,
     NotJudged,
     job_context,
     job_health,
@@ -28,8 +26,8 @@ from slurm_watchdog.controller.health.job import (
 )
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.documents import Delivery, JobHealth, Level, Reason
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.notify.notification import Delivery
 
 TICK_LATE_S: Final = 30.0
 """A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s."""
@@ -39,13 +37,6 @@ NAMED: Final = 3
 """Jobs that a headline names for one reason."""
 ORDER: Final = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
 """An incident outranks blindness, and blindness a warning."""
-
-
-class Reason(Struct, frozen=True, kw_only=True):
-    """Why the level is what it is, one of several."""
-
-    level: Level
-    text: str
 
 
 class HealthInputs(Struct, frozen=True, kw_only=True):
@@ -134,25 +125,6 @@ def health(seen: HealthInputs) -> Health:
         reasons=tuple(reasons),
         jobs=jobs,
     )
-
-
-def health_json(found: Health) -> dict[str, Any]:
-    """What is added to every answer that shows how things are."""
-    return {
-        "level": found.level.value,
-        "headline": found.headline,
-        "reasons": [{"level": each.level.value, "text": each.text} for each in found.reasons],
-    }
-
-
-def job_health_json(found: JobHealth | None) -> dict[str, Any] | None:
-    """What is added to a job's row; None: nothing is known of how it is."""
-    if found is None:
-        return None
-    return {
-        "state": found.state, "level": found.level.value, "reason": found.reason, "todo": found.todo,
-        "not_judged": None if found.not_judged is None else found.not_judged.value,
-    }  # fmt: skip
 
 
 def _all_blind(seen: HealthInputs) -> Blind | None:

@@ -20,17 +20,9 @@ from slurm_watchdog.detect.log_error import RISES
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.documents import JobHealth, Level
 from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.supervisor import SupervisorState
-
-
-class Level(StrEnum):
-    """How things are. Only OK is green, and only what was seen is OK."""
-
-    OK = "ok"
-    WARNING = "warning"
-    CRITICAL = "critical"
-    UNKNOWN = "unknown"
 
 
 class NotJudged(StrEnum):
@@ -66,22 +58,6 @@ OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 nobody's attention."""
 PYTHON: Final = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
-
-
-class JobHealth(Struct, frozen=True, kw_only=True):
-    """How one job is."""
-
-    job_id: str
-    state: str
-    """A few words: `training`, another phase, `starting`, `beyond its limit`, `hangs`, `not judged` …"""
-    level: Level
-    reason: str = ""
-    """Why it is not simply training; a sentence's rest."""
-    todo: str = ""
-    """What the owner or an administrator can do about it."""
-    not_judged: NotJudged | None = None
-    by_incident: bool = False
-    """An open incident says it already: a headline that counts incidents need not name the job."""
 
 
 class Blind(Struct, frozen=True, kw_only=True):

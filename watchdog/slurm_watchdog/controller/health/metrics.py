@@ -15,15 +15,14 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.controller.health.cluster import Health, is_announced
 from slurm_watchdog.controller.health.gpu_time import GpuTime
-from slurm_watchdog.controller.health.job import Level
 from slurm_watchdog.controller.policy.guards import GUARDS
 from slurm_watchdog.controller.state.crowds import MAX_CROWDS
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.documents import Delivery, Level
 from slurm_watchdog.model.incidents import Incident, IncidentState
-from slurm_watchdog.notify.notification import Delivery
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
 
 PREFIX = "slurm_watchdog_"
@@ -126,7 +125,7 @@ class ControllerMetrics:
             "database does not answer or its journal is of a later release",
         )
         self.ready.set(1)
-        self._epoch = gauge("controller_epoch", "Number of failovers")
+        self._epoch = gauge("controller_epoch", "How often the place of the active controller has changed hands")
         self._lease_age = gauge(
             "controller_lease_age_seconds",
             "Time since the active controller renewed its lease; NaN: a standby does not know",
@@ -244,9 +243,7 @@ class ControllerMetrics:
         for level in Level:
             self._health.labels(level.value).set(level is found.level)
         unseen = (
-            (self._not_judged, (each.job_id, each.not_judged.value))
-            for each in found.jobs
-            if each.not_judged is not None
+            (self._not_judged, (each.job_id, each.not_judged)) for each in found.jobs if each.not_judged is not None
         )
         wrong = (
             (self._job_incident, (job_id, each.kind, each.severity.value))

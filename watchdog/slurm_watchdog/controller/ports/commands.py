@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_watchdog.controller.ports.judged import JudgedView
 
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from slurm_watchdog.ledger.counted import Counted
     from slurm_watchdog.ledger.suspicion import Suspicion
     from slurm_watchdog.model.actions import Decision, Wish
+    from slurm_watchdog.model.documents import Delivery
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.silence import Silence
     from slurm_watchdog.model.slurm import SlurmJob
-    from slurm_watchdog.notify.notification import Delivery
     from slurm_watchdog.slurm.client import SlurmReads
 
 
@@ -75,7 +75,7 @@ class Silencing(Protocol):
 
     def end(self, silence: Silence, why: str) -> None: ...
 
-    def show_in(self, document: dict[str, Any], *, whole: bool) -> None: ...
+    def words_of(self, incident: Incident) -> str: ...
 
 
 class Deliveries(Protocol):

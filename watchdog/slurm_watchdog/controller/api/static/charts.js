@@ -48,10 +48,10 @@ export function timeline(found, now) {
   const runs = found.runs.flatMap((run) => {
     const over = end(run.ended_at), rose = run.first_rise_at ?? over, stood = run.last_rise_at ?? over, name = `run ${run.restarts}, ${clock(run.began_at)} to ${run.ended_at ? clock(run.ended_at) : "now"}`;
     return [bar(run.began_at, rose, 0, "start", `${name}: no step for ${seconds(rose - run.began_at)}`), rose < over ? bar(rose, stood, 0, "steps", `${name}: steps ${run.first_step} to ${run.last_step}`) : null,
-      run.ended_at && stood < over ? bar(stood, over, 0, "stood", `${name}: no new step for ${seconds(over - stood)}, then ${run.state}`) : null];
+      run.ended_at && stood < over ? bar(stood, over, 0, "stood", `${name}: no new step for ${seconds(over - stood)}, then ${run.state || "its end"}`) : null];
   });
   const incidents = found.incidents.map((each) => svg("a", { href: `#/incident/${part(each.id)}` }, bar(each.opened_at, end(each.resolved_at), 1, each.severity, `${each.kind}, ${clock(each.opened_at)} to ${each.resolved_at ? clock(each.resolved_at) : "now"}`)));
-  const actions = found.actions.map((each) => bar(each.at, end(each.ended_at), 2, each.ok === false ? "stood" : "act", `${each.action} ${clock(each.at)}: ${each.said || "under way"}`));
+  const actions = found.actions.map((each) => bar(each.at, end(each.end?.ended_at), 2, each.end?.ok === false ? "stood" : "act", `${each.action} ${clock(each.at)}: ${each.end?.detail || "under way"}`));
   const marks = [0, 1, 2, 3].map((each) => from + ((last - from) * each) / 3);
   const label = `${count(found.runs.length, "run")}, ${count(found.incidents.length, "incident")}, ${count(found.actions.length, "action")} from ${clock(from)} to ${clock(last)}`;
   return make("figure", {}, drawing(108, label, ...["runs", "incidents", "actions"].map((each, row) => text(0, 17 + row * 24, each)), ...runs, ...incidents, ...actions,

@@ -112,7 +112,7 @@ function cluster(all) {
     ...doing(all),
     ...all.silences.map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`)),
     make("h2", {}, `Jobs (${all.jobs.length})`),
-    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm_seen ? "No job is running." : "Not known: Slurm has not answered."),
+    all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm.age_s !== null ? "No job is running." : "Not known: Slurm has not answered."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),
     all.map.some((row) => row.gpus) ? legend() : null,
     make("div", { class: "map" }, ...all.map.map(nodeCell)),
@@ -208,7 +208,7 @@ function stackGroups(diagnosis, taken) {
 }
 
 function incident(all, found) {
-  const it = found.incident;
+  const it = found.incident, stacks = found.evidence.filter((each) => each.kind === "diagnosis").pop();
   const who = it.culprits.map((each) => ({ cells: [each.node ? link(each.node, "node", each.node) : "-", known(each.rank), known(each.pid), known(each.gpu_uuid), each.path || each.mount || "-", each.reason || ""] }));
   const operations = found.actions.flatMap((action) => action.operations.map((operation) => ({ late: operation.outcome === "failed", cells: [action.action, operation.operation, known(operation.attempt), operation.outcome || "under way", operation.detail || "", clock(operation.intent_at)] })));
   return [
@@ -217,13 +217,12 @@ function incident(all, found) {
     who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
     it.details_for ? make("p", { class: "faint" }, `Details are for ${it.details_for}.`) : null,
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),
-    ...stackGroups(found.diagnosis, found.taken),
+    ...stackGroups(stacks?.document, stacks?.taken),
     it.decisions.length ? table("Decisions", ["Action", "Verdict", "By", "Why", "Outcome"], it.decisions.map((each) => ({ cells: [each.action, each.verdict, each.by, each.reason, each.outcome || "-"] }))) : null,
     operations.length ? table("Operations", ["Action", "Operation", "Try", "Outcome", "Detail", "At"], operations) : null,
     make("h2", {}, "Timeline"), make("ol", { class: "timeline" }, ...found.timeline.map((each) => make("li", {}, make("time", { datetime: new Date(each.at * 1000).toISOString() }, clock(each.at)), each.text))),
     found.evidence.length ? make("h2", {}, "Download") : null,
-    found.gives_evidence ? make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${part(each.incident)}/evidence/${each.number}`, download: true }, `${each.kind} of ${clock(each.at)}`), ` ${each.taken}`)))
-      : found.evidence.length ? make("p", { class: "faint" }, `${count(found.evidence.length, "piece")} kept. In a terminal: slurm-watchdog explain ${it.id} --bundle evidence.tar.gz (here, once security.page_token_file is set).`) : null,
+    make("ul", {}, ...found.evidence.map((each) => make("li", {}, make("a", { href: `api/incidents/${part(each.incident)}/evidence/${each.number}`, download: `${each.incident}-${each.number}.json` }, `${each.kind} of ${clock(each.at)}`), ` ${each.taken}`))),
   ];
 }
 
@@ -267,7 +266,7 @@ async function view(whole, [kind, name], wanted) {
     return found.ended ? [make("h2", {}, `Job ${found.job_id}, which does not run`), timeline(found.history, all.at), make("p", {}, `In a terminal: slurm-watchdog story ${found.job_id}`)] : job(all, found, wanted);
   }
   if (kind === "incident") return incident(all, await ask(`api/incidents/${part(name)}`));
-  if (kind === "incidents") return incidents((await ask("api/incidents")).filter((each) => filtered({ jobs: [], map: [], open: [each] }, words).open.length));
+  if (kind === "incidents") return incidents((await ask("api/incidents")).sort((a, b) => b.opened_at - a.opened_at).filter((each) => filtered({ jobs: [], map: [], open: [each] }, words).open.length));
   if (kind === "node") return node(all, name, await ask(`api/nodes/${part(name)}`).catch((error) => { if (error.status === 404 || error.status === 400) return null; throw error; }));
   if (kind === "nodes") return nodes(await ask("api/nodes"));
   return kind ? absent("There is no such page here.") : cluster(all);
@@ -290,6 +289,7 @@ async function draw(moved) {
   const place = location.hash;
   try {
     const all = await ask("api/overview");
+    for (const each of all.jobs) each.times = all.curves[each.job_id];
     say(all);
     const pieces = (await viewOrAbsent(all, place)).filter(Boolean);
     if (place !== location.hash) return;

@@ -1,0 +1,133 @@
+"""The status of a cluster, and of one user's jobs, as `status` and the page show it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Set
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.text import plural
+from slurm_watchdog.controller.health.cluster import ORDER, Health, is_announced
+from slurm_watchdog.controller.health.job import RESTARTING
+from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.documents import IncidentCounts, Job, Level, Nodes, OpenIncident, Status
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.slurm_states import is_lost
+
+Sees = Callable[[Incident], bool]
+"""Whether the person who asks may see an incident's evidence, of which its summary is made."""
+SHOWN_OPEN: Final = 20
+"""Of the open incidents, in a status: it has to stay short while thousands are open. `incidents` lists them all."""
+SHOWN_STEP_TIMES: Final = 24
+HEAD: Final = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
+"""What anybody may see of an incident: no word of a user's."""
+
+
+def first_job(incident: Incident) -> str | None:
+    """Also for scripts that ask for one job."""
+    return incident.job_ids[0] if incident.job_ids else None
+
+
+def open_incident(incident: Incident, sees: Sees, quiet: str = "") -> OpenIncident:
+    """An open incident in one line: with its sentence, or the one that everybody may read."""
+    summary = incident.summary if sees(incident) else public_sentence(incident)
+    return picked(OpenIncident, incident, *HEAD, "summary_at", job_id=first_job(incident), summary=summary, quiet=quiet)
+
+
+def status_of(
+    view: ClusterView,
+    limits_s: Mapping[str, float],
+    open_incidents: Collection[Incident],
+    resolved: int,
+    sees: Sees,
+    found: Health,
+    quiet: Callable[[Incident], str] = lambda incident: "",
+) -> Status:
+    """How everything is, nodes, jobs and counts of incidents, for a person who `sees` some of them. `quiet`: who has
+    silenced an incident."""
+    how = {each.job_id: each for each in found.jobs}
+    lost = frozenset(node.name for node in view.slurm_nodes if is_lost(node.state))
+    return Status(
+        level=found.level,
+        headline=found.headline,
+        reasons=found.reasons,
+        nodes=Nodes(reporting=view.reporting_nodes, silent=view.silent_nodes),
+        jobs=tuple(
+            replace(job_row(job, limits_s.get(job.job.job_id), lost), health=how.get(job.job.job_id))
+            for job in view.jobs
+        ),
+        incidents=IncidentCounts(
+            firing=sum(map(is_announced, open_incidents)),
+            pending=sum(each.state is IncidentState.PENDING for each in open_incidents),
+            resolved=resolved,
+        ),
+        open=tuple(open_incident(each, sees, quiet(each)) for each in _most_urgent(open_incidents)),
+    )
+
+
+def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
+    """Those that are announced, what fires and is critical first, at most SHOWN_OPEN."""
+    shown = [i for i in incidents if i.inhibited_by is None and i.kind != IncidentKind.OPERATOR_RESTART]
+    shown.sort(key=lambda i: (i.state is not IncidentState.FIRING, i.severity is not Severity.CRITICAL, i.opened_at))
+    return shown[:SHOWN_OPEN]
+
+
+def job_row(view: JobView, limit_s: float | None, lost: Set[str] = frozenset()) -> Job:
+    """One running job in one line, as everybody may see it. Ranks on a node that is `lost`, or silent, do not count as
+    alive."""
+    progress, unseen = view.progress, lost | frozenset(view.silent_nodes)
+    on_disk = (each.age_s for each in view.checkpoints_on_disk if each.path is not None)
+    return picked(
+        Job, view.job, "job_id", "name", "user", "state", "nodes", "restarts",
+        restarts_in_place=0 if view.supervisor is None else max(0, view.supervisor.starts - 1),
+        step=progress.known_step if progress else None,
+        total_steps=progress.total_steps if progress else None,
+        step_s=progress.step_s if progress else None,
+        step_times_s=tuple(round(each.seconds, 3) for each in view.step_times[-SHOWN_STEP_TIMES:]),
+        progress_age_s=progress.age_s if progress else None,
+        limit_s=limit_s,
+        phase=(progress.phase or "training") if progress else "starting",
+        phase_age_s=view.announced.age_s if view.announced else None,
+        ranks=len(view.ranks),
+        ranks_alive=sum(rank.node not in unseen for rank in view.living_ranks),
+        checkpoint_step=view.checkpoint.step if view.checkpoint else None,
+        saved_age_s=min((each for each in (view.saved_age_s, *on_disk) if each is not None), default=None),
+    )  # fmt: skip
+
+
+def is_own(incident: Incident, uid: int) -> bool:
+    """Whether it is about jobs of this user, and of nobody else."""
+    return set(incident.owners) == {uid}
+
+
+def own_status(
+    view: ClusterView, limits_s: Mapping[str, float], open_incidents: Collection[Incident], resolved: int,
+    found: Health, uid: int,
+) -> Status:  # fmt: skip
+    """The status of a user's own jobs; `found` is that of all, `resolved` the number of his incidents that are over."""
+    jobs = tuple(job for job in view.jobs if job.job.uid == uid)
+    nodes = {node for job in jobs for node in job.job.nodes}
+    ids = {job.job.job_id for job in jobs}
+    incidents = [each for each in open_incidents if is_own(each, uid)]
+    small = replace(
+        view,
+        jobs=jobs,
+        reporting_nodes=tuple(node for node in view.reporting_nodes if node in nodes),
+        silent_nodes=tuple(node for node in view.silent_nodes if node in nodes),
+    )
+    of_jobs = tuple(each for each in found.jobs if each.job_id in ids)
+    again = {each.job_id for each in of_jobs if each.state == RESTARTING}
+    in_hand = {each.id for each in incidents if each.job_ids and again.issuperset(each.jobs_now or each.job_ids)}
+    firing = sum(is_announced(each) and each.id not in in_hand for each in incidents)
+    levels = [each.level for each in of_jobs] + [Level.CRITICAL] * bool(firing)
+    wrong = f"{plural(firing, 'incident')} firing; " if firing else ""
+    own = Health(
+        level=min(levels, key=ORDER.index, default=Level.OK),
+        headline=f"{wrong}{plural(len(jobs), 'job')} of yours watched.",
+        reasons=(),
+        jobs=of_jobs,
+    )
+    return status_of(small, limits_s, incidents, resolved, lambda incident: True, own)

@@ -28,7 +28,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Operation
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
-from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.dispatcher import make_notifier
 from tests.builders import views
 from tests.builders.slack_server import CHANNEL, FakeSlack
 

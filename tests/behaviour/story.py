@@ -309,7 +309,7 @@ class Story:
         self.loop = SimLoop(self.timeline)
         self.journal = self.journal_type(self._url)
         self.journal.hooks = {}
-        notifier = Notifier(self.journal.outbox, (), "test")
+        notifier = Notifier(self.journal.outbox)
 
         async def build() -> None:
             self.controller = Controller(

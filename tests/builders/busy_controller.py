@@ -10,8 +10,7 @@ from slurm_watchdog.controller.ports.given import CHUNKS, TickChunks
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
-from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, SlackChannel
+from slurm_watchdog.notify.dispatcher import make_notifier
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.builders import views
 from tests.builders.notices import incident
@@ -33,7 +32,7 @@ def make(
     journal: Journal, number: int, chunks: TickChunks = CHUNKS, config: Config = ACTING
 ) -> tuple[Controller, list[Incident]]:
     """A controller that has just heard of as many jobs, each with an incident that fires."""
-    notifier = Notifier(journal.outbox, [SlackChannel(LogNotifier(), "a", pace=MessageRate(5))], "a")
+    notifier = make_notifier(Config(), journal.outbox)
     controller = Controller(
         config, journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics(),  # type: ignore[arg-type]
         chunks=chunks,

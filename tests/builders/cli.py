@@ -113,7 +113,7 @@ def incident(**changes: Any) -> dict[str, Any]:
 def action(operations: list[dict[str, Any]], end: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "decision_id": "d1", "action": "graceful_restart", "verdict": "allowed", "by": "operator_restart",
-        "reason": "no guard holds it back", "operations": operations, "end": end,
+        "reason": "no guard objects", "operations": operations, "end": end,
     }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import (
     Action,
@@ -22,8 +23,9 @@ from slurm_watchdog.model.actions import (
     Verdict,
 )
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.notify.delivery import Channel, ChannelWorker
-from slurm_watchdog.notify.dispatcher import Notifier
+from slurm_watchdog.notify.dispatcher import Channel, Notifier, make_notifier
+from slurm_watchdog.notify.notification import Caller, Notice, Site, Topic
+from slurm_watchdog.notify.wording import Message, message_of
 
 replace = msgspec.structs.replace
 INCIDENT = Incident(
@@ -68,12 +70,25 @@ RUN = ActionRun(
     end=ActionEnd(ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0),
 )
 FAILED = replace(RUN, end=ActionEnd(ok=False, ended_at=1.0, detail="no checkpoint"))
+SITE = Site(cluster="a")
+LINKED = Site(cluster="a", external_url="https://w.example/", runbook_url="https://r.example/{kind}?a=1&b=2")
 OVER = replace(INCIDENT, state=IncidentState.RESOLVED, resolved_at=7300.0, resolution="steps again")
 
 
 def incident(number: int, **changes: Any) -> Incident:
     """One of many: incident `number` is about job `number`."""
     return replace(INCIDENT, id=f"i{number}", subject=f"job:{number}", job_ids=(str(number),), **changes)
+
+
+def notice(topic: Topic = Topic.OPENED, **changes: Any) -> Notice:
+    return Notice(**{"topic": topic, "at": 1.0, "incident": INCIDENT, **changes})
+
+
+def told(incident: Incident, what: Decision | ActionRun | None = None, caller: Caller = Caller.SERVICE) -> Message:
+    """What people read of it, or of what was decided or done about it."""
+    if isinstance(what, Decision):
+        return message_of(notice(Topic.DECIDED, incident=incident, decision=what, caller=caller))
+    return message_of(notice(Topic.ENDED if what else Topic.OPENED, incident=incident, run=what, caller=caller))
 
 
 def open_journal(directory: Path) -> Journal:
@@ -83,11 +98,18 @@ def open_journal(directory: Path) -> Journal:
 class Ticking:
     """A notifier whose clock only moves when it waits: hours take no time."""
 
-    def __init__(self, journal: Journal, channels: Sequence[Channel], now: float = 1_000_000.0) -> None:
+    def __init__(
+        self, journal: Journal, channels: Sequence[Channel] = (), now: float = 1_000_000.0, config: str = "{}"
+    ) -> None:
+        """`config`: the section `notify` of the configuration that the channels are made from, if not given."""
         self.journal = journal
         self.now = now
-        self.notifier = Notifier(journal.outbox, channels, "a", wall=lambda: self.now)
-        self.workers = [ChannelWorker(journal.outbox, channel, 5.0, lambda: self.now) for channel in channels]
+        if channels:
+            self.notifier = Notifier(journal.outbox, channels)
+        else:
+            self.notifier = make_notifier(parse_config(f"cluster_name: a\nnotify: {config}"), journal.outbox)
+        self.notifier.wall = lambda: self.now
+        self.workers = self.notifier.workers
 
     async def run_until(self, until: float) -> None:
         """Let the channels send until this date."""

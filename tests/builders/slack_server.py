@@ -14,6 +14,8 @@ from typing import Any
 
 from aiohttp import web
 
+from slurm_watchdog.config.notify import Slack
+
 SECRET = "T0SECRET/B0SECRET/xyzSECRETxyz"
 TOKEN = "xoxb-1-SECRETtoken"
 CHANNEL = "C024BE91L"
@@ -126,10 +128,15 @@ class FakeSlack:
         finally:
             await runner.cleanup()
 
-    def webhook_file(self, directory: Path) -> str:
+    def hook(self, directory: Path) -> Slack:
+        """The configuration of its incoming webhook."""
         file = directory / "webhook"
         file.write_text(f"{self.url}/services/{SECRET}\n")
-        return str(file)
+        return Slack(webhook_url_file=str(file))
+
+    def bot(self, directory: Path, channel: str = CHANNEL) -> Slack:
+        """That of a bot."""
+        return Slack(token_file=self.token_file(directory), channel=channel, api_url=f"{self.url}/api/")
 
     def token_file(self, directory: Path) -> str:
         file = directory / "slack-token"

@@ -61,7 +61,7 @@ class Place:
     async def open(self) -> None:
         """Makes the controller; call it within `time` and within the loop that it will live in."""
         config = Config()
-        notifier = Notifier(self.journal.outbox, (), "fuzz")
+        notifier = Notifier(self.journal.outbox)
         self.controller = Controller(
             config, journal=self.journal, slurm=self.cluster, notifier=notifier, metrics=self.metrics
         )

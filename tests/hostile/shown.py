@@ -22,12 +22,9 @@ from slurm_watchdog.model.documents import Status
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.observations import Blocked
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.notify.alertmanager import alert_json
-from slurm_watchdog.notify.digest import Digest
-from slurm_watchdog.notify.job_status_message import JobPulse, pulse_message
-from slurm_watchdog.notify.notification import JobNote, Notice, Topic
-from slurm_watchdog.notify.slack_messages import Payload, closed, parent, reply
-from slurm_watchdog.notify.webhook import event_json
+from slurm_watchdog.notify.notification import JobNote, Notice, Site, Topic
+from slurm_watchdog.notify.programs import alerts_json, event_json
+from slurm_watchdog.notify.slack_messages import Digest, Payload, card, pages, reply, updated
 from tests.builders import views
 from tests.builders.notices import DECISION, FAILED, INCIDENT, replace
 from tests.builders.slack_server import shown as texts_of
@@ -43,28 +40,24 @@ def slack(batch: list[str]) -> None:
     mentions = {"default": ""}
     digest = Digest(mentions)
     for text in batch:
-        told = story(text)
-        check_slack(parent(told, text, mentions, whole=True))
+        told, site = story(text), Site(cluster=text)
+        check_slack(card(told, site, mentions))
+        check_slack(updated(told, site))
         check_slack(reply(told, mentions, first=False))
-        check_slack(closed(told[-1], text))
         for notice in told:
             digest.add(notice)
-    for message in digest.messages("c"):
+    for message in (*digest.messages("c"), *pages(batch[0], batch, "end", 10)):
         check_slack(message)
-    pulses = [
-        JobPulse(job_id=t, user=t, name=t, nodes=(t,), running_s=5.0, phase=t, waits_for=t, step=5) for t in batch
-    ]
-    check_slack(pulse_message([*pulses, *(replace(each, running_s=None) for each in pulses)], "c"))
 
 
 def programs(batch: list[str]) -> None:
     """A webhook's JSON is ASCII and says what was meant; an alert's labels are bounded and quiet."""
     for text in batch:
         for notice in story(text):
-            sent = json.dumps(event_json(notice))
+            sent = json.dumps(event_json(notice, Site(cluster=text)))
             assert sent.isascii()
             assert json.loads(sent)["incident"]["subject"] == text
-        alert = alert_json(story(text)[0], text)
+        (alert,) = alerts_json(story(text)[0], Site(cluster=text))
         check_quiet(*alert["labels"].values())
         check_quiet(*alert["annotations"].values(), lines=True)
         assert set(alert["labels"]) <= {"alertname", "cluster", "kind", "severity", "incident", "job_id"}

@@ -12,7 +12,6 @@ import pytest
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify.alertmanager import AlertmanagerChannel
 from slurm_watchdog.notify.dispatcher import IncidentSources
 from tests.builders.notices import INCIDENT, Ticking, replace
 from tests.integration.monitoring import Alertmanager, Receivers, ensure_prometheus, get
@@ -45,25 +44,23 @@ def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_its
             fired_at=now - 1,
             summary='a "name" {{ .Labels }} <!channel> \u202e\x00',
         )
-        told: list[Ticking] = []
-        channel = AlertmanagerChannel((url,), 10.0, 60.0, "alpha", lambda: told[0].notifier.sources)
-        told.append(Ticking(Journal("sqlite://"), [channel], now))
+        told = Ticking(Journal("sqlite://"), now=now, config=f"{{alertmanager: {{urls: ['{url}']}}}}")
         job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
-        told[0].notifier.attach(IncidentSources(job_of={"7": job}.get, firing=lambda: [fires]))
-        told[0].notifier.opened(fires)
-        asyncio.run(told[0].run_until(now + 130.0))  # and told again twice
+        told.notifier.attach(IncidentSources(job_of={"7": job}.get, firing=lambda: [fires]))
+        told.notifier.opened(fires)
+        asyncio.run(told.run_until(now + 130.0))  # and told again twice
         (alert,) = get(f"{url}/api/v2/alerts")
         assert alert["labels"] == {
-            "alertname": "SlurmWatchdogIncident", "cluster": "alpha", "kind": "collective_hang", "severity": "page",
+            "alertname": "SlurmWatchdogIncident", "cluster": "a", "kind": "collective_hang", "severity": "page",
             "incident": "i1", "job_id": "7",
         }  # fmt: skip
         assert alert["annotations"]["job"] == "gpt of ann in large"
         paged = wait_for(lambda: receivers.alerts("page"))[0]
         assert paged["status"] == "firing"
         assert paged["annotations"]["summary"].startswith('CRITICAL: job 7: a "name" {{ .Labels }} <!channel> ')
-        told[0].notifier.resolved(replace(fires, resolved_at=clock.wall(), resolution="steps again"))
-        told[0].notifier.attach(IncidentSources())
-        asyncio.run(told[0].run_until_empty())
+        told.notifier.resolved(replace(fires, resolved_at=clock.wall(), resolution="steps again"))
+        told.notifier.attach(IncidentSources())
+        asyncio.run(told.run_until_empty())
         over = wait_for(lambda: [a for a in receivers.alerts("page") if a["status"] == "resolved"])[0]
         assert "steps again" in over["annotations"]["summary"]
     finally:

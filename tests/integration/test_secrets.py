@@ -28,7 +28,7 @@ import pytest
 
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.dispatcher import make_notifier
 from tests.builders.identity_files import issue, make_authority
 from tests.builders.notices import INCIDENT
 

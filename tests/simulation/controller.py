@@ -6,7 +6,7 @@ import asyncio
 import random
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
 
@@ -18,7 +18,7 @@ from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionEnd, Decision, Operation, OperationOutcome
 from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.slack_channel import MessageRate, SlackChannel
+from slurm_watchdog.notify.programs import Programs
 from slurm_watchdog.wire.codec import decode_report, encode_reply
 from tests.simulation.slurm import SimSlurm
 from tests.simulation.timeline import Killed, SimLoop
@@ -30,12 +30,7 @@ if TYPE_CHECKING:
 class NoPeople:
     """Messages arrive nowhere."""
 
-    threads = False
-
-    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
-        return None
-
-    async def revise(self, thread: str, message: dict[str, Any]) -> None:
+    async def post(self, notices: object) -> None:
         return None
 
 
@@ -209,8 +204,8 @@ class Life:
             self.journal = SimJournal(self.sim.url, self)
         except JournalError:
             return  # exit code 2; systemd starts it again
-        people = SlackChannel(NoPeople(), "simulated", name="people", pace=MessageRate(1000, gap_s=0.0))
-        notifier = Notifier(self.journal.outbox, (people, *self.sim.listeners), "simulated", poll_s=30.0)
+        people = Programs("people", NoPeople().post)
+        notifier = Notifier(self.journal.outbox, (people, *self.sim.listeners), poll_s=30.0)
         try:
             self.controller = Controller(
                 self.sim.config, journal=self.journal, slurm=self.slurm, notifier=notifier, metrics=ControllerMetrics(),

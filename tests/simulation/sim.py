@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from slurm_watchdog.base import clock
 from slurm_watchdog.journal.journal import JournalError
 from slurm_watchdog.model.actions import Action, Decision, Verdict
-from slurm_watchdog.notify.delivery import Channel
+from slurm_watchdog.notify.dispatcher import Channel
 from tests.accuracy.training import Plan
 from tests.simulation.agents import Agent
 from tests.simulation.cluster import FORMS, Cluster, SimJob

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -19,18 +18,12 @@ from tests.simulation.sim import simulation
 class NeverAnswers:
     """Takes a message and never answers."""
 
-    threads = True
-
-    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
+    async def post(self, notices: object) -> None:
         await asyncio.Event().wait()
-        return None
-
-    async def revise(self, thread: str, message: dict[str, Any]) -> None:
-        return None
 
 
 class AlwaysRefuses(NeverAnswers):
-    async def post(self, message: dict[str, Any], thread: str | None = None, *, loud: bool = False) -> str | None:
+    async def post(self, notices: object) -> None:
         raise SendFailed("Slack answered 429", retry_after_s=30.0)
 
 

@@ -23,7 +23,7 @@ LABELS = {
     "action": "`none`, `requeue`, `graceful_restart` and the other actions of the journal",
     "by": "the guard that took an action away, the kind whose rule allowed it, or `mode`",
     "call": "what Slurm was asked: `squeue`, `scontrol requeuehold`, …",
-    "channel": "where messages go: `slack`, `slack-pulse`, `webhook`, `alertmanager`, `log`",
+    "channel": "where messages go: `slack`, `webhook`, `alertmanager`, `log`",
     "certificate": "`own` or `authority`: the certificate of the agent or controller itself, or the one that signed it",
     "collector": "one of the agent's collectors",
     "gpu": "NVML's index on that node, which may change when another GPU goes away",

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.base.text import fold
-from slurm_watchdog.notify.slack_messages import parent
+from slurm_watchdog.notify.slack_messages import card
 from tests.builders.evidence_rows import add_evidence, evidence_of
-from tests.builders.notices import INCIDENT, open_journal, replace
+from tests.builders.notices import INCIDENT, SITE, open_journal, replace
 from tests.builders.slack_server import marked
 from tests.hostile import page
 from tests.hostile.shown import CHANNELS, story
@@ -37,7 +37,7 @@ def test_the_page_is_given_json_that_says_what_was_meant() -> None:
 
 def test_in_a_mention_stand_ids_of_the_configuration_only() -> None:
     for text in strings(len(PIECES)):
-        message = parent(story(text), "c", {f"user:{text}": "U024BE7LH", "default": "here"}, whole=True)
+        message = card(story(text), SITE, {f"user:{text}": "U024BE7LH", "default": "here"})
         assert marked(message) in (["<@U024BE7LH>"], ["<!here>"])
 
 

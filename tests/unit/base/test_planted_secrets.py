@@ -37,14 +37,14 @@ from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentK
 from slurm_watchdog.model.observations import Blocked, Checkpoint, EventKind, NodeEvent, Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.notify.alertmanager import alert_json
 from slurm_watchdog.notify.notification import Notice, Topic
-from slurm_watchdog.notify.slack_messages import parent
-from slurm_watchdog.notify.webhook import event_json
+from slurm_watchdog.notify.programs import alerts_json, event_json
+from slurm_watchdog.notify.slack_messages import card
 from slurm_watchdog.parse.kernel_log.line import parse_message
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.wire.redact_values import mask_words, masked
 from tests.builders.evidence_rows import add_evidence
+from tests.builders.notices import SITE
 from tests.builders.open_doors import Controller, ask
 from tests.builders.secret_samples import planted
 
@@ -152,8 +152,8 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
         for name, data in bundle_files(explanation, lambda piece: documents[piece["number"]])
     }
     found |= {
-        "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice), default=str),
-        "alertmanager": json.dumps(alert_json(notice, "c")), "slack": json.dumps(parent([notice], "c", {}, whole=True)),
+        "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice, SITE), default=str),
+        "alertmanager": json.dumps(alerts_json(notice, SITE)), "slack": json.dumps(card([notice], SITE, {})),
         "log": MaskingFormatter("%(message)s").format(record), "reason": reason,
     }  # fmt: skip
     journal.close()

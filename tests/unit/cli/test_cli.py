@@ -607,7 +607,7 @@ def test_status_me_asks_for_ones_own(controller: FakeController) -> None:
 
 def allowed(**changes: Any) -> dict[str, Any]:
     return {"incident_id": "7f3a", "decision_id": "d1", "verdict": "allowed", "by": "operator_restart",
-            "reason": "no guard holds it back", **changes}  # fmt: skip
+            "reason": "no guard objects", **changes}  # fmt: skip
 
 
 def restarts(controller: FakeController, *stages: Any) -> None:

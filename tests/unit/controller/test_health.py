@@ -25,7 +25,6 @@ from slurm_watchdog.model.cluster_view import JobView, LogView, SlurmNodeView
 from slurm_watchdog.model.documents import Delivery, Level, Status
 from slurm_watchdog.model.dump_rows import Motion
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
-from slurm_watchdog.notify.job_status_message import pulse_message
 from tests.builders import views
 
 LIMIT_S = 60.0
@@ -141,7 +140,7 @@ def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(what: str, capsys:
     given = BLIND[what]
     found = health(given)
     print_status(status(given, found))
-    pulse = str(pulse_message(pulses(given.view, given.limits_s, 1000.0, found), "a"))
+    pulse = str(pulses(given.view, given.limits_s, 1000.0, found))
     assert "training" not in capsys.readouterr().out + pulse + found.headline
     assert found.jobs[0].reason in pulse and found.jobs[0].reason
 

@@ -48,8 +48,8 @@ from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.protocol import CommandResult, ProcessEnd
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.notify.notification import Notice, Topic
-from slurm_watchdog.notify.slack_messages import messages_of
-from slurm_watchdog.notify.wording import decision_message, opened_message, outcome_message
+from slurm_watchdog.notify.wording import messages_of
+from tests.builders.notices import told
 from tests.builders.views import slurm_job
 
 HOLDER = GpuHolder(
@@ -501,19 +501,17 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_nothing_is_claimed() ->
 
 def test_people_are_told_of_the_process_and_never_of_a_job_that_is_over() -> None:
     decision = judge()
-    assert decision_message(INCIDENT, decision).sentence.startswith(
-        "process 4711 (python) of eve on n1 is being ended: "
-    )
-    observed = decision_message(INCIDENT, judge(rule=replace(RULE, mode="observe")))
+    assert told(INCIDENT, decision).sentence.startswith("process 4711 (python) of eve on n1 is being ended: ")
+    observed = told(INCIDENT, judge(rule=replace(RULE, mode="observe")))
     assert "would have been ended, but was not touched" in observed.sentence
     assert "on n1: kill 4711" in observed.todo
-    held = decision_message(INCIDENT, judge(paused="x"))
+    held = told(INCIDENT, judge(paused="x"))
     assert "was not ended (guard: paused)" in held.sentence
     end = Place("never").play()
-    said = outcome_message(INCIDENT, ActionRun(decision=decision, end=end))
+    said = told(INCIDENT, ActionRun(decision=decision, end=end))
     assert said.sentence.startswith("process 4711 (python) of eve on n1 NEEDS YOU")
     assert "unkillable" in said.sentence and "scontrol show job" not in said.todo
-    ok = outcome_message(INCIDENT, ActionRun(decision=decision, end=Place("term").play()))
+    ok = told(INCIDENT, ActionRun(decision=decision, end=Place("term").play()))
     assert ok.sentence.startswith("process 4711 (python) of eve on n1 was ended: ")
 
 
@@ -527,10 +525,7 @@ def test_what_is_alike_of_many_processes_is_one_sentence_and_one_that_cannot_be_
     story = [notice(pid, Topic.DECIDED) for pid in range(11, 16)]
     story += [notice(pid, Topic.ENDED, failed if pid == 13 else ok) for pid in range(11, 16)]
     decided, ended, stuck = messages_of(story)
-    assert (
-        opened_message(replace(INCIDENT, summary="1 process of eve's job 6")).sentence
-        == "warning: 1 process of eve's job 6"
-    )
+    assert told(replace(INCIDENT, summary="1 process of eve's job 6")).sentence == "warning: 1 process of eve's job 6"
     assert decided.sentence.startswith("process 11 (python) of eve on n1 is being ended: ")
     assert decided.sentence.endswith("; the same of 4 more processes")
     assert ended.sentence.endswith("; the same of 3 more processes")

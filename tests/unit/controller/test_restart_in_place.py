@@ -29,7 +29,7 @@ from slurm_watchdog.model.supervisor import (
     order_fields,
     order_in,
 )
-from slurm_watchdog.notify.wording import decision_message
+from tests.builders.notices import told
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION
 from tests.builders.views import slurm_job
 
@@ -48,7 +48,7 @@ def test_a_supervised_job_is_restarted_in_place_without_the_blamed_node() -> Non
     decision = judge(SUPERVISOR)
     assert (decision.verdict, decision.action, decision.ladder) == (Verdict.ALLOWED, Action.RESTART_STEP, LADDER)
     assert (decision.step_id, decision.avoid) == ("3", ("n1",))
-    assert "job 7 is being restarted in its allocation" in decision_message(INCIDENT, decision).sentence
+    assert "job 7 is being restarted in its allocation" in told(INCIDENT, decision).sentence
 
 
 def test_a_job_without_supervisor_is_requeued_as_ever_and_not_a_word_is_said_about_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ from slurm_watchdog.model.incidents import Culprit, IncidentState
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.notify.dispatcher import IncidentSources
 from slurm_watchdog.notify.notification import Notice, from_row
-from slurm_watchdog.notify.webhook import WebhookChannel, event_json
+from slurm_watchdog.notify.programs import Programs, event_json, write_log
 from slurm_watchdog.notify.wording import message_of
 from tests.builders.asking import asked
-from tests.builders.notices import FAILED, INCIDENT, OVER, Ticking, incident, replace
+from tests.builders.notices import FAILED, INCIDENT, OVER, SITE, Ticking, incident, replace
 from tests.builders.open_doors import OPERATOR, OWNER, STRANGE, Controller
 from tests.builders.silences import Given
 
@@ -112,7 +113,7 @@ def test_a_journal_that_fails_at_the_end_leaves_the_silence_until_the_next_tick(
 
 def topics_of(silence: Silence | None) -> list[Notice]:
     journal = Journal("sqlite://")
-    notifier = Ticking(journal, [WebhookChannel("x", "", 1.0, "a")]).notifier
+    notifier = Ticking(journal, [Programs("log", partial(write_log, SITE))]).notifier
     notifier.attach(IncidentSources(silence_of=lambda _: silence))
     notifier.opened(INCIDENT)
     notifier.ended(INCIDENT, FAILED)
@@ -131,7 +132,7 @@ def test_a_silenced_incident_is_not_spoken_of_and_the_end_of_one_that_was_announ
 def test_what_is_said_of_a_silence_is_said_to_programs_too() -> None:
     noted, _ = topics_of(HOUR)
     assert message_of(noted).sentence == "job 7: silenced by ann"
-    assert event_json(noted)["said"] == ["silenced by ann"]
+    assert list(event_json(noted, SITE)["said"]) == ["silenced by ann"]
 
 
 def test_prometheus_sees_a_silenced_incident_apart_from_those_that_fire() -> None:

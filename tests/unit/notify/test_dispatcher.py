@@ -14,19 +14,16 @@ from ClusterShell.NodeSet import NodeSet
 from ClusterShell.RangeSet import RangeSet
 
 from slurm_watchdog.base.text import fold
+from slurm_watchdog.config.notify import Slack
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.documents import Delivery
 from slurm_watchdog.model.incidents import IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier
-from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier, make_notifier
 from slurm_watchdog.notify.http import SendFailed
-from slurm_watchdog.notify.job_status_message import JobPulse
-from slurm_watchdog.notify.notification import Topic
-from slurm_watchdog.notify.slack import SlackBot
-from slurm_watchdog.notify.slack_channel import LogNotifier, MessageRate, PulseChannel, SlackChannel
+from slurm_watchdog.notify.slack import MessageRate, SlackChannel, SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload
 from tests.builders.notices import (
     DECISION,
@@ -34,12 +31,13 @@ from tests.builders.notices import (
     INCIDENT,
     OVER,
     RUN,
+    SITE,
     Ticking,
     incident,
     open_journal,
     replace,
 )
-from tests.builders.slack_server import CHANNEL, FakeSlack, shown, too_long, with_slack
+from tests.builders.slack_server import FakeSlack, shown, too_long, with_slack
 
 
 @pytest.fixture
@@ -78,8 +76,8 @@ class Wall:
 
 
 def ticking(journal: Journal, wall: Wall, **changes: Any) -> Ticking:
-    pace = changes.pop("pace", MessageRate(5))
-    found = Ticking(journal, [SlackChannel(wall, "a", pace=pace, **changes)])
+    pulses = changes.pop("pulses", tuple)
+    found = Ticking(journal, [SlackChannel(wall, SITE, Slack(**changes), pulses)])
     wall.now = lambda: found.now
     return found
 
@@ -118,8 +116,7 @@ def test_a_bot_tells_one_incident_in_one_thread_and_strikes_its_first_message_wh
     journal: Journal, tmp_path: Path
 ) -> None:
     async def go(slack: FakeSlack) -> None:
-        bot = SlackBot(slack.token_file(tmp_path), CHANNEL, 5, f"{slack.url}/api")
-        told = Ticking(journal, [SlackChannel(bot, "a", pace=MessageRate(5))])
+        told = Ticking(journal, [SlackChannel(SlackPoster(slack.bot(tmp_path)), SITE, Slack())])
         told.notifier.opened(INCIDENT)
         told.notifier.decided(INCIDENT, DECISION)
         await told.run_until_empty()
@@ -254,7 +251,7 @@ def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_get
     async def go() -> None:
         told = ticking(journal, wall)
         (worker,) = told.workers
-        worker.count = count
+        told.notifier.attach(IncidentSources(count=count))
         assert worker.delivery() == Delivery(channel="slack")
         told.notifier.opened(INCIDENT)
         told.now += 30.0
@@ -266,7 +263,7 @@ def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_get
         assert worker.delivery().failing_s is None
 
     asyncio.run(go())
-    assert counted == {"slack failed": 3, "slack sent": 1}
+    assert counted == {"slack failed": 3, "slack sent": 1, "slack dropped": 0}
 
 
 def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
@@ -292,7 +289,7 @@ def test_messages_go_in_order_through_failures_and_wait_as_long_as_slack_asks(jo
     wall.failures = [None, SendFailed("500"), SendFailed("429", retry_after_s=30.0), SendFailed("500"), None]
 
     async def go() -> None:
-        told = ticking(journal, wall, pace=MessageRate(50))
+        told = ticking(journal, wall, messages_per_minute=50)
         for number in range(3):
             told.notifier.opened(incident(number))
         await told.run_until_empty()
@@ -385,7 +382,7 @@ def test_an_outbox_that_fails_once_does_not_end_the_sending(journal: Journal) ->
     wall, outbox = Wall(), BrokenOutbox(journal.outbox)
 
     async def go() -> None:
-        notifier = Notifier(outbox, [SlackChannel(wall, "a", pace=MessageRate(5))], "a", poll_s=0.02)
+        notifier = Notifier(outbox, [SlackChannel(wall, SITE, Slack())], poll_s=0.02)
         notifier.opened(INCIDENT)
         await until_empty(journal, notifier)
 
@@ -410,14 +407,18 @@ def test_without_slack_the_messages_go_to_the_log(journal: Journal, caplog: pyte
     async def go() -> None:
         notifier = make_notifier(Config(cluster_name="alpha"), journal.outbox)
         for number in range(30):
-            notifier.opened(incident(number))
+            notifier.opened(incident(number, summary="rank 0 hangs in <module>\x1b"))
         await until_empty(journal, notifier)
 
     asyncio.run(go())
-    assert caplog.text.count("message: [alpha] CRITICAL: job ") == 30
+    assert (
+        caplog.text.count("message: [alpha] CRITICAL: job ")
+        == caplog.text.count("in <module>\N{REPLACEMENT CHARACTER}")
+        == 30
+    )
 
 
-class Silent(LogNotifier):
+class Silent(Wall):
     """A Slack that takes a message and never answers."""
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
@@ -437,7 +438,7 @@ def test_a_slack_that_never_answers_keeps_nobody_from_working(journal: Journal) 
             await asyncio.sleep(0)
 
     async def go() -> None:
-        notifier = Notifier(journal.outbox, [SlackChannel(Silent(), "a", pace=MessageRate(5))], "a")
+        notifier = ticking(journal, Silent()).notifier
         task = asyncio.create_task(notifier.run())
         with journal.together():
             for number in range(500):
@@ -462,7 +463,6 @@ def test_the_pace_forgets_what_is_a_minute_old_and_what_a_clock_left_in_the_futu
     assert (pace.free(160.5), pace.wait_s(160.5)) == (1, 0.0)
     assert (pace.free(50.0), pace.wait_s(50.0)) == (5, 0.0)  # the clock was set back
     pace.count_message(50.0)
-    assert len(pace._sent) == 1
     assert pace.wait_s(50.5) == 0.5  # a second between two
 
 
@@ -614,63 +614,31 @@ def test_names_are_folded_into_ranges_and_none_is_lost(names: list[str], folded:
 def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated_after_a_restart(
     journal: Journal,
 ) -> None:
-    wall = Wall()
-    now = 7200.0 * 1000 + 10.0
-    channel = PulseChannel(wall, MessageRate(5))
-    jobs = [
-        JobPulse(job_id="7", user="ann", name="gpt", nodes=("n1", "n2"), running_s=11_000.0, step=500, total_steps=1500,
-                 step_s=7.2, progress_age_s=5.0, limit_s=60.0, phase="training"),
-        JobPulse(job_id="8", nodes=("n3",), running_s=600.0, step=10, step_s=1.0, progress_age_s=400.0, limit_s=60.0),
-        JobPulse(job_id="9", nodes=("n4",), running_s=60.0),
-        JobPulse(job_id="10", user="bob <!here>", waits_for="PENDING (Resources)"),
-    ]  # fmt: skip
+    wall = Wall(SendFailed("away"))
 
     async def go() -> None:
-        nonlocal now
-        notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: now)
-        notifier.attach(IncidentSources(pulses=lambda: jobs))
-        told = now // 3600.0
-        for _ in range(120):  # two hours, a minute each
-            now += 60.0
-            told = notifier.pulse(told)
-        # Slack was away: of two pulses the newer one is told.
-        (row,) = journal.outbox.pending(5)
-        assert row.added_at // 3600 == told
-        await channel.send_due(journal.outbox, now)
+        for _ in range(2):
+            said = ["3 jobs running, 1 waiting", "job 7 runs", "job 10 (of bob <!here>) waits"]
+            told = ticking(journal, wall, pulse="1h", pulses=lambda said=said: said)
+            told.now = 3600.0 * 1000 + 10.0
+            await told.run_until(told.now + 3500.0)
+        assert wall.tries == []
+        await told.run_until(told.now + 3000.0)  # it is sent again when Slack was away
 
     asyncio.run(go())
-    lines = wall.everything().splitlines()
-    assert lines[0] == "[a] 3 jobs running, 1 waiting"
-    assert lines[1] == "• job 8 runs since 10 min on n3, step 10, 1 s a step, NO STEP for 7 min"
-    assert lines[2] == (
-        "• job 7 (gpt of ann) runs since 3 h 03 min on n[1-2], step 500 of 1500, 7.2 s a step, 2 h 00 min to go"
-    )
-    assert lines[3] == "• job 9 runs since 60 s on n4, no step yet (starting)"
-    assert lines[4] == "• job 10 (of bob &lt;!here&gt;) waits: PENDING (Resources)"
-    assert not journal.outbox.pending(1)
+    assert [round(at - 3600.0 * 1001, -1) for at in wall.tries] == [0, 20]
+    assert wall.everything().splitlines() == [
+        "[a] 3 jobs running, 1 waiting", "• job 7 runs", "• job 10 (of bob &lt;!here&gt;) waits",
+        "All jobs: slurm-watchdog status",
+    ]  # fmt: skip
 
 
 def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> None:
     wall = Wall()
-    channel = PulseChannel(wall, MessageRate(5))
-    jobs = [JobPulse(job_id=str(n), name="x" * 200, nodes=("n1",), running_s=5.0, step=n) for n in range(1000)]  # fmt: skip
-
-    async def go() -> None:
-        notifier = Notifier(journal.outbox, [channel], "a", pulse_s=3600.0, wall=lambda: 1e6)
-        notifier.attach(IncidentSources(pulses=lambda: jobs))
-        notifier.pulse(0.0)
-        await channel.send_due(journal.outbox, 1e6)
-
-    asyncio.run(go())
+    told = ticking(journal, wall, pulse="1min", pulses=lambda: ["1,000 jobs running", *["x" * 300] * 1000])
+    asyncio.run(told.run_until(told.now + 65.0))
     assert "1,000 jobs running" in wall.texts()[0]
-    assert re.search(r"and 9\d\d more jobs: slurm-watchdog status", wall.everything())
-
-
-def test_every_topic_has_words() -> None:
-    assert SlackChannel.topics == frozenset(Topic)
-
-
-OLD = {"text": "[a] CRITICAL: job 7: rank 3 waits alone.", "blocks": [], "link_names": False}
+    assert re.search(r"9\d\d lines left out. All jobs: slurm-watchdog status", wall.everything())
 
 
 def test_what_waits_for_a_receiver_that_left_is_dropped_in_writing(
@@ -679,45 +647,24 @@ def test_what_waits_for_a_receiver_that_left_is_dropped_in_writing(
     for number in range(3):
         journal.outbox.add("to-oncall", f"i{number}", {"topic": "opened"}, 1e6)
     journal.outbox.add("slack", "i1", {"topic": "opened"}, 1e6)
-    channel = SlackChannel(Wall(), "a", pace=MessageRate(5))
-    Notifier(journal.outbox, [channel], "a", wall=lambda: 1e6).clear_unknown_channels()
+    ticking(journal, Wall()).notifier.tidy()
     assert journal.outbox.waiting_channels() == ["slack"]
     assert "3 messages to to-oncall are dropped" in caplog.text
 
 
 def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse(journal: Journal) -> None:
-    wall, pace = Wall(SendFailed("429", retry_after_s=3600.0)), MessageRate(5)
-    told = Ticking(journal, [SlackChannel(wall, "a", pace=pace), PulseChannel(wall, pace)])
-    wall.now = lambda: told.now
+    wall = Wall(SendFailed("429", retry_after_s=3600.0))
+    told = ticking(journal, wall, pulse="1min", pulses=lambda: ["1 job running"])
     began = told.now
 
     async def go() -> None:
+        await told.run_until(began + 3000.0)
         told.notifier.opened(INCIDENT)
-        await told.run_until(began + 60.0)
-        journal.outbox.add("slack-pulse", "pulse", {"message": OLD}, told.now)
-        await told.run_until(began + 3599.0)
-        assert wall.tries == [began]
-        await told.run_until(began + 3700.0)
+        await told.run_until(began + 3900.0)
 
     asyncio.run(go())
-    assert len(wall.posts) == 2
-    assert min(wall.tries[1:]) >= began + 3600.0
-
-
-def test_an_answer_far_in_the_future_of_a_clock_that_was_set_back_is_no_silence() -> None:
-    pace = MessageRate(5)
-
-    async def refused() -> None:
-        raise SendFailed("429", retry_after_s=60.0)
-
-    async def go() -> None:
-        with pytest.raises(SendFailed):
-            await pace.send(1_000_000.0, refused())
-
-    asyncio.run(go())
-    assert pace.wait_s(1_000_010.0) == 50.0
-    assert pace.wait_s(1_000_061.0) == 0.0
-    assert pace.wait_s(900_000.0) == 0.0
+    assert len(wall.posts) > 1
+    assert wall.tries[1] >= wall.tries[0] + 3600.0
 
 
 class Killed(BaseException):
@@ -759,25 +706,19 @@ def test_a_controller_that_is_killed_while_it_sends_loses_nothing_and_repeats_on
 
     whole = Wall(threads=threads)
     (tmp_path / "whole").mkdir()
-    asyncio.run(
-        until_it_dies(Ticking(open_journal(tmp_path / "whole"), [SlackChannel(whole, "a", pace=MessageRate(5))]))
-    )
+    asyncio.run(until_it_dies(ticking(open_journal(tmp_path / "whole"), whole)))
     for at in range(sum(1 for _, _, thread in whole.posts if "revised" not in str(thread))):
         directory = tmp_path / str(at)
         directory.mkdir()
         wall = Deadly(at, taken=taken, threads=threads)
         journal = open_journal(directory)
         with pytest.raises(Killed):
-            asyncio.run(until_it_dies(Ticking(journal, [SlackChannel(wall, "a", pace=MessageRate(5))])))
+            asyncio.run(until_it_dies(ticking(journal, wall)))
         journal.close()
         wall.at = -1
-        again = Ticking(open_journal(directory), [SlackChannel(wall, "a", pace=MessageRate(5))], now=1_000_500.0)
+        again = ticking(open_journal(directory), wall)
+        again.now += 500.0
         asyncio.run(again.run_until_empty())
         said = " ".join(wall.texts()) + wall.everything()
         assert all(f"story {number}" in said and f"end {number}" in said for number in range(3))
         assert len(wall.posts) <= len(whole.posts) + 2
-
-
-def test_the_log_channel_writes_plain_text_where_slack_has_escapes(caplog: pytest.LogCaptureFixture) -> None:
-    asyncio.run(LogNotifier().post({"text": "rank 0 hangs in &lt;module&gt; (a &amp;&amp; b.py)"}))
-    assert caplog.messages == ["message: rank 0 hangs in <module> (a && b.py)"]

@@ -12,23 +12,18 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from slack_sdk.models.blocks import Block
 
 from slurm_watchdog.base.text import cut, safe
+from slurm_watchdog.config.notify import Slack
 from slurm_watchdog.model.actions import Action, Verdict
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.notify.http import SendFailed
-from slurm_watchdog.notify.notification import JobNote, Notice, SiteLinks, Topic
-from slurm_watchdog.notify.slack import SlackBot, SlackWebhook
-from slurm_watchdog.notify.slack_messages import Payload, closed, parent, payload, reply, updated
-from slurm_watchdog.notify.wording import (
-    Message,
-    decision_message,
-    opened_message,
-    outcome_message,
-    resolved_message,
-)
-from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, RUN, replace
+from slurm_watchdog.notify.notification import JobNote, Notice, Topic
+from slurm_watchdog.notify.slack import SlackPoster
+from slurm_watchdog.notify.slack_messages import Payload, card, reply, updated
+from slurm_watchdog.notify.slack_messages import message as message_with
+from slurm_watchdog.notify.wording import Message, message_of
+from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace, told
 from tests.builders.slack_server import (
     CHANNEL,
     SECRET,
@@ -49,17 +44,8 @@ HOSTILE = [
     "&" * 5000,
     "*bold* `code` :skull:",
 ]
-PLACES = SiteLinks(external_url="https://w.example", runbook_url="https://r.example/{kind}?a=1&b=2")
 LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
-
-
-def notice(topic: Topic, **changes: Any) -> Notice:
-    return Notice(**{"topic": topic, "at": 1.0, "incident": INCIDENT, **changes})
-
-
-def texts(message: Payload) -> list[str]:
-    return [message["text"], *(text["text"] for _, text in shown(message))]
 
 
 def every_message(text: str) -> list[Payload]:
@@ -81,13 +67,12 @@ def every_message(text: str) -> list[Payload]:
     ]  # fmt: skip
     mentions = {f"user:{text}": "U0X", **MENTIONS}
     return [
-        *(parent([each], "c", mentions, whole=True, places=PLACES) for each in story),
-        parent(story, "c", mentions, whole=True, places=PLACES),
-        parent(story, "c", mentions, whole=False),
-        updated(story[:5], "c", PLACES),
+        *(card([each], LINKED, mentions) for each in story),
+        card(story, LINKED, mentions),
+        card(story, SITE, mentions, whole=False),
+        updated(story[:5], LINKED),
         reply(story, mentions, first=False),
         reply(story, mentions, first=True),
-        closed(story[-1], "c", PLACES),
     ]
 
 
@@ -103,8 +88,6 @@ def check_harmless(message: Payload) -> None:
             continue
         assert text == {"type": "plain_text", "text": text["text"], "emoji": False}
         check_text(text["text"])
-    for block in Block.parse_all(message["blocks"]):
-        block.validate_json()  # the limits that Slack's own library knows
     check_text(message["text"])
     assert "\n" not in message["text"]
     assert message["link_names"] is False
@@ -137,7 +120,7 @@ def test_any_text_stays_text(text: str) -> None:
 
 
 def test_an_incident_says_what_who_and_what_to_do() -> None:
-    said = opened_message(INCIDENT)
+    said = told(INCIDENT)
     assert said.sentence == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
     assert said.evidence == ("rank 3 on n1 pid 42: the only one in forward", "no step for 90 s")
     assert "slurm-watchdog explain i1" in said.todo
@@ -155,7 +138,7 @@ def test_an_incident_says_what_who_and_what_to_do() -> None:
     ],
 )  # fmt: skip
 def test_a_decision_says_what_by_whom_and_what_to_do(change: dict[str, Any], sentence: str, todo: str) -> None:
-    said = decision_message(INCIDENT, replace(DECISION, **change))
+    said = told(INCIDENT, replace(DECISION, **change))
     assert said.sentence == sentence
     assert todo in said.todo
 
@@ -172,24 +155,24 @@ def test_a_decision_says_what_by_whom_and_what_to_do(change: dict[str, Any], sen
 )
 def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(exclude: tuple[str, ...], command: str) -> None:
     decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
-    said = decision_message(INCIDENT, decision)
+    said = told(INCIDENT, decision)
     assert said.sentence.startswith("job 7 would have been requeued, but was not touched")
     assert command in said.todo
 
 
 def test_a_job_is_named_once() -> None:
     named = replace(INCIDENT, summary="Job 7 hangs.")
-    assert opened_message(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
+    assert told(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
     other = replace(INCIDENT, summary="Job 77 hangs.")
-    assert opened_message(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
+    assert told(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
 
 
 def test_outcome_message_has_the_resumed_step_and_the_loss_or_asks_for_a_person() -> None:
-    said = outcome_message(INCIDENT, RUN)
+    said = told(INCIDENT, RUN)
     assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
     assert said.evidence == ("Continues from step 500", "requeue_hold: done, held")
     assert "Nodes to look at: n1" in said.todo
-    said = outcome_message(INCIDENT, FAILED)
+    said = told(INCIDENT, FAILED)
     assert said.sentence == "job 7 NEEDS YOU, its restart failed: no checkpoint"
     assert "scontrol show job 7" in said.todo
 
@@ -197,15 +180,14 @@ def test_outcome_message_has_the_resumed_step_and_the_loss_or_asks_for_a_person(
 def test_an_action_that_was_not_needed_wakes_nobody() -> None:
     assert FAILED.end is not None
     needless = replace(FAILED, end=replace(FAILED.end, needless=True, detail="the job makes steps again"))
-    said = outcome_message(INCIDENT, needless)
+    said = told(INCIDENT, needless)
     assert said.sentence == "job 7: its restart was not needed: the job makes steps again"
     assert said.todo == "Nothing to do"
-    told = [Notice(topic=Topic.ENDED, at=1.0, incident=INCIDENT, run=run) for run in (needless, FAILED)]
-    assert [notice.needs_person for notice in told] == [False, True]
+    assert [notice(Topic.ENDED, run=run).needs_person for run in (needless, FAILED)] == [False, True]
 
 
 def test_a_resolved_incident_says_how_long_it_lasted() -> None:
-    assert resolved_message(OVER) == Message(
+    assert message_of(notice(Topic.RESOLVED, incident=OVER)) == Message(
         sentence="over after 2 h 00 min: job 7: steps again",
         evidence=("Was: rank 3 waits alone.",),
         todo="Nothing to do. What happened: slurm-watchdog explain i1",
@@ -226,7 +208,7 @@ def test_a_resolved_incident_says_how_long_it_lasted() -> None:
     ],
 )
 def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...], called: str) -> None:
-    message = parent([notice(Topic.ENDED, run=FAILED, jobs=jobs)], "a", MENTIONS, whole=True)
+    message = card([notice(Topic.ENDED, run=FAILED, jobs=jobs)], SITE, MENTIONS)
     assert marked(message) == [called]
     assert called not in message["text"]
 
@@ -248,9 +230,9 @@ def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...
     ],
 )
 def test_only_what_needs_somebody_mentions_anybody(each: Notice, loud: bool) -> None:
-    message = parent([each], "a", MENTIONS, whole=True)
+    message = card([each], SITE, MENTIONS)
     assert bool(marked(message)) is loud
-    assert not marked(parent([each], "a", {}, whole=True))
+    assert not marked(card([each], SITE, {}))
 
 
 # ------------------------------------------------------------------------------------------------- header and fields
@@ -270,10 +252,10 @@ def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
         INCIDENT, summary="Job 7 hangs after step 120: no step for 60 s (limit 60 s); rank 3 waits.",
         culprits=(Culprit(node="n1", rank=3, gpu_uuid="GPU-5"), Culprit(node="n2")),
     )  # fmt: skip
-    header, facts = top_of(parent([notice(Topic.OPENED, incident=hang, jobs=(JOB,))], "a", {}, whole=True))
+    header, facts = top_of(card([notice(Topic.OPENED, incident=hang, jobs=(JOB,))], SITE, {}))
     assert header == "\N{LARGE RED CIRCLE} Job 7 hangs after step 120"
     assert facts == [
-        "Cluster\na", "Job\n7 llm", "Owner\nann, partition large", "Where\nrank 3 · node n1 · GPU-5 and 1 more",
+        "Cluster\na", "Job\n7 llm", "Owner\nann, partition large", "Where\nrank 3 on n1 GPU-5 and 1 more",
         "Since\n1970-01-01 00:01:40 UTC, noticed after 60 s",
     ]  # fmt: skip
 
@@ -289,7 +271,7 @@ def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
     ],
 )
 def test_the_headline_is_a_clause_with_its_verb(summary: str, headline: str) -> None:
-    header, _ = top_of(parent([notice(Topic.OPENED, incident=replace(INCIDENT, summary=summary))], "a", {}, whole=True))
+    header, _ = top_of(card([notice(incident=replace(INCIDENT, summary=summary))], SITE, {}))
     assert header == f"\N{LARGE RED CIRCLE} {headline}"
 
 
@@ -303,13 +285,13 @@ def test_the_headline_is_a_clause_with_its_verb(summary: str, headline: str) -> 
     ],
 )
 def test_the_headline_of_an_updated_message_says_whether_a_person_is_needed(last: Notice, ends: str) -> None:
-    header, _ = top_of(updated([notice(Topic.OPENED), last], "a", PLACES))
+    header, _ = top_of(updated([notice(Topic.OPENED), last], SITE))
     assert header.startswith("\N{LARGE RED CIRCLE} job 7: rank 3 waits alone")
     assert header.endswith(ends)
 
 
 def test_slack_message_of_a_resolved_incident_is_green_with_the_lost_gpu_hours() -> None:
-    header, facts = top_of(closed(notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,)), "a"))
+    header, facts = top_of(card([notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,))], SITE, {}))
     assert header == "\N{LARGE GREEN CIRCLE} job 7: rank 3 waits alone (over)"
     assert facts[-2:] == ["Lasted\n2 h 00 min", "Lost\nabout 512 GPU hours (256 GPUs)"]
 
@@ -318,10 +300,10 @@ def test_slack_message_of_a_resolved_incident_is_green_with_the_lost_gpu_hours()
 
 
 def test_a_message_arrives_as_it_was_formatted(tmp_path: Path) -> None:
-    message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+    message = card([notice()], SITE, {})
 
     async def send(slack: FakeSlack) -> None:
-        assert await SlackWebhook(slack.webhook_file(tmp_path), 5).post(message) is None
+        assert await SlackPoster(slack.hook(tmp_path)).post(message) is None
         assert slack.calls == [("webhook", message)]
 
     with_slack(FakeSlack(), send)
@@ -346,7 +328,7 @@ def test_an_answer_that_is_no_ok_is_a_failure_without_the_address(
 
     async def send(slack: FakeSlack) -> None:
         with pytest.raises(SendFailed) as caught:
-            await SlackWebhook(slack.webhook_file(tmp_path), 5).post({"text": "x"})
+            await SlackPoster(slack.hook(tmp_path)).post({"text": "x"})
         assert str(answer.status) in caught.value.reason
         assert "xyzSECRETxyz" not in caught.value.reason
         assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
@@ -359,20 +341,20 @@ def test_silence_and_refusal_are_failures_within_the_deadline(tmp_path: Path, ca
     caplog.set_level(logging.DEBUG)
 
     async def send(slack: FakeSlack) -> None:
-        file = slack.webhook_file(tmp_path)
+        hook = slack.hook(tmp_path)
         start = time.monotonic()
         with pytest.raises(SendFailed, match=r"within 0\.3 s"):
-            await SlackWebhook(file, 0.3).post({"text": "x"})
+            await SlackPoster(hook, 0.3).post({"text": "x"})
         assert time.monotonic() - start < 10  # and not the 20 s that the server takes
         with pytest.raises(SendFailed, match="can't be reached"):
-            await SlackWebhook(file, 5).post({"text": "x"})
+            await SlackPoster(hook).post({"text": "x"})
 
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
 
     async def nobody_listens(slack: FakeSlack) -> None:
         (tmp_path / "gone").write_text(f"http://127.0.0.1:1/services/{SECRET}")
         with pytest.raises(SendFailed, match="can't be reached") as caught:
-            await SlackWebhook(str(tmp_path / "gone"), 5).post({"text": "x"})
+            await SlackPoster(Slack(webhook_url_file=str(tmp_path / "gone"))).post({"text": "x"})
         assert SECRET not in str(caught.value)
         assert caught.value.__suppress_context__
 
@@ -388,10 +370,10 @@ def test_an_address_that_is_none_is_not_shown(url: str, tmp_path: Path) -> None:
 
     async def send(slack: FakeSlack) -> None:
         with pytest.raises(SendFailed, match="webhook_url_file") as caught:
-            await SlackWebhook(str(tmp_path / "webhook"), 5).post({"text": "x"})
+            await SlackPoster(Slack(webhook_url_file=str(tmp_path / "webhook"))).post({"text": "x"})
         assert SECRET not in str(caught.value)
         with pytest.raises(SendFailed, match="can't be read"):
-            await SlackWebhook(str(tmp_path / "missing"), 5).post({"text": "x"})
+            await SlackPoster(Slack(webhook_url_file=str(tmp_path / "missing"))).post({"text": "x"})
 
     with_slack(FakeSlack(), send)
 
@@ -399,15 +381,11 @@ def test_an_address_that_is_none_is_not_shown(url: str, tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------- the bot
 
 
-def bot(slack: FakeSlack, directory: Path, *, channel: str = CHANNEL, deadline_s: float = 5.0) -> SlackBot:
-    return SlackBot(slack.token_file(directory), channel, deadline_s, f"{slack.url}/api")
-
-
 def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_path: Path) -> None:
-    message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+    message = card([notice()], SITE, {})
 
     async def send(slack: FakeSlack) -> None:
-        poster = bot(slack, tmp_path)
+        poster = SlackPoster(slack.bot(tmp_path))
         thread = await poster.post(message)
         assert thread == f"{CHANNEL}/1700000000.000000"
         assert await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}, first=False), thread, loud=True) == thread
@@ -415,19 +393,19 @@ def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_pa
         (answer,) = slack.below(first)
         assert answer["reply_broadcast"] is True
         assert first["blocks"] == message["blocks"]
-        await poster.revise(thread, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
-        assert slack.in_channel()[0]["text"].startswith("[a] over after 2 h 00 min: job 7: rank 3 waits alone.")
+        await poster.revise(thread, card([notice(Topic.RESOLVED, incident=OVER)], SITE, {}))
+        assert slack.in_channel()[0]["text"].startswith("[a] over after 2 h 00 min: job 7: steps again")
 
     with_slack(FakeSlack(), send)
 
 
 def test_where_the_first_message_was_removed_the_next_one_stands_by_itself(tmp_path: Path) -> None:
     async def send(slack: FakeSlack) -> None:
-        poster = bot(slack, tmp_path)
+        poster = SlackPoster(slack.bot(tmp_path))
         gone = f"{CHANNEL}/1600000000.000000"
         await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], {}, first=False), gone)
         assert len(slack.in_channel()) == 1
-        await poster.revise(gone, closed(notice(Topic.RESOLVED, incident=OVER), "a"))
+        await poster.revise(gone, card([notice(Topic.RESOLVED, incident=OVER)], SITE, {}))
 
     with_slack(FakeSlack(), send)
 
@@ -455,7 +433,7 @@ def test_slack_refusal_is_retried_unless_the_message_itself_is_wrong(
 
     async def send(slack: FakeSlack) -> None:
         with pytest.raises(SendFailed) as caught:
-            await bot(slack, tmp_path).post(parent([notice(Topic.OPENED)], "a", {}, whole=True))
+            await SlackPoster(slack.bot(tmp_path)).post(card([notice()], SITE, {}))
         assert TOKEN not in caught.value.reason
         assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
 
@@ -465,19 +443,20 @@ def test_slack_refusal_is_retried_unless_the_message_itself_is_wrong(
 
 def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp_path: Path) -> None:
     async def send(slack: FakeSlack) -> None:
-        message = parent([notice(Topic.OPENED)], "a", {}, whole=True)
+        message = card([notice()], SITE, {})
         with pytest.raises(SendFailed, match=r"within 0\.3 s"):
-            await bot(slack, tmp_path, deadline_s=0.3).post(message)
+            await SlackPoster(slack.bot(tmp_path), 0.3).post(message)
         with pytest.raises(SendFailed, match="can't be reached"):
-            await bot(slack, tmp_path).post(message)
+            await SlackPoster(slack.bot(tmp_path)).post(message)
         with pytest.raises(SendFailed, match="channel_not_found"):
-            await bot(slack, tmp_path, channel="C0OTHER").post(message)
+            await SlackPoster(slack.bot(tmp_path, "C0OTHER")).post(message)
+        broken = slack.bot(tmp_path)
         (tmp_path / "slack-token").write_text("xoxb\nsecond line")
         with pytest.raises(SendFailed, match="token_file") as caught:
-            await SlackBot(str(tmp_path / "slack-token"), CHANNEL, 5, slack.url).post(message)
+            await SlackPoster(broken).post(message)
         assert "xoxb" not in str(caught.value)
         with pytest.raises(SendFailed, match="can't be read"):
-            await SlackBot(str(tmp_path / "none"), CHANNEL, 5, slack.url).post(message)
+            await SlackPoster(Slack(token_file=str(tmp_path / "none"), channel=CHANNEL)).post(message)
 
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
 
@@ -493,5 +472,5 @@ def test_cut_text_ends_with_no_half_of_an_escape() -> None:
 
 
 def test_sentences_one_behind_the_other_end_with_a_stop_and_begin_with_a_capital() -> None:
-    message = payload(["it hangs", "job 7 was restarted…", "over after 26 s"], [], "")
-    assert message["text"] == "it hangs. Job 7 was restarted… Over after 26 s"
+    said = message_with(["it hangs", "job 7 was restarted…", "over after 26 s"], [], "")
+    assert said["text"] == "it hangs. Job 7 was restarted… Over after 26 s"

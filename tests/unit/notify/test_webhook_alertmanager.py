@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
+import socket
+import ssl
 from pathlib import Path
 
 import pytest
@@ -12,16 +15,15 @@ from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import IncidentKind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify.alertmanager import AlertmanagerChannel, alert_json, alerts_json
-from slurm_watchdog.notify.dispatcher import IncidentSources
-from slurm_watchdog.notify.factory import Outcome, make_notifier, try_receivers
-from slurm_watchdog.notify.notification import Notice, SiteLinks, Topic
-from slurm_watchdog.notify.slack_messages import parent
-from slurm_watchdog.notify.webhook import Heartbeat, WebhookChannel, event_json
+from slurm_watchdog.notify.dispatcher import IncidentSources, Outcome, make_notifier, try_receivers
+from slurm_watchdog.notify.http import why
+from slurm_watchdog.notify.programs import Heartbeat, alerts_json, event_json
+from slurm_watchdog.notify.slack_messages import card
 from tests.builders.json_receiver import JsonReceiver
-from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, Ticking, incident, replace
+from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, SITE, Ticking, incident, notice, replace
 
 SECRET = "hookSECRET"
+LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 
 
 @pytest.fixture
@@ -29,10 +31,15 @@ def journal() -> Journal:
     return Journal("sqlite://")
 
 
-def webhook(receiver: JsonReceiver, directory: Path, token: str = "") -> WebhookChannel:
+def webhook(journal: Journal, receiver: JsonReceiver, directory: Path, token: str = "") -> Ticking:
     (directory / "hook").write_text(f"{receiver.url}/{SECRET}\n")
     (directory / "token").write_text(f"{token}\n")
-    return WebhookChannel(str(directory / "hook"), str(directory / "token") if token else "", 5.0, "a")
+    named = f", token_file: {directory / 'token'}" if token else ""
+    return Ticking(journal, config=f"{{webhook: {{url_file: {directory / 'hook'}{named}}}}}")
+
+
+def alertmanager(journal: Journal, *urls: str) -> Ticking:
+    return Ticking(journal, config=f"{{alertmanager: {{urls: {list(urls)}}}}}")
 
 
 # ------------------------------------------------------------------------------------------------- the webhook
@@ -43,7 +50,7 @@ def test_webhook_gets_every_event_in_order_with_values_by_their_names(journal: J
 
     async def go() -> None:
         async with receiver.listening():
-            told = Ticking(journal, [webhook(receiver, tmp_path, "tokenSECRET")])
+            told = webhook(journal, receiver, tmp_path, "tokenSECRET")
             job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
             told.notifier.attach(IncidentSources(job_of={"7": job}.get))
             told.notifier.opened(INCIDENT)
@@ -78,7 +85,7 @@ def test_webhook_that_fails_is_retried_and_a_rejected_event_is_dropped_alone(
 
     async def go() -> None:
         async with receiver.listening():
-            told = Ticking(journal, [webhook(receiver, tmp_path)])
+            told = webhook(journal, receiver, tmp_path)
             for number in range(3):
                 told.notifier.opened(incident(number))
             await told.run_until_empty()
@@ -95,7 +102,7 @@ def test_a_thousand_events_are_ten_requests(journal: Journal, tmp_path: Path) ->
 
     async def go() -> None:
         async with receiver.listening():
-            told = Ticking(journal, [webhook(receiver, tmp_path)])
+            told = webhook(journal, receiver, tmp_path)
             with journal.together():
                 for number in range(1000):
                     told.notifier.opened(incident(number))
@@ -110,18 +117,12 @@ def test_a_thousand_events_are_ten_requests(journal: Journal, tmp_path: Path) ->
 # ------------------------------------------------------------------------------------------------- Alertmanager
 
 
-def alertmanager(told: list[Ticking], *urls: str) -> AlertmanagerChannel:
-    return AlertmanagerChannel(urls, 5.0, 60.0, "a", lambda: told[0].notifier.sources)
-
-
 def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Journal) -> None:
     receiver = JsonReceiver()
 
     async def go() -> None:
         async with receiver.listening():
-            told: list[Ticking] = []
-            told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
-            ticking, firing = told[0], []
+            ticking, firing = alertmanager(journal, receiver.url), []
             job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="g\x1bpt")
             ticking.notifier.attach(IncidentSources(job_of={"7": job}.get, firing=lambda: firing))
             await ticking.run_until(ticking.now + 1.0)
@@ -156,12 +157,11 @@ def test_one_alertmanager_of_two_is_enough_and_none_is_tried_again(journal: Jour
 
     async def go() -> None:
         async with receiver.listening():
-            told: list[Ticking] = []
-            told.append(Ticking(journal, [alertmanager(told, "http://127.0.0.1:1", receiver.url)]))
-            told[0].notifier.opened(incident(1))
-            await told[0].run_until_empty(10.0)
-            told[0].notifier.opened(incident(2))
-            await told[0].run_until_empty(60.0)
+            told = alertmanager(journal, "http://127.0.0.1:1", receiver.url)
+            told.notifier.opened(incident(1))
+            await told.run_until_empty(10.0)
+            told.notifier.opened(incident(2))
+            await told.run_until_empty(60.0)
 
     asyncio.run(go())
     assert [d[0]["labels"]["incident"] for d in receiver.documents()] == ["i1", "i2", "i2"]
@@ -172,11 +172,10 @@ def test_an_alert_that_is_refused_for_good_is_dropped_alone(journal: Journal) ->
 
     async def go() -> None:
         async with receiver.listening():
-            told: list[Ticking] = []
-            told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
+            told = alertmanager(journal, receiver.url)
             for number in range(3):
-                told[0].notifier.opened(incident(number))
-            await told[0].run_until_empty(60.0)
+                told.notifier.opened(incident(number))
+            await told.run_until_empty(60.0)
 
     asyncio.run(go())
     sent = [[alert["labels"]["incident"] for alert in document] for document in receiver.documents()]
@@ -189,13 +188,12 @@ def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
 
     async def go() -> None:
         async with receiver.listening():
-            told: list[Ticking] = []
-            told.append(Ticking(journal, [alertmanager(told, receiver.url)]))
+            told = alertmanager(journal, receiver.url)
             for severity in Severity:
-                told[0].notifier.opened(
+                told.notifier.opened(
                     replace(INCIDENT, id=severity, severity=severity, kind=IncidentKind.NODE_DOWN, job_ids=())
                 )
-            await told[0].run_until_empty()
+            await told.run_until_empty()
 
     asyncio.run(go())
     labels = [alert["labels"] for alert in receiver.documents()[0]]
@@ -277,7 +275,7 @@ def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
 
     async def go() -> None:
         async with receiver.listening():
-            told = Ticking(journal, [webhook(receiver, tmp_path)])
+            told = webhook(journal, receiver, tmp_path)
             told.notifier.opened(replace(INCIDENT, summary="\u202e\x1b]0;x\x07 \ud7ff"))
             await told.run_until_empty()
 
@@ -285,27 +283,18 @@ def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
     assert json.dumps(receiver.documents()).isascii()
 
 
-PLACES = SiteLinks(external_url="https://watchdog.example.org/", runbook_url="https://wiki.example.org/{kind}.html")
-
-
 def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_nowhere_else() -> None:
-    notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
-    page, runbook = (
-        "https://watchdog.example.org/#/incident/i1",
-        "https://wiki.example.org/collective_hang.html",
-    )
-    shown = json.dumps(parent([notice], "a", {}, whole=True, places=PLACES))
-    assert page in shown and runbook in shown
-    alert = alert_json(notice, "a", places=PLACES)
+    page, runbook = "https://w.example/#/incident/i1", "https://r.example/collective_hang?a=1&b=2"
+    assert LINKS in json.dumps(card([notice()], LINKED, {}), ensure_ascii=False)
+    (alert,) = alerts_json(notice(), LINKED)
     assert (alert["generatorURL"], alert["annotations"]["runbook_url"]) == (page, runbook)
-    assert event_json(notice, PLACES)["links"] == {"page": page, "runbook": runbook}
-    assert "http" not in json.dumps([parent([notice], "a", {}, whole=True), alert_json(notice, "a")])
+    assert event_json(notice(), LINKED)["links"] == {"page": page, "runbook": runbook}
+    assert "http" not in json.dumps([card([notice()], SITE, {}), alerts_json(notice(), SITE)])
 
 
 def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
-    notice = Notice(topic=Topic.OPENED, at=1.0, incident=INCIDENT)
-    severities = [alert["labels"]["severity"] for acting in ((), ("i1",)) for alert in alerts_json(notice, "a", acting)]
-    assert severities == ["page", "ticket"]
+    told = [alerts_json(notice(acted_on=acted_on), SITE) for acted_on in (False, True)]
+    assert [alert["labels"]["severity"] for (alert,) in told] == ["page", "ticket"]
 
 
 # ------------------------------------------------------------------------------------------------- notify test
@@ -349,10 +338,41 @@ def test_the_heartbeat_beats_only_while_the_controller_sees(tmp_path: Path) -> N
     async def go() -> list[bool]:
         async with receiver.listening():
             (tmp_path / "url").write_text(f"{receiver.url}/secret\n")
-            heart = Heartbeat(str(tmp_path / "url"), 2.0, "c", lambda: health[0])
+            heart = Heartbeat(str(tmp_path / "url"), "c", lambda: health[0])
             beats = [await heart.beat(), await heart.beat()]
             health[0] = (False, "no complete tick lately")
             return [*beats, await heart.beat()]
 
     assert asyncio.run(go()) == [True, False, False]
     assert receiver.documents() == [{"cluster": "c", "detail": "watching"}] * 2
+
+
+# ------------------------------------------------------------------------------------------------- why it failed
+
+
+class Connector(OSError):
+    """As aiohttp's: the cause is inside."""
+
+    def __init__(self, cause: OSError):
+        super().__init__(cause.errno, "Cannot connect to host secret.example:443")
+        self.os_error = cause
+
+
+class ConnectorDNS(Connector):
+    """As aiohttp's ClientConnectorDNSError, whose cause has no number."""
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (ConnectionRefusedError(errno.ECONNREFUSED, "secret.example"), "Connection refused"),
+        (Connector(OSError(errno.EHOSTUNREACH, "secret.example")), "No route to host"),
+        (ConnectorDNS(OSError(None, "secret.example")), "its host name is not known"),
+        (socket.gaierror(-2, "secret.example"), "its host name is not known"),
+        (ssl.SSLCertVerificationError("secret.example"), "its certificate is not trusted, or its TLS not understood"),
+        (FileNotFoundError(errno.ENOENT, "x", "/etc/slack"), "No such file or directory"),
+        (ValueError("secret.example"), "ValueError"),
+    ],
+)
+def test_what_failed_is_said_without_the_address(error: Exception, words: str) -> None:
+    assert why(error) == words

@@ -43,7 +43,7 @@ def test_patterns_that_people_write_are_accepted(text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        (r"(?P<step>\d", "no regular expression"),
+        (r"(?P<step>\d", "not a valid regular expression"),
         (r"loss (?P<loss>\d+)", "no group"),
         (r"(?P<step>\d+) (?P<speed>\d+)", "a group 'speed'"),
         (r"(?P<step>\d*)", "an empty line"),

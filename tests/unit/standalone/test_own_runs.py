@@ -14,13 +14,12 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Verdict
 from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.notify.notification import Caller
-from slurm_watchdog.notify.wording import decision_message, manual_command
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone import run as service
 from slurm_watchdog.standalone.own_runs import OwnRun
 from tests.builders.cli import FakeController, run, status
 from tests.builders.evidence_rows import add_evidence
-from tests.builders.notices import DECISION, INCIDENT, replace
+from tests.builders.notices import DECISION, INCIDENT, replace, told
 
 
 def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
@@ -183,8 +182,7 @@ def test_a_run_keeps_the_cluster_name_of_its_configuration_and_uses_the_hosts_wi
 
 
 def test_messages_of_a_run_name_commands_that_its_reader_has() -> None:
-    said = decision_message(INCIDENT, replace(DECISION, verdict=Verdict.OBSERVED), Caller.RUN)
-    assert "leave out --observe" in said.todo
-    requeue = replace(DECISION, action=Action.REQUEUE)
-    assert manual_command(requeue, "7", Caller.RUN) == "slurm-watchdog restart --now 7"
-    assert "scontrol" in manual_command(requeue, "7")
+    requeue = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED)
+    said = told(INCIDENT, requeue, Caller.RUN)
+    assert said.todo == "Manually: slurm-watchdog restart --now 7. To have it done: leave out --observe"
+    assert "scontrol" in told(INCIDENT, requeue).todo

@@ -66,4 +66,4 @@ def learnt_limit(
         return Limit(seconds=max(widest_s, learnt_s), reason=f"the log says {phase}")
     if learnt_s > settings.floor:
         return Limit(seconds=learnt_s, reason=f"{settings.factor:g} x the slowest recent step of {slowest_s:.1f} s")
-    return Limit(seconds=settings.floor, reason="the configured floor")
+    return Limit(seconds=settings.floor, reason="the minimum")

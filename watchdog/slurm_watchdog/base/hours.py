@@ -17,7 +17,7 @@ def parse_hours(text: str) -> tuple[frozenset[int], int, int]:
     ends no later than it begins ends the day after. Raises ValueError."""
     found = _WINDOW.fullmatch(" ".join(text.lower().split()))
     if found is None:
-        raise ValueError(f"{text[:60]!r} is no time of the week; 22:00-07:00 and sat,sun 00:00-24:00 are")
+        raise ValueError(f"{text[:60]!r} is not a time of the week; use 22:00-07:00 or sat,sun 00:00-24:00")
     named, *numbers = found.groups()
     hour, minute, end_hour, end_minute = map(int, numbers)
     begin, end = 60 * hour + minute, 60 * end_hour + end_minute

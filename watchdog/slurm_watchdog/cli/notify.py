@@ -60,7 +60,7 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
     with controller_packages():
         from slurm_watchdog.journal.journal import Journal
         from slurm_watchdog.model.incidents import Severity
-        from slurm_watchdog.notify.factory import try_receivers
+        from slurm_watchdog.notify.dispatcher import try_receivers
     # What fails is printed below, once.
     logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
     tried = asyncio.run(try_receivers(config, lambda: Journal("sqlite://").outbox, Severity(severity), clock.wall()))

@@ -42,10 +42,8 @@ from slurm_watchdog.journal.database import Database, is_postgresql, is_sqlite
 from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Lease
-from slurm_watchdog.notify.dispatcher import Notifier
-from slurm_watchdog.notify.factory import make_notifier
-from slurm_watchdog.notify.http import DEADLINE_S
-from slurm_watchdog.notify.webhook import Heartbeat
+from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
+from slurm_watchdog.notify.programs import Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
@@ -215,7 +213,7 @@ async def _serve(
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
     reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_rarely(controller, slurm), stop))
     beats = config.notify.heartbeat
-    heart = Heartbeat(beats.url_file, DEADLINE_S, config.cluster_name, controller.healthy)
+    heart = Heartbeat(beats.url_file, config.cluster_name, controller.healthy)
     beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
     await live(controller, notifier, stop, restart)
     for task in (reading, beating):

@@ -39,6 +39,6 @@ SPEC = DetectorSpec(
     sentence="A filesystem does not answer",
     job_state="waits for a filesystem",
     wants_evidence=True,
-    why_no_action="no restart helps while the filesystem is unavailable, and no node is to blame",
+    why_no_action="restarting would not help while the filesystem is unavailable",
     alerts=("SlurmWatchdogJobHangs", "SlurmWatchdogFilesystem"),
 )

@@ -244,8 +244,8 @@ def _sentence(filesystem: FilesystemView, state: Assessment, named: tuple[Culpri
     more = f" ({len(named)} processes in all)" if len(named) > 1 else ""
     consequence = {
         Scope.OUTAGE: f"filesystem {filesystem.mount} does not answer on "
-        f"{', '.join(sorted({c.node or '?' for c in named} | set(state.unanswering)))}: an outage, no fault of a node. "
-        "Nothing is restarted and no node is excluded while it lasts.",
+        f"{', '.join(sorted({c.node or '?' for c in named} | set(state.unanswering)))}: an outage of the filesystem, "
+        "not of a node. Nothing is restarted and no node is excluded while it lasts.",
         Scope.ONE_NODE: f"other nodes ({', '.join(state.answering)}) get an answer from {filesystem.mount}: "
         f"it is {first.node} that lost it."
         if state.answering

@@ -321,7 +321,7 @@ def _bad_finding(
     if cause.how == LEFT_FIRST:
         explanation = f"{_rank_words(cause)} left first: it {LEFT_FIRST}, which then lost their connection to it"
     elif cause.how:
-        explanation = f"{_rank_words(cause)} {cause.how}{likely}, and its own words are not in the log"
+        explanation = f"{_rank_words(cause)} {cause.how}{likely} and logged no error"
         if cause.rank is None and cause.alike > 1:
             how = cause.how.replace("was ", "were ", 1)
             explanation = f"{cause.alike} ranks {how}{likely} alike, and nothing shows which of them was first"

@@ -90,11 +90,6 @@ class SqlOutbox:
         old = sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.added_at < before)
         return self._database.change(old.values(done=True))
 
-    def drop(self, channel: str, incident_id: str) -> None:
-        """Give up what waits to be said about this."""
-        old = sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.incident_id == incident_id)
-        self._database.change(old.values(done=True))
-
     def forget(self, before: float) -> None:
         """Remove messages and threads from before this date, sent or not."""
         with self._database.transaction() as sql:

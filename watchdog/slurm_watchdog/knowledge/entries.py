@@ -156,7 +156,7 @@ class Fields:
         try:
             return re.compile(self.alternatives(key, required=required), flags)
         except (re.error, RecursionError, OverflowError) as error:
-            self._wrong(f"`{key}` is no regular expression: {error}")
+            self._wrong(f"`{key}` is not a valid regular expression: {error}")
             return re.compile(r"(?!)")
 
     def alternatives(self, key: str, *, required: bool = True) -> str:

@@ -29,7 +29,7 @@ def problem_of(ladder: tuple[Rung, ...]) -> str | None:
     ends = [place for place, rung in enumerate(ladder) if rung in ENDINGS]
     if ends and ends[0] < len(ladder) - len(ends):
         before = ", ".join((Rung.EVIDENCE, *GENTLE))
-        return f"{before} come before {', '.join(ENDINGS)}: after those nobody is left to ask"
+        return f"{before} have to come before {', '.join(ENDINGS)}"
     if Rung.RESTART_STEP in ladder and next(rung for rung in ladder if rung in ENDINGS) is not Rung.RESTART_STEP:
         return "restart_step comes before the other rungs that end a run: after those there is no step to start again"
     if Rung.CANCEL in ladder[:-1]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,8 +18,8 @@ from slurm_watchdog.base.text import safe
 
 DEADLINE_S = 10.0
 """For one message, or one request of up to 100 events. An outage of a receiver never delays an action."""
-ANSWER_BYTES = 2000
-"""Bytes of an answer that are read: it begins with the error."""
+ANSWER_BYTES = 1_000_000
+"""More of an answer is not read: Slack repeats the message in it."""
 REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})
 """Statuses after which the same document is not sent again. Others (404, 401, 403) may come from a receiver
 that is being set up."""
@@ -34,32 +34,43 @@ class SendFailed(Exception):
 
 
 async def post_json(
-    url: str, document: Any, deadline_s: float, *, receiver: str, headers: Mapping[str, str] | None = None
-) -> None:
-    """Deliver `document` to `url`. Raises SendFailed."""
+    url: str, document: Any, *, receiver: str, token: str = "", deadline_s: float = DEADLINE_S, answers: bool = False
+) -> bytes:
+    """Delivers `document` to `url`, with a token as a bearer if there is one. Returns what a receiver that `answers`
+    has said. Raises SendFailed."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
     try:
         async with (
             timeout(deadline_s),
             aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=deadline_s)) as session,
-            session.post(url, json=document, headers=dict(headers or {}), allow_redirects=False) as answer,
+            session.post(url, json=document, headers=headers, allow_redirects=False) as answer,
         ):
-            if 200 <= answer.status < 300:
-                return
-            said = (await answer.content.read(ANSWER_BYTES)).decode(errors="replace")
-            status, asked = answer.status, answer.headers
+            said, taken = b"", 200 <= answer.status < 300
+            while (answers or not taken) and len(said) < ANSWER_BYTES and (more := await answer.content.readany()):
+                said += more
+            if taken:
+                return said
+            status, asked = answer.status, answer.headers.get("Retry-After", "")
     except TimeoutError:
         raise SendFailed(f"{receiver} did not answer within {deadline_s:g} s") from None
     # `from None`: the exception below may hold the address.
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise SendFailed(f"{receiver} can't be reached ({why(error)})") from None
-    said = without_secrets(said, url)
-    for word in " ".join((headers or {}).values()).split():
-        said = said.replace(word, "(secret)")  # a receiver may echo the request
+    # A receiver may repeat the request, with the address or its last part.
+    secrets = (token, url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2])
+    asks = status in (429, 503) and asked.isascii() and asked.isdecimal()
     raise SendFailed(
-        f"{receiver} answered {status}: {safe(said, 200)}",
-        retry_after_s=retry_after(asked) if status in (429, 503) else None,
+        f"{receiver} answered {status}: {safe(without(secrets, said.decode(errors='replace')), 200)}",
+        retry_after_s=float(asked) if asks else None,
         permanent=status in REFUSED_FOR_GOOD,
     )
+
+
+def without(secrets: Iterable[str], text: str) -> str:
+    """`text` with none of the secrets in it."""
+    for secret in secrets:
+        text = text.replace(secret, "(secret)") if len(secret) > 3 else text
+    return text
 
 
 def why(error: Exception) -> str:
@@ -77,7 +88,9 @@ def why(error: Exception) -> str:
 
 
 def read_secret(file: str, key: str) -> str:
-    """The one line of a file. Raises SendFailed, without what is in it."""
+    """The one line of a file; empty for no file. Raises SendFailed, without what is in it."""
+    if not file:
+        return ""
     try:
         text = Path(file).read_text().strip()
     except (OSError, ValueError) as error:
@@ -89,26 +102,12 @@ def read_secret(file: str, key: str) -> str:
 
 def read_url(file: str, key: str) -> str:
     """An address from a file. Raises SendFailed, without naming the address."""
+    url = read_secret(file, key)
     try:
-        url = Path(file).read_text().strip()
         parts = urlsplit(url)
-    except (OSError, ValueError) as error:
-        raise SendFailed(f"{key} {file} can't be read ({why(error)})") from None
+    except ValueError:
+        parts = urlsplit("")
     local = parts.scheme == "http" and parts.hostname in {"127.0.0.1", "localhost", "::1"}
     if not (parts.scheme == "https" and parts.hostname) and not local:
         raise SendFailed(f"{key} {file} holds no https:// address")
     return url
-
-
-def without_secrets(text: str, url: str) -> str:
-    """`text` without the secret address, or its path, in it."""
-    for secret in (url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2]):
-        if len(secret) > 3:
-            text = text.replace(secret, "(address)")
-    return text
-
-
-def retry_after(headers: Any) -> float | None:
-    """Seconds of the Retry-After header; None if there is none that is a number."""
-    value = next((str(value) for name, value in dict(headers).items() if name.lower() == "retry-after"), "")
-    return float(value) if value.strip().isascii() and value.strip().isdecimal() else None

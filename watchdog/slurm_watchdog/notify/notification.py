@@ -1,9 +1,8 @@
-"""Notification records as stored in the outbox; rendered to text on delivery."""
+"""What people are told: one notice a piece of news, as it waits in the outbox until receivers render it. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, Final
+from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -13,22 +12,19 @@ from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import RESTARTING, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, Severity
-from slurm_watchdog.model.slurm import SlurmJob
 
 KEPT_FACTS = 30
 KEPT_CULPRITS = 30
 KEPT_CHARS = 500
 """Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an
 unreachable Slack."""
+KEPT_JOBS = 8
+"""Jobs of one incident that are stored with it."""
 BUSY = frozenset({"busy", RESTARTING})
 """What a decision is by that leaves the job to an action that is under way already."""
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
 """Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
 while another action of the job, which ends this incident too, is under way."""
-KEPT_JOBS = 8
-"""Jobs of one incident that are stored with it."""
-
-
 TEST_SUBJECT = "test"
 """Subject of the incident that `notify test` sends."""
 
@@ -76,9 +72,11 @@ class Notice(Struct, frozen=True, kw_only=True):
     decision: Decision | None = None
     run: ActionRun | None = None
     said: tuple[str, ...] = ()
-    """Findings of a diagnosis, a sentence each."""
+    """Findings of a diagnosis, a sentence each; what a person has done."""
     jobs: tuple[JobNote, ...] = ()
     caller: Caller = Caller.SERVICE
+    acted_on: bool = False
+    """An action on the incident is under way."""
 
     @property
     def needs_person(self) -> bool:
@@ -87,8 +85,7 @@ class Notice(Struct, frozen=True, kw_only=True):
         if self.topic is Topic.OPENED:
             return critical and not self.incident.job_ids  # nothing is done about it, and so nothing more is said
         if self.topic is Topic.DECIDED and self.decision is not None:
-            decision = self.decision
-            return critical and not decision.acts and decision.by not in BUSY
+            return critical and not self.decision.acts and self.decision.by not in BUSY
         return self.urgent
 
     @property
@@ -118,38 +115,19 @@ def from_row(row: dict[str, Any]) -> Notice:
     return msgspec.convert(row, Notice)
 
 
-def job_notes(jobs: Iterable[SlurmJob | None], gpus_of: Callable[[str], int] = lambda job_id: 0) -> tuple[JobNote, ...]:
-    """Whose these jobs are, and how many GPUs wait with them; of those that are not known nothing is said."""
-    return tuple(
-        JobNote(
-            job_id=job.job_id,
-            user=job.user,
-            partition=job.partition,
-            account=job.account,
-            name=job.name,
-            gpus=gpus_of(job.job_id),
-        )
-        for job in jobs
-        if job is not None
-    )
+class Site(Struct, frozen=True, kw_only=True):
+    """What messages say of the site: its cluster, and addresses of more about an incident where it has named any."""
 
-
-class SiteLinks(Struct, frozen=True, kw_only=True):
-    """Addresses of one site for messages: an incident on the page, and what the site has written about its kind; an
-    empty address gives no links."""
-
+    cluster: str
     external_url: str = ""
     """The page, as people reach it."""
     runbook_url: str = ""
     """With {kind} in it."""
 
-    def incident_url(self, incident_id: str) -> str:
+    def page(self, incident: Incident) -> str:
         """The page of an incident."""
-        return f"{self.external_url.rstrip('/')}/#/incident/{quote(incident_id, safe='')}" if self.external_url else ""
+        return f"{self.external_url.rstrip('/')}/#/incident/{quote(incident.id, safe='')}" if self.external_url else ""
 
-    def runbook(self, kind: str) -> str:
-        """What to do about a kind of incident."""
-        return self.runbook_url.replace("{kind}", quote(kind, safe=""))
-
-
-NO_LINKS: Final = SiteLinks()
+    def runbook(self, incident: Incident) -> str:
+        """What to do about its kind."""
+        return self.runbook_url.replace("{kind}", quote(incident.kind, safe=""))

@@ -1,39 +1,55 @@
-"""Slack through slack-sdk: an incoming webhook, or a bot with its token, which can open threads and change
-its own messages."""
+"""Slack: an incoming webhook, or a bot with its token, which can open threads and change its own messages. One thread
+an incident, few messages a minute, and one digest instead of many."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from typing import Any, Protocol
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
-import aiohttp
-from slack_sdk.errors import SlackApiError, SlackClientError
-from slack_sdk.web.async_client import AsyncWebClient
-from slack_sdk.webhook.async_client import AsyncWebhookClient
+import msgspec
 
-from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import safe
-from slurm_watchdog.notify.http import SendFailed, read_secret, read_url, retry_after, why, without_secrets
-from slurm_watchdog.notify.slack_messages import Payload
+from slurm_watchdog.notify.http import DEADLINE_S, SendFailed, post_json, read_secret, read_url, without
+from slurm_watchdog.notify.notification import Notice, Site, Topic, from_row
+from slurm_watchdog.notify.slack_messages import Digest, Payload, card, pages, reply, updated
+from slurm_watchdog.notify.wording import messages_of
 
-# The client of slack-sdk writes the webhook's address to its log at debug level, and NOTSET counts as that.
-SILENT = logging.getLogger("slurm_watchdog.notify.slack.client")
-SILENT.setLevel(logging.CRITICAL + 1)
+if TYPE_CHECKING:
+    from slurm_watchdog.config.notify import Slack
+    from slurm_watchdog.journal.outbox import SqlOutbox
 
-OF_THE_MESSAGE = frozenset(
-    {
-        "invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "no_text",
-        "too_many_attachments",
-        "invalid_attachments", "invalid_arguments", "metadata_too_large", "cant_update_message", "edit_window_closed",
-    }
-)  # fmt: skip
-"""Errors of chat.postMessage and chat.update after which the same message is not sent again. All others (a token
-that was revoked, a channel that was archived, an outage of theirs) may be mended:
+LOG = logging.getLogger(__name__)
+
+OF_THE_MESSAGE = {"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "no_text"} | {
+    "too_many_attachments",
+    "invalid_attachments",
+    "invalid_arguments",
+    "metadata_too_large",
+}
+"""Errors of chat.postMessage after which the same message is not sent again. All others (a token that was revoked, a
+channel that was archived, an outage of theirs) may be mended:
 https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
-OF_THE_THREAD = frozenset(
-    {"thread_not_found", "message_not_found", "cannot_reply_to_message", "invalid_thread_ts", "cant_update_message"}
-)  # fmt: skip
-"""The parent message was deleted: the message is posted without a thread."""
+OF_THE_THREAD = {
+    "thread_not_found",
+    "message_not_found",
+    "cannot_reply_to_message",
+    "invalid_thread_ts",
+    "cant_update_message",
+}
+"""The first message was deleted: the next one is posted without a thread."""
+WINDOW_S = 60.0
+MIN_GAP_S = 1.0
+"""Slack takes about one message a second in a channel: https://docs.slack.dev/apis/web-api/rate-limits"""
+DIGEST_EVERY_S = 60.0
+MAX_SINGLE_ROWS = 40
+"""More rows than this become a digest; fewer are sent by incident."""
+ROWS_AT_ONCE = 200
+"""Rows read at once: the controller's loop runs in between."""
+POLL_S = 5.0
+DIGEST_ID = "digest"
 
 
 class Poster(Protocol):
@@ -52,112 +68,208 @@ class Poster(Protocol):
         ...
 
 
-class SlackWebhook:
-    """Sends to the incoming webhook whose address is in `url_file`; the file is read for each message.
+class SlackPoster:
+    """Posts to the incoming webhook, or as the bot (scope chat:write), whose file the configuration names; it is read
+    for each message, and what is in it appears in no log and no exception. A thread's name is `CHANNEL/TIMESTAMP`."""
 
-    The address is a secret: it appears in no log and no exception. `deadline_s` is for one message.
-    """
-
-    threads = False
-
-    def __init__(self, url_file: str, deadline_s: float) -> None:
-        self._url_file = url_file
-        self._deadline_s = deadline_s
+    def __init__(self, settings: Slack, deadline_s: float = DEADLINE_S) -> None:
+        self._settings, self._deadline_s = settings, deadline_s
+        self.threads = bool(settings.token_file)
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
-        """Deliver one message. Raises SendFailed."""
-        url = read_url(self._url_file, "notify.slack.webhook_url_file")
-        client = AsyncWebhookClient(url, timeout=max(1, round(self._deadline_s)), logger=SILENT, retry_handlers=[])
-        try:
-            async with timeout(self._deadline_s):
-                answer = await client.send_dict(message)
-        except TimeoutError:
-            raise SendFailed(f"Slack did not answer within {self._deadline_s:g} s") from None
-        # `from None`: the exception below may hold the address.
-        except (aiohttp.ClientError, SlackClientError, OSError, ValueError) as error:
-            raise SendFailed(f"Slack can't be reached ({why(error)})") from None
-        if answer.status_code == 200:
+        """See Poster."""
+        if not self.threads:
+            url = read_url(self._settings.webhook_url_file, "notify.slack.webhook_url_file")
+            await post_json(url, message, receiver="Slack", deadline_s=self._deadline_s)
             return None
-        said = without_secrets(str(answer.body), url)
-        raise SendFailed(
-            f"Slack answered {answer.status_code}: {safe(said, 100)}",
-            retry_after_s=retry_after(answer.headers) if answer.status_code == 429 else None,
-            # The same message will not be taken later either.
-            permanent=answer.status_code == 400,
-        )
-
-    async def revise(self, thread: str, message: Payload) -> None:
-        """A webhook can't."""
-
-
-class SlackBot:
-    """Speaks as the bot whose token is in `token_file` (scope chat:write), in `channel`. The token appears in
-    no log and no exception."""
-
-    threads = True
-
-    def __init__(self, token_file: str, channel: str, deadline_s: float, api_url: str) -> None:
-        self._token_file = token_file
-        self._channel = channel
-        self._deadline_s = deadline_s
-        self._api_url = api_url.rstrip("/") + "/"
-
-    async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
-        """chat.postMessage; the thread's name is `CHANNEL/TIMESTAMP`. Raises SendFailed."""
-        arguments = {key: value for key, value in message.items() if key != "link_names"}
-        arguments |= {"channel": self._channel, "parse": "none"}
-        if thread is not None:
-            channel, _, at = thread.partition("/")
-            arguments |= {"channel": channel, "thread_ts": at, "reply_broadcast": loud}
-        try:
-            answer = await self._call("chat.postMessage", arguments)
-        except ThreadGone:
+        channel, _, at = (thread or "").partition("/")
+        below = {"thread_ts": at, "reply_broadcast": loud} if thread else {}
+        answer = await self._call("chat.postMessage", message | {"channel": channel or self._settings.channel} | below)
+        if answer is None:
             return await self.post(message)
         begun, where = answer.get("ts"), answer.get("channel")
-        if thread is not None or not isinstance(begun, str) or not isinstance(where, str):
-            return thread
-        return f"{where}/{begun}"
+        return thread if thread or not (begun and where) else f"{where}/{begun}"
 
     async def revise(self, thread: str, message: Payload) -> None:
-        """chat.update. A message that is not there any more needs none. Raises SendFailed."""
+        """See Poster. A message that is not there any more needs no change."""
         channel, _, at = thread.partition("/")
-        arguments = {"channel": channel, "ts": at, "text": message["text"], "blocks": message["blocks"]}
+        shown = {key: message[key] for key in ("text", "blocks", "link_names")}
+        await self._call("chat.update", shown | {"channel": channel, "ts": at})
+
+    async def _call(self, method: str, arguments: Payload) -> dict[str, Any] | None:
+        """What Slack answers; None if the thread is gone. Raises SendFailed."""
+        token = read_secret(self._settings.token_file, "notify.slack.token_file")
+        said = await post_json(
+            f"{self._settings.api_url.rstrip('/')}/{method}",
+            arguments | {"parse": "none"},
+            receiver="Slack",
+            token=token,
+            deadline_s=self._deadline_s,
+            answers=True,
+        )
         try:
-            await self._call("chat.update", arguments | {"parse": "none", "link_names": False})
-        except ThreadGone:
+            answer: dict[str, Any] = msgspec.json.decode(said, type=dict[str, Any])
+        except msgspec.MsgspecError:
+            raise SendFailed("Slack can't be reached (the answer is not Slack's)") from None
+        if answer.get("ok") is True:
+            return answer
+        code = str(answer.get("error", ""))
+        if code in OF_THE_THREAD and ("thread_ts" in arguments or "ts" in arguments):
+            return None
+        raise SendFailed(f"Slack answered: {safe(without([token], code), 100)}", permanent=code in OF_THE_MESSAGE)
+
+
+class MessageRate:
+    """At most `limit` messages in any minute, a second between two. A clock that was set back counts for nothing."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self._sent: deque[float] = deque(maxlen=limit)
+
+    def count_message(self, now: float) -> None:
+        """A message went out, or may have."""
+        self._sent.append(now)
+
+    def _recent(self, now: float) -> list[float]:
+        return [at for at in self._sent if now - WINDOW_S < at <= now]
+
+    def free(self, now: float) -> int:
+        """How many may go out now."""
+        return self.limit - len(self._recent(now))
+
+    def wait_s(self, now: float) -> float:
+        """How long until the next may."""
+        recent = self._recent(now)
+        full_s = WINDOW_S - (now - recent[0]) + 0.01 if len(recent) >= self.limit else 0.0
+        return max(0.0, full_s, MIN_GAP_S - (now - recent[-1])) if recent else 0.0
+
+
+class SlackChannel:
+    """The notifier's channel to one channel of Slack. `pulses`: a headline and a line about each job, sent every
+    `pulse` of the settings while nothing else waits."""
+
+    name = "slack"
+    topics = frozenset(Topic)
+
+    def __init__(
+        self,
+        poster: Poster,
+        site: Site,
+        settings: Slack,
+        pulses: Callable[[], Sequence[str]] = tuple,
+    ) -> None:
+        self._poster, self._site, self._mentions = poster, site, settings.mentions
+        self._pace = MessageRate(settings.messages_per_minute)
+        self._digest_at = float("-inf")
+        self._pulse_s, self._pulses = settings.pulse, pulses
+        self._pulse: float | None = None
+        """Number of the newest interval that has its pulse."""
+
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
+        """See dispatcher.Channel."""
+        wait_s = self._pace.wait_s(now)
+        if wait_s > 0:
+            return wait_s
+        items = outbox.pending(MAX_SINGLE_ROWS + 1, self.name)
+        if not items:
+            await self._post_pulse(now)
+            return None
+        if "message" in items[0].payload:  # a digest: all that was put up before it is in it
+            thread = outbox.thread_of(self.name, items[0].incident_id)
+            begun = await self._post(items[0].payload["message"], thread, now)
+            if begun is not None and thread is None:  # its other parts go below this one
+                outbox.keep_thread(self.name, items[0].incident_id, begun, now)
+            outbox.done_all(self.name, (items[0].id,))
+            return 0.0
+        stories: dict[str, list[tuple[int, Notice]]] = {}
+        for number, notice in self._read(outbox, items):
+            stories.setdefault(notice.incident.id, []).append((number, notice))
+        if not stories:
+            return 0.0
+        first, free = next(iter(stories.values())), self._pace.free(now)
+        urgent = any(notice.urgent for _, notice in first)
+        many = len(items) > MAX_SINGLE_ROWS or len(stories) > max(1, free)
+        digest_due_s = DIGEST_EVERY_S - (now - self._digest_at)
+        storm = 0 < digest_due_s <= DIGEST_EVERY_S  # which may continue: new incidents go into the next digest
+        if many and not (urgent and free > 1):
+            if storm:
+                return min(POLL_S, digest_due_s)
+            await self._queue_digest(outbox, now)
+        elif storm and not many and not urgent and free < self._pace.limit - 1:
+            return POLL_S
+        else:
+            await self._post_story(outbox, first, now, whole=many or free < 2 * len(stories))
+        return 0.0
+
+    def _read(self, outbox: SqlOutbox, items: Sequence[Any]) -> list[tuple[int, Notice]]:
+        """(row, notice) of each. Rows that can't be read are given up."""
+        found = []
+        for item in items:
+            try:
+                found.append((item.id, from_row(item.payload)))
+            except msgspec.ValidationError as error:
+                LOG.error("message %d to %s can't be read and is dropped: %s", item.id, self.name, error)
+                outbox.done_all(self.name, (item.id,))
+        return found
+
+    async def _post_story(
+        self, outbox: SqlOutbox, rows: Sequence[tuple[int, Notice]], now: float, *, whole: bool
+    ) -> None:
+        """Posts all waiting notices of one incident, in one message or two: one in the channel, one in its thread."""
+        story = [notice for _, notice in rows]
+        incident, threads = story[0].incident, self._poster.threads
+        thread = outbox.thread_of(self.name, incident.id) if threads else None
+        over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
+        if thread is None:
+            thread = await self._post(card(story, self._site, self._mentions, whole=whole or not threads), None, now)
+            if thread is not None:
+                outbox.keep_thread(self.name, incident.id, thread, now)
+                if not whole and any(each.evidence for each in messages_of(story)):
+                    await self._post(reply(story, self._mentions, first=True), thread, now)
+        elif any(notice.topic is not Topic.RESOLVED for notice in story):
+            loud = any(notice.urgent for notice in story)
+            await self._post(reply(story, self._mentions, first=False), thread, now, loud=loud)
+            if over is None:
+                await self._revise(thread, updated(story, self._site), incident.id)
+        outbox.done_all(self.name, [number for number, _ in rows])
+        if thread is None or over is None:
             return
+        cause = over.incident.inhibited_by
+        if cause is not None and outbox.thread_of(self.name, cause) is None:
+            outbox.keep_thread(self.name, cause, thread, now)  # its cause takes this message over
+        await self._revise(thread, card([over], self._site, {}), incident.id)
 
-    async def _call(self, method: str, arguments: Payload) -> dict[str, Any]:
-        token = read_secret(self._token_file, "notify.slack.token_file")
-        client = AsyncWebClient(
-            token=token, base_url=self._api_url, timeout=max(1, round(self._deadline_s)), logger=SILENT,
-            retry_handlers=[]
-        )  # fmt: skip
+    async def _revise(self, thread: str, message: Payload, incident_id: str) -> None:
+        """Edits the first message of a thread; that notifies no user."""
         try:
-            async with timeout(self._deadline_s):
-                answer = await client.api_call(method, json=arguments)
-        except TimeoutError:
-            raise SendFailed(f"Slack did not answer within {self._deadline_s:g} s") from None
-        except SlackApiError as error:
-            raise _refusal(error, token) from None
-        except (aiohttp.ClientError, SlackClientError, OSError, ValueError, AttributeError) as error:
-            raise SendFailed(f"Slack can't be reached ({why(error)})") from None
-        return answer.data if isinstance(answer.data, dict) else {}
+            await self._poster.revise(thread, message)
+        except SendFailed as error:
+            LOG.warning("the first message about %s stays as it is: %s", incident_id, error.reason)
 
+    async def _post(self, message: Payload, thread: str | None, now: float, *, loud: bool = False) -> str | None:
+        # Counted before: the message may have been posted although its answer was lost.
+        self._pace.count_message(now)
+        return await self._poster.post(message, thread, loud=loud)
 
-class ThreadGone(SendFailed):
-    """The parent message was deleted."""
+    async def _queue_digest(self, outbox: SqlOutbox, now: float) -> None:
+        """Replaces all waiting rows by one digest."""
+        digest, last, number = Digest(self._mentions), 0, 0
+        while page := outbox.pending(ROWS_AT_ONCE, self.name, last):
+            notices = self._read(outbox, page)
+            for _, notice in notices:
+                digest.add(notice)
+            number, last = number + len(notices), page[-1].id
+            await asyncio.sleep(0)
+        LOG.warning("%d messages to %s are sent as a digest", number, self.name)
+        rows = [{"message": each} for each in digest.messages(self._site.cluster)]
+        outbox.replace(self.name, last, f"{DIGEST_ID}-{last}", rows, now)
+        self._digest_at = now
 
-
-def _refusal(error: SlackApiError, token: str) -> SendFailed:
-    """What an answer that is no `ok: true` means for the message."""
-    response = error.response
-    status = getattr(response, "status_code", None) or getattr(response, "status", 0)
-    data = getattr(response, "data", None)
-    code = str(data.get("error", "")) if isinstance(data, dict) else ""
-    reason = f"Slack answered {status}{': ' if code else ''}{safe(code.replace(token, '(token)'), 100)}"
-    if status == 429 or code in ("ratelimited", "rate_limited"):
-        return SendFailed(reason, retry_after_s=retry_after(getattr(response, "headers", {})))
-    if code in OF_THE_THREAD:
-        return ThreadGone(reason, permanent=True)
-    return SendFailed(reason, permanent=code in OF_THE_MESSAGE)
+    async def _post_pulse(self, now: float) -> None:
+        """On the grid of the wall clock: a restarted controller repeats none, and after an outage of Slack only the
+        newest is sent."""
+        number = now // self._pulse_s if self._pulse_s > 0 else None
+        if self._pulse is not None and number != self._pulse and (said := self._pulses()):
+            (message,) = pages(f"[{self._site.cluster}] {said[0]}", said[1:], "All jobs: slurm-watchdog status", 1)
+            await self._post(message, None, now)
+        self._pulse = number

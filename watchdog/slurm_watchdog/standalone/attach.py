@@ -39,7 +39,7 @@ from slurm_watchdog.knowledge.launchers import LOCAL_RANK_VARIABLES, RANK_VARIAB
 from slurm_watchdog.model.kill_switch import problem_of_prefix
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import ALIVE, RUNNING
-from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.dispatcher import make_notifier
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm

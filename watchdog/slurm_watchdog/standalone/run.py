@@ -35,7 +35,7 @@ from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.incidents import IncidentKind
-from slurm_watchdog.notify.factory import make_notifier
+from slurm_watchdog.notify.dispatcher import make_notifier
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.local_slurm import LocalSlurm

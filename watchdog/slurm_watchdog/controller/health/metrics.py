@@ -125,7 +125,7 @@ class ControllerMetrics:
             "database does not answer or its journal is of a later release",
         )
         self.ready.set(1)
-        self._epoch = gauge("controller_epoch", "How often the place of the active controller has changed hands")
+        self._epoch = gauge("controller_epoch", "Number of failovers")
         self._lease_age = gauge(
             "controller_lease_age_seconds",
             "Time since the active controller renewed its lease; NaN: a standby does not know",

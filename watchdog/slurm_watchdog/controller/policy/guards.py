@@ -196,9 +196,9 @@ def _budget(incident: Incident, s: PolicyInput, limits: GuardLimits) -> str | No
 
 def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if s.users_in_trouble >= limits.storm_jobs:
-        return f"jobs of {s.users_in_trouble} users have the same trouble at once: it is the fabric or the storage"
+        return f"jobs of {s.users_in_trouble} users have the same trouble at once: the fabric or storage is at fault"
     if s.jobs_in_trouble >= limits.storm_jobs:
-        return f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: it is what they share"
+        return f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: what they share is at fault"
     if s.users_with_orphans >= limits.storm_jobs:
         return f"processes of {s.users_with_orphans} users outlived their jobs at once: it is Slurm, or an outage"
     if s.jobs_with_orphans >= limits.storm_jobs:

@@ -35,7 +35,7 @@ def problem_of(text: str) -> str | None:
             return "matches an empty line"
         costly = why_costly(text)
     except (re.error, Warning, RecursionError, OverflowError) as error:
-        return f"is no regular expression: {error}"
+        return f"is not a valid regular expression: {error}"
     return f"may take very long on some lines: {costly}" if costly else None
 
 

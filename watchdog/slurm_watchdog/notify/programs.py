@@ -1,0 +1,197 @@
+"""Receivers that take many notices in one request: a webhook of the site's own, Alertmanager, the log. And the
+heartbeat, to an address that alarms when none comes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from datetime import datetime, timezone
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from slurm_watchdog.base.text import one_line
+from slurm_watchdog.model.incidents import Severity
+from slurm_watchdog.notify.http import SendFailed, post_json, read_secret, read_url
+from slurm_watchdog.notify.notification import Notice, Site, Topic, from_row
+from slurm_watchdog.notify.wording import culprit_line, message_of
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.notify import Webhook
+    from slurm_watchdog.journal.outbox import SqlOutbox
+
+LOG = logging.getLogger(__name__)
+ALERTED = frozenset({Topic.OPENED, Topic.RESOLVED})
+"""What Alertmanager is told."""
+
+BATCH = 100
+"""Notices in one request; some 2 KiB each."""
+GAP_S = 1.0
+REPEAT_S = 60.0
+"""What fires is sent to Alertmanager again so often: its resolve_timeout is 5 min as shipped."""
+OURS = frozenset({"pending_mono", "clear_mono", "heard_mono"})
+"""Fields of an incident that mean something to the controller's own clock only."""
+SEVERITIES = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "none"}
+"""The words of deploy/prometheus/alerts.yaml, so that one routing serves both."""
+LABEL_LIMIT = 200
+TEXT_LIMIT = 1000
+
+Numbered = tuple[int, Notice]
+"""A notice with the number of its row: the same each time it is sent, so that a receiver can drop duplicates."""
+
+
+class Programs:
+    """A channel of the notifier that sends its oldest rows together, in order, at least once."""
+
+    def __init__(
+        self,
+        name: str,
+        post: Callable[[Sequence[Numbered]], Awaitable[None]],
+        topics: frozenset[Topic] = frozenset(Topic),
+        firing: Callable[[], Sequence[Notice]] | None = None,
+    ) -> None:
+        """`firing`: what is sent again every REPEAT_S, for a receiver that forgets."""
+        self.name, self.topics = name, topics
+        self._post, self._firing = post, firing
+        self._repeated_at = float("-inf")
+
+    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
+        """See dispatcher.Channel. News go before repeats."""
+        items = outbox.pending(BATCH, self.name)
+        if items:
+            found: list[Numbered] = []
+            for item in items:
+                try:
+                    found.append((item.id, from_row(item.payload)))
+                except msgspec.ValidationError as error:
+                    LOG.error("message %d to %s can't be read and is dropped: %s", item.id, self.name, error)
+            try:
+                if found:
+                    await self._post(found)
+            except SendFailed as error:
+                if not error.permanent or len(items) == 1:
+                    raise
+                items, found = items[:1], [each for each in found if each[0] == items[0].id]
+                await self._post(found)  # alone, so that only what is refused is dropped
+            outbox.done_all(self.name, [item.id for item in items])
+            return GAP_S
+        if self._firing is not None and not 0 <= now - self._repeated_at < REPEAT_S:
+            again = [(0, notice) for notice in self._firing()]
+            for start in range(0, len(again), BATCH):
+                await self._post(again[start : start + BATCH])
+            self._repeated_at = now
+        return None
+
+
+async def post_events(settings: Webhook, site: Site, notices: Sequence[Numbered]) -> None:
+    """Posts to the webhook; its files are read for each request. Raises SendFailed."""
+    token = read_secret(settings.token_file, "notify.webhook.token_file")
+    url = read_url(settings.url_file, "notify.webhook.url_file")
+    events = [event_json(notice, site) | {"id": number} for number, notice in notices]
+    document = {"version": 1, "cluster": site.cluster, "events": events}
+    await post_json(url, document, receiver="the webhook", token=token)
+
+
+def event_json(notice: Notice, site: Site) -> dict[str, Any]:
+    """The JSON of one event: the sentence for people, and every value by its name in the journal."""
+    incident = msgspec.to_builtins(notice.incident)
+    event: dict[str, Any] = msgspec.to_builtins(
+        {
+            "event": notice.topic,
+            "at": notice.at,
+            "text": message_of(notice).sentence,
+            "needs_person": notice.needs_person,
+            "links": {"page": site.page(notice.incident), "runbook": site.runbook(notice.incident)},
+            "incident": {key: value for key, value in incident.items() if key not in OURS},
+            "jobs": notice.jobs,
+            "decision": notice.decision,
+            "action": notice.run,
+            "said": notice.said if notice.topic is Topic.NOTED else notice.said[1:],
+        }
+    )
+    return event
+
+
+async def post_alerts(urls: Sequence[str], site: Site, notices: Sequence[Numbered]) -> None:
+    """Posts to every Alertmanager of a cluster, as its manual asks; one that answers is enough. An incident alerts as
+    soon as it fires, with its sentence. An alert that is not repeated ends after Alertmanager's `resolve_timeout`
+    (5 min), so a stopped controller leaves no alert behind: https://prometheus.io/docs/alerting/latest/alerts_api/
+    Raises SendFailed if none of them took it."""
+    alerts = [alert for _, notice in notices for alert in alerts_json(notice, site)]
+    failures = []
+    for url in urls:
+        try:
+            await post_json(f"{url.rstrip('/')}/api/v2/alerts", alerts, receiver="Alertmanager")
+        except SendFailed as error:
+            failures.append(error)
+    if len(failures) == len(urls):
+        raise next((error for error in failures if not error.permanent), failures[0])
+
+
+def alerts_json(notice: Notice, site: Site) -> list[dict[str, Any]]:
+    """The alert that begins with this notice, of lower severity while it is acted on; or those that end: the one that
+    calls a person, and the one while an action was under way. Labels stay the same for the incident's whole life."""
+    incident, over = notice.incident, notice.topic is Topic.RESOLVED
+    words = message_of(notice)
+    labels = {
+        "alertname": "SlurmWatchdogIncident", "cluster": site.cluster, "kind": str(incident.kind),
+        "incident": incident.id, "job_id": incident.job_ids[0] if len(incident.job_ids) == 1 else "",
+    }  # fmt: skip
+    annotations = {
+        "summary": words.sentence,
+        "description": "\n".join(incident.facts[:10]),
+        "who": "; ".join(map(culprit_line, incident.culprits[:3])),
+        "job": ", ".join(f"{job.name} of {job.user} in {job.partition}" for job in notice.jobs[:1]),
+        "next": words.todo,
+        "runbook_url": site.runbook(incident),
+    }
+    alert = {
+        "annotations": {
+            key: "\n".join(one_line(line, TEXT_LIMIT) for line in value.splitlines())
+            for key, value in annotations.items()
+            if value
+        },
+        "startsAt": _date(incident.fired_at or incident.opened_at),
+        **({"endsAt": _date(incident.resolved_at or notice.at)} if over else {}),
+        **({"generatorURL": site.page(incident)} if site.external_url else {}),
+    }
+    acted = SEVERITIES[Severity.WARNING if incident.severity is Severity.CRITICAL else incident.severity]
+    usual = SEVERITIES[incident.severity]
+    severities = dict.fromkeys((usual, acted) if over else (acted if notice.acted_on else usual,))
+    shown = {key: one_line(value, LABEL_LIMIT) for key, value in labels.items() if value}
+    return [alert | {"labels": shown | {"severity": severity}} for severity in severities]
+
+
+def _date(at: float) -> str:
+    return datetime.fromtimestamp(at, tz=timezone.utc).isoformat()
+
+
+async def write_log(site: Site, notices: Sequence[Numbered]) -> None:
+    """Writes to the log, where no receiver is configured."""
+    for _, notice in notices:
+        LOG.warning("message: [%s] %s", site.cluster, one_line(message_of(notice).sentence, TEXT_LIMIT))
+
+
+class Heartbeat:
+    """Sends one when asked to, only after a whole tick of a controller that sees: it proves more than that a process is
+    there. Says once that it cannot."""
+
+    def __init__(self, url_file: str, cluster: str, healthy: Callable[[], tuple[bool, str]]) -> None:
+        self._url_file, self._cluster, self._healthy = url_file, cluster, healthy
+        self._error = ""
+
+    async def beat(self) -> bool:
+        """Whether one was sent."""
+        good, sentence = self._healthy()
+        if not good:
+            return False
+        error = ""
+        try:
+            url = read_url(self._url_file, "notify.heartbeat.url_file")
+            await post_json(url, {"cluster": self._cluster, "detail": sentence}, receiver="the heartbeat's receiver")
+        except SendFailed as failed:
+            error = failed.reason
+            if error != self._error:
+                LOG.warning("the heartbeat is not delivered: %s", error)
+        self._error = error
+        return not error

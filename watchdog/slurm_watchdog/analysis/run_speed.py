@@ -8,8 +8,8 @@ from math import log, sqrt
 from statistics import fmean
 
 from slurm_watchdog.base.midmean import midmean
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import StepTime
+from slurm_watchdog.model.slow_search import SearchRun
 
 LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
@@ -18,18 +18,6 @@ SKIPPED = 3
 """First steps of a run, which compile, warm caches and fill pipelines."""
 BATCH, LEAST_BATCHES = 10, 6
 """Steps of one batch (see level_shift), and batches of a run whose speed is measured."""
-
-
-class RunSpeed(Struct, frozen=True):
-    """The speed of a run, or of a part of it."""
-
-    level: float
-    """Logarithm of the seconds of a step."""
-    error: float
-    """Standard error of `level`."""
-    batches: int
-    at: float
-    """When the newest of these steps was made, on the clock of `ClusterView.now`."""
 
 
 def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
@@ -43,7 +31,7 @@ def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:
     return tuple(t for t in usable if t.batch == last.batch and t.logged == last.logged)
 
 
-def run_speed(times: Sequence[StepTime], history: Sequence[StepTime], least_s: float) -> RunSpeed | None:
+def run_speed(times: Sequence[StepTime], history: Sequence[StepTime], least_s: float) -> SearchRun | None:
     """The speed over at least `least_s`, for what jobs share is slow for some minutes now and then: of single steps
     (comparable ones) where they reach that far, else of the blocks of the run's history. None: it is not known yet."""
     logs = [log(each.seconds) for each in times[SKIPPED:] if each.seconds > 0]
@@ -51,7 +39,7 @@ def run_speed(times: Sequence[StepTime], history: Sequence[StepTime], least_s: f
     blocks = [log(each.seconds) for each in history]
     for means, of in ((batches, times), (blocks, history)):
         if len(means) >= LEAST_BATCHES and of[-1].at - of[0].at >= least_s:
-            return RunSpeed(fmean(means), _error(means), len(means), of[-1].at)
+            return SearchRun(level=fmean(means), error=_error(means), batches=len(means), at=of[-1].at)
     return None
 
 

@@ -12,7 +12,7 @@ from math import exp, hypot, pi, sin
 
 from slurm_watchdog.analysis.level_shift import DAY_SWING
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.text import plural
+from slurm_watchdog.base.text import fold, plural
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
 
@@ -27,7 +27,6 @@ that is slower than twice what the search began with has something else."""
 CONFIRMED_BY = 3
 """Slow runs with a node, and a fast one without it, before it is held against the node in full: anything may have made
 a single run slow."""
-MAX_NAMES = 16
 
 
 class Verdict(Struct, frozen=True, kw_only=True):
@@ -35,9 +34,6 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
     suspects: tuple[str, ...]
     """Nodes of the first run of which one must be slow; empty: it is none of them."""
-    runs: int
-    unclear: int
-    """Of these, runs that say nothing."""
     named: str = ""
     """The one that is left, once the job was fast without it, or that failed a test."""
     confirmed: bool = False
@@ -45,14 +41,12 @@ class Verdict(Struct, frozen=True, kw_only=True):
 
 def judge(search: SlowSearch) -> Verdict:
     """What the runs say, each of the nodes that it used."""
-    cleared, slow, unclear = set[str](), [frozenset(search.first.nodes)], 0
+    cleared, slow = set[str](), [frozenset(search.first.nodes)]
     for run in search.runs:
         fast = is_fast(search, run)
         if fast:
             cleared.update(run.nodes)
-        elif fast is None:
-            unclear += 1
-        else:
+        elif fast is False:
             slow.append(frozenset(run.nodes))
     left = set(search.first.nodes) - cleared
     if any(nodes <= cleared for nodes in slow):
@@ -63,7 +57,7 @@ def judge(search: SlowSearch) -> Verdict:
     named = min(left) if len(left) == 1 and (cleared or left <= set(search.faulty)) else ""
     seen = sum(named in nodes for nodes in slow)
     return Verdict(
-        suspects=tuple(sorted(left)), runs=1 + len(search.runs), unclear=unclear, named=named,
+        suspects=tuple(sorted(left)), named=named,
         confirmed=bool(named) and (named in search.faulty or (seen >= CONFIRMED_BY and bool(cleared))),
     )  # fmt: skip
 
@@ -85,12 +79,16 @@ def is_first_run(search: SlowSearch, job: JobView) -> bool:
     return (search.first.restarts, search.first.step_id) == (job.job.restarts, job.step_id)
 
 
+def is_run_of(run: SearchRun, job: JobView) -> bool:
+    """Whether it is the job's present one."""
+    return (run.restarts, run.step_id, run.nodes) == (job.job.restarts, job.step_id, job.ranks_on)
+
+
 def present_speed(search: SlowSearch, job: JobView) -> tuple[bool, str] | None:
     """Whether the present run is slow, and by how much, compared with the job as it was; None: it is the run that
     became slow, or its speed cannot be told yet."""
-    run = search.runs[-1] if search.runs else None
-    here = job.job.restarts, job.step_id, job.ranks_on
-    if run is None or (run.restarts, run.step_id, run.nodes) != here or (fast := is_fast(search, run)) is None:
+    run = search.runs[-1] if search.runs else search.first
+    if is_first_run(search, job) or not is_run_of(run, job) or (fast := is_fast(search, run)) is None:
         return None
     return not fast, f"{_seconds(search.fast)} s a step then, {_seconds(run.level)} s now"
 
@@ -101,7 +99,7 @@ def present_speed(search: SlowSearch, job: JobView) -> tuple[bool, str] | None:
 def search_facts(search: SlowSearch) -> tuple[str, ...]:
     """What is known, and what comes next."""
     verdict = judge(search)
-    seen = plural(verdict.runs, "run") + " compared" + (f", {verdict.unclear} unclear" if verdict.unclear else "")
+    seen = f"{plural(1 + len(search.runs), 'run')} compared"
     if verdict.named:
         return (named_words(search, verdict),)
     if not verdict.suspects:
@@ -109,7 +107,7 @@ def search_facts(search: SlowSearch) -> tuple[str, ...]:
             f"it is none of the nodes ({seen}): runs are slow that used only nodes of fast ones. Look at what they "
             f"share: storage, network, the job's own data",
         )
-    names = " ".join(verdict.suspects[:MAX_NAMES]) + (" …" if len(verdict.suspects) > MAX_NAMES else "")
+    names = ", ".join(fold(verdict.suspects))
     return (
         f"one of {plural(len(verdict.suspects), 'node')} may make it slow: {names} ({seen}). Each restart on other "
         f"nodes narrows them; `slurm-watchdog test-nodes` on those that are idle is sooner",
@@ -119,13 +117,10 @@ def search_facts(search: SlowSearch) -> tuple[str, ...]:
 def named_words(search: SlowSearch, verdict: Verdict) -> str:
     """`n17 makes a step of job 7 7.1 % longer: …`, with the figures of the runs with and without it."""
     node, runs = verdict.named, (search.first, *search.runs)
-    used = [run.level for run in runs if node in run.nodes]
-    without = [run.level for run in runs if node not in run.nodes]
+    used, without = ([run.level for run in runs if (node in run.nodes) is there] for there in (True, False))
     tested = "; a test of it failed" if node in search.faulty else ""
-    unsure = (
-        "" if verdict.confirmed
-        else f"; not confirmed: that takes {CONFIRMED_BY} slow runs with it and a fast one without, or a failed test"
-    )  # fmt: skip
+    takes = f"; not confirmed: that takes {CONFIRMED_BY} slow runs with it and a fast one without, or a failed test"
+    unsure = "" if verdict.confirmed else takes
     percent = 100 * (exp(search.first.level - search.fast) - 1)
     return (
         f"{node} makes a step of job {search.job_id} {percent:.1f} % longer: {_range(used)} s in "

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.run_speed import RunSpeed, comparable, run_speed
-from slurm_watchdog.analysis.slow_node_suspects import SLOW, is_first_run, judge, named_words
-from slurm_watchdog.detect.slow_job import Slowdown, SlowJob, slowdown_of
+from slurm_watchdog.analysis.run_speed import comparable, run_speed
+from slurm_watchdog.analysis.slow_node_suspects import SLOW, is_first_run, is_run_of, judge, named_words
+from slurm_watchdog.detect.slow_job import SlowJob, slowdown_of
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
@@ -26,22 +26,20 @@ MAX_RUNS = 60
 """Of one job that are compared, the newest."""
 GROWN = 1.5
 """A run is measured again when it has so many times the steps."""
-LISTENS_EVERY_S = 15.0
-"""Between two looks at the tests of nodes."""
-KEPT_S = 86400.0
-"""A job that Slurm lists no longer is forgotten after this time."""
 
 
 class SlowNodes:
     """See the module."""
 
     def __init__(
-        self, settings: SlowJob, record: Callable[[NodeEvent], None], wall: Callable[[], float],
+        self,
+        settings: SlowJob,
+        record: Callable[[NodeEvent], None],
+        wall: Callable[[], float],
         events: Callable[[], Iterable[NodeEvent]],
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`record` takes what happened to a node; `events`: all that did and still weighs."""
         self._settings, self._record, self._wall, self._events = settings, record, wall, events
-        self._listened_at = float("-inf")
         self._known: dict[str, SlowSearch] = {}
         self._looked: dict[str, tuple[StepTime, ...]] = {}
         """Job -> its step times as they were judged last."""
@@ -53,8 +51,7 @@ class SlowNodes:
     def update(self, view: ClusterView, incidents: Iterable[Incident], jobs: Mapping[str, SlurmJob]) -> None:
         """After a judgement of `view`. `incidents`: all that are open; `jobs`: Slurm's newest listing."""
         slow, signs = _slow_jobs(incidents)
-        old = self._wall() - KEPT_S
-        self._known = {key: each for key, each in self._known.items() if key in jobs or each.updated_at >= old}
+        self._known = {key: each for key, each in self._known.items() if key in jobs}
         self._looked = {key: each for key, each in self._looked.items() if key in jobs}
         self._listen()
         for job in view.jobs:
@@ -72,46 +69,47 @@ class SlowNodes:
                 self._add_run(known, job, view.now)
 
     def _listen(self) -> None:
-        """A failed test of a suspect that the newest run does without is held against it. Now and then: the history of
-        a large cluster has thousands of events."""
-        wall = self._wall()
-        if not self._known or 0 <= wall - self._listened_at < LISTENS_EVERY_S:
-            return
-        self._listened_at = wall
-        failed = [each for each in self._events() if each.kind == NodeEventKind.TEST_FAILED and not each.withdrawn_why]
+        """A failed test of a suspect that the newest run does without is held against it."""
+        events = self._events() if self._known else ()
+        failed = [each for each in events if each.kind == NodeEventKind.TEST_FAILED and not each.withdrawn_why]
         for search in self.all() if failed else ():
-            runs = search.runs or (search.first,)
-            out = set(search.first.nodes).difference(runs[-1].nodes)
+            out = set(search.first.nodes).difference((search.runs or (search.first,))[-1].nodes)
             faulty = {each.node for each in failed if each.node in out and each.at >= search.opened_at}
             if faulty - set(search.faulty):
                 self._tell(replace(search, faulty=tuple(sorted(faulty | set(search.faulty)))))
 
     def _begin(self, job: JobView, incident: Incident, now: float) -> None:
-        settings = self._settings
-        slow = slowdown_of(job, settings.percent / 100, settings.lasts)
-        before, after = (None, None) if slow is None else _parts(job, slow, settings.lasts)
-        if slow is None or before is None or after is None or after.level - before.level < SLOW:
+        lasts_s = self._settings.lasts
+        slow = slowdown_of(job, self._settings.percent / 100, lasts_s)
+        if slow is None:
+            return
+        alike, step = (slow.first.batch, slow.first.logged), slow.first.step
+        times, history = comparable(job.step_times), _alike(job.step_history, alike)
+        before = run_speed([t for t in times if t.step < step], [t for t in history if t.step < step], lasts_s)
+        after = run_speed([t for t in times if t.step >= step], [t for t in history if t.step >= step], lasts_s)
+        if before is None or after is None or after.level - before.level < SLOW:
             return
         wall = self._wall()
         log.warning("job %s: a slow node is looked for (incident %s)", job.job.job_id, incident.id)
         self._known[job.job.job_id] = SlowSearch(
-            job_id=job.job.job_id, chain=f"{job.job.uid}/{job.job.name}"[:400], incident_id=incident.id,
-            opened_at=wall, updated_at=wall, step=slow.first.step, batch=slow.first.batch, logged=slow.first.logged,
-            fast=before.level, error=max(before.error, after.error), first=_run(job, after, wall - (now - after.at)),
-        )  # fmt: skip
+            job_id=job.job.job_id,
+            chain=f"{job.job.uid}/{job.job.name}"[:400],
+            incident_id=incident.id,
+            opened_at=wall,
+            step=step,
+            alike=alike,
+            fast=before.level,
+            error=max(before.error, after.error),
+            first=_run(job, after, wall - (now - after.at)),
+        )
 
     def _add_run(self, known: SlowSearch, job: JobView, now: float) -> None:
-        times, alike = comparable(job.step_times), (known.batch, known.logged)
-        if not times or (times[-1].batch, times[-1].logged) != alike:
-            return
-        if len(job.ranks_on) != len(known.first.nodes):
+        times, same_size = comparable(job.step_times), len(job.ranks_on) == len(known.first.nodes)
+        speed = run_speed(times, _alike(job.step_history, known.alike), self._settings.lasts)
+        if speed is None or not same_size or not _alike(times[-1:], known.alike):
             return  # it is faster or slower by its size alone
-        history = [each for each in job.step_history if (each.batch, each.logged) == alike]
-        speed = run_speed(times, history, self._settings.lasts)
-        if speed is None:
-            return
         run, runs = _run(job, speed, self._wall() - (now - speed.at)), known.runs
-        if runs and (runs[-1].restarts, runs[-1].step_id, runs[-1].nodes) == (run.restarts, run.step_id, run.nodes):
+        if runs and is_run_of(runs[-1], job):
             if run.batches < GROWN * runs[-1].batches:
                 return
             runs = runs[:-1]
@@ -127,22 +125,24 @@ class SlowNodes:
             is_named = node == verdict.named
             what = f"{node} is not what makes job {search.job_id} slow: later runs contradict it"
             event = NodeEvent(
-                key=f"search:{search.incident_id}:{node}", node=node,
-                kind=NodeEventKind.SLOWED_JOB if full else NodeEventKind.SLOWED_ONCE, at=at,
-                what=named_words(search, verdict) if is_named else what, job_id=search.job_id, chain=search.chain,
+                key=f"search:{search.incident_id}:{node}",
+                node=node,
+                kind=NodeEventKind.SLOWED_JOB if full else NodeEventKind.SLOWED_ONCE,
+                at=at,
+                what=named_words(search, verdict) if is_named else what,
+                job_id=search.job_id,
+                chain=search.chain,
                 incident_id=search.incident_id,
-                withdrawn_at=None if is_named else at, withdrawn_why="" if is_named else "later runs contradict it",
-            )  # fmt: skip
+                withdrawn_at=None if is_named else at,
+                withdrawn_why="" if is_named else "later runs contradict it",
+            )
             log.warning("job %s: %s", search.job_id, event.what)
             self._record(event)
-        self._known[search.job_id] = replace(search, named=found, updated_at=at)
+        self._known[search.job_id] = replace(search, named=found)
 
 
-def _run(job: JobView, speed: RunSpeed, at: float) -> SearchRun:
-    return SearchRun(
-        nodes=job.ranks_on, level=speed.level, error=speed.error, at=at, batches=speed.batches,
-        restarts=job.job.restarts, step_id=job.step_id,
-    )  # fmt: skip
+def _run(job: JobView, speed: SearchRun, at: float) -> SearchRun:
+    return replace(speed, nodes=job.ranks_on, at=at, restarts=job.job.restarts, step_id=job.step_id)
 
 
 def _slow_jobs(incidents: Iterable[Incident]) -> tuple[dict[str, Incident], set[str]]:
@@ -159,10 +159,6 @@ def _slow_jobs(incidents: Iterable[Incident]) -> tuple[dict[str, Incident], set[
     return slow, signs
 
 
-def _parts(job: JobView, slow: Slowdown, least_s: float) -> tuple[RunSpeed | None, RunSpeed | None]:
-    """The speed before the change, and since."""
-    step, alike = slow.first.step, (slow.first.batch, slow.first.logged)
-    times = comparable(job.step_times)
-    history = [each for each in job.step_history if (each.batch, each.logged) == alike]
-    before = run_speed([t for t in times if t.step < step], [t for t in history if t.step < step], least_s)
-    return before, run_speed([t for t in times if t.step >= step], [t for t in history if t.step >= step], least_s)
+def _alike(times: Iterable[StepTime], alike: tuple[float | None, bool]) -> list[StepTime]:
+    """Those of one batch size, by the log itself or not."""
+    return [each for each in times if (each.batch, each.logged) == alike]

@@ -6,14 +6,15 @@ from slurm_watchdog.base.structs import Struct
 
 
 class SearchRun(Struct, frozen=True, kw_only=True):
-    """One run of the job on other nodes: which it used and how fast it was."""
+    """One run of the job: which nodes it used and how fast it was."""
 
-    nodes: tuple[str, ...]
+    nodes: tuple[str, ...] = ()
     level: float
     """Logarithm of the seconds of a step."""
     error: float
     """Standard error of `level`."""
     at: float
+    """When the newest of these steps was made."""
     batches: int = 0
     """Batches of steps that were measured."""
     restarts: int = 0
@@ -30,17 +31,13 @@ class SlowSearch(Struct, frozen=True, kw_only=True):
     incident_id: str
     """The `slow_job` with which it began."""
     opened_at: float
-    updated_at: float
     step: int
     """Since which it is slow."""
-    batch: float | None
-    """Samples a step: runs with another batch size are not compared."""
-    logged: bool
-    """Whether the log itself says how long a step takes."""
+    alike: tuple[float | None, bool]
+    """Samples a step, and whether the log itself says how long one takes: only such runs are compared."""
     fast: float
-    """As SearchRun.level, before that step."""
     error: float
-    """Standard error of `fast`."""
+    """As `level` and `error` of a run, before that step."""
     first: SearchRun
     """The run in which it became slow; all others are compared with it."""
     runs: tuple[SearchRun, ...] = ()

@@ -16,9 +16,9 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
+from slurm_watchdog.controller.node_history.suspicion import by_node, suspicions
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece
-from slurm_watchdog.ledger.suspicion import by_node, suspicions
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity

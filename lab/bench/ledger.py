@@ -13,10 +13,10 @@ from pathlib import Path
 
 from lab.bench.figures import Figures, say
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.node_ledger import KEPT_S, NodeLedger
+from slurm_watchdog.controller.node_history.ledger import KEPT_S, NodeLedger
+from slurm_watchdog.controller.node_history.suspicion import DAY_S
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.ledger.counted import DAY_S
 from slurm_watchdog.model.node_events import NodeEvent
 
 NODES, RATE_PER_DAY, NOW = 10_000, 6.5 / 1000, 1_700_000_000.0

@@ -409,28 +409,11 @@ class Scripted:
         self._answer_or_not()
         return tuple(self.reservations.values())
 
-    async def reserve_node(self, node: str, name: str) -> None:
-        self._arrives("reserve_node")
-        if name in self.reservations:
-            raise SlurmUnavailable("Reservation name is a duplicate")
-
-        def effect() -> None:
-            self.reservations[name] = Reservation(
-                name=name, start_at=EPOCH, end_at=EPOCH, nodes=(node,), flags=("MAINT",)
-            )
-            self.nodes[node] = replace(self.nodes[node], state="IDLE+MAINT+RESERVED")
-
-        self._request("reserve", f"reserve {node}", effect)
+    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        raise SlurmRefused("no test of nodes is scripted")
 
     async def delete_reservation(self, name: str) -> None:
-        self._arrives("delete_reservation")
-        (node,) = self.reservations[name].nodes
-
-        def effect() -> None:
-            del self.reservations[name]
-            self.nodes[node] = replace(self.nodes[node], state="IDLE")
-
-        self._request("unreserve", f"unreserve {node}", effect)
+        raise SlurmRefused("no test of nodes is scripted")
 
     # ---------------------------------------------------------------------------------------- agents
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.node_ledger import NodeLedger
+from slurm_watchdog.controller.node_history.ledger import NodeLedger
+from slurm_watchdog.controller.node_history.suspicion import DAY_S
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.ledger.counted import DAY_S
 from slurm_watchdog.model.node_events import NodeEvent
 from slurm_watchdog.model.slurm import SlurmJob
 from tests.builders.views import slurm_job

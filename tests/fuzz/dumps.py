@@ -43,7 +43,7 @@ from slurm_watchdog.diagnose.stacks.verdict import diagnose_dumps
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.usage import Resource
-from slurm_watchdog.nodetest.lines import Fault, Figure, Line, measured, parse_line
+from slurm_watchdog.nodetest.judge import Fault, Figure, Line, measured, parse_line
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 from slurm_watchdog.parse.kernel_log.file import read_messages

@@ -28,9 +28,9 @@ def test_a_slow_disk_and_a_slow_link_are_named_and_no_healthy_node(five_nodes: C
     with throttle.slow_disk(five_nodes, "n2", 4_000_000), throttle.link_rate(five_nodes, "n4", "100mbit"):
         code, found = tested.run(*short)
     assert (code, bad_nodes(found)) == (1, ["n2", "n4"]), found["sentence"]
-    reasons = {each["node"]: each["places"] for each in found["nodes"]}
-    assert set(reasons["n2"]) == {f"disk:{five_nodes.scratch}"}
-    assert set(reasons["n4"]) == {"link:eth0"}
+    places = {each["node"]: {place for place, _ in each.get("faults", ())} for each in found["verdicts"]}
+    assert places["n2"] == {f"disk:{five_nodes.scratch}"}
+    assert places["n4"] == {"link:eth0"}
     assert five_nodes.squeue() == []
 
 
@@ -63,7 +63,7 @@ def test_a_node_in_use_is_waited_for_and_then_not_tested(cluster: Cluster) -> No
     cluster.wait_for_job_state(job, "RUNNING")
     code, found = tested.run("n1", "--wait", "3s", "--only", "cpu")
     assert code == 3
-    assert "not free within 3 s" in found["nodes"][0]["reasons"][0]
+    assert "not free within 3 s" in found["verdicts"][0]["unsure"][0]
     assert cluster.job(job)["JobState"] == "RUNNING"
     assert wait_until(lambda: [each["job_id"] for each in cluster.squeue()] == [job], 15, 0.2), cluster.squeue()
 
@@ -93,7 +93,7 @@ def test_a_node_that_we_drained_is_tested_in_a_reservation_and_drained_again(clu
     cluster.slurm("scontrol", "update", "NodeName=n3", "State=DRAIN", "Reason=fan")
     code, found = tested.run("--drained-by-us", "--only", "disk", "--seconds", "0.2", user=None)
     assert code == 3, found  # a single node: nothing to compare it with
-    assert [each["node"] for each in found["nodes"]] == ["n2"]
+    assert [each["name"] for each in found["nodes"]] == ["n2"]
     assert found["nodes"][0]["like"], found
     node = cluster.node("n2")
     assert "DRAIN" in node["State"]
@@ -108,5 +108,5 @@ def test_an_ordinary_user_lifts_no_drain(cluster: Cluster) -> None:
     with tested.popen("--drained-by-us", stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 3
-    assert "Nothing was tested: scontrol create" in errors
+    assert "Nothing was tested: " in errors
     assert "DRAIN" in cluster.node("n2")["State"]

@@ -479,21 +479,21 @@ def test_a_node_is_drained_and_only_our_own_drain_is_taken_back(cluster: Cluster
         do(client.undrain_node(ours))
 
 
-def test_a_node_is_reserved_once_for_root_and_given_back(cluster: Cluster, client: SlurmClient, do: Do) -> None:
-    name = "slurm-watchdog-suspect-n3-0a1b2c-1795500000"
-    do(client.reserve_node("n3", name))
+def test_a_node_is_reserved_once_and_given_back(cluster: Cluster, client: SlurmClient, do: Do) -> None:
+    name = "slurm-watchdog-test-0a1b2c"
+    do(client.reserve_nodes(name, ("n3",)))
     (ours,) = do(client.read_reservations())
     assert (ours.name, ours.nodes, ours.is_maintenance) == (name, ("n3",), True)
     assert wait_until(lambda: "MAINT" in do(client.read_node("n3")).state, 30)
     with pytest.raises((SlurmRefused, SlurmUnavailable)):
-        do(client.reserve_node("n3", name))
+        do(client.reserve_nodes(name, ("n3",)))
     assert do(client.read_reservations()) == (ours,)
     do(client.delete_reservation(name))
     assert do(client.read_reservations()) == ()
     with pytest.raises((SlurmRefused, SlurmUnavailable)):
         do(client.delete_reservation(name))
     with pytest.raises(SlurmRefused):
-        do(client.reserve_node("nowhere", name))
+        do(client.reserve_nodes(name, ("nowhere",)))
 
 
 def test_an_unknown_node_is_none_and_refused(client: SlurmClient, do: Do) -> None:

@@ -10,8 +10,8 @@ import pytest
 import yaml
 from msgspec.structs import replace
 
+from slurm_watchdog.controller.node_history.suspicion import blamed
 from slurm_watchdog.detect.host_fault import HostFault, detect
-from slurm_watchdog.ledger.from_incident import blamed
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent

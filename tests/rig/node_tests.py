@@ -54,4 +54,4 @@ class TestedNodes:
 
 def bad_nodes(document: dict[str, Any]) -> list[str]:
     """Those that it names."""
-    return [each["node"] for each in document["nodes"] if each["verdict"] == "bad"]
+    return [each["node"] for each in document["verdicts"] if each["truth"] == "bad"]

@@ -16,8 +16,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from slurm_watchdog.ledger.counted import DAY_S, WINDOW_S, strength_of
-from slurm_watchdog.ledger.suspicion import SAY_FROM, SUSPECT_FROM, by_node, suspicion_of
+from slurm_watchdog.controller.node_history.suspicion import (
+    DAY_S,
+    SAY_FROM,
+    SUSPECT_FROM,
+    WINDOW_S,
+    by_node,
+    strength_of,
+    suspicion_of,
+)
 from slurm_watchdog.model.node_events import NodeEvent
 
 NODES, LEMONS, YEAR_DAYS, GPUS, LINKS = 1000, 3, 365, 8, 8

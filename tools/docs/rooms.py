@@ -18,14 +18,14 @@ FILE = CHECKOUT / "docs/development/rooms.md"
 ORDER = (
     "slurm_watchdog", "base", "model", "knowledge", "identity",
     "parse", "parse/kernel_log", "parse/stacks", "parse/training_log", "wire",
-    "diagnose/stacks", "analysis", "diagnose/kernel_log", "diagnose/logs", "diagnose", "detect", "ledger", "config",
+    "diagnose/stacks", "analysis", "diagnose/kernel_log", "diagnose/logs", "diagnose", "detect", "config",
     "agent/kernel", "agent/proc", "agent/workers", "agent/gpu", "agent/processes", "agent/files", "agent/mounts",
     "agent/logs",
     "agent/checkpoints", "agent/collectors", "agent/delivery", "agent/evidence", "agent/helper", "agent/reload",
     "agent",
     "journal", "controller/state", "controller/incidents", "controller/actions/ladder", "controller/policy",
     "notify", "controller/health",
-    "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/ports", "controller/evidence",
+    "controller/ingest", "slurm", "nodetest", "actuate", "trace", "controller/node_history", "controller/ports", "controller/evidence",
     "controller/actions", "controller/api", "controller",
     "replay", "doctor", "supervisor", "standalone", "cli",
 )  # fmt: skip

@@ -11,8 +11,8 @@ from msgspec import to_builtins
 
 from slurm_watchdog.controller.api.asking import RequestRefused
 from slurm_watchdog.controller.api.node_views import event_of, node_history, node_table
+from slurm_watchdog.controller.node_history.suspicion import by_node, suspicions
 from slurm_watchdog.controller.policy.access import Operators, Person
-from slurm_watchdog.ledger.suspicion import by_node, suspicions
 from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from tests.builders.cli import FakeController, run

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.incidents.hang_memory import HangMemory
+from slurm_watchdog.controller.incidents.hang_memory import REMEMBERED_S, HangMemory
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.ledger.hang_place import REMEMBERED_S
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Incident
 from tests.builders.notices import INCIDENT

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from msgspec import convert
 
+from slurm_watchdog.controller.node_history.suspicion import DAY_S, FORGOTTEN_S, SUSPECT_FROM
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.ledger.counted import DAY_S, FORGOTTEN_S
-from slurm_watchdog.ledger.suspicion import SUSPECT_FROM
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Truth
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.observations import NodeEvent as LinkLine
@@ -115,7 +114,7 @@ def with_gpus(node: str, *uuids: str) -> Report:
     )
 
 
-def test_a_gpu_that_moves_takes_its_past_along_and_both_nodes_are_told(journal: Journal) -> None:
+def test_a_gpu_that_moves_takes_its_past_along(journal: Journal) -> None:
     ledger = a_ledger(journal)
     ledger.note_incident(FAULT)
     ledger.note_report(with_gpus("n1", GPU, "GPU-other"))
@@ -123,9 +122,7 @@ def test_a_gpu_that_moves_takes_its_past_along_and_both_nodes_are_told(journal: 
     for each in (ledger, a_ledger(journal)):
         each.note_report(with_gpus("n9", GPU))
         assert [found.node for found in each.suspicions()] == ["n9"]
-    assert [kind for kind, _ in kinds(journal, "n1")] == ["gpu_fault", "gpu_moved"]
-    assert [kind for kind, _ in kinds(journal, "n9")] == ["gpu_moved"]
-    assert [each.event.kind for each in ledger.history("n9")] == ["gpu_fault", "gpu_moved"]
+    assert [each.event.kind for each in ledger.history("n9")] == ["gpu_fault"]
 
 
 @pytest.mark.parametrize(

@@ -5,26 +5,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.actions.node_tests import LIMIT_S
-from slurm_watchdog.controller.policy.node_tests import (
-    ABORTED_PAUSE_S,
-    MOST_ABORTED,
-    enough_peers,
+from slurm_watchdog.controller.node_history.node_tests import (
+    LIMIT_S,
+    OUR_MARK,
+    PATIENCE_S,
     is_free,
     not_covered,
-    objection_to_testing,
     peers_for,
 )
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import NodeEventKind
-from slurm_watchdog.model.node_test import Ending, NodeTest, NodeVerdict
-from slurm_watchdog.model.quarantine import QuarantineState
-from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.slurm import Reservation, SlurmNode
+from slurm_watchdog.nodetest.judge import NodeVerdict
 from tests.behaviour.cluster import EPOCH
 from tests.builders.node_past import event
 from tests.builders.quarantined import OURS, Cluster
@@ -32,9 +28,9 @@ from tests.builders.quarantined import OURS, Cluster
 DAY_S = 86400.0
 
 
-def cluster_with_tests(directory: Path, by: Literal["drain", "reservation"] = "drain") -> Cluster:
+def cluster_with_tests(directory: Path) -> Cluster:
     """Its three other nodes are idle: fewer than a comparison takes, and the site has floors."""
-    found = Cluster(directory, by)
+    found = Cluster(directory)
     found.policy = found.policy.model_copy(update={"quarantine_test": True})
     found.permitted = found.floors = True
     return found
@@ -54,13 +50,10 @@ def bad(node: str) -> NodeVerdict:
 def test_a_node_in_quarantine_is_tested_beside_idle_peers_and_returned_with_its_figures(cluster: Cluster) -> None:
     cluster.tester.says = lambda node: NodeVerdict(node=node, truth=Truth.OK, peers=3, figures="memory 200 GB/s")
     cluster.sweep()
-    (asked,) = cluster.tester.asked
-    assert (asked.nodes, asked.peers) == (("n1",), ("n2", "n3", "n4"))
+    assert cluster.tester.asked == [("n1", "n2", "n3", "n4")]
     cluster.sweep(())
     assert cluster.done == ["drain n1", "undrain n1"] and cluster.slurm.reservations == {}
-    (entry,) = cluster.all()
-    assert entry.state is QuarantineState.RETURNED
-    assert entry.ended_why.endswith("test by slurm-watchdog: well, beside 3 peers: memory 200 GB/s")
+    assert cluster.told()[-1].endswith("test by slurm-watchdog: well, beside 3 peers: memory 200 GB/s")
 
 
 def test_a_node_that_fails_is_kept_with_the_figures_and_tested_again_only_after_a_day(cluster: Cluster) -> None:
@@ -118,78 +111,53 @@ def test_what_a_test_does_not_measure_it_does_not_acquit(cluster: Cluster) -> No
     assert said.what.endswith("not measured: GPU-a")
 
 
-@pytest.mark.parametrize("by", ["drain", "reservation"])
-def test_wherever_the_controller_dies_it_is_tested_once_at_a_time_and_returned_once(
-    tmp_path: Path, by: Literal["drain", "reservation"]
-) -> None:
-    """Before and after every write, every request to Slurm and every step of the test, until one is not reached."""
-    undone = {"drain": "undrain n1", "reservation": "unreserve n1"}[by]
+def test_wherever_the_controller_dies_it_is_tested_once_at_a_time_and_returned_once(tmp_path: Path) -> None:
+    """Before and after every event, every request to Slurm and every step of the test, until one is not reached."""
     for point in range(1, 100):
         (tmp_path / str(point)).mkdir()
-        cluster = cluster_with_tests(tmp_path / str(point), by)
+        cluster = cluster_with_tests(tmp_path / str(point))
         cluster.dies_at = point
         for _ in range(3):
             cluster.sweep()
-        if not cluster.all() or cluster.all()[0].state is not QuarantineState.RETURNED:
+        if cluster.slurm.nodes["n1"].state != "IDLE":
             assert len(cluster.tester.asked) <= 1, "tested again before the first test is known to be over"
             cluster.now += LIMIT_S
             for _ in range(2):
                 cluster.sweep()  # what the test has left is put back
-            assert cluster.slurm.nodes["n1"].reason == OURS or by == "reservation"
-            assert len(cluster.tester.asked) <= 1, "tested again at once after one that was aborted"
-            cluster.now += ABORTED_PAUSE_S
+            assert cluster.slurm.nodes["n1"].reason in (OURS, "")
+            assert len(cluster.tester.asked) <= 2
+            cluster.now += DAY_S
             for _ in range(3):
                 cluster.sweep(())
-        assert [each.state for each in cluster.all()] == [QuarantineState.RETURNED], point
         assert 1 <= len(cluster.tester.asked) <= 2 and cluster.slurm.reservations == {} and cluster.tester.jobs == []
-        assert cluster.done.count(undone) == 1 and cluster.slurm.nodes["n1"].state == "IDLE"
-        assert cluster.journal.node_tests.open() == []
+        assert cluster.done.count("undrain n1") == 1 and cluster.slurm.nodes["n1"].state == "IDLE"
+        assert "test by slurm-watchdog: well" in cluster.told()[-1]
         cluster.journal.close()
         if cluster.dies_at != -1:
             break
-    assert point > 20
+    assert point > 15
 
 
 def test_a_second_controller_waits_until_the_first_one_s_test_is_over_by_its_time(cluster: Cluster) -> None:
+    cluster.permitted = False
     cluster.sweep()
-    cluster.tester.asked.clear()
-    cluster.says("gpu_fault", "f2")
-    first = NodeTest(
-        name="slurm-watchdog-test-1", nodes=("n1",), at=EPOCH + cluster.now,
-        until=EPOCH + cluster.now + LIMIT_S,
-    )  # fmt: skip
-    cluster.journal.node_tests.intend(first)
+    cluster.permitted = True
+    name = f"{OUR_MARK}1"
+    cluster.slurm.reservations[name] = Reservation(
+        name=name, start_at=EPOCH + cluster.now, end_at=9e9, nodes=("n1", "n2"), flags=("MAINT",)
+    )
     for _ in range(10):
         cluster.sweep()
-    assert cluster.tester.asked == [] and [each.name for each in cluster.journal.node_tests.open()] == [first.name]
+    assert cluster.tester.asked == [] and list(cluster.slurm.reservations) == [name]
 
 
-def made(age_s: float, ending: Ending | None = Ending.DONE, node: str = "n1") -> NodeTest:
-    at = 100_000.0 - age_s
-    return NodeTest(
-        name=f"t{age_s}", nodes=(node,), at=at - 60.0, until=at + 60.0,
-        ended_at=None if ending is None else at, ending=ending,
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("before", "allowed"),
-    [
-        ((), True),
-        ((made(10.0, node="n2"),), True),
-        ((made(10.0, None),), False),
-        ((made(3000.0),), False),
-        ((made(3700.0),), True),
-        ((made(3000.0, Ending.NOT_DONE),), False),
-        ((made(300.0, Ending.ABORTED),), False),
-        ((made(700.0, Ending.ABORTED),), True),
-        (tuple(made(700.0 * n, Ending.ABORTED) for n in range(1, MOST_ABORTED + 1)), False),
-    ],
-    ids=["never", "another node", "now", "just before", "long ago", "without result", "aborted", "aborted before",
-         "aborted again and again"],
-)  # fmt: skip
-def test_objection_to_testing(before: tuple[NodeTest, ...], allowed: bool) -> None:
-    assert (objection_to_testing("n1", before, 100_000.0, 3600.0) is None) == allowed
+def test_without_floors_a_test_waits_for_four_idle_peers_and_not_longer_than_hours(cluster: Cluster) -> None:
+    cluster.floors = False
+    cluster.sweep()
+    assert cluster.tester.asked == []
+    cluster.now += PATIENCE_S
+    cluster.sweep()
+    assert len(cluster.tester.asked) == 1
 
 
 @pytest.mark.parametrize(
@@ -221,6 +189,4 @@ def test_peers_are_idle_nodes_of_the_same_partitions() -> None:
         for name, state in states.items()
     ]
     assert peers_for(known[0], known, ("n6",)) == ["n2", "n5"]
-    assert [is_free(each) for each in known[:6]] == [True, True, False, True, True, True] and not is_free(None)
-    assert enough_peers(4, 0.0, floors=False) and not enough_peers(3, 0.0, floors=False)
-    assert enough_peers(3, DAY_S, floors=False) and enough_peers(0, 0.0, floors=True)
+    assert [is_free(each) for each in known[:6]] == [True, True, False, True, True, True]

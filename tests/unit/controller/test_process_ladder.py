@@ -216,9 +216,8 @@ def test_orphans_of_several_jobs_in_one_moment_are_no_coincidence_and_those_of_o
 
 def test_a_node_is_drained_only_if_the_rule_says_so_and_there_is_room() -> None:
     assert judge(rule=replace(RULE, drain=True)).drain == ("n1",)
-    for full in ({"drained_by_us": 2}, {"reserved_by_us": tuple(each.name for each in SITUATION.nodes[1:])}):
-        decided = judge(rule=replace(RULE, drain=True), **full)
-        assert decided.drain == () and "not drained" in decided.reason
+    decided = judge(rule=replace(RULE, drain=True), drained_by_us=2)
+    assert decided.drain == () and "not drained" in decided.reason
 
 
 # ------------------------------------------------------------------------------------------------ the configuration

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
 
 import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.api.node_views import event_of
-from slurm_watchdog.controller.policy.quarantine import objection_to_draining, objection_to_witnesses
+from slurm_watchdog.controller.node_history.quarantine import objection_to_draining, objection_to_witnesses, sweep
 from slurm_watchdog.model.node_documents import NodeEventRequest
-from slurm_watchdog.model.node_events import NodeEventKind
-from slurm_watchdog.model.quarantine import RESERVED_MARK, TESTED_MARK, QuarantineState
+from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
 from tests.behaviour.cluster import EPOCH
 from tests.builders.node_past import event
@@ -36,8 +35,7 @@ def test_a_suspect_node_is_drained_with_our_reason_and_returned_when_its_test_pa
     assert cluster.done == ["drain n1"], "it failed: it is kept"
     cluster.says("test_passed", "t2")
     cluster.sweep(())
-    (entry,) = cluster.all()
-    assert entry.state is QuarantineState.RETURNED and entry.ended_why.endswith("test_passed t2")
+    assert cluster.told()[-1].endswith("nobody had touched it: test_passed t2")
     assert cluster.done == ["drain n1", "undrain n1"]
     said = [each.what for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.MENDED]
     assert said == ["returned after a test: test_passed t2"]
@@ -71,7 +69,7 @@ def test_a_node_that_was_returned_is_drained_again_only_for_something_new(cluste
     assert cluster.done == ["drain n1", "undrain n1"]
     cluster.says("gpu_fault", "f2")
     cluster.sweep()
-    assert cluster.done[-1] == "drain n1" and len(cluster.all()) == 2
+    assert cluster.done == ["drain n1", "undrain n1", "drain n1"]
 
 
 def test_without_permission_nothing_is_drained_and_what_is_out_is_looked_after(cluster: Cluster) -> None:
@@ -88,7 +86,7 @@ def test_a_node_with_another_reason_is_left_to_whoever_wrote_it(cluster: Cluster
     cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], reason="ann looks at it")
     cluster.says("test_passed")
     cluster.sweep()
-    assert cluster.all()[0].state is QuarantineState.LEFT and "undrain n1" not in cluster.done
+    assert cluster.state == "left" and "undrain n1" not in cluster.done
 
 
 def test_a_drain_that_a_test_lifts_for_its_reservation_and_puts_back_is_still_ours(cluster: Cluster) -> None:
@@ -99,7 +97,7 @@ def test_a_drain_that_a_test_lifts_for_its_reservation_and_puts_back_is_still_ou
     for state in ("IDLE", "IDLE+MAINT+RESERVED"):  # Slurm shows the reservation some seconds after it was made
         cluster.slurm.nodes["n1"] = replace(drained, state=state, reason="", reason_at=None)
         cluster.sweep()
-        assert cluster.all()[0].state is QuarantineState.DRAINED
+        assert cluster.state == "drained:"
     cluster.slurm.nodes["n1"] = replace(drained, reason_at=500.0)
     cluster.slurm.reservations.clear()
     cluster.says("test_passed")
@@ -120,7 +118,7 @@ def test_a_test_that_ends_between_the_questions_for_the_node_and_for_reservation
 
     monkeypatch.setattr(cluster.slurm, "read_reservations", none_left)
     cluster.sweep()
-    assert cluster.all()[0].state is QuarantineState.DRAINED and cluster.done == ["drain n1"]
+    assert cluster.state == "drained:" and cluster.done == ["drain n1"]
 
 
 def test_a_node_that_somebody_gave_back_without_a_test_is_left_to_him(cluster: Cluster) -> None:
@@ -128,8 +126,7 @@ def test_a_node_that_somebody_gave_back_without_a_test_is_left_to_him(cluster: C
     cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], state="IDLE", reason="", reason_at=None)
     cluster.sweep()
     cluster.sweep()
-    assert [each.state for each in cluster.all()] == [QuarantineState.LEFT]
-    assert cluster.done == ["drain n1"]
+    assert cluster.state == "left" and cluster.done == ["drain n1"]
 
 
 @pytest.mark.parametrize("fate", ["done", "not done"])
@@ -137,94 +134,54 @@ def test_an_answer_of_slurm_that_was_lost_is_looked_for_and_the_node_drained_onc
     cluster.slurm.loses["drain"] = [fate]
     cluster.sweep()
     cluster.sweep()
-    assert cluster.done == ["drain n1"] and cluster.all()[0].state is QuarantineState.DRAINED
+    assert cluster.done == ["drain n1"] and cluster.state == "drained:"
 
 
-@pytest.mark.parametrize(
-    ("by", "done"), [("drain", ["drain n1", "undrain n1"]), ("reservation", ["reserve n1", "unreserve n1"])]
-)
-def test_wherever_the_controller_dies_the_node_is_taken_once_and_returned_once(
-    tmp_path: Path, by: Literal["drain", "reservation"], done: list[str]
-) -> None:
-    """Before and after every write, every event of the node and every request to Slurm, until one is not reached."""
+def test_wherever_the_controller_dies_the_node_is_taken_once_and_returned_once(tmp_path: Path) -> None:
+    """Before and after every event of the node and every request to Slurm, until one is not reached."""
     for point in range(1, 100):
         (tmp_path / str(point)).mkdir()
-        cluster = Cluster(tmp_path / str(point), by)
+        cluster = Cluster(tmp_path / str(point))
         cluster.dies_at = point
         for _ in range(3):
             cluster.sweep()
-        assert cluster.done == done[:1]
-        assert [each.state for each in cluster.all()] == [QuarantineState.DRAINED]
+        assert cluster.done == ["drain n1"] and cluster.state == "drained:"
         cluster.says("test_passed")
         for _ in range(3):
             cluster.sweep(())
-        assert cluster.done == done and cluster.slurm.reservations == {}
-        assert [each.state for each in cluster.all()] == [QuarantineState.RETURNED]
-        assert [what.partition(" ")[0].rstrip(":") for what in cluster.told()] == [
-            f"{by}ed".replace("reservation", "reserv"),
-            "returned",
-        ]
+        assert cluster.done == ["drain n1", "undrain n1"]
+        assert cluster.told()[0] == f"drained: {OURS}" and cluster.told()[-1].endswith("test_passed t1")
+        assert [what for what in cluster.told() if what.startswith("returned")] in (
+            ["returned after a test: test_passed t1"],
+            [],
+        )
         cluster.journal.close()
         if cluster.dies_at != -1:
             break
-    assert point == 15
+    assert point == 11
 
 
-def test_a_node_that_somebody_drains_between_the_intent_and_the_drain_is_his(cluster: Cluster) -> None:
-    cluster.dies_at = 2  # after the intent
-    cluster.sweep()
-    cluster.slurm.nodes["n1"] = replace(cluster.slurm.nodes["n1"], state="IDLE+DRAIN", reason="ann", reason_at=1.0)
-    cluster.sweep()
-    assert cluster.done == [] and cluster.all()[0].state is QuarantineState.LEFT
+def test_a_node_that_a_person_drains_before_we_do_is_his(cluster: Cluster) -> None:
+    listing = cluster.slurm.nodes["n1"]
+    cluster.slurm.nodes["n1"] = replace(listing, state="IDLE+DRAIN", reason="ann", reason_at=1.0)
+    asyncio.run(
+        sweep(cluster._tools(), (("n1", "i1"),), (listing, *list(cluster.slurm.nodes.values())[1:]), drains=True)
+    )
+    assert cluster.done == [] and cluster.state == ""
 
 
-@pytest.fixture
-def reserving(tmp_path: Path) -> Iterator[Cluster]:
-    found = Cluster(tmp_path, "reservation")
-    yield found
-    found.journal.close()
-
-
-def test_a_reservation_that_somebody_deletes_or_changes_is_left_to_him(reserving: Cluster) -> None:
-    reserving.sweep()
-    ((name, ours),) = reserving.slurm.reservations.items()
-    assert name.startswith(RESERVED_MARK) and "n1-i1-" in name
-    reserving.slurm.reservations[name] = replace(ours, nodes=("n1", "n2"))
-    reserving.says("test_passed")
-    reserving.sweep()
-    assert reserving.all()[0].state is QuarantineState.LEFT and name in reserving.slurm.reservations
-    del reserving.slurm.reservations[name]
-    reserving.says("gpu_fault", "f2")
-    reserving.slurm.nodes["n1"] = replace(reserving.slurm.nodes["n1"], state="IDLE")
-    reserving.sweep()
-    reserving.slurm.reservations.clear()
-    reserving.sweep()
-    assert [each.state for each in reserving.all()] == [QuarantineState.LEFT] * 2
-    assert reserving.done == ["reserve n1", "reserve n1"]
-
-
-def test_a_reserved_node_counts_in_the_budget_and_a_drain_of_somebody_stays_when_it_is_returned(
-    reserving: Cluster,
-) -> None:
-    reserving.sweep()
-    reserving.says_of("n2", "gpu_fault", "f2")
-    reserving.sweep((("n1", "i1"), ("n2", "i2")))
-    assert reserving.done == ["reserve n1"]
-    reserving.slurm.nodes["n1"] = replace(reserving.slurm.nodes["n1"], state="IDLE+DRAIN", reason="ann", reason_at=1.0)
-    reserving.says("test_passed")
-    reserving.sweep(())
-    assert reserving.done == ["reserve n1", "unreserve n1"]
-    assert reserving.all()[0].state is QuarantineState.RETURNED
-
-
-@pytest.mark.parametrize("fate", ["done", "not done"])
-def test_an_answer_about_a_reservation_that_was_lost_is_looked_for_and_it_is_made_once(
-    reserving: Cluster, fate: str
-) -> None:
-    reserving.slurm.loses["reserve"] = [fate]
-    reserving.sweep()
-    reserving.sweep()
-    assert reserving.done == ["reserve n1"] and reserving.all()[0].state is QuarantineState.DRAINED
+def test_a_drain_of_ours_that_no_event_tells_of_is_looked_after(cluster: Cluster) -> None:
+    """As an older release, or a controller that died, has left it."""
+    ours = replace(cluster.slurm.nodes["n1"], state="IDLE+DRAIN", reason=OURS, reason_at=EPOCH)
+    cluster.slurm.nodes["n1"] = ours
+    cluster.sweep(())
+    cluster.says("test_passed")
+    cluster.sweep(())
+    assert cluster.done == ["undrain n1"]
+    cluster.slurm.nodes["n1"] = replace(ours, reason=f"{OURS}, ann: wait for the new card")
+    for _ in range(3):
+        cluster.sweep(())
+    assert cluster.done == ["undrain n1"], "a person has changed the reason"
 
 
 @pytest.mark.parametrize(
@@ -235,8 +192,9 @@ def test_an_answer_about_a_reservation_that_was_lost_is_looked_for_and_it_is_mad
         ("collective_hang@1000 gpu_fault@1000", True),
         ("collective_hang@1000 test_failed@", True),
         ("collective_hang@1000 test_passed@", False),
+        ("collective_hang@1000 slowed_job@1000", False),
     ],
-    ids=["one user's programs", "two users", "the hardware", "an operator's test", "a test that passed"],
+    ids=["one user's programs", "two users", "the hardware", "an operator's test", "a test that passed", "his log"],
 )
 def test_one_user_s_programs_alone_drain_no_node(kinds: str, suffices: bool) -> None:
     pairs = [each.split("@") for each in kinds.split()]

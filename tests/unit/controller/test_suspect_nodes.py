@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.policy.decision import decide
-from slurm_watchdog.controller.policy.suspect_nodes import Suspects, suspect_nodes, to_avoid
+from slurm_watchdog.controller.policy.placement import Suspects, suspect_nodes, to_avoid
 from slurm_watchdog.model.incidents import Culprit, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmNode
 from tests.builders.policy_inputs import INCIDENT, LIMITS, SITUATION

@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.link import KEY
 from slurm_watchdog.analysis.links import stopped
+from slurm_watchdog.controller.node_history.suspicion import blamed
 from slurm_watchdog.controller.state.links import Links
 from slurm_watchdog.detect import slow_node
 from slurm_watchdog.detect.link_fault import LinkFault, detect
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.diagnose.everybody_waits import with_links
-from slurm_watchdog.ledger.from_incident import blamed
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, Severity, Truth
 from slurm_watchdog.model.links import Link

@@ -13,7 +13,6 @@ from slurm_watchdog.controller.actions.ladder.state import ladder_of
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
 from slurm_watchdog.model.actions import ActionEnd, Operation, OperationOutcome, Rung
-from slurm_watchdog.model.quarantine import QuarantineState
 from slurm_watchdog.model.silence import Silence
 from tests.builders.evidence_rows import add_evidence, evidence_of
 from tests.builders.notices import DECISION, INCIDENT
@@ -64,43 +63,20 @@ def test_a_journal_of_schema_1_is_taken_over_with_the_action_that_was_under_way(
     Journal(f"sqlite:///{path}").close()
 
 
-def test_a_quarantine_that_an_older_release_began_goes_on(tmp_path: Path) -> None:
+def test_what_a_person_has_acknowledged_is_over_and_all_else_goes_on(tmp_path: Path) -> None:
+    """Schema 13, as the release before wrote it."""
     path = tmp_path / "journal.sqlite"
     journal = Journal(f"sqlite:///{path}")
-    journal.quarantines.intend("n1", "i1", "slurm-watchdog: suspect", 5.0)
-    (before,) = journal.quarantines.open()
-    journal.close()
-    with sqlite3.connect(path) as old:
-        old.execute("ALTER TABLE quarantines DROP COLUMN reservation")
-        old.execute("UPDATE journal_schema SET version = 10")
-    old.close()
-    journal = Journal(f"sqlite:///{path}")
-    assert journal.quarantines.open() == [before]
-    journal.quarantines.drained(before.id, 6.0)
-    journal.close()
-
-
-def test_what_a_person_has_acknowledged_or_had_drained_is_over_and_all_else_goes_on(tmp_path: Path) -> None:
-    """Schema 13, as the release before wrote it. A node that was drained for a person is that person's to give back."""
-    path = tmp_path / "journal.sqlite"
-    journal = Journal(f"sqlite:///{path}")
-    journal.quarantines.intend("n1", "i1", "slurm-watchdog: suspect", 5.0)
-    journal.quarantines.intend("n2", "", "slurm-watchdog: ann: fan", 5.0)
     silence = Silence(id="s1", by="ann", at=1.0, until=9e9, nodes=("n1",), reason='no "until": here')
     journal.silences.add(silence)
     journal.close()
     with sqlite3.connect(path) as old:
-        old.execute("ALTER TABLE quarantines ADD COLUMN asked_by VARCHAR(255) DEFAULT '' NOT NULL")
-        old.execute("UPDATE quarantines SET asked_by = 'ann' WHERE node = 'n2'")
         document = '{"id":"a1","by":"bob","at":1.0,"reason":"no \\"until\\": here","incident_id":"i1"}'
         old.execute("INSERT INTO silences (id, document, ended_why) VALUES ('a1', ?, '')", (document,))
         old.execute("UPDATE journal_schema SET version = 13")
     old.close()
     journal = Journal(f"sqlite:///{path}")
-    assert [each.node for each in journal.quarantines.open()] == ["n1"]
-    assert [each.state for each in journal.quarantines.of_node("n2")] == [QuarantineState.LEFT]
     assert journal.silences.open() == [silence]
-    journal.quarantines.intend("n3", "i3", "slurm-watchdog: suspect", 6.0)
     journal.close()
 
 

@@ -8,17 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.cli.test_nodes import choose
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.drained import (
-    TRIES,
-    UNDRAINED,
-    Left,
-    lifted,
-    put_back,
-    put_back_what_was_left,
-    remember,
-    why_not,
-)
+from slurm_watchdog.nodetest.conduct import UNDRAINED, Left, lifted, put_back_what_was_left, remember
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 NODES = tuple(
@@ -42,11 +34,11 @@ class Slurm:
             raise SlurmRefused(f"no {what}")
         self.asked.append(what)
 
-    async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None:
+    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
         self._ask("create")
         self.reserved.add(name)
 
-    async def delete(self, name: str) -> None:
+    async def delete_reservation(self, name: str) -> None:
         self._ask("delete")
         self.reserved.discard(name)
 
@@ -65,7 +57,7 @@ class Slurm:
 
 async def through(slurm: Slurm, place: Path | None, fails: BaseException | None = None) -> list[str]:
     lines: list[str] = []
-    async with lifted(slurm, slurm, (*NODES, PEER), "r", place, lines.append):
+    async with lifted(slurm, (*NODES, PEER), "r", place, lines.append):
         assert (slurm.drained, slurm.reserved) == ({}, {"r"})
         if fails is not None:
             raise fails
@@ -111,7 +103,7 @@ def test_after_a_death_the_next_test_drains_again(tmp_path: Path) -> None:
     slurm, lines = Slurm(), list[str]()
     slurm.drained, slurm.reserved = {}, {"r"}
     remember(tmp_path, Left(reservation="r", reasons=WHOLE))
-    asyncio.run(put_back_what_was_left(slurm, slurm, tmp_path, lines.append))
+    asyncio.run(put_back_what_was_left(slurm, tmp_path, lines.append))
     assert (slurm.drained, slurm.reserved) == (WHOLE, set())
     assert lines == ["An earlier test was killed: n1, n2 is drained again"]
 
@@ -120,7 +112,7 @@ def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said(tmp_path
     slurm = Slurm(refuse="drain n1")
     (line,) = asyncio.run(through(slurm, tmp_path))
     assert slurm.reserved == {"r"}
-    assert "n1 could not be drained again" in line
+    assert "could not be put back" in line and "reservation r keeps jobs away for a day" in line
     assert (tmp_path / UNDRAINED).exists()
 
 
@@ -130,7 +122,7 @@ def test_lifted_for_the_controller_remembers_nothing_for_it_knows_the_drains(tmp
     assert slurm.drained == {node.name: node.reason for node in NODES} and slurm.reserved == set()
 
 
-def test_where_slurm_answers_nothing_it_gives_up_after_one_node_and_says_which_stay_reserved(tmp_path: Path) -> None:
+def test_where_slurm_does_not_answer_it_gives_up_after_one_node_and_they_stay_reserved(tmp_path: Path) -> None:
     tries: list[str] = []
 
     class Silent(Slurm):
@@ -138,21 +130,20 @@ def test_where_slurm_answers_nothing_it_gives_up_after_one_node_and_says_which_s
             tries.append(node)
             raise SlurmUnavailable("no answer")
 
-    slurm, left, lines = Silent(), Left(reservation="r", reasons=WHOLE), list[str]()
-    slurm.drained.clear()
-    slurm.reserved.add("r")
-    remember(tmp_path, left)
-    asyncio.run(put_back(slurm, slurm, left, tmp_path, lines.append, pause_s=0.0))
-    assert tries == ["n1"] * TRIES and slurm.reserved == {"r"} and (tmp_path / UNDRAINED).exists()
-    assert lines == ["n1 could not be drained again; reservation r keeps jobs away for a day"]
+    slurm, lines = Silent(), list[str]()
+    slurm.drained, slurm.reserved = {}, {"r"}
+    remember(tmp_path, Left(reservation="r", reasons=WHOLE))
+    asyncio.run(put_back_what_was_left(slurm, tmp_path, lines.append))
+    assert tries == ["n1"] and slurm.reserved == {"r"} and (tmp_path / UNDRAINED).exists()
+    assert lines[-1] == "n1, n2 could not be put back: no answer; reservation r keeps jobs away for a day"
 
 
 class SlowSlurm(Slurm):
     """Answers after a while, as a busy slurmctld does."""
 
-    async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None:
+    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
         await asyncio.sleep(0.03)
-        await super().create(name, nodes, minutes)
+        await super().reserve_nodes(name, nodes)
 
     async def drain_node(self, node: str, reason: str) -> None:
         await asyncio.sleep(0.03)
@@ -166,7 +157,7 @@ def test_a_test_that_is_told_to_end_again_and_again_still_drains_its_nodes_and_d
     slurm = SlowSlurm()
 
     async def tested() -> None:
-        async with lifted(slurm, slurm, (*NODES, PEER), "r", None, print):
+        async with lifted(slurm, (*NODES, PEER), "r", None, print):
             await asyncio.sleep(100)
 
     async def interrupted() -> None:
@@ -197,5 +188,8 @@ def test_a_test_that_is_told_to_end_again_and_again_still_drains_its_nodes_and_d
 )
 def test_which_nodes_are_tested(state: str, reason: str, named: bool, drained_by_us: bool, fits: bool) -> None:
     node = SlurmNode(name="n1", address="n1", state=state, reason=reason)
-    found = why_not(node, idle=False, drained_by_us=drained_by_us, reserved=(), named=named)
-    assert (found == "") == fits
+    peer = SlurmNode(name="n2", address="n2", state="IDLE+DRAIN", reason="slurm-watchdog: n2")
+    asked = {"nodes": ("n[1-2]",) if named else (), "idle": False, "partition": "", "drained_by_us": drained_by_us}
+    chosen, left = choose((node, peer), asked)
+    assert ("n1" in [each.name for each in chosen]) == fits
+    assert ("n1" in left) == (named and not fits)

@@ -13,10 +13,22 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.conduct import Report, Terms, conduct
-from slurm_watchdog.nodetest.jobs import Ended, NodeJob, Placement, job_options, run_jobs
-from slurm_watchdog.nodetest.judge import judge_nodes, judge_pairs, ring, with_links
-from slurm_watchdog.nodetest.lines import Fault, Figure, Line, Measured, better, measured, parse_line
+from slurm_watchdog.nodetest.conduct import Report, conduct
+from slurm_watchdog.nodetest.jobs import NodeJob, Terms, job_options, run_all
+from slurm_watchdog.nodetest.judge import (
+    Fault,
+    Figure,
+    Line,
+    Measured,
+    NodeVerdict,
+    confirmed,
+    judge_nodes,
+    measured,
+    parse_line,
+    ring,
+    slow_pairs,
+    with_links,
+)
 
 WELL = {"cpu_all": 60000.0, "memory_all": 300.0, "disk_write /tmp": 900.0}
 LEAST = {"cpu_all": 0.1, "memory_all": 0.15, "disk_write": 0.75, "pair_out": 0.35, "mount_read": 0.75}
@@ -135,11 +147,16 @@ def test_a_line_that_is_none_is_left_out_and_a_part_that_never_ended_is_late() -
     assert begun is not None and measured("n1", [begun]).hangs
 
 
-def test_what_holds_twice_remains() -> None:
-    once = better(node("n1", {"cpu_all": 30000.0}, problems=(line("mount", "late"),)), node("n1"))
-    assert once.figures["cpu_all"].value == 60000.0 and once.problems == ()
-    missing = better(node("n1", {"cpu_all": 30000.0}), Measured(name="n1", missing="not free"))
-    assert missing.figures["cpu_all"].value == 30000.0 and not missing.missing
+def test_of_two_looks_what_both_found_remains_and_what_a_part_was_sure_of() -> None:
+    def seen(*faults: tuple[str, str]) -> NodeVerdict:
+        return NodeVerdict(node="n1", truth=Truth.BAD if faults else Truth.OK, faults=faults)
+
+    slow, broken = ("cpu", "it is slow"), ("GPU-a", "a row of its memory could not be remapped")
+    looked = node("n1", faults=(Fault(what=broken[1], place=broken[0]),))
+    assert confirmed(seen(slow), seen(), looked).truth is Truth.OK
+    assert confirmed(seen(slow, broken), seen(slow), node("n1")).faults == (slow,)
+    assert confirmed(seen(slow, broken), seen(), looked).faults == (broken,)
+    assert confirmed(seen(), seen(slow), node("n1")).truth is Truth.UNKNOWN, "found once"
 
 
 def link(pair: tuple[str, str], rate: float = 90.0) -> Measured:
@@ -149,7 +166,7 @@ def link(pair: tuple[str, str], rate: float = 90.0) -> Measured:
 def linked(*slow: tuple[str, str]) -> dict[str, tuple[Truth, list[str]]]:
     around = ring(NODES)
     links = [link(pair, 0.2 if pair in slow else 90.0) for pair in around]
-    found = with_links(judge_nodes(nodes(), {}, {}), judge_pairs(links, {}), links, around)
+    found = with_links(judge_nodes(nodes(), {}, {}), links, slow_pairs(links, {}))
     return {e.node: (e.truth, [place for place, _ in e.faults]) for e in found if e.truth is not Truth.OK}
 
 
@@ -170,22 +187,22 @@ class Jobs:
     def __init__(self, rate: Rates) -> None:
         self._rate, self.asked, self.cancelled = rate, list[NodeJob](), 0
 
-    async def run(self, job: NodeJob, wait_s: float) -> Ended:
+    async def run(self, job: NodeJob) -> Measured:
         look = 1 + sum(each.nodes == job.nodes for each in self.asked)
         self.asked.append(job)
         if len(job.nodes) == 2:
             lines = [Line(node=job.nodes[1], part="network", state="ok", figures=(figure("pair_out", 90.0),))]
-            return Ended(nodes=job.nodes, lines=tuple(lines))
+            return measured(job.name, lines)
         values = {key: self._rate(job.nodes[0], key, look) for key in (*WELL, "mount_read /s")}
         if None in values.values():
-            return Ended(nodes=job.nodes, why="its nodes were not free")
+            return measured(job.name, (), "its nodes were not free")
         figures = tuple(figure(key, value) for key, value in values.items() if value is not None)
-        return Ended(nodes=job.nodes, lines=(Line(node=job.nodes[0], part="x", state="ok", like="X", figures=figures),))
+        return measured(job.name, [Line(node=job.nodes[0], part="x", state="ok", like="X", figures=figures)])
 
 
 def conducted(jobs: Jobs, **more: Any) -> Report:
     known = [SlurmNode(name=name, address=name, state="IDLE") for name in NODES]
-    return asyncio.run(conduct(known, Terms(**more), jobs, lambda text: None))
+    return asyncio.run(conduct(known, Terms(**more), jobs.run, lambda text: None))
 
 
 def named(report: Report) -> list[str]:
@@ -214,13 +231,12 @@ def test_of_20_throttled_nodes_each_is_named_and_of_20_healthy_ones_none() -> No
         assert named(conducted(Jobs(rates("", "")))) == []
 
 
-def test_what_looks_bad_once_is_not_reported_and_shared_directories_are_measured_beside_peers() -> None:
+def test_what_looks_bad_once_is_not_reported_and_is_measured_again_beside_peers() -> None:
     jobs = Jobs(lambda name, key, look: 10.0 if name == "n3" and key.startswith("mount") and look == 1 else 900.0)
     report = conducted(jobs)
     assert named(report) == []
     again = jobs.asked[len(NODES) + len(ring(NODES)) :]
     assert [each.nodes[0] for each in again].count("n3") == 1 and len(again) == 5
-    assert all(each.words[-2:] == ("--only", "mount") for each in again if each.nodes != ("n3",))
 
 
 def test_a_shared_directory_that_is_slower_for_all_by_now_names_no_one() -> None:
@@ -233,9 +249,9 @@ def test_earlier_figures_are_kept_and_compared(tmp_path: Path) -> None:
         conducted(Jobs(lambda name, key, look: 900.0), place=tmp_path)
     alone = [SlurmNode(name="n1", address="n1", state="IDLE")]
     slow = Jobs(lambda name, key, look: 90.0)
-    report = asyncio.run(conduct(alone, Terms(place=tmp_path), slow, lambda text: None))
+    report = asyncio.run(conduct(alone, Terms(place=tmp_path), slow.run, lambda text: None))
     assert named(report) == ["n1"] and "in its earlier tests" in report.verdicts[0].reasons[0]
-    other = asyncio.run(conduct(alone, Terms(place=tmp_path, words=("--seconds=9",)), slow, lambda text: None))
+    other = asyncio.run(conduct(alone, Terms(place=tmp_path, words=("--seconds=9",)), slow.run, lambda text: None))
     assert named(other) == [], "a test of another length is another test"
 
 
@@ -251,26 +267,24 @@ def test_no_two_jobs_share_a_node_and_none_is_left_when_cancelled(at_once: int, 
     running: list[NodeJob] = []
     seen = [0]
 
-    class Slow:
-        async def run(self, job: NodeJob, wait_s: float) -> Ended:
-            assert not {n for other in running for n in other.nodes} & set(job.nodes)
-            running.append(job)
-            seen[0] = max(seen[0], len(running))
-            try:
-                await asyncio.sleep(0.01)
-            finally:
-                running.remove(job)
-            return Ended(nodes=job.nodes)
+    async def slow(job: NodeJob) -> Measured:
+        assert not {n for other in running for n in other.nodes} & set(job.nodes)
+        running.append(job)
+        seen[0] = max(seen[0], len(running))
+        try:
+            await asyncio.sleep(0.01)
+        finally:
+            running.remove(job)
+        return measured(job.name, ())
 
-    async def all_of_them() -> list[Ended]:
-        jobs = [NodeJob(pair, (), 1) for pair in ring(NODES)]
-        return [each async for each in run_jobs(jobs, Slow(), at_once, 1.0, lambda ended: None)]
+    async def all_of_them() -> dict[str, Measured]:
+        return await run_all([NodeJob(pair, (), 1) for pair in ring(NODES)], slow, at_once, lambda ended: None)
 
     assert len(asyncio.run(all_of_them())) == 6 and seen[0] == most and running == []
 
 
 def test_a_job_is_exclusive_bounded_late_in_the_queue_and_says_whose_it_is() -> None:
-    options = job_options(NodeJob(("n1", "n2"), (), 7, "gpu"), Placement(comment="of ann", reservation="r"))
+    options = job_options(NodeJob(("n1", "n2"), (), 7, "gpu"), Terms(comment="of ann", reservation="r"))
     assert {
         "--exclusive", "--mem=0", "--time=7", "--nice=10000", "--nodelist=n1,n2", "--nodes=2", "--partition=gpu",
         "--comment=of ann", "--reservation=r", "--job-name=slurm-watchdog-test",

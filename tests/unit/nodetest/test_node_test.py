@@ -13,8 +13,7 @@ import pytest
 
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.nodetest.jobs import CHOOSE, PLACES
-from slurm_watchdog.nodetest.judge import judge_nodes
-from slurm_watchdog.nodetest.lines import Measured, measured, parse_line
+from slurm_watchdog.nodetest.judge import Measured, judge_nodes, measured, parse_line
 
 PROGRAM = PLACES[1]
 SMI = """#!/bin/sh

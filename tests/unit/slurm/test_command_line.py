@@ -15,6 +15,7 @@ from slurm_watchdog.slurm import commands
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import clean_environment
+from slurm_watchdog.slurm.pyslurm_child import user_name
 
 Client = Callable[..., CommandLineSlurm]
 
@@ -129,20 +130,20 @@ def test_a_node_name_can_not_be_another_argument(client: Client) -> None:
         asyncio.run(client("exit 0").set_excluded_nodes("1", ["n1", "n2 Nodelist=n3"]))
 
 
-def test_a_node_is_reserved_for_root_and_a_reservation_s_name_can_not_be_another_argument(
+def test_nodes_are_reserved_for_our_user_and_a_reservation_s_name_can_not_be_another_argument(
     client: Client, tmp_path: Path
 ) -> None:
     slurm = client('echo "$@" >> "$T/called"')
-    asyncio.run(slurm.reserve_node("n1", "slurm-watchdog-suspect-n1-0a-7"))
-    asyncio.run(slurm.delete_reservation("slurm-watchdog-suspect-n1-0a-7"))
+    asyncio.run(slurm.reserve_nodes("slurm-watchdog-test-0a", ("n1", "n2")))
+    asyncio.run(slurm.delete_reservation("slurm-watchdog-test-0a"))
     for name in ("", "theirs,mine", "a Nodes=ALL", "=x"):
-        for call in (slurm.reserve_node("n1", name), slurm.delete_reservation(name)):
+        for call in (slurm.reserve_nodes(name, ("n1",)), slurm.delete_reservation(name)):
             with pytest.raises(SlurmRefused, match="no name of a reservation"):
                 asyncio.run(call)
     assert (tmp_path / "called").read_text().splitlines() == [
-        "create reservation ReservationName=slurm-watchdog-suspect-n1-0a-7 Nodes=n1 Users=root StartTime=now Duration=525600 "
-        "Flags=MAINT,IGNORE_JOBS",
-        "delete reservation=slurm-watchdog-suspect-n1-0a-7",
+        f"create reservation ReservationName=slurm-watchdog-test-0a Nodes=n1,n2 Users={user_name(os.geteuid())} "
+        "StartTime=now Duration=1440 Flags=MAINT,IGNORE_JOBS",
+        "delete reservation=slurm-watchdog-test-0a",
     ]
 
 

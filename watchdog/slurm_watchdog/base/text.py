@@ -60,6 +60,17 @@ def duration(seconds: float) -> str:
     return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02d} min"
 
 
+def ago(age_s: float) -> str:
+    """`3 days ago`, `5 h 10 min ago`."""
+    return f"{age_s / 86400:.0f} days ago" if age_s >= 2 * 86400 else f"{duration(age_s)} ago"
+
+
+def ordinal(number: int) -> str:
+    """1st, 2nd, 3rd, 4th, 11th."""
+    ending = "th" if number % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number}{ending}"
+
+
 def size(value: float) -> str:
     """`732 B`, `3.4 GiB`."""
     for unit in ("B", "KiB", "MiB", "GiB"):

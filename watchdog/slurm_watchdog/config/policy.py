@@ -136,11 +136,6 @@ class Policy(Section):
         description="Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), "
         "and given back when an operator's test passes or they are mended.",
     )
-    quarantine_by: Literal["drain", "reservation"] = Field(
-        "drain",
-        description="How: drain, or a reservation of their own for maintenance (users=root, flags=MAINT,IGNORE_JOBS), "
-        "which is deleted when the node is given back.",
-    )
     quarantine_test: bool = Field(
         False,
         description="Whether the controller itself tests a node in quarantine once no job runs there (test-nodes, by "

@@ -35,6 +35,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "policy.keep_checkpoint": "the incident names the last good checkpoint: copy it before the trainer deletes it",
     "policy.kinds.slow_job.attempts": "no restart is made for a slow job",
     "policy.kinds.slow_job.ladder": "no restart is made for a slow job",
+    "policy.quarantine_by": "a suspect node is drained: jobs that run there continue, as in a reservation",
     "policy.quarantine_test_peers": "up to five idle nodes are tested beside it, and none is waited for where "
     "node_tests.floors has what is accepted",
     "policy.slow_search": "restarts that happen anyway, and test-nodes, narrow down which node is slow",

@@ -21,7 +21,6 @@ from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.actions.node_tester import SlurmTester
 from slurm_watchdog.controller.api import local_socket
 from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_server
 from slurm_watchdog.controller.api.web_page import make_page
@@ -31,6 +30,7 @@ from slurm_watchdog.controller.evidence.reach import SlurmdPort
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.ingest.munge_setup import open_munge
+from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, reload_config
 from slurm_watchdog.controller.standby import Standby
@@ -177,7 +177,7 @@ async def _serve(
     notifier = make_notifier(config, journal.outbox)
     controller = Controller(
         config, journal=journal, slurm=slurm, notifier=notifier, metrics=metrics, recorder=recorder,
-        outside=Outside(SlurmdPort(config.slurm.slurmd_port), SlurmTester(config, slurm)),
+        outside=Outside(SlurmdPort(config.slurm.slurmd_port), tester_of(config, slurm)),
     )  # fmt: skip
     if once:
         await controller.read_slurm()

@@ -6,7 +6,7 @@ import logging
 import os
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -26,9 +26,11 @@ from slurm_watchdog.controller.health.job_status import pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.health.unreadable import UnreadableRows
 from slurm_watchdog.controller.incident_news import IncidentNews
+from slurm_watchdog.controller.incidents.hang_memory import REMEMBERED_S
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.controller.node_ledger import ledger_of
+from slurm_watchdog.controller.node_history.ledger import NodeLedger
+from slurm_watchdog.controller.node_history.node_tests import Tester
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.policy.sight import why_blind
@@ -40,7 +42,6 @@ from slurm_watchdog.controller.ports.given import (
     EvidencePorts,
     TickChunks,
 )
-from slurm_watchdog.controller.ports.node_tests import NodeTester, NoTester
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.silences import Silences
@@ -51,7 +52,6 @@ from slurm_watchdog.controller.state.report_interval import LONGEST_S, ReportInt
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter
-from slurm_watchdog.ledger.hang_place import REMEMBERED_S
 from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
@@ -71,8 +71,8 @@ class Outside:
 
     answers: Answers = nobody_knows
     """Asks whether a machine is there."""
-    tester: NodeTester = field(default_factory=NoTester)
-    """Tests nodes."""
+    tester: Tester | None = None
+    """Tests nodes; None: not here."""
 
 
 NOTHING_OUTSIDE = Outside()
@@ -136,7 +136,14 @@ class Controller:
             for incident in journal.load_open_incidents()
         ]
         self.state.require_node_ownership = True
-        self.ledger = ledger_of(config, journal, self.writer, self.state)
+        self.ledger = NodeLedger(
+            journal,
+            self.writer,
+            lambda job_id: self.state.jobs.get(job_id),  # noqa: PLW0108 - each listing replaces the dictionary
+            wall=clock.wall,
+            our_reason=config.policy.drain_reason,
+            renamed=config.policy.renamed_nodes,
+        )
         hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
         self._paths = OwnedPaths(config.jobs, self.state)
         settings = config.detectors.settings()[SlowJob]
@@ -179,7 +186,7 @@ class Controller:
                 metrics=metrics,
                 blind=self.blind,
                 record=self._record,
-                record_event=self.ledger.record,
+                past=self.ledger,
                 tester=outside.tester,
                 why_left_alone=lambda job: self.decider.why_left_alone(job),  # noqa: PLW0108 - there is no decider yet
                 on_failure=lambda decision: self.decider.action_failed(decision),  # noqa: PLW0108 - there is no decider yet

@@ -17,15 +17,14 @@ from slurm_watchdog.controller.policy.broken_hardware import broken_under
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
 from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import lost_mounts
+from slurm_watchdog.controller.policy.placement import suspect_nodes
 from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
-from slurm_watchdog.controller.policy.suspect_nodes import suspect_nodes
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, GpuProcess, Incident, IncidentKind, IncidentState
-from slurm_watchdog.model.quarantine import RESERVED_MARK
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.supervisor import may_be_named
@@ -46,7 +45,6 @@ class TickContext:
     nodes_known: int
     nodes_silent: int
     drained_by_us: int
-    reserved_by_us: tuple[str, ...]
     users_running: int
     in_trouble: Trouble
     """Jobs with an incident of a kind that fires and that nothing explains, by their users."""
@@ -111,12 +109,6 @@ class DecisionInputs:
             nodes_known=len(nodes),
             nodes_silent=len(nodes) - len(self._cluster.reporting_nodes(now)),
             drained_by_us=len(self._journal.node_entries("drained")),
-            reserved_by_us=tuple(
-                node
-                for each in self._cluster.reservations
-                if each.name.startswith(RESERVED_MARK)
-                for node in each.nodes
-            ),
             users_running=len({job.uid for job in active}),
             in_trouble=in_trouble(self._judgement.incidents, self._cluster.owner_of),
             crash_loops={
@@ -169,7 +161,6 @@ class DecisionInputs:
             crash_loop=None if job is None else context.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,
             drained_by_us=context.drained_by_us,
-            reserved_by_us=context.reserved_by_us,
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
             resume_from=self._resume_from(view),
             suspects=context.suspects,

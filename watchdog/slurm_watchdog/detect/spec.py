@@ -120,7 +120,7 @@ class DetectorSpec:
     it would save is damaged); None: as the site likes."""
     blames_node: float = 0.0
     """How strongly an incident speaks against the node that it names, from 0, nothing, to 1: the node itself is
-    proven broken. See slurm_watchdog.ledger."""
+    proven broken. See slurm_watchdog.controller.node_history.suspicion."""
     planned: bool = False
     """It is announced, and comes to many jobs at once: it is no storm, and no budget counts it."""
     why_no_action: str = ""

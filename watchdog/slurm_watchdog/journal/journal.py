@@ -20,9 +20,7 @@ from slurm_watchdog.journal.database import Database, JournalError, encode, plai
 from slurm_watchdog.journal.evidence import SqlEvidence
 from slurm_watchdog.journal.hang_places import SqlHangPlaces
 from slurm_watchdog.journal.node_events import SqlNodeEvents
-from slurm_watchdog.journal.node_tests import SqlNodeTests
 from slurm_watchdog.journal.outbox import SqlOutbox
-from slurm_watchdog.journal.quarantines import SqlQuarantines
 from slurm_watchdog.journal.run_records import SqlRunRecords
 from slurm_watchdog.journal.silences import SqlSilences
 from slurm_watchdog.journal.tables import (
@@ -93,10 +91,8 @@ class Journal:
         self.outbox = SqlOutbox(self._database)
         self.evidence = SqlEvidence(self._database)
         self.hang_places = SqlHangPlaces(self._database)
-        self.quarantines = SqlQuarantines(self._database)
         self.run_records = SqlRunRecords(self._database)
         self.node_events = SqlNodeEvents(self._database)
-        self.node_tests = SqlNodeTests(self._database)
         self.silences = SqlSilences(self._database)
         try:
             with self._database.transaction() as sql:

@@ -182,17 +182,7 @@ QUARANTINES = sa.Table(
     sa.Column("ended_why", sa.Text, nullable=False),
     sa.Column("reservation", sa.String(350)),
 )
-"""Nodes that we took, or are about to take, out of service: see slurm_watchdog.model.quarantine."""
-
-NODE_TESTS = sa.Table(
-    "node_tests",
-    META,
-    sa.Column("name", sa.String(255), primary_key=True),
-    sa.Column("at", sa.Float, nullable=False, index=True),
-    sa.Column("ended_at", sa.Float, index=True),
-    sa.Column("document", sa.Text, nullable=False),
-)
-"""Tests of nodes that the controller started, one row each: see slurm_watchdog.model.node_test."""
+"""Nodes that we took, or are about to take, out of service: see slurm_watchdog.model.node_events."""
 
 SILENCES = sa.Table(
     "silences",
@@ -276,11 +266,10 @@ def _to_12(sql: sa.Connection) -> None:
 
 
 def _to_13(sql: sa.Connection) -> None:
-    """Tests of nodes."""
-    NODE_TESTS.create(sql, checkfirst=True)
+    """Tests of nodes, which left with schema 14."""
 
 
-GONE: Final[tuple[str, ...]] = ("slow_searches",)
+GONE: Final[tuple[str, ...]] = ("node_tests", "slow_searches")
 """Tables of features that left the product with schema 14."""
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 
-GPU_PLACE = "GPU-"
-"""Beginning of a place that is a GPU: NVML's UUIDs begin so (nvmlDeviceGetUUID)."""
-MOUNT_PLACE = "mount:"
-LINK_PLACE = "link:"
+GPU_PLACE, MOUNT_PLACE, LINK_PLACE = "GPU-", "mount:", "link:"
+"""Beginnings of places; NVML's UUIDs begin so (nvmlDeviceGetUUID)."""
+TESTED_MARK = "slurm-watchdog-test-"
+"""Begins the name of every reservation in which nodes are tested whose drain is lifted meanwhile."""
 
 
 class NodeEventKind(StrEnum):
@@ -22,23 +22,17 @@ class NodeEventKind(StrEnum):
     USER_TEST_PASSED = "user_test_passed"
     """Of tests that a user ran for himself: to be read, held against nobody, and no reason to give a node back."""
     DRAINED = "drained"
-    """A person, a health check or Slurm itself has drained it, for a fault of the node."""
     LINK_DOWN = "link_down"
-    """A network device of it lost its link, or died, as its kernel says."""
     RESTART_HELPED = "restart_helped"
-    """A job ran well again once it was started without the node: more proof of the same incident."""
     SLOWED_JOB = "slowed_job"
-    """The search for the node that makes a job slow has found it."""
     SLOWED_ONCE = "slowed_once"
     """The same by too few runs: what made them slow may have been something else."""
     QUARANTINED = "quarantined"
-    """We took it out of service for its past, or left it to somebody else."""
+    """We have drained it because it is suspect, given it back, or left it to somebody else."""
     BY_OPERATOR = "by_operator"
-    """A person had it drained or given back through a release that had `drain` and `undrain`."""
     GPU_MOVED = "gpu_moved"
-    """A GPU with a history is in another node now; both are told."""
+    """These two are of earlier releases."""
     MENDED = "mended"
-    """A person says that the cause is gone: what was before counts no longer."""
 
 
 class NodeEvent(Struct, frozen=True, kw_only=True):
@@ -69,9 +63,14 @@ class SuspectNode(Struct, frozen=True, kw_only=True):
 
     node: str
     score: float
-    place: str
-    """The part that has the most of it; empty: the node as a whole."""
-    recent: int
-    """Events within 14 days."""
+    """The weights of its events, those of its worst part in full; 0: nothing."""
+    place: str = ""
+    """That part; empty: the node as a whole."""
+    recent: int = 0
+    """Events within 14 days that count."""
+    events: int = 0
+    """All that count."""
+    last_at: float | None = None
+    """Date of the newest of them."""
     reasons: tuple[str, ...] = ()
-    """The newest of them, a sentence each; no word of them comes from a user."""
+    """The newest of them, in words; none comes from a user."""

@@ -2,57 +2,43 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 import msgspec
-from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.uncancelled import to_its_end
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_test import NodeVerdict
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.jobs import Ended, Launcher, NodeJob, run_jobs
+from slurm_watchdog.model.slurm_states import is_drained
+from slurm_watchdog.nodetest.jobs import NodeJob, Run, Terms, run_all
 from slurm_watchdog.nodetest.judge import (
     LEAST_PEERS,
-    Floors,
-    Pair,
-    SlowPair,
+    Measured,
+    NodeVerdict,
+    confirmed,
     judge_nodes,
-    judge_pairs,
     peers_of,
     ring,
+    slow_pairs,
     with_links,
 )
-from slurm_watchdog.nodetest.lines import Measured, better, measured
+from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
 NODE_MINUTES, PAIR_MINUTES = 15, 5
 """Limits of a job on one node and on two: more than the program takes (`--within` of node_test.py)."""
-SHARED_PLACE: Final = "mount:"
-"""What nodes share, and what may be slower for all of them while one is measured."""
+FILE: Final = "node-tests.jsonl"
+MOST_BYTES, MOST_TESTS = 16 << 20, 20
+"""Of the end of the file, some 20,000 tests; of a node that make what is usual for it."""
+UNDRAINED: Final = "undrained-for-a-test.json"
 Say = Callable[[str], None]
-
-
-class Terms(Struct, frozen=True, kw_only=True):
-    """How it is done."""
-
-    words: tuple[str, ...] = ()
-    """That the program gets."""
-    pairs: bool = True
-    at_once: int = 8
-    wait_s: float = 600.0
-    """For the nodes of a job to be free."""
-    partition: str = ""
-    floors: Floors = MappingProxyType({})
-    cluster: str = ""
-    place: Path | None = None
-    """Where figures are kept, to compare later ones with."""
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -63,94 +49,67 @@ class Report(Struct, frozen=True, kw_only=True):
     verdicts: tuple[NodeVerdict, ...]
     nodes: tuple[Measured, ...] = ()
     pairs: tuple[Measured, ...] = ()
-    slow_pairs: tuple[SlowPair, ...] = ()
+    again: tuple[Measured, ...] = ()
+    """What looked bad, measured a second time beside nodes that did not, and such pairs."""
 
 
-async def conduct(nodes: Sequence[SlurmNode], terms: Terms, launcher: Launcher, say: Say) -> Report:
+async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) -> Report:
     """Cancelled, it cancels its jobs. Raises OSError where figures cannot be kept."""
-    began_at, known = clock.wall(), {node.name: node for node in nodes}
+    began_at, known, floors = clock.wall(), {node.name: node for node in nodes}, terms.floors
 
-    async def run(what: str, jobs: Sequence[NodeJob]) -> dict[str, Measured]:
-        found: dict[str, Measured] = {}
+    async def measure(what: str, jobs: Sequence[NodeJob]) -> dict[str, Measured]:
+        done = list[Measured]()
 
-        def ended(job: Ended) -> None:
-            name = " ".join(job.nodes)
-            found[name] = measured(name, job.lines, job.why)
-            say(f"{what} {len(found)} of {len(jobs)}: {name} {job.why or 'measured'}")
+        def ended(found: Measured) -> None:
+            done.append(found)
+            say(f"{what} {len(done)} of {len(jobs)}: {found.name} {found.missing or 'measured'}")
 
-        async for _ in run_jobs(jobs, launcher, terms.at_once, terms.wait_s, ended):
-            pass
-        return found
+        return await run_all(jobs, run, terms.at_once, ended)
 
-    def alone(names: Sequence[str], *more: str) -> list[NodeJob]:
-        return [
-            NodeJob((name,), (*terms.words, *more), NODE_MINUTES, partition_of([known[name]], terms.partition))
-            for name in names
-        ]
+    def job(names: tuple[str, ...], minutes: int, *more: str) -> NodeJob:
+        shared = set(known[names[0]].partitions).intersection(*(known[name].partitions for name in names))
+        return NodeJob(names, (*terms.words, *more), minutes, terms.partition or min(shared, default=""))
 
-    def paired(pairs: Sequence[Pair]) -> list[NodeJob]:
-        found = []
-        for pair in pairs:
-            both = [known[name] for name in pair]
-            words = ("--pair", pair[0], both[0].address or pair[0], secrets.token_hex(16))
-            found.append(NodeJob(pair, (*terms.words, *words), PAIR_MINUTES, partition_of(both, terms.partition)))
-        return found
+    def alone(names: Iterable[str]) -> list[NodeJob]:
+        return [job((name,), NODE_MINUTES) for name in names]
 
-    singles = await run("node", alone(list(known)))
+    def paired(pairs: Iterable[tuple[str, str]]) -> list[NodeJob]:
+        addresses = {name: node.address or name for name, node in known.items()}
+        return [job(p, PAIR_MINUTES, "--pair", p[0], addresses[p[0]], secrets.token_hex(16)) for p in pairs]
+
+    singles = await measure("node", alone(known))
     past = usual(terms, {name: each.like for name, each in singles.items()})
     # A node that hangs in a part is named for that, and Slurm may not get its job off it for minutes.
     able = [name for name in known if not singles[name].missing and not singles[name].hangs]
-    around = ring(able if terms.pairs else [])
-    links = await run("pair", paired(around))
-    verdicts = judge_nodes(list(singles.values()), terms.floors, past)
-    slow = judge_pairs(list(links.values()), terms.floors)
-    doubtful = [
-        each.node for each in verdicts
-        if (each.truth is Truth.BAD or singles[each.node].disturbed)
-        and not singles[each.node].hangs and not singles[each.node].missing
-    ]  # fmt: skip
-    beside = alone(peers_beside(doubtful, verdicts, singles), "--only", "mount")
-    jobs = [*beside[: len(beside) // 2], *alone(doubtful), *beside[len(beside) // 2 :]]
-    again = {name: replace(each, like=singles[name].like) for name, each in (await run("again: node", jobs)).items()}
-    singles |= {name: better(singles[name], again[name]) for name in doubtful}
-    doubted = [each.nodes for each in slow if not links[" ".join(each.nodes)].hangs]
-    for name, value in (await run("again: pair", paired(doubted))).items():
-        links[name] = better(links[name], value)
-    verdicts = judge_nodes(list(singles.values()), terms.floors, past, list(again.values()))
-    slow = judge_pairs(list(links.values()), terms.floors)
+    links = await measure("pair", paired(ring(able if terms.pairs else [])))
+    verdicts = {each.node: each for each in judge_nodes(list(singles.values()), floors, past)}
+    doubtful = [name for name in able if singles[name].disturbed or verdicts[name].truth is Truth.BAD]
+    well = [singles[name] for name, each in verdicts.items() if each.truth is Truth.OK]
+    near = dict.fromkeys(each.name for name in doubtful for each in peers_of(singles[name], well)[:LEAST_PEERS])
+    beside, half = list(near), len(near) // 2
+    again = await measure("again: node", alone([*beside[:half], *doubtful, *beside[half:]]))
+    # What nodes share (a filesystem, a host) may be slower for a while: the second look has its own peers.
+    too_few = [] if len(again) > LEAST_PEERS else [each for name, each in singles.items() if name not in again]
+    for second in judge_nodes([*again.values(), *too_few], floors, past):
+        name = second.node
+        if name in doubtful and not again[name].missing:
+            verdicts[name] = confirmed(verdicts[name], second, singles[name])
+    slow = slow_pairs(list(links.values()), floors)
+    doubted = [each.pair for each in links.values() if each.pair in slow and not each.hangs]
+    links_again = await measure("again: pair", paired(doubted))
+    newest = links | {name: each for name, each in links_again.items() if not each.missing}
+    still = slow_pairs(list(newest.values()), floors)
+    slow = {pair: why for pair, why in slow.items() if pair in still}
     report = Report(
-        began_at=began_at, ended_at=clock.wall(), nodes=tuple(singles.values()), pairs=tuple(links.values()),
-        verdicts=tuple(with_links(verdicts, slow, list(links.values()), around)), slow_pairs=tuple(slow),
-    )  # fmt: skip
+        began_at=began_at,
+        ended_at=clock.wall(),
+        verdicts=tuple(with_links(list(verdicts.values()), list(links.values()), slow)),
+        nodes=tuple(singles.values()),
+        pairs=tuple(links.values()),
+        again=(*again.values(), *links_again.values()),
+    )
     keep(terms, report)
     return report
-
-
-def peers_beside(
-    doubtful: Sequence[str], verdicts: Sequence[NodeVerdict], singles: Mapping[str, Measured]
-) -> list[str]:
-    """Nodes whose shared directories are measured again at the time of the second look, where those of a doubtful node
-    were slow: as many as a comparison needs, of those against which nothing was found."""
-    faults = {each.node: each.faults for each in verdicts}
-    well = [singles[each.node] for each in verdicts if each.truth is Truth.OK]
-    found: list[str] = []
-    for name in doubtful:
-        if any(place.startswith(SHARED_PLACE) for place, _ in faults[name]):
-            found += [each.name for each in peers_of(singles[name], well)[:LEAST_PEERS] if each.name not in found]
-    return found
-
-
-def partition_of(nodes: Sequence[SlurmNode], wanted: str) -> str:
-    """The one in which a job on all of them is submitted: `wanted`, else one that they share, else none."""
-    shared = set(nodes[0].partitions).intersection(*(node.partitions for node in nodes))
-    return wanted or min(shared, default="")
-
-
-# ---------------------------------------------------------------------------------------------- earlier tests
-
-FILE: Final = "node-tests.jsonl"
-MOST_BYTES, MOST_TESTS = 16 << 20, 20
-"""Of the end of the file, some 20,000 tests; of a node that make what is usual for it."""
 
 
 class PastTest(Struct, frozen=True, kw_only=True):
@@ -168,9 +127,10 @@ def keep(terms: Terms, report: Report) -> None:
     """Adds what was measured to the file. Raises OSError."""
     truths, data = {each.node: each.truth.value for each in report.verdicts}, b""
     for each in report.nodes:
-        figures = {key: figure.value for key, figure in each.figures.items()}
-        test = PastTest(node=each.name, like=each.like, cluster=terms.cluster, words=terms.words, figures=figures,
-                        truth=truths[each.name])  # fmt: skip
+        figures, truth = {key: figure.value for key, figure in each.figures.items()}, truths[each.name]
+        test = PastTest(
+            node=each.name, like=each.like, cluster=terms.cluster, words=terms.words, figures=figures, truth=truth
+        )
         data += msgspec.json.encode(test) + b"\n" if figures else b""
     if terms.place is not None and data:
         terms.place.mkdir(parents=True, exist_ok=True)
@@ -194,3 +154,67 @@ def usual(terms: Terms, likes: Mapping[str, str]) -> dict[str, list[Mapping[str,
             if same and test.truth != "bad" and len(found.get(test.node, ())) < MOST_TESTS:
                 found.setdefault(test.node, []).append(test.figures)
     return found
+
+
+# ---------------------------------------------------------------------------------------------- drained nodes
+
+
+class Left(Struct, frozen=True, kw_only=True):
+    """What has to be put back: node to the reason of its drain."""
+
+    reservation: str
+    reasons: dict[str, str]
+
+
+@contextlib.asynccontextmanager
+async def lifted(
+    client: SlurmClient, nodes: Sequence[SlurmNode], name: str, place: Path | None, say: Say
+) -> AsyncIterator[None]:
+    """Slurm starts no job on a drained node, whatever reserves it: so the nodes are reserved, and their drain is lifted
+    inside of the reservation, and put back with its reason before that is deleted. If this process dies in between, the
+    reservation keeps other jobs away, and a file in `place` remembers the drains (None: the caller does). Raises
+    SlurmRefused, SlurmUnavailable, OSError; then nothing is changed, or it is put back."""
+    drained = [node for node in nodes if is_drained(node.state)]
+    left = Left(reservation=name, reasons={node.name: node.reason for node in drained})
+    making = asyncio.ensure_future(client.reserve_nodes(name, [node.name for node in nodes]))
+    try:
+        await to_its_end(making)
+        if place is not None:
+            await asyncio.to_thread(remember, place, left)
+        for node in drained:
+            await client.undrain_node(node)
+        yield
+    finally:
+        if making.exception() is None:
+            await to_its_end(put_back(client, left, place, say))
+
+
+def remember(place: Path, left: Left) -> None:
+    """Writes down what has to be put back. Raises OSError."""
+    place.mkdir(parents=True, exist_ok=True)
+    (place / UNDRAINED).write_bytes(msgspec.json.encode(left))
+
+
+async def put_back(client: SlurmClient, left: Left, place: Path | None, say: Say) -> None:
+    """Drains the nodes again and deletes the reservation. What fails stays reserved, and is reported. A node that a
+    person has drained keeps its reason."""
+    kept = f"reservation {left.reservation} keeps jobs away for a day"
+    try:
+        for node, reason in left.reasons.items():
+            now = await client.read_node(node)
+            if now is not None and not is_drained(now.state):
+                await client.drain_node(node, reason)
+        if place is not None:
+            (place / UNDRAINED).unlink(missing_ok=True)
+        kept = f"it is yours to delete: scontrol delete reservation={left.reservation}"
+        await client.delete_reservation(left.reservation)
+    except (SlurmUnavailable, SlurmRefused) as error:
+        say(f"{', '.join(left.reasons)} could not be put back: {error}; {kept}")
+
+
+async def put_back_what_was_left(client: SlurmClient, place: Path, say: Say) -> None:
+    """What an earlier test that was killed has left; nothing where there is none."""
+    with contextlib.suppress(OSError, msgspec.MsgspecError):
+        left = msgspec.json.decode((place / UNDRAINED).read_bytes(), type=Left)
+        say(f"An earlier test was killed: {', '.join(left.reasons)} is drained again")
+        await put_back(client, left, place, say)

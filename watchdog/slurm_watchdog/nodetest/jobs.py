@@ -12,16 +12,16 @@ import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple, Protocol
+from types import MappingProxyType
+from typing import Final, NamedTuple
 
-from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.uncancelled import to_its_end
-from slurm_watchdog.nodetest.lines import Line, parse_line
+from slurm_watchdog.nodetest.judge import MAX_LINE, Line, Measured, measured, parse_line
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
 
@@ -37,10 +37,30 @@ CHOOSE: Final = (
 ALLOCATION: Final = re.compile(r"^salloc: .* job allocation (\d+)")
 GRACE_S, SETTLE_S = 60.0, 5.0
 """Beyond a job's limit, for Slurm to end it (KillWait, 30 s as shipped); for a job to end after its last line."""
-PLACES: Final = (
-    Path(__file__).with_name("node_test.py"), Path(__file__).parents[3] / "deploy/node-test/node_test.py",
-)  # fmt: skip
+PLACES: Final = Path(__file__).with_name("node_test.py"), Path(__file__).parents[3] / "deploy/node-test/node_test.py"
 """Of the program that is shipped: as installed, and in a checkout."""
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """How a test is done, and what all of its jobs have in common."""
+
+    comment: str = ""
+    """Whose the jobs are."""
+    program: str = ""
+    """A site's own; empty: ours."""
+    words: tuple[str, ...] = ()
+    """That the program gets."""
+    pairs: bool = True
+    at_once: int = 8
+    wait_s: float = 600.0
+    """For the nodes of a job to be free."""
+    partition: str = ""
+    account: str = ""
+    reservation: str = ""
+    floors: Mapping[str, float] = MappingProxyType({})
+    cluster: str = ""
+    place: Path | None = None
+    """Where figures are kept, to compare later ones with."""
 
 
 class NodeJob(NamedTuple):
@@ -51,130 +71,97 @@ class NodeJob(NamedTuple):
     minutes: int
     partition: str = ""
 
-
-class Placement(Struct, frozen=True, kw_only=True):
-    """What all jobs of a test have in common. `program`: a site's own, or empty; `comment` says whose they are."""
-
-    comment: str
-    program: str = ""
-    account: str = ""
-    reservation: str = ""
+    @property
+    def name(self) -> str:
+        """Of what it measures."""
+        return " ".join(self.nodes)
 
 
-class Ended(Struct, frozen=True, kw_only=True):
-    """What came of a job. `why` it has no or not all results, a part of a sentence."""
-
-    nodes: tuple[str, ...]
-    job_id: str = ""
-    lines: tuple[Line, ...] = ()
-    why: str = ""
+Run = Callable[[NodeJob], Awaitable[Measured]]
+"""Runs a job to its end. Cancelled, it cancels the job."""
 
 
-class Launcher(Protocol):
-    """One way to run a job."""
-
-    async def run(self, job: NodeJob, wait_s: float) -> Ended:
-        """To its end; `wait_s`: how long it may wait for its nodes. Cancelled, it cancels the job."""
-        ...
-
-
-def job_options(job: NodeJob, placement: Placement) -> list[str]:
+def job_options(job: NodeJob, terms: Terms) -> list[str]:
     """For salloc: exclusive with all memory of the nodes, low priority, bounded."""
-    given = {
-        "--partition": job.partition, "--account": placement.account, "--reservation": placement.reservation,
-    }  # fmt: skip
+    given = {"--partition": job.partition, "--account": terms.account, "--reservation": terms.reservation}
     return [
-        f"--job-name={JOB_NAME}", f"--comment={placement.comment}", "--exclusive", "--mem=0", f"--nice={NICE}",
-        f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1",
-        f"--nodelist={','.join(job.nodes)}", f"--time={job.minutes}",
+        *(f"--job-name={JOB_NAME}", f"--comment={terms.comment}", "--exclusive", "--mem=0", f"--nice={NICE}"),
+        *(f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(job.nodes)}", f"--time={job.minutes}"),
         *(f"{name}={value}" for name, value in given.items() if value),
-    ]  # fmt: skip
+    ]
 
 
-class Salloc:
-    """Each job is a salloc with an srun in it. (An srun alone takes --exclusive for --exact, too, and gives a task one
-    CPU.)"""
-
-    def __init__(self, client: SlurmClient, commands: Commands, placement: Placement) -> None:
-        self._client, self._commands, self._placement = client, commands, placement
-
-    async def run(self, job: NodeJob, wait_s: float) -> Ended:
-        """As Launcher has it."""
-        argv = [self._commands.path("salloc"), "--no-bell", *job_options(job, self._placement)]
-        argv += [self._commands.path("srun"), "--whole", "--kill-on-bad-exit=0"]
-        argv += ["/bin/sh", "-c", CHOOSE, sys.executable, *job.words]
-        try:
-            given = self._placement.program
-            program = Path(given) if given else next((each for each in PLACES if each.exists()), PLACES[0])
-            with program.open("rb") as text:
-                process = await asyncio.create_subprocess_exec(
-                    *argv, stdin=text, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-                    env=dict(self._commands.environ), cwd="/", start_new_session=True, preexec_fn=die_with_parent,
-                )  # fmt: skip
-        except OSError as error:
-            return Ended(nodes=job.nodes, why=f"{error.filename or 'salloc'} cannot be started: {error.strerror}")
-        heard = _Heard(job)
-        why = "it ended without a result"
-        try:
-            why = await heard.read(process, wait_s) or why
-        finally:
-            if process.returncode is None:
-                await to_its_end(_end(process))
-            if not heard.complete and heard.job_id:
-                with contextlib.suppress(SlurmUnavailable, SlurmRefused):  # then it ends by its limit
-                    await to_its_end(self._client.cancel(heard.job_id))
-        why = f"{why} ({heard.other})" if heard.other and not heard.lines else why
-        return Ended(nodes=job.nodes, job_id=heard.job_id, lines=tuple(heard.lines), why="" if heard.complete else why)
+async def run_by_salloc(client: SlurmClient, commands: Commands, terms: Terms, job: NodeJob) -> Measured:
+    """A salloc with an srun in it. (An srun alone takes --exclusive for --exact, too, and gives a task one CPU.)"""
+    argv = [commands.path("salloc"), "--no-bell", *job_options(job, terms)]
+    argv += [commands.path("srun"), "--whole", "--kill-on-bad-exit=0", "/bin/sh", "-c", CHOOSE, sys.executable]
+    program = Path(terms.program or next((each for each in PLACES if each.exists()), PLACES[0]))
+    try:
+        with program.open("rb") as text:  # noqa: ASYNC230 - a small file of this machine
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                *job.words,
+                stdin=text,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                limit=MAX_LINE,
+                env=dict(commands.environ),
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+    except OSError as error:
+        return measured(job.name, (), f"{error.filename or 'salloc'} cannot be started: {error.strerror}")
+    heard = _Heard(job.nodes)
+    why, limit_s = "it ended without a result", 60.0 * job.minutes + GRACE_S
+    try:
+        async with timeout(terms.wait_s):
+            await heard.read(process, lambda: bool(heard.lines))
+        async with timeout(limit_s):
+            await heard.read(process, heard.is_complete)
+    except TimeoutError:
+        why = "it did not end in time" if heard.lines else f"its nodes were not free within {terms.wait_s:g} s"
+    finally:
+        await to_its_end(_end(process, SETTLE_S if heard.is_complete() else 0.0))
+        if heard.job_id and not heard.is_complete():
+            with contextlib.suppress(SlurmUnavailable, SlurmRefused):  # then it ends by its limit
+                await to_its_end(client.cancel(heard.job_id))
+    why = f"{why} ({heard.other})" if heard.other and not heard.lines else why
+    return measured(job.name, heard.lines, "" if heard.is_complete() else why)
 
 
 class _Heard:
-    """Lines of one job as they come."""
+    """What a job has printed so far."""
 
-    def __init__(self, job: NodeJob) -> None:
-        self._job, self._rest = job, b""
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
         self.lines: list[Line] = []
         self.job_id = self.other = ""
 
-    @property
-    def complete(self) -> bool:
-        """Whether every node has said its last."""
-        return {line.node for line in self.lines if line.part == "end"} == set(self._job.nodes)
+    def is_complete(self) -> bool:
+        """Whether every node has printed its last line."""
+        return {line.node for line in self.lines if line.part == "end"} == set(self._nodes)
 
-    def _add(self, data: bytes) -> None:
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        for text in (raw.decode(errors="replace") for raw in whole):
-            line = parse_line(text)
-            if line is not None and line.node in self._job.nodes:
-                self.lines.append(line)
-            elif line is None and text.strip():
-                granted = ALLOCATION.search(text)
-                self.job_id = granted[1] if granted else self.job_id
-                self.other = self.other if granted else first_line(text)
-
-    async def read(self, process: asyncio.subprocess.Process, wait_s: float) -> str:
-        """Until all is there or the job is late: then why."""
+    async def read(self, process: asyncio.subprocess.Process, until: Callable[[], bool]) -> None:
+        """Until that is so, or nothing more comes."""
         assert process.stdout is not None
-        until, started = clock.monotonic() + wait_s, False
-        while not self.complete:
-            try:
-                async with timeout(max(0.0, until - clock.monotonic())):
-                    data = await process.stdout.read(65_536)
-            except TimeoutError:
-                return "it did not end in time" if started else f"its nodes were not free within {wait_s:g} s"
-            if not data:
-                break
-            self._add(data)
-            if self.lines and not started:
-                started, until = True, clock.monotonic() + 60.0 * self._job.minutes + GRACE_S
-        with contextlib.suppress(TimeoutError):
-            async with timeout(SETTLE_S):
-                await process.wait()
-        return ""
+        raw = b" "
+        while raw and not until():
+            raw = b" "
+            with contextlib.suppress(ValueError):  # a line that is too long is none of ours
+                raw = await process.stdout.readline()
+            text = raw.decode(errors="replace")
+            line, granted = parse_line(text), ALLOCATION.search(text)
+            self.job_id = granted[1] if granted else self.job_id
+            if line is None and text.strip() and not granted:
+                self.other = first_line(text)
+            self.lines += [line] if line is not None and line.node in self._nodes else []
 
 
-async def _end(process: asyncio.subprocess.Process) -> None:
+async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
     """SIGTERM, which makes salloc give its job up, and then SIGKILL."""
-    for number, wait_s in ((signal.SIGTERM, 3.0), (signal.SIGKILL, 1.0)):
+    for number, wait_s in ((0, patience_s), (signal.SIGTERM, 3.0), (signal.SIGKILL, 1.0)):
         with contextlib.suppress(ProcessLookupError, TimeoutError):
             os.killpg(process.pid, number)
             async with timeout(wait_s):
@@ -182,24 +169,24 @@ async def _end(process: asyncio.subprocess.Process) -> None:
                 return
 
 
-async def run_jobs(
-    jobs: Sequence[NodeJob], launcher: Launcher, at_once: int, wait_s: float, ended: Callable[[Ended], None]
-) -> AsyncIterator[Ended]:
-    """The ends of all jobs as they come, `at_once` of them running. No two that run share a node."""
-    todo, busy = list(jobs), dict[asyncio.Task[Ended], NodeJob]()
+async def run_all(
+    jobs: Sequence[NodeJob], run: Run, at_once: int, ended: Callable[[Measured], None]
+) -> dict[str, Measured]:
+    """What came of each by its name, `at_once` of them running. No two that run share a node."""
+    todo, busy, found = list(jobs), dict[asyncio.Future[Measured], NodeJob](), dict[str, Measured]()
     try:
         while todo or busy:
             taken = {node for job in busy.values() for node in job.nodes}
             while len(busy) < at_once and (job := next((j for j in todo if taken.isdisjoint(j.nodes)), None)):
                 todo.remove(job)
                 taken |= set(job.nodes)
-                busy[asyncio.ensure_future(launcher.run(job, wait_s))] = job
+                busy[asyncio.ensure_future(run(job))] = job
             done, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                del busy[task]
+                found[busy.pop(task).name] = task.result()
                 ended(task.result())
-                yield task.result()
     finally:
         for task in busy:
             task.cancel()
         await to_its_end(asyncio.gather(*busy, return_exceptions=True))
+    return found

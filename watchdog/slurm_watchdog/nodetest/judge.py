@@ -1,4 +1,5 @@
-"""Which nodes are slow or broken, from what was measured on each and between them. Pure.
+"""Which nodes are slow or broken, from the lines of JSON that the node test prints (deploy/node-test/node_test.py
+describes them). Pure.
 
 A figure is held against floors that the site set, against nodes that are alike, and against the node's own past. What
 is missing, disturbed, or the same everywhere convicts no one.
@@ -8,16 +9,18 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Annotated, Final, Literal
 
+import msgspec
+from msgspec import Meta
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_test import NodeVerdict
-from slurm_watchdog.nodetest.lines import Figure, Measured
 
+MAX_LINE: Final = 1 << 20
+Text = Annotated[str, Meta(max_length=4096)]
 LEAST_PEERS: Final = 4
 """With fewer, one bad node among them moves the median."""
 LEAST_PAST: Final = 3
@@ -34,23 +37,180 @@ Past = Mapping[str, Sequence[Mapping[str, float]]]
 Pair = tuple[str, str]
 
 
-def judge_nodes(
-    nodes: Sequence[Measured], floors: Floors, past: Past, again: Sequence[Measured] = ()
-) -> list[NodeVerdict]:
-    """A verdict for each node, from its own figures alone.
+class Figure(Struct, frozen=True, kw_only=True):
+    """What a part has measured, and how it is compared: the fields are described where they are printed."""
 
-    `again`: what a second look measured of some of the nodes, all at that later time. A node is worse than its peers
-    only if it is worse than what they had in either look: what they share (a filesystem, a host) may be slower for a
-    while."""
-    return [_judge(node, nodes, floors, past.get(node.name, ()), again) for node in nodes]
+    name: Text
+    value: float
+    title: Text = ""
+    unit: Text = ""
+    column: Text = ""
+    about: Text = ""
+    place: Text = ""
+    more: bool = True
+    least: float = 0.1
+    absolute: float = 0.0
+    spread: float = 0.0
+    disturbed: bool = False
+    like: Text = ""
+    against: tuple[Text, ...] = ("peers", "past")
+    siblings: bool = False
+    sole: bool = False
+
+    @property
+    def key(self) -> str:
+        """Names it among the figures of a node: `mount_write /scratch`."""
+        return f"{self.name} {self.about}".strip()
+
+    def shown(self, value: float | None = None) -> str:
+        """Its value, or another one of its kind: three digits and the unit."""
+        number = self.value if value is None else value
+        digits = 0 if abs(number) >= 100 else 1 if abs(number) >= 10 else 2
+        text = f"{number:.2g}" if 0 < abs(number) < 0.1 else f"{number:,.{digits}f}"
+        return f"{text} {self.unit}".strip()
+
+
+class Fault(Struct, frozen=True, kw_only=True):
+    """What a part itself has found wrong."""
+
+    what: Text
+    place: Text = ""
+    sure: bool = True
+    same: Text = ""
+    """Names the same on other nodes; empty: `what` does."""
+
+
+class Line(Struct, frozen=True, kw_only=True):
+    """A part has begun, or ended."""
+
+    node: Text
+    part: Text
+    state: Literal["begun", "ok", "late", "failed"]
+    about: Text = ""
+    said: Text = ""
+    skipped: Text = ""
+    like: Text = ""
+    figures: tuple[Figure, ...] = ()
+    faults: tuple[Fault, ...] = ()
+
+    @property
+    def where(self) -> str:
+        """The part, in words."""
+        return f"{self.part} {self.about}".strip()
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """What is known of one node, or of one pair (`name` is then `a b`)."""
+
+    name: str
+    like: str = ""
+    figures: Mapping[str, Figure] = {}
+    disturbed: tuple[str, ...] = ()
+    """Parts of which other programs disturbed a figure."""
+    problems: tuple[Line, ...] = ()
+    """Parts that did not end well."""
+    faults: tuple[Fault, ...] = ()
+    missing: str = ""
+    """Why there is nothing, or not all, a part of a sentence."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether a part of it has no end."""
+        return any(each.state == "late" for each in self.problems)
+
+    @property
+    def pair(self) -> tuple[str, str]:
+        """The two nodes of a pair."""
+        first, _, second = self.name.partition(" ")
+        return first, second
+
+    @property
+    def places(self) -> tuple[str, ...]:
+        """Parts of the node that were measured: what is only counted has no unit."""
+        return tuple(sorted({each.place for each in self.figures.values() if each.place and each.unit}))
+
+
+def parse_line(text: str) -> Line | None:
+    """What a line of a job's output says; None: it is none of ours."""
+    if not text.startswith("{") or len(text) > MAX_LINE:
+        return None
+    try:
+        return msgspec.json.decode(text, type=Line)
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+
+
+def measured(name: str, lines: Iterable[Line], missing: str = "") -> Measured:
+    """All lines of one node or pair together. A part that has begun and never ended is late when the job is over."""
+    ended, begun = list[Line](), dict[tuple[str, str], Line]()
+    for line in lines:
+        if line.state == "begun":
+            begun[line.node, line.where] = line
+        else:
+            begun.pop((line.node, line.where), None)
+            ended.append(line)
+    ended += [replace(each, state="late", said="it had begun when the job ended") for each in begun.values()]
+    figures = [each for line in ended for each in line.figures]
+    return Measured(
+        name=name,
+        like=next((line.like for line in ended if line.like), ""),
+        figures={each.key: each for each in figures if not each.disturbed},
+        disturbed=tuple(dict.fromkeys(each.place or each.name for each in figures if each.disturbed)),
+        problems=tuple(line for line in ended if line.state != "ok"),
+        faults=tuple({(each.place, each.what): each for line in ended for each in line.faults}.values()),
+        missing=missing,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- nodes
+
+
+class NodeVerdict(Struct, frozen=True, kw_only=True):
+    """What a test says of one node."""
+
+    node: str
+    truth: Truth
+    faults: tuple[tuple[str, str], ...] = ()
+    """BAD: (part of the node, what is wrong with it, with the figures)."""
+    unsure: tuple[str, ...] = ()
+    """UNKNOWN: why it was not judged, parts of sentences."""
+    peers: int = 0
+    """With which its figures were compared."""
+    figures: str = ""
+    """The most telling ones, in words."""
+    measured: tuple[str, ...] = ()
+    """Parts that have figures: `cpu`, `memory`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a GPU's UUID."""
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it is not well, in words."""
+        return tuple(what for _, what in self.faults) or self.unsure
+
+    @property
+    def by_place(self) -> dict[str, str]:
+        """Part of the node that is bad -> what is wrong with it."""
+        places = dict.fromkeys(place for place, _ in self.faults)
+        return {place: "; ".join(what for where, what in self.faults if where == place) for place in places}
+
+
+def judge_nodes(nodes: Sequence[Measured], floors: Floors, past: Past) -> list[NodeVerdict]:
+    """A verdict for each node, from its own figures alone."""
+    return [_judge(node, nodes, floors, past.get(node.name, ())) for node in nodes]
+
+
+def confirmed(first: NodeVerdict, second: NodeVerdict, looked: Measured) -> NodeVerdict:
+    """Of the verdicts of two looks at a node what both found, and what a part was sure of in the first, `looked`."""
+    places, sure = second.by_place, {each.what for each in looked.faults if each.sure}
+    faults = tuple((place, what) for place, what in first.faults if place in places or what in sure)
+    if faults:
+        return replace(first, faults=faults)
+    return replace(second, truth=Truth.UNKNOWN, faults=(), unsure=second.reasons) if places else second
 
 
 def _judge(
-    node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequence[Mapping[str, float]],
-    again: Sequence[Measured],
-) -> NodeVerdict:  # fmt: skip
-    others = [each for each in nodes if each.name != node.name]
-    peers, later = peers_of(node, nodes), peers_of(node, again)
+    node: Measured, nodes: Sequence[Measured], floors: Floors, past: Sequence[Mapping[str, float]]
+) -> NodeVerdict:
+    others, peers = [each for each in nodes if each.name != node.name], peers_of(node, nodes)
     bad, unsure, compared = _problems(node, others), list[str](), False
     for each in node.faults:
         same = sum(any((e.same or e.what) == (each.same or each.what) for e in other.faults) for other in others)
@@ -59,27 +219,30 @@ def _judge(
         elif same <= MOST_OTHERS * len(others):
             unsure.append(each.what)
     for figure in node.figures.values():
-        values = values_of(figure, node, peers)
-        worse, was_compared = worse_than(figure, values, floors, f"on {len(values)} peers")
-        if worse and len(now := values_of(figure, node, later)) >= LEAST_PEERS:
-            worse, _ = worse_than(figure, now, floors, f"on {len(now)} peers")
+        values = _values_of(figure, node, peers)
         was = [each[figure.key] for each in past if figure.key in each] if "past" in figure.against else []
+        compared |= has_floor(figure, floors) or len(values) >= LEAST_PEERS or len(was) >= LEAST_PAST
+        worse = _worse(figure, floors, values, f"on {len(values)} peers")
         if not worse and len(was) >= LEAST_PAST and _is_worse_now(figure, values):
             worse = _against(figure, was, "in its earlier tests")
-        compared = compared or was_compared or len(was) >= LEAST_PAST
         if worse:
-            bad.append((figure.place, f"{_title(figure)} is {worse}"))
-    unsure = [*unsure, *_unsure(node, compared=compared, peers=len(peers))]
+            about = f" of {figure.about}" if figure.about else ""
+            bad.append((figure.place, f"{figure.title or figure.name}{about} is {worse}"))
+    unsure += [node.missing] if node.missing else [f"{each.where}: {each.said}" for each in node.problems]
+    if node.disturbed and not node.missing:
+        unsure.append(f"other programs used it meanwhile, so figures of {', '.join(node.disturbed)} do not count")
+    if not compared and not unsure:
+        needed = f"{LEAST_PEERS} are needed, or {LEAST_PAST} earlier tests"
+        unsure.append(f"nothing to compare it with: {len(peers)} peers that are alike, and {needed}")
     return NodeVerdict(
-        node=node.name, truth=Truth.BAD if bad else Truth.UNKNOWN if unsure else Truth.OK, faults=tuple(bad),
-        unsure=() if bad else tuple(unsure), peers=len(peers), measured=places_of(node),
+        node=node.name,
+        truth=Truth.BAD if bad else Truth.UNKNOWN if unsure else Truth.OK,
+        faults=tuple(bad),
+        unsure=() if bad else tuple(unsure),
+        peers=len(peers),
+        measured=node.places,
         figures=", ".join(f"{each.column} {each.shown()}" for each in node.figures.values() if each.column),
-    )  # fmt: skip
-
-
-def places_of(found: Measured) -> tuple[str, ...]:
-    """Parts of the node that were measured: what is only counted has no unit."""
-    return tuple(sorted({each.place for each in found.figures.values() if each.place and each.unit}))
+    )
 
 
 def peers_of(node: Measured, nodes: Sequence[Measured]) -> list[Measured]:
@@ -87,27 +250,28 @@ def peers_of(node: Measured, nodes: Sequence[Measured]) -> list[Measured]:
     return [each for each in nodes if each.name != node.name and each.like == node.like and each.figures]
 
 
-def values_of(figure: Figure, node: Measured, peers: Sequence[Measured]) -> list[float]:
+def _values_of(figure: Figure, node: Measured, peers: Sequence[Measured]) -> list[float]:
     """What there is to compare a figure with; nothing where another node is built with as little."""
     if "peers" not in figure.against:
         return []
-    found = [
-        each.value for other in ([node] if figure.siblings else []) + list(peers) for each in other.figures.values()
-        if each is not figure and each.name == figure.name and each.like == figure.like
-        and (figure.siblings or each.about == figure.about)
-    ]  # fmt: skip
+    everywhere = [each for other in [node] * figure.siblings + list(peers) for each in other.figures.values()]
+    alike = [each for each in everywhere if (each.name, each.like) == (figure.name, figure.like)]
+    found = [e.value for e in alike if e is not figure and (figure.siblings or e.about == figure.about)]
     return [] if figure.sole and any(_behind(figure, each) <= 0 for each in found) else found
 
 
-def worse_than(figure: Figure, others: Sequence[float], floors: Floors, where: str) -> tuple[str, bool]:
-    """(in what it is worse, a part of a sentence, or nothing; whether there was something to compare it with)."""
-    floor = floors.get(figure.key, floors.get(figure.name))
-    if floor is not None and (figure.value < floor if figure.more else figure.value > floor):
-        bound = "at least" if figure.more else "at most"
-        return f"{figure.shown()}, and the site wants {bound} {figure.shown(floor)}", True
-    if len(others) < LEAST_PEERS:
-        return "", floor is not None
-    return _against(figure, others, where), True
+def has_floor(figure: Figure, floors: Floors) -> bool:
+    """Whether the site has set what it accepts."""
+    return figure.key in floors or figure.name in floors
+
+
+def _worse(figure: Figure, floors: Floors, others: Sequence[float], where: str) -> str:
+    """In what it is worse than the site accepts, or than `others` if they are enough: a part of a sentence, or
+    nothing."""
+    floor = floors.get(figure.key, floors.get(figure.name, figure.value))
+    if figure.value < floor if figure.more else figure.value > floor:
+        return f"{figure.shown()}, and the site wants at {'least' if figure.more else 'most'} {figure.shown(floor)}"
+    return _against(figure, others, where) if len(others) >= LEAST_PEERS else ""
 
 
 def _behind(figure: Figure, other: float) -> float:
@@ -117,9 +281,9 @@ def _behind(figure: Figure, other: float) -> float:
 
 
 def _against(figure: Figure, others: Sequence[float], where: str) -> str:
-    middle = statistics.median(others)
-    if middle <= 0 or figure.value < 0 or min(others) <= 0:
+    if min(others) <= 0 or figure.value < 0:
         return ""
+    middle = statistics.median(others)
     deviation = SCALE * statistics.median(abs(math.log(each / middle)) for each in others)
     least = -math.log(max(TINY, 1 - figure.least)) if figure.more else math.log(1 + figure.least)
     is_near = _behind(figure, middle) <= max(least, MADS * deviation, SPREADS * figure.spread)
@@ -142,7 +306,7 @@ def _problems(node: Measured, others: Sequence[Measured]) -> list[tuple[str, str
     fails is a node's only where it answers another one."""
     found = []
     for each in node.problems:
-        same = sum(any(other_one.where == each.where for other_one in other.problems) for other in others)
+        same = sum(any(problem.where == each.where for problem in other.problems) for other in others)
         answered = len(others) - same - sum(bool(other.missing) for other in others)
         is_own = each.state == "late" and each.part != "mount"
         if (not same or 2 * same < len(others)) and (is_own or answered > 0):
@@ -150,40 +314,7 @@ def _problems(node: Measured, others: Sequence[Measured]) -> list[tuple[str, str
     return found
 
 
-def _unsure(node: Measured, *, compared: bool, peers: int) -> list[str]:
-    """Why a node against which nothing was found is not said to be well."""
-    if node.missing:
-        return [node.missing]
-    found = [f"{each.where}: {each.said}" for each in node.problems]
-    if node.disturbed:
-        found.append(f"other programs used it meanwhile, so figures of {', '.join(node.disturbed)} do not count")
-    if not compared and not found:
-        found.append(
-            f"nothing to compare it with: {peers} peers that are alike, and {LEAST_PEERS} are needed, or "
-            f"{LEAST_PAST} earlier tests"
-        )
-    return found
-
-
-def _title(figure: Figure) -> str:
-    return f"{figure.title or figure.name} of {figure.about}" if figure.about else figure.title or figure.name
-
-
 # ---------------------------------------------------------------------------------------------- pairs
-
-
-class SlowPair(Struct, frozen=True, kw_only=True):
-    """Two nodes between which something is wrong."""
-
-    nodes: Pair
-    reasons: tuple[str, ...]
-    place: str = "link"
-    culprit: str = ""
-    """Which of the two, if another pair told."""
-
-    def beside(self, node: str) -> str:
-        """The other one."""
-        return self.nodes[1] if self.nodes[0] == node else self.nodes[0]
 
 
 def ring(nodes: Sequence[str]) -> list[Pair]:
@@ -194,67 +325,50 @@ def ring(nodes: Sequence[str]) -> list[Pair]:
     return around[::2] + around[1::2]
 
 
-def pair_of(found: Measured) -> Pair:
-    """Of a pair's name."""
-    first, _, second = found.name.partition(" ")
-    return first, second
-
-
-def judge_pairs(pairs: Sequence[Measured], floors: Floors) -> list[SlowPair]:
-    """The pairs with which something is wrong. A node is named for it if another pair of it is bad as well, and the
-    other one has a pair that is well."""
-    slow: dict[Pair, tuple[str, ...]] = {}
+def slow_pairs(pairs: Sequence[Measured], floors: Floors) -> dict[Pair, str]:
+    """The pairs with which something is wrong, and what."""
+    slow = {}
     for pair in pairs:
         others = [each for each in pairs if each.name != pair.name]
-        found = [each.said for each in pair.problems][:1]
-        found = found if 2 * sum(bool(each.figures) for each in others) > len(others) else []
+        most_have = 2 * sum(bool(each.figures) for each in others) > len(others)
+        found = [each.said for each in pair.problems[:1] if most_have]
         for figure in pair.figures.values():
             values = [each.figures[figure.key].value for each in others if figure.key in each.figures]
-            worse, _ = worse_than(figure, values, floors, f"on {len(values)} other pairs")
+            worse = _worse(figure, floors, values, f"on {len(values)} other pairs")
             found += [f"{figure.title or figure.name} {worse}"] if worse else []
         if found:
-            slow[pair_of(pair)] = tuple(found)
-    tested = [pair_of(each) for each in pairs if not each.missing]
-    guilty = {node for pair in slow for node in pair if _is_culprit(node, slow, tested)}
-    places = {place for each in pairs for place in places_of(each)}
-    return [
-        SlowPair(
-            nodes=pair, reasons=reasons, place=places.copy().pop() if len(places) == 1 else "link",
-            culprit=min(guilty & set(pair)) if len(guilty & set(pair)) == 1 else "",
-        )
-        for pair, reasons in slow.items()
-    ]  # fmt: skip
-
-
-def _is_culprit(node: str, slow: Collection[Pair], tested: Sequence[Pair]) -> bool:
-    partners = {other for pair in tested if pair in slow and node in pair for other in pair if other != node}
-    cleared = [other for other in partners if any(other in pair and pair not in slow for pair in tested)]
-    return len(partners) >= 2 and bool(cleared)
+            slow[pair.pair] = "; ".join(found)
+    return slow
 
 
 def with_links(
-    verdicts: Sequence[NodeVerdict], slow: Sequence[SlowPair], links: Sequence[Measured], asked: Sequence[Pair]
+    verdicts: Sequence[NodeVerdict], pairs: Sequence[Measured], slow: Mapping[Pair, str]
 ) -> list[NodeVerdict]:
-    """The verdicts, with what is wrong between nodes."""
-    unclear = {node: pair for pair in slow if not pair.culprit for node in pair.nodes}
-    places = {node: places_of(link) for link in links if not link.missing for node in pair_of(link)}
-    found = []
+    """The verdicts, with what is wrong between nodes. A node is named for a pair if another pair of it is slow as well,
+    and one of the other nodes has a pair that is well."""
+    tested = [each.pair for each in pairs if not each.missing]
+    places = {place for each in pairs for place in each.places}
+
+    def is_guilty(node: str) -> bool:
+        beside = {other for pair in tested if pair in slow and node in pair for other in pair} - {node}
+        return len(beside) > 1 and any(pair not in slow for pair in tested if beside.intersection(pair))
+
+    guilty, found = {node for pair in slow for node in pair if is_guilty(node)}, []
     for each in verdicts:
-        faults = tuple(
-            (pair.place, f"to {pair.beside(each.node)}: {'; '.join(pair.reasons)}")
-            for pair in slow if pair.culprit == each.node
-        )  # fmt: skip
-        pair = unclear.get(each.node)
-        doubts = list[str]()
-        if pair is not None:
-            doubts = [
-                f"to {pair.beside(each.node)}: {'; '.join(pair.reasons)}; which of the two it is, no other pair tells"
-            ]
-        elif each.truth is Truth.OK and any(each.node in two for two in asked) and each.node not in places:
-            doubts = ["its network was not measured"]
+        faults, doubts = list[tuple[str, str]](), list[str]()
+        for pair, why in slow.items():
+            what = f"to {pair[pair[0] == each.node]}: {why}"
+            if each.node in pair and len(guilty.intersection(pair)) != 1:
+                doubts.append(f"{what}; which of the two it is, no other pair tells")
+            elif each.node in guilty.intersection(pair):
+                faults.append((min(places) if len(places) == 1 else "link", what))
+        own = [link for link in pairs if each.node in link.pair]
+        if own and all(link.missing for link in own) and each.truth is Truth.OK:
+            doubts = doubts or ["its network was not measured"]
         if faults:
             each = replace(each, truth=Truth.BAD, faults=(*each.faults, *faults), unsure=())
         elif doubts and each.truth is not Truth.BAD:
             each = replace(each, truth=Truth.UNKNOWN, unsure=(*each.unsure, *doubts))
-        found.append(replace(each, measured=(*each.measured, *places.get(each.node, ()))))
+        linked = {place for link in own if not link.missing for place in link.places}
+        found.append(replace(each, measured=(*each.measured, *sorted(linked))))
     return found

@@ -195,9 +195,9 @@ class SlurmNodeLevers(Protocol):
         """
         ...
 
-    async def reserve_node(self, node: str, name: str) -> None:
-        """A reservation `name` of this node for root, for maintenance: no job of others starts there, those that run
-        there continue. Slurm refuses a name that is there already."""
+    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        """A reservation `name` of these nodes for our own user and a day, for maintenance: no job of others starts
+        there, those that run there continue. Slurm refuses a name that is there already."""
         ...
 
     async def delete_reservation(self, name: str) -> None:

@@ -42,13 +42,13 @@ from slurm_watchdog.slurm.request_guard import (
     require_running,
     require_unchanged,
 )
-from slurm_watchdog.slurm.reservation import creation, deletion, list_reservations
+from slurm_watchdog.slurm.reservation import list_reservations
 
 log = logging.getLogger(__name__)
 
 ACCESS_LASTS_S = 600.0
-RESERVED_MINUTES = 365 * 24 * 60
-"""Of a reservation that is deleted when its node has passed a test: as long as Slurm's own without an end."""
+RESERVED_MINUTES = 24 * 60
+"""Of a reservation in which nodes are tested: longer than any test."""
 
 SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
 
@@ -159,17 +159,13 @@ class CommandLineSlurm:
 
         await self._carry_out("undrain_node", undrain)
 
-    async def reserve_node(self, node: str, name: str) -> None:
-        await self._carry_out(
-            "reserve_node",
-            lambda: self._change(
-                "scontrol", *creation(checked_reservation(name), checked_nodes([node]), "root", RESERVED_MINUTES)
-            ),
-        )
+    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        await self._carry_out("reserve_nodes", lambda: self._reserve(checked_reservation(name), checked_nodes(nodes)))
 
     async def delete_reservation(self, name: str) -> None:
         await self._carry_out(
-            "delete_reservation", lambda: self._change("scontrol", *deletion(checked_reservation(name)))
+            "delete_reservation",
+            lambda: self._change("scontrol", "delete", f"reservation={checked_reservation(name)}"),
         )
 
     async def set_node_down(self, node: str, reason: str) -> None:
@@ -208,6 +204,11 @@ class CommandLineSlurm:
         if self._access is None or now - self._access[0] > ACCESS_LASTS_S:
             self._access = now, await read_access(self._commands, self._uid, user_name(self._uid))
         return self._access[1]
+
+    async def _reserve(self, name: str, nodes: Sequence[str]) -> None:
+        words = (f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={user_name(self._uid)}")
+        times = ("StartTime=now", f"Duration={RESERVED_MINUTES}", "Flags=MAINT,IGNORE_JOBS")
+        await self._change("scontrol", "create", "reservation", *words, *times)
 
     async def _reservations(self) -> tuple[Reservation, ...]:
         answer = await self._commands.run("scontrol", "--oneliner", "show", "reservation")

@@ -1,33 +1,15 @@
-"""Reservations: read, and made to keep nodes for one user, which takes an operator of Slurm."""
+"""Slurm's reservations, as scontrol lists them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import isfinite
 
-from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model.slurm import Reservation
-from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.commands import Answer, Commands, first_line
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.node_names import expand_nodes
 
 TIMES = ("StartTime", "EndTime")
-DEADLINE_S = 20.0
-"""Of a request, as slurm.deadline is shipped."""
-
-
-def creation(name: str, nodes: Sequence[str], user: str, minutes: int) -> tuple[str, ...]:
-    """The words of scontrol for a reservation from now on; jobs that run there continue."""
-    return (
-        "create", "reservation", f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={user}",
-        "StartTime=now", f"Duration={minutes}", "Flags=MAINT,IGNORE_JOBS",
-    )  # fmt: skip
-
-
-def deletion(name: str) -> tuple[str, ...]:
-    """The words of scontrol that give its nodes back to everybody."""
-    return ("delete", f"reservation={name}")
 
 
 def list_reservations(text: str) -> tuple[tuple[Reservation, ...], tuple[str, ...]]:
@@ -67,27 +49,3 @@ def _reservation(row: Mapping[str, str]) -> Reservation:
     return Reservation(
         name=row["ReservationName"], start_at=begin, end_at=end, nodes=expand_nodes(row.get("Nodes", "")), flags=flags
     )
-
-
-class Reservations:
-    """Those of one user; each request raises SlurmRefused, SlurmUnavailable."""
-
-    def __init__(self, commands: Commands, user: str) -> None:
-        self._commands, self._user = commands, user
-
-    async def create(self, name: str, nodes: Sequence[str], minutes: int) -> None:
-        """From now on, so long; jobs that run there continue."""
-        await self._ask(*creation(name, nodes, self._user, minutes))
-
-    async def delete(self, name: str) -> None:
-        """Gives the nodes back to everybody."""
-        await self._ask(*deletion(name))
-
-    async def _ask(self, *words: str) -> None:
-        try:
-            async with timeout(DEADLINE_S):
-                answer: Answer = await self._commands.run("scontrol", *words)
-        except TimeoutError as error:
-            raise SlurmUnavailable(f"scontrol {words[0]} does not answer within {DEADLINE_S:g} s") from error
-        if answer.code:
-            raise SlurmRefused(f"scontrol {words[0]}: {first_line(answer.stderr)}")

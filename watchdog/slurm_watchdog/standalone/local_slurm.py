@@ -504,7 +504,7 @@ class LocalSlurm:
     submit = _refused("there is no queue on this machine", Refusal.NOT_BATCH)
     drain_node = _refused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
     undrain_node = _refused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
-    reserve_node = _refused("there is no Slurm to reserve this machine", Refusal.NO_PERMISSION)
+    reserve_nodes = _refused("there is no Slurm to reserve this machine", Refusal.NO_PERMISSION)
     delete_reservation = _refused("there is no Slurm that has a reservation", Refusal.NO_PERMISSION)
     set_node_down = _refused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from slurm_watchdog.config.policy import Policy, Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.state import LadderLimits
+from slurm_watchdog.controller.policy.placement import Suspects
 from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.controller.policy.rules import Override, RuleBook, RuleChange
-from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.detect.registry import KINDS
 
 LADDER_LIMITS = {

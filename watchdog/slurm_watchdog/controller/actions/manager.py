@@ -10,14 +10,15 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions import expiry, own_records, quarantine
+from slurm_watchdog.controller.actions import expiry, own_records
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of
-from slurm_watchdog.controller.actions.node_tests import NodeTests
-from slurm_watchdog.controller.actions.quarantine import QuarantineTools
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.controller.policy.suspect_nodes import suspects_of
+from slurm_watchdog.controller.node_history import quarantine
+from slurm_watchdog.controller.node_history.node_tests import NodeTests
+from slurm_watchdog.controller.node_history.quarantine import QuarantineTools
+from slurm_watchdog.controller.policy.placement import suspects_of
 from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import Action, ActionRun, Operation, OperationOutcome, OperationRecord
@@ -64,9 +65,10 @@ class Actions:
             listing_is_new_after_s=config.slurm.deadline,
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )
-        self._quarantine = QuarantineTools(ports.journal, ports.slurm, config.policy, ports.record_event, clock.wall)
+        past = ports.past
+        self._quarantine = QuarantineTools(ports.slurm, config.policy, past.events, past.record, clock.wall)
         floors = bool(config.node_tests.floors)
-        self._tests = NodeTests(self._quarantine, ports.tester, ports.writer, self._held_back, floors=floors)
+        self._tests = NodeTests(self._quarantine, ports.tester, self._held_back, floors=floors)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}

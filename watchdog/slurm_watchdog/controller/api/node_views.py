@@ -9,14 +9,18 @@ from typing import Any, Final
 from slurm_watchdog.base.structs import S, picked
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.node_history.suspicion import (
+    DAY_S,
+    MAX_WHAT,
+    SUSPECT_FROM,
+    Counted,
+    kind_words,
+    suspicion_of,
+)
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.controller.ports.commands import NodePast
-from slurm_watchdog.ledger.counted import DAY_S, Counted
-from slurm_watchdog.ledger.from_incident import MAX_WHAT
-from slurm_watchdog.ledger.suspicion import SUSPECT_FROM, Suspicion, suspicion_of
-from slurm_watchdog.ledger.words import kind_words, reasons
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeSuspicion, NodeTable, PastEvent
-from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind, SuspectNode
 
 SHOWN_NODES: Final = 200
 """Of a cluster's suspicious nodes, the worst first."""
@@ -32,20 +36,19 @@ USERS_OWN: Final = {
 """What becomes of the result of a test that no operator has run."""
 
 
-def _suspicion(kind: type[S], found: Suspicion, now: float, *, sees: bool, **more: Any) -> S:
+def _suspicion(kind: type[S], found: SuspectNode, now: float, *, sees: bool, **more: Any) -> S:
     """One node in one line; no word of it comes from a user, unless he who asks `sees` them."""
     return picked(
-        kind, found, "node", "recent", "last_at",
+        kind, found, "node", "recent", "last_at", "events",
         score=round(found.score, 3),
         suspect=found.score >= SUSPECT_FROM,
         place=found.place if sees else _public_place(found.place),
-        events=len(found.counted),
-        reasons=reasons(found.counted, now),
+        reasons="; ".join(found.reasons),
         **more,
     )  # fmt: skip
 
 
-def node_table(found: Sequence[Suspicion], now: float, *, sees: bool) -> NodeTable:
+def node_table(found: Sequence[SuspectNode], now: float, *, sees: bool) -> NodeTable:
     """Every node that anything is to be said against, the worst first; paths of mounts only for those who `sees`."""
     return NodeTable(
         suspect_from=SUSPECT_FROM,

@@ -1,17 +1,31 @@
-"""Where jobs hung before: told with the next hang in the same place. Pure: the journal keeps what is in here."""
+"""Where jobs hung before: told with the next hang in the same place; and whether it is the job and not its nodes. Pure:
+the journal keeps what is in here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Iterable, Sequence
 from typing import Final
 
-from slurm_watchdog.ledger.hang_place import REMEMBERED_S, hang_place, said_of, why_held
-from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.base.text import ago, ordinal
+from slurm_watchdog.diagnose.stacks.places import RankPlace, locate
+from slurm_watchdog.diagnose.stacks.waiting import frames_key
+from slurm_watchdog.model.cluster_view import ClusterView, JobView, StackSnapshot
 from slurm_watchdog.model.hang_place import HangPlace
-from slurm_watchdog.model.incidents import Incident
+from slurm_watchdog.model.incidents import Culprit, Incident
+from slurm_watchdog.model.observations import Role
+from slurm_watchdog.wire.redact_values import mask_words
 
 MOST: Final = 5000
 """The newest: a cluster with fifty hangs a day has three months of them."""
+REMEMBERED_S: Final = 90 * 86400.0
+"""A program changes within a quarter of a year: what stands in the same function then is another matter."""
+HELD_AT: Final = 3
+"""So many hangs of one job at the same step in the same place, not all on one node, are its program's or its data's."""
+SAME_STEP: Final = 1
+"""A last line that was not read yet."""
+FRAMES: Final = 30
+"""From the innermost on: what is further out is how the program was started."""
 
 
 class HangMemory:
@@ -58,3 +72,92 @@ class HangMemory:
         for key in (*old, *list(self._known)[: max(0, len(self._known) - MOST)]):
             self._known.pop(key, None)
             self._said.pop(key, None)
+
+
+def hang_place(incident: Incident, view: JobView, chain: str, at: float) -> HangPlace | None:
+    """Where the job of `view` hangs, by its newest dump; None where no stack shows it."""
+    dump = _newest(view)
+    if dump is None:
+        return None
+    ranks = [locate(each) for each in dump.stacks if each.role is Role.RANK and each.error is None]
+    culprit = next((each for each in incident.culprits if each.pid is not None), None)
+    stands = _place_of(culprit, ranks)
+    if stands is None or not stands.frames:
+        return None
+    frames = frames_key(stands)[:FRAMES]
+    return HangPlace(
+        incident_id=incident.id,
+        at=at,
+        job_id=view.job.job_id,
+        chain=chain,
+        fingerprint=hashlib.sha256("\n".join(frames).encode("utf-8", "surrogatepass")).hexdigest()[:16],
+        where=mask_words(frames[0])[:200],
+        node="" if culprit is None else stands.node,
+        rank=None if culprit is None else stands.rank,
+        step=None if view.progress is None else view.progress.known_step,
+    )
+
+
+def _newest(view: JobView) -> StackSnapshot | None:
+    dumps = (*view.snapshots[-1:], *(view.row.snapshots[-1:] if view.row is not None else ()))
+    return min(dumps, key=lambda each: each.age_s, default=None)
+
+
+def _place_of(culprit: Culprit | None, ranks: Sequence[RankPlace]) -> RankPlace | None:
+    """Of the culprit; without one, of all: only if they stand in the same frames."""
+    if culprit is not None:
+        return next((each for each in ranks if (each.node, each.pid) == (culprit.node, culprit.pid)), None)
+    alike = {frames_key(each) for each in ranks}
+    return ranks[0] if len(alike) == 1 else None
+
+
+def alike(this: HangPlace, known: Iterable[HangPlace]) -> list[HangPlace]:
+    """Earlier hangs of the same user in the same place, the newest first."""
+    owner = this.chain.partition("/")[0]
+    found = [
+        each
+        for each in known
+        if each.fingerprint == this.fingerprint
+        and each.incident_id != this.incident_id
+        and each.chain.partition("/")[0] == owner
+        and 0 <= this.at - each.at <= REMEMBERED_S
+    ]
+    return sorted(found, key=lambda each: -each.at)
+
+
+def said_of(this: HangPlace, known: Iterable[HangPlace]) -> str | None:
+    """The sentence that a hang is a repeat; None if none was alike."""
+    before = alike(this, known)
+    if not before:
+        return None
+    last = before[0]
+    at_step = f", after step {last.step}" if last.step is not None else ""
+    who = f", rank {last.rank} on {last.node}" if last.node else ""
+    more = f"; {len(before)} times in all before" if len(before) > 1 else ""
+    return (
+        f"it hangs in the same place as incident {last.incident_id}, {ago(this.at - last.at)} (job {last.job_id}{who}"
+        f"{at_step}): {this.where}{more}"
+    )
+
+
+def why_held(this: HangPlace, known: Iterable[HangPlace]) -> str | None:
+    """Why a restart would end in the same place again, a sentence; None if that is not known.
+
+    The same frames at the same step, of the same job or chain of jobs, for the third time, and on more than one node.
+    """
+    if this.step is None or not this.node:
+        return None
+    same = [
+        each
+        for each in alike(this, known)
+        if each.chain == this.chain and each.node and each.step is not None and abs(each.step - this.step) <= SAME_STEP
+    ]
+    nodes = {this.node, *(each.node for each in same)}
+    if len(same) + 1 < HELD_AT or len(nodes) < 2:
+        return None
+    incidents = ", ".join(each.incident_id for each in same[:4])
+    where = f"in {this.where}, on {len(nodes)} nodes ({', '.join(sorted(nodes)[:4])})"
+    return (
+        f"the job hangs for the {ordinal(len(same) + 1)} time after step {this.step} {where}: it is its program or its "
+        f"data, and another restart would hang there again (incidents {incidents})"
+    )

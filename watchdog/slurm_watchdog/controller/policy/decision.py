@@ -14,10 +14,9 @@ from slurm_watchdog.controller.policy.guards import (
     is_held,
     why_not,
 )
-from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.placement import objection_to_excluding, to_avoid
 from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
-from slurm_watchdog.controller.policy.suspect_nodes import to_avoid
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
 from slurm_watchdog.model.actions import RESTARTING, Action, Decision, Fence, Rung, Verdict
@@ -173,7 +172,7 @@ def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[
     if not s.rule.drain or not nodes or incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
         return (), ()
     allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
-    out = [node for node in s.nodes if is_out(node.state) or node.name in s.reserved_by_us]
+    out = [node for node in s.nodes if is_out(node.state)]
     room = allowed - max(s.drained_by_us, len(out))
     if len(nodes) > room:
         names = ", ".join(nodes)

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.by_user import orphans_at_once
 from slurm_watchdog.controller.policy.orphan_process import job_of, objection, orphan_for_s
+from slurm_watchdog.controller.policy.placement import Suspects
 from slurm_watchdog.controller.policy.rules import Rule
-from slurm_watchdog.controller.policy.suspect_nodes import Suspects
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.node_view import NodeView
@@ -71,8 +71,6 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     storm_over_s: float | None = None
     """Since when the last storm is over; None if there was none."""
     drained_by_us: int = 0
-    reserved_by_us: tuple[str, ...] = ()
-    """Suspect nodes that we keep in reservations: out of service, too."""
     process: GpuProcess | None = None
     """What is decided about, of an incident about processes: this one, and no job."""
     process_since: float | None = None
@@ -91,7 +89,7 @@ class PolicyInput(Struct, frozen=True, kw_only=True):
     hang: str | None = None
     """The open incident that proves that the job's loop does not turn."""
     why_held: str | None = None
-    """Why a restart would end in the same hang again, a sentence: see slurm_watchdog.ledger.hang_place."""
+    """Why a restart would end in the same hang again, a sentence: see controller.incidents.hang_memory."""
     supervisor: SupervisorStatus | None = None
     """The job's own, if one lives."""
     resume_from: str = ""

@@ -11,15 +11,14 @@ if TYPE_CHECKING:
     from slurm_watchdog.base.capped import Shortage
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.controller.health.cluster import Health
+    from slurm_watchdog.controller.node_history.suspicion import Counted
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.controller.state.evidence_collection import Collected
     from slurm_watchdog.journal.journal import Journal
-    from slurm_watchdog.ledger.counted import Counted
-    from slurm_watchdog.ledger.suspicion import Suspicion
     from slurm_watchdog.model.actions import Decision, Wish
     from slurm_watchdog.model.documents import Delivery
     from slurm_watchdog.model.incidents import Incident
-    from slurm_watchdog.model.node_events import NodeEvent
+    from slurm_watchdog.model.node_events import NodeEvent, SuspectNode
     from slurm_watchdog.model.silence import Silence
     from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.slurm.client import SlurmReads
@@ -55,13 +54,13 @@ class RestartRequests(Protocol):
 
 
 class NodePast(Protocol):
-    """What is remembered of nodes: see slurm_watchdog.controller.node_ledger."""
+    """What is remembered of nodes: see slurm_watchdog.controller.node_history.ledger."""
 
     def record(self, event: NodeEvent) -> None: ...
 
     def events(self) -> Iterable[NodeEvent]: ...
 
-    def suspicions(self) -> list[Suspicion]: ...
+    def suspicions(self) -> list[SuspectNode]: ...
 
     def history(self, node: str) -> list[Counted]: ...
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.controller.ports.commands import NodePast
 from slurm_watchdog.controller.ports.executors import (
     DecisionNews,
     DiagnosisNews,
@@ -18,7 +19,6 @@ from slurm_watchdog.controller.ports.executors import (
 )
 from slurm_watchdog.controller.ports.journals import DecisionJournal, Writer
 from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
-from slurm_watchdog.controller.ports.node_tests import NodeTester
 
 if TYPE_CHECKING:
     from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.model.actions import Decision, Outcome
-    from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.slurm import SlurmJob
+    from slurm_watchdog.nodetest.judge import NodeVerdict
     from slurm_watchdog.slurm.client import SlurmClient
     from slurm_watchdog.trace.records import Own
 
@@ -82,9 +82,8 @@ class ActionPorts:
     blind: Callable[[float], str | None]
     record: Callable[[Own], None]
     """Takes what a recording has to say of actions."""
-    record_event: Callable[[NodeEvent], None]
-    """Takes what happened to a node."""
-    tester: NodeTester
+    past: NodePast
+    tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
     why_left_alone: Callable[[SlurmJob], str]
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     on_failure: Callable[[Decision], None]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.ledger.suspicion import SUSPECT_FROM, by_node, suspicion_of, suspicions
-from slurm_watchdog.ledger.words import ordinal, repeated
+from slurm_watchdog.controller.node_history.suspicion import (
+    SUSPECT_FROM,
+    by_node,
+    repeated,
+    suspicion_of,
+    suspicions,
+)
 from slurm_watchdog.model.node_events import NodeEvent
 from tests.builders.node_past import GPU, NOW, event
 from tests.simulation.lemons import World, years
@@ -42,10 +47,6 @@ def test_the_third_event_within_14_days_is_said_with_the_two_before() -> None:
 def test_an_event_of_more_than_14_days_ago_is_not_one_of_three() -> None:
     events = by_node([event(3), event(15)])["n1"]
     assert repeated("n1", events, NOW, None) is None
-
-
-def test_ordinals() -> None:
-    assert [ordinal(n) for n in (1, 2, 3, 4, 11, 22, 113)] == ["1st", "2nd", "3rd", "4th", "11th", "22nd", "113th"]
 
 
 def test_of_a_synthetic_year_of_1000_nodes_the_three_lemons_are_suspect_at_their_third_event() -> None:

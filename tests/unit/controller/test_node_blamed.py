@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.ledger.from_incident import blamed, events_of
+from slurm_watchdog.controller.node_history.suspicion import blamed, events_of
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState
 from tests.builders.notices import INCIDENT, replace
 

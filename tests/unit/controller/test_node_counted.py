@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from slurm_watchdog.ledger.counted import HALF_LIFE_S, counted, weight
-from slurm_watchdog.ledger.suspicion import SUSPECT_FROM, suspicion_of
+from slurm_watchdog.controller.node_history.suspicion import HALF_LIFE_S, SUSPECT_FROM, Counted, by_node, suspicion_of
 from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from tests.builders.node_past import GPU, NOW, event
+
+
+def counted(events: Iterable[NodeEvent], *known: dict[str, str]) -> list[Counted]:
+    return [each for of_node in by_node(events, *known).values() for each in of_node]
+
+
+def weight(kind: str, days_ago: float) -> float:
+    (only,) = counted([event(days_ago, kind=kind)])
+    return only.weight(NOW)
 
 
 def why(*events: NodeEvent, **known: dict[str, str]) -> dict[str, str]:
@@ -18,8 +28,8 @@ def why(*events: NodeEvent, **known: dict[str, str]) -> dict[str, str]:
 
 def test_weight_of_a_proven_fault_is_half_after_a_half_life_and_nothing_of_what_says_nothing() -> None:
     assert weight("gpu_fault", 0.0) == 1.0
-    assert weight("gpu_fault", HALF_LIFE_S) == 0.5
-    assert weight("gpu_fault", -5.0) == 1.0, "a clock that was set back"
+    assert weight("gpu_fault", HALF_LIFE_S / 86400) == 0.5
+    assert weight("gpu_fault", -0.001) == 1.0, "a clock that was set back"
     assert (
         weight("log_error", 0.0) == weight(NodeEventKind.TEST_PASSED, 0.0) == weight("of another release", 0.0) == 0.0
     )
@@ -60,7 +70,7 @@ def test_what_one_fault_sets_off_on_its_node_counts_once_as_the_strongest() -> N
 def test_a_restart_that_helped_makes_one_event_of_its_incident_stronger() -> None:
     hang = event(2.0, kind="collective_hang", incident_id="i1")
     helped = event(1.0, kind="restart_helped", incident_id="i1")
-    (stands,) = [each for each in counted([hang, helped], {}, {}) if not each.why_not]
+    (stands,) = [each for each in counted([hang, helped]) if not each.why_not]
     assert stands.strength == 1.0
 
 
@@ -87,5 +97,5 @@ def test_a_gpu_takes_its_events_along_and_a_renamed_node_keeps_its_own() -> None
 def test_a_test_that_fails_soon_after_the_search_named_the_node_makes_it_suspect_and_neither_does_alone() -> None:
     slowed, failed = event(0.02, kind="slowed_job"), event(0.01, kind="test_failed", place="link:eth0")
     assert list(why(slowed, failed).values()) == ["", ""]
-    both, one = (suspicion_of("n1", counted(each, {}, {}), NOW).score for each in ((slowed, failed), (slowed,)))
+    both, one = (suspicion_of("n1", counted(each), NOW).score for each in ((slowed, failed), (slowed,)))
     assert one < SUSPECT_FROM <= both

@@ -1,0 +1,212 @@
+"""What is remembered of nodes: writes down what happens to them, and knows what that makes of each.
+
+One event loop owns it. The journal has everything; in memory is what still weighs something.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final
+
+from msgspec.structs import replace
+
+from slurm_watchdog.base.text import one_line
+from slurm_watchdog.controller.node_history.suspicion import (
+    DAY_S,
+    FORGOTTEN_S,
+    MAX_WHAT,
+    SAME_S,
+    Counted,
+    blamed,
+    by_node,
+    events_of,
+    repeated,
+    suspicions,
+)
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.writer import JournalWriter
+from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
+from slurm_watchdog.knowledge.kernel_causes import ADAPTER
+from slurm_watchdog.model.incidents import Finding, Incident
+from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind, SuspectNode
+from slurm_watchdog.model.report import Report
+from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm_states import is_drained
+
+FADES_S: Final = 60.0
+KEPT_S: Final = 2 * 365 * DAY_S
+"""Older events are dropped from the journal: as long as many guarantees, and nothing is left of their weight."""
+
+
+class NodeLedger:
+    """See the module."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        writer: JournalWriter,
+        job_of: Callable[[str], SlurmJob | None],
+        *,
+        wall: Callable[[], float],
+        our_reason: str,
+        renamed: Mapping[str, str],
+    ):
+        """`our_reason` begins the reasons of our own drains. `renamed`: a node's name before -> its name now. Raises
+        JournalError."""
+        self._journal, self._writer, self._job_of, self._wall = journal, writer, job_of, wall
+        self._our_reason, self._renamed = our_reason, renamed
+        self._events: dict[str, NodeEvent] = {}
+        self._of_incident: dict[str, set[str]] = defaultdict(set)
+        """Incident -> the keys of its events, withdrawn ones too."""
+        self._places = set[str]()
+        """Parts of nodes that have a history."""
+        for each in journal.node_events.since(wall() - FORGOTTEN_S):
+            self._keep(each)
+        self._gpu_nodes: dict[str, str] = {}
+        """Of GPUs that have a history: where each was seen last."""
+        self._nodes: dict[str, list[Counted]] | None = None
+        self._suspects: tuple[float, tuple[SuspectNode, ...]] | None = None
+        """When they were computed last, and what came of it."""
+        self._forgotten_at = 0.0
+
+    # ------------------------------------------------------------------------------------ what happens
+
+    def record(self, event: NodeEvent) -> None:
+        """Writes an event down. The same key twice is one event, as it was given last."""
+        event = replace(event, what=one_line(event.what, MAX_WHAT))
+        if self._events.get(event.key) == event:
+            return
+        self._keep(event)
+        self._nodes = self._suspects = None
+        self._writer.write_or_queue(lambda: self._journal.node_events.save(event))
+        self._forget()
+
+    def _keep(self, event: NodeEvent) -> None:
+        self._events[event.key] = event
+        self._of_incident[event.incident_id].add(event.key)
+        self._places.add(event.place)
+
+    def note_incident(self, incident: Incident) -> None:
+        """An incident is, or has become, something else: the events that it made follow it. What another
+        incident has once explained stays withdrawn."""
+        job = self._job_of_incident(incident)
+        found = events_of(incident, _chain(job), compared=job is not None and len(job.nodes) > 1)
+        events = {each.key: each for each in found}
+        for known in [self._events[key] for key in self._of_incident.get(incident.id, set()) - events.keys()]:
+            if known.kind == incident.kind and not known.withdrawn_why:
+                by_other = incident.inhibited_by
+                why = f"incident {by_other} explains it" if by_other else "its incident names somebody else now"
+                self.record(replace(known, withdrawn_at=self._wall(), withdrawn_why=why))
+        for key, event in events.items():
+            known_one = self._events.get(key)
+            if known_one is None:
+                self.record(event)
+            elif not known_one.withdrawn_why.startswith("incident "):
+                self.record(replace(event, chain=known_one.chain or event.chain))
+
+    def note_restart(self, incident: Incident, left_out: Iterable[str]) -> None:
+        """A job of the incident runs well again, and was started without these nodes."""
+        job, without = self._job_of_incident(incident), set(left_out)
+        for node, place in blamed(incident) if job is not None else ():
+            if job is not None and node in without and node not in job.nodes:
+                event = NodeEvent(
+                    key=f"helped:{incident.id}:{node}",
+                    node=node,
+                    kind=NodeEventKind.RESTART_HELPED,
+                    at=self._wall(),
+                    what=f"job {job.job_id} made new steps once it ran without {node}",
+                    place=place,
+                    job_id=job.job_id,
+                    chain=_chain(job),
+                    incident_id=incident.id,
+                )
+                self.record(event)
+
+    def note_drains(self, nodes: Iterable[SlurmNode]) -> None:
+        """Slurm's newest listing: who was drained by somebody else, and for a fault of the node."""
+        for node in nodes:
+            if node.reason_at is None or not node.reason or not is_drained(node.state):
+                continue
+            key, old = f"drain:{node.name}:{node.reason_at:.0f}", node.reason_at < self._wall() - FORGOTTEN_S
+            ours = node.reason.startswith(self._our_reason)
+            if not (ours or old or key in self._events) and drain_meaning(node.reason) is DrainMeaning.NODE:
+                what = f"{node.name} was drained{f' by {node.reason_user}' if node.reason_user else ''}: {node.reason}"
+                kind = NodeEventKind.DRAINED
+                self.record(NodeEvent(key=key, node=node.name, kind=kind, at=node.reason_at, what=what))
+
+    def note_report(self, report: Report) -> None:
+        """What a node reports: GPUs with a history, and links that fell while a job ran there."""
+        for uuid in (gpu.uuid for gpu in report.gpus):
+            if self._gpu_nodes.get(uuid) != report.node and uuid in self._places:
+                self._gpu_nodes[uuid] = report.node
+                self._nodes = self._suspects = None
+        # A link of a node that is set up or shut down falls, too.
+        for seen in report.node_events if report.processes else ():
+            if seen.name not in ADAPTER or seen.backlog:
+                continue
+            at, device = self._wall() - seen.age_s, seen.device or ""
+            key = f"link:{report.node}:{device}:{at // SAME_S:.0f}"  # that it flaps is one event
+            if key not in self._events:
+                what, place = (
+                    f"{report.node}: {seen.line or seen.name}",
+                    f"{LINK_PLACE}{device}"[:120] if device else "",
+                )
+                kind = NodeEventKind.LINK_DOWN
+                self.record(NodeEvent(key=key, node=report.node, kind=kind, at=at, what=what, place=place))
+
+    # ------------------------------------------------------------------------------------ what is known
+
+    def facts(self, finding: Finding, incident_id: str | None) -> tuple[str, ...]:
+        """What the past of the nodes that a finding blames adds to it: a sentence for each that is there for the
+        third time or more. `incident_id`: the open incident that the finding belongs to."""
+        known, now = self._known(), self._wall()
+        blames = blamed(finding) if known else ()
+        said = (repeated(node, known.get(node, ()), now, incident_id, place) for node, place in blames)
+        return tuple(each for each in said if each is not None)
+
+    def events(self) -> Iterable[NodeEvent]:
+        """All that still weighs something, in no order."""
+        return self._events.values()
+
+    def suspicions(self) -> list[SuspectNode]:
+        """Of every node that anything is to be said against now, the worst first."""
+        return suspicions(self._known(), self._wall())
+
+    def suspects(self) -> tuple[SuspectNode, ...]:
+        """The same as of the last minute, for detectors: what fades does so over weeks."""
+        now = self._wall()
+        if self._suspects is None or not 0 <= now - self._suspects[0] < FADES_S:
+            self._suspects = now, tuple(self.suspicions())
+        return self._suspects[1]
+
+    def history(self, node: str) -> list[Counted]:
+        """All that is kept of a node and of the GPUs that it has now, oldest first. Raises JournalError."""
+        gpus = [uuid for uuid, where in self._gpu_nodes.items() if where == node]
+        before = [old for old, new in self._renamed.items() if new == node]
+        old = by_node(self._journal.node_events.of_node((node, *before), gpus), self._gpu_nodes, self._renamed)
+        found = {each.event.key: each for events in old.values() for each in events}
+        found |= {each.event.key: each for each in self._known().get(node, ())}
+        return sorted(found.values(), key=lambda each: each.event.at)
+
+    def _known(self) -> dict[str, list[Counted]]:
+        if self._nodes is None:
+            self._nodes = by_node(self._events.values(), self._gpu_nodes, self._renamed)
+        return self._nodes
+
+    def _job_of_incident(self, incident: Incident) -> SlurmJob | None:
+        return next((job for each in incident.job_ids if (job := self._job_of(each)) is not None), None)
+
+    def _forget(self) -> None:
+        """Once a day: what weighs nothing goes from memory, what is too old from the journal."""
+        now = self._wall()
+        if now - self._forgotten_at >= DAY_S:
+            self._forgotten_at = now
+            for key in [key for key, each in self._events.items() if each.at < now - FORGOTTEN_S]:
+                self._of_incident[self._events.pop(key).incident_id].discard(key)
+            self._writer.write_or_queue(lambda: self._journal.node_events.forget(now - KEPT_S))
+
+
+def _chain(job: SlurmJob | None) -> str:
+    """Whose job it is, and its name."""
+    return "" if job is None else f"{job.uid}/{job.name}"[:MAX_WHAT]

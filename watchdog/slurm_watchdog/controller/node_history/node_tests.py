@@ -1,0 +1,227 @@
+"""Tests of nodes in quarantine that the controller starts by itself, once no job runs there. One at a time.
+
+The record of a test is the reservation in which it runs: Slurm has it, whoever dies. A controller that finds one that
+is not its own waits until that test must be over, and then puts back what it has lifted: jobs are cancelled, the node
+drained again, the reservation deleted. So no two tests of one node are ever under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+from slurm_watchdog.base.deadline import timeout
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.node_history.quarantine import VERDICTS, QuarantineTools
+from slurm_watchdog.controller.node_history.suspicion import strength_of
+from slurm_watchdog.model.incidents import Truth
+from slurm_watchdog.model.node_events import (
+    GPU_PLACE,
+    LINK_PLACE,
+    MOUNT_PLACE,
+    TESTED_MARK,
+    NodeEvent,
+    NodeEventKind,
+)
+from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm_states import ABSENT, OVER, USED, is_drained, is_lost, node_words, starts_jobs
+from slurm_watchdog.nodetest.conduct import Left, conduct, lifted, put_back
+from slurm_watchdog.nodetest.jobs import Terms, run_by_salloc
+from slurm_watchdog.nodetest.judge import LEAST_PEERS, NodeVerdict
+from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.commands import Commands
+
+log = logging.getLogger(__name__)
+
+OUR_MARK: Final = f"{TESTED_MARK}auto-"
+"""Begins the name of every reservation in which a controller tests."""
+LIMIT_S, CLEANUP_S = 3600.0, 120.0
+"""Of one test, and its end in which nodes are drained again. Six nodes and their links take 2 min where nothing hangs
+(docs/test-nodes.md); each job that hangs costs its own limit, minutes, and a second look the same again."""
+MOST_PEERS: Final = 5
+"""Idle nodes that are tested with one in quarantine; with fewer than LEAST_PEERS no figure is compared with them."""
+PATIENCE_S: Final = 6 * 3600.0
+"""So long a test waits for idle peers; then it is made without: figures that a site accepts, earlier tests of the node
+itself, and what does not work at all need none."""
+TAKEN: Final = ABSENT | {"RESERVED", "RESV", "PLANNED", "PLND"}
+"""Words of idle nodes that are not available: switched off, another's reservation, or kept for a job that is to
+start."""
+Tester = Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]]
+"""Given the name of a test and its nodes. Raises SlurmRefused, SlurmUnavailable, OSError, TimeoutError."""
+
+
+def tester_of(config: Config, client: SlurmClient) -> Tester:
+    """Tests nodes as `test-nodes --drained-by-us` does for a person, by the controller's own user."""
+    tests, commands = config.node_tests, Commands(config.slurm.bin_directory, os.environ)
+
+    async def test(name: str, names: Sequence[str]) -> Sequence[NodeVerdict]:
+        terms = Terms(
+            comment=f"slurm-watchdog test-nodes of the controller {name}", program=tests.program, reservation=name,
+            words=tuple(tests.options), floors=tests.floors, cluster=config.cluster_name,
+            place=Path(config.controller.state_directory),
+        )  # fmt: skip
+        async with timeout(LIMIT_S - CLEANUP_S):
+            nodes = [node for each in names if (node := await client.read_node(each)) is not None]
+            async with lifted(client, nodes, name, None, log.warning):
+                run = partial(run_by_salloc, client, commands, terms)
+                return (await conduct(nodes, terms, run, log.info)).verdicts
+        raise AssertionError("an exit lets each exception pass")
+
+    return test
+
+
+class NodeTests:
+    """One event loop owns it."""
+
+    def __init__(
+        self, tools: QuarantineTools, tester: Tester | None, held_back: Callable[[], str | None], *, floors: bool
+    ) -> None:
+        """`tester`: None where no node can be tested. `held_back`: why nothing is begun now, a sentence. `floors`: the
+        site has set which figures it accepts."""
+        self._tools, self._tester, self._held_back, self._floors = tools, tester, held_back, floors
+        self._running: asyncio.Task[None] | None = None
+
+    async def turn(self, known: Sequence[SlurmNode], jobs: Mapping[str, SlurmJob], *, permitted: bool) -> None:
+        """One round; a test is only begun if it is `permitted`. `known`, `jobs`: Slurm's newest listing."""
+        if self._running is not None:
+            if not self._running.done():
+                return
+            if not self._running.cancelled() and (error := self._running.exception()) is not None:
+                log.error("a test of nodes failed", exc_info=error)
+            self._running = None
+        tools, out = self._tools, self._tools.drained()
+        if not out or self._tester is None:
+            return
+        try:
+            left = [each for each in await tools.slurm.read_reservations() if each.name.startswith(OUR_MARK)]
+            for each in left:
+                if tools.wall() >= each.start_at + LIMIT_S:
+                    await self._settle(each, out, jobs)
+        except (SlurmUnavailable, SlurmRefused) as error:
+            log.warning("tests of nodes wait for Slurm: %s", error)
+            return
+        if left or not permitted or self._held_back() is not None:
+            return
+        for node in (each for each in known if each.name in out):
+            peers = self._peers_of(node, known, out)
+            if peers is not None:
+                name = f"{OUR_MARK}{secrets.token_hex(6)}"
+                log.warning("%s is tested (%s)", node.name, name)
+                self._running = asyncio.create_task(self._run(self._tester, name, node.name, peers))
+                return
+
+    async def ended(self) -> None:
+        """Waits for the test that is under way."""
+        if self._running is not None:
+            await self._running
+
+    async def close(self) -> None:
+        """Cancels the test that is under way, which puts everything back."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    def _peers_of(self, node: SlurmNode, known: Sequence[SlurmNode], out: Mapping[str, str]) -> list[str] | None:
+        """The nodes beside which one in quarantine is tested now; None: it is not."""
+        if not is_free(node) or not is_drained(node.state) or node.reason != out[node.name]:
+            return None
+        events, now = self._tools.of_node(node.name), self._tools.wall()
+        began_at = self._tools.newest()[node.name].at
+        said = [each for each in events if each.kind in TEST_ENDS and each.at >= began_at]
+        newest = max(said, key=lambda each: each.at, default=None)
+        if newest is not None and newest.kind not in (NodeEventKind.TEST_FAILED, NodeEventKind.TESTED):
+            return None
+        waited_s = now - (began_at if newest is None else newest.at)
+        if newest is not None and waited_s < self._tools.policy.quarantine_test_again:
+            return None
+        peers = peers_for(node, known, out)
+        return peers if self._floors or len(peers) >= LEAST_PEERS or waited_s >= PATIENCE_S else None
+
+    async def _run(self, tester: Tester, name: str, node: str, peers: Sequence[str]) -> None:
+        results, why = tuple[NodeVerdict, ...](), ""
+        try:
+            results = tuple(await tester(name, (node, *peers)))
+        except (SlurmUnavailable, SlurmRefused, OSError, TimeoutError) as error:
+            why = str(error) or "it did not end in time"
+        self._record(events_of_results(name, node, results, self._tools, why))
+
+    def _record(self, events: Iterable[NodeEvent]) -> None:
+        for event in events:
+            log.warning("%s: %s: %s", event.node, event.kind, event.what)
+            self._tools.record(event)
+
+    async def _settle(self, left: Reservation, out: Mapping[str, str], jobs: Mapping[str, SlurmJob]) -> None:
+        """What a test has left whose controller has died. What cannot be done now, the next round tries. Raises
+        SlurmRefused, SlurmUnavailable."""
+        slurm = self._tools.slurm
+        mine = {node: reason for node, reason in out.items() if node in left.nodes}
+        for job in jobs.values():
+            if left.name in job.comment and job.state not in OVER:
+                await slurm.cancel(job.job_id)
+        await put_back(slurm, Left(reservation=left.name, reasons=mine), None, log.warning)
+        for node in mine:
+            self._record(events_of_results(left.name, node, (), self._tools, "its controller ended before it did"))
+
+
+# ---------------------------------------------------------------------------------------------- pure
+
+TEST_ENDS: Final = VERDICTS | {NodeEventKind.TESTED}
+
+
+def is_free(node: SlurmNode) -> bool:
+    """Whether no job runs on the node, and Slurm reaches it: only then it is tested."""
+    return not node_words(node.state) & USED and not is_lost(node.state)
+
+
+def peers_for(node: SlurmNode, known: Sequence[SlurmNode], but: Collection[str]) -> list[str]:
+    """Nodes of the same partitions on which Slurm would start any job at once, to compare with, in Slurm's order; none
+    of those in `but`."""
+    others = [each for each in known if each.name not in (node.name, *but) and starts_jobs(each.state)]
+    idle = [each for each in others if "IDLE" in node_words(each.state) and not node_words(each.state) & TAKEN]
+    return [each.name for each in idle if set(node.partitions) & set(each.partitions)][:MOST_PEERS]
+
+
+def not_covered(found: NodeVerdict, events: Iterable[NodeEvent]) -> tuple[str, ...]:
+    """Parts of the node that are suspect, and that the test did not measure: that it passed says nothing of them."""
+    standing = {each.place for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why}
+    return tuple(sorted(place for place in standing if not _covers(place, found.measured)))
+
+
+def _covers(place: str, measured: Collection[str]) -> bool:
+    """A place that no test measures under its name is the node as a whole."""
+    if place.startswith((GPU_PLACE, "gpu")):
+        return place in measured or "gpu" in measured
+    if place.startswith(LINK_PLACE) or place == "link":
+        return any(each.startswith("link") for each in measured)
+    return place in measured or not place.startswith((MOUNT_PLACE, "disk:", "cpu", "memory"))
+
+
+def events_of_results(
+    name: str, judged: str, results: Iterable[NodeVerdict], tools: QuarantineTools, why: str
+) -> Iterable[NodeEvent]:
+    """What the nodes' histories get: a failed test for each part that is bad, of every node; a passed one of the node
+    that was to be judged, if the test covers what it is suspect for; else only a line. `why`: it has no result."""
+
+    def event(node: str, kind: NodeEventKind, what: str, place: str = "") -> NodeEvent:
+        key = f"{kind}:slurm-watchdog:{name}:{node}:{place}"
+        what = f"test by slurm-watchdog: {what}"
+        return NodeEvent(key=key, node=node, kind=kind, at=tools.wall(), what=what, place=place)
+
+    said = NodeVerdict(node=judged, truth=Truth.UNKNOWN, unsure=(why or "it has no result",))
+    for each in results:
+        said = each if each.node == judged else said
+        for place, what in each.by_place.items():
+            yield event(each.node, NodeEventKind.TEST_FAILED, what, place)
+    if said.truth is Truth.UNKNOWN:
+        yield event(judged, NodeEventKind.TESTED, f"not judged: {'; '.join(said.unsure)}")
+    elif said.truth is Truth.OK:
+        what = f"well, beside {said.peers} peers{f': {said.figures}' if said.figures else ''}"
+        left = ", ".join(not_covered(said, tools.of_node(judged)))
+        kind = NodeEventKind.TESTED if left else NodeEventKind.TEST_PASSED
+        yield event(judged, kind, f"{what}; not measured: {left}" if left else what)

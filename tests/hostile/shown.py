@@ -24,7 +24,7 @@ from slurm_watchdog.model.observations import Blocked
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.notify.notification import JobNote, Notice, Site, Topic
 from slurm_watchdog.notify.programs import alerts_json, event_json
-from slurm_watchdog.notify.slack_messages import Digest, Payload, card, pages, reply, updated
+from slurm_watchdog.notify.slack_messages import Digest, Payload, card, listing, reply, updated
 from tests.builders import views
 from tests.builders.notices import DECISION, FAILED, INCIDENT, replace
 from tests.builders.slack_server import shown as texts_of
@@ -46,7 +46,7 @@ def slack(batch: list[str]) -> None:
         check_slack(reply(told, mentions, first=False))
         for notice in told:
             digest.add(notice)
-    for message in (*digest.messages("c"), *pages(batch[0], batch, "end", 10)):
+    for message in (digest.message("c"), listing(batch[0], batch, "end")):
         check_slack(message)
 
 

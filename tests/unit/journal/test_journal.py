@@ -186,15 +186,13 @@ def test_the_outbox_keeps_messages_in_order_until_they_are_done(url: str) -> Non
         journal.outbox.add("slack", "i1", {"text": str(number)}, float(number))
     one, two, three = journal.outbox.pending(10)
     assert [item.payload["text"] for item in (one, two, three)] == ["0", "1", "2"]
-    journal.outbox.failed(one.id, "no", 99.0)
-    journal.outbox.failed(one.id, "still no", 100.0)
     journal.outbox.done_all("slack", (two.id,))
     journal.close()
     journal = Journal(url)
-    first, last = journal.outbox.pending(10)
-    assert (first.id, first.attempts, first.retry_at, first.error) == (one.id, 2, 100.0, "still no")
-    assert last == three
-    assert journal.outbox.pending(1) == [first]
+    assert journal.outbox.pending(10) == [one, three]
+    assert journal.outbox.first("slack") == one
+    journal.outbox.done_through("slack", three.id)
+    assert journal.outbox.first("slack") is None
     journal.close()
 
 

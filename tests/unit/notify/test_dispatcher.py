@@ -483,7 +483,6 @@ def test_five_thousand_incidents_at_once_are_a_few_messages_and_each_is_in_them(
 ) -> None:
     wall = Wall(threads=threads)
     numbers = [1000 + 7 * n for n in range(scattered)] + [40_000 + n for n in range(in_a_row)]
-    many = f"{len(numbers):,}"
 
     async def go() -> None:
         told = ticking(journal, wall)
@@ -502,12 +501,13 @@ def test_five_thousand_incidents_at_once_are_a_few_messages_and_each_is_in_them(
     asyncio.run(go())
     times = [at for at, _, _ in wall.posts]
     assert most_in_a_minute(times) <= 5
-    assert wall.texts()[0].startswith(f"[a] {many} incidents: {many} collective_hang")
-    assert f"{many} × graceful_restart suppressed (storm)" in wall.everything()
-    assert sorted(folded_numbers(wall.everything())) == sorted(numbers * 2)
+    said = wall.everything()
+    assert re.search(
+        r"^\[a\] [\d,]+ incidents: [\d,]+ CRITICAL collective_hang, [\d,]+ graceful_restart suppressed", said
+    )
+    # Opened, decided, over: what one message does not take is in the next.
+    assert sorted(folded_numbers(said)) == sorted(numbers * 3)
     assert len(wall.posts) < 30
-    if threads:
-        assert sum(1 for _, _, thread in wall.posts if thread is None) == 2  # the others are below these
 
 
 def test_lasting_storm_is_one_digest_a_minute_with_its_failures(journal: Journal) -> None:
@@ -529,7 +529,7 @@ def test_lasting_storm_is_one_digest_a_minute_with_its_failures(journal: Journal
     singles = [int(n) for text in wall.texts() for n in re.findall(r"^\[a\] CRITICAL: job (\d+)", text)]
     few = [int(n) for n in re.findall(r"^• CRITICAL: job (\d+)", wall.everything(), re.MULTILINE)]
     assert sorted(singles + few + folded_numbers(wall.everything())) == numbers
-    assert "NEEDS YOU: job 7 NEEDS YOU, its restart failed: no checkpoint" in wall.everything()
+    assert "• job 7 NEEDS YOU, its restart failed: no checkpoint" in wall.everything()
     assert "<!here>" in wall.everything()
 
 
@@ -549,9 +549,8 @@ def test_incidents_of_all_kinds_and_names_are_in_the_digest(journal: Journal) ->
 
     asyncio.run(go())
     said = wall.everything()
-    assert wall.texts()[0].startswith("[a] 302 incidents: 300 agent_silent, 2 filesystem_outage")
-    assert said.index("filesystem_outage × 2") < said.index("warning agent_silent × 300")  # the worst first
-    assert "mount:/scratch &lt;x&gt;" in said
+    assert wall.texts()[0] == "[a] 302 incidents: 2 CRITICAL filesystem_outage, 300 warning agent_silent"
+    assert said.index("mount:/scratch &lt;x&gt;: rank 3") < said.index("warning agent_silent × 300")  # the worst first
     named = NodeSet()
     for part in re.findall(r"node:(gpu\[[\d,-]+\])", said):
         named.update(part)
@@ -626,7 +625,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
         await told.run_until(told.now + 3000.0)  # it is sent again when Slack was away
 
     asyncio.run(go())
-    assert [round(at - 3600.0 * 1001, -1) for at in wall.tries] == [0, 20]
+    assert [round(at - 3600.0 * 1001, -1) for at in wall.tries] == [0, 0]
     assert wall.everything().splitlines() == [
         "[a] 3 jobs running, 1 waiting", "• job 7 runs", "• job 10 (of bob &lt;!here&gt;) waits",
         "All jobs: slurm-watchdog status",

@@ -77,7 +77,7 @@ def every_message(text: str) -> list[Payload]:
 
 
 def check_harmless(message: Payload) -> None:
-    assert len(message["blocks"]) <= 7
+    assert len(message["blocks"]) <= 8
     for where, text in shown(message):
         if where == "context":
             assert text["text"] == LINKS
@@ -131,9 +131,9 @@ def test_an_incident_says_what_who_and_what_to_do() -> None:
     [
         ({}, "job 7 is being restarted gracefully: a rank is stuck", "slurm-watchdog pause"),
         ({"verdict": Verdict.OBSERVED}, "job 7 would have been restarted gracefully, but was not touched: a rank is stuck",
-         "slurm-watchdog restart 7"),
+         "slurm-watchdog restart --exclude n1 7"),
         ({"verdict": Verdict.SUPPRESSED, "by": "storm"},
-         "job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart 7"),
+         "job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart --exclude n1 7"),
         ({"action": Action.NONE, "fence": None}, "job 7: alert only: a rank is stuck", "explain i1"),
     ],
 )  # fmt: skip
@@ -146,10 +146,10 @@ def test_a_decision_says_what_by_whom_and_what_to_do(change: dict[str, Any], sen
 @pytest.mark.parametrize(
     ("exclude", "command"),
     [
-        ((), "scontrol requeue 7"),
+        ((), "slurm-watchdog restart --now 7"),
         (
             ("n1", "n2"),
-            "scontrol requeuehold 7; scontrol update JobId=7 ExcNodeList=n1,n2; scontrol release 7",
+            "slurm-watchdog restart --now --exclude n1,n2 7",
         ),
     ],
 )
@@ -255,7 +255,7 @@ def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
     header, facts = top_of(card([notice(Topic.OPENED, incident=hang, jobs=(JOB,))], SITE, {}))
     assert header == "\N{LARGE RED CIRCLE} Job 7 hangs after step 120"
     assert facts == [
-        "Cluster\na", "Job\n7 llm", "Owner\nann, partition large", "Where\nrank 3 on n1 GPU-5 and 1 more",
+        "Cluster\na", "Job\n7 llm of ann in large", "Where\nrank 3 on n1 GPU-5 and 1 more",
         "Since\n1970-01-01 00:01:40 UTC, noticed after 60 s",
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import IncidentKind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify.dispatcher import IncidentSources, Outcome, make_notifier, try_receivers
+from slurm_watchdog.notify.dispatcher import IncidentSources, make_notifier, try_receivers
 from slurm_watchdog.notify.http import why
 from slurm_watchdog.notify.programs import Heartbeat, alerts_json, event_json
 from slurm_watchdog.notify.slack_messages import card
@@ -305,19 +305,19 @@ def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_
 ) -> None:
     hook, good, bad = JsonReceiver(), JsonReceiver(), JsonReceiver(*[(404, "no such tenant")] * 3)
 
-    async def go() -> list[Outcome]:
+    async def go() -> dict[str, str | None]:
         async with hook.listening(), good.listening(), bad.listening():
             (tmp_path / "hook").write_text(f"{hook.url}/{SECRET}\n")
             config = parse_config(
                 f"notify: {{webhook: {{url_file: {tmp_path / 'hook'}}}, alertmanager: {{urls: [{good.url}, {bad.url}]}}}}"
             )
-            return await try_receivers(config, lambda: Journal("sqlite://").outbox, Severity.INFO, 1700000000.0)
+            return await try_receivers(config, Severity.INFO, 1700000000.0)
 
-    assert asyncio.run(go()) == [
-        Outcome(receiver="webhook", error=None),
-        Outcome(receiver=f"alertmanager {good.url}", error=None),
-        Outcome(receiver=f"alertmanager {bad.url}", error="Alertmanager answered 404: no such tenant"),
-    ]
+    assert asyncio.run(go()) == {
+        "webhook": None,
+        f"alertmanager {good.url}": None,
+        f"alertmanager {bad.url}": "Alertmanager answered 404: no such tenant",
+    }
     events = [event for document in hook.documents() for event in document["events"]]
     assert [event["event"] for event in events] == ["opened", "resolved"]
     assert all("This is a test" in event["text"] + event["incident"]["summary"] for event in events)

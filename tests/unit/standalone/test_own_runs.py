@@ -185,4 +185,4 @@ def test_messages_of_a_run_name_commands_that_its_reader_has() -> None:
     requeue = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED)
     said = told(INCIDENT, requeue, Caller.RUN)
     assert said.todo == "Manually: slurm-watchdog restart --now 7. To have it done: leave out --observe"
-    assert "scontrol" in told(INCIDENT, requeue).todo
+    assert "restart --now --exclude n1 7." in told(INCIDENT, requeue).todo

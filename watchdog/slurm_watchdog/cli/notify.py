@@ -58,18 +58,17 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
     """
     config = load_or_exit(config_file)
     with controller_packages():
-        from slurm_watchdog.journal.journal import Journal
         from slurm_watchdog.model.incidents import Severity
         from slurm_watchdog.notify.dispatcher import try_receivers
     # What fails is printed below, once.
     logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
-    tried = asyncio.run(try_receivers(config, lambda: Journal("sqlite://").outbox, Severity(severity), clock.wall()))
-    failed = [each for each in tried if each.error is not None]
+    tried = asyncio.run(try_receivers(config, Severity(severity), clock.wall()))
+    failed = [error for error in tried.values() if error is not None]
     if as_json:
-        print_json([{"receiver": each.receiver, "sent": each.error is None, "error": each.error} for each in tried])
+        print_json([{"receiver": name, "sent": error is None, "error": error} for name, error in tried.items()])
     else:
-        for each in tried:
-            sentence(f"{each.receiver}: {'sent' if each.error is None else f'FAILED: {each.error}'}")
+        for name, error in tried.items():
+            sentence(f"{name}: {'sent' if error is None else f'FAILED: {error}'}")
         sentence(
             f"{count(len(failed), 'receiver')} of {len(tried)} failed." if failed
             else f"{count(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER

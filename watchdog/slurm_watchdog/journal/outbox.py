@@ -8,7 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.journal.database import Database, encode, plain, value_of
+from slurm_watchdog.journal.database import Database, encode, value_of
 from slurm_watchdog.journal.tables import OUTBOX, THREADS
 
 
@@ -20,11 +20,6 @@ class OutboxItem(Struct, frozen=True, kw_only=True):
     incident_id: str
     payload: dict[str, Any]
     added_at: float
-    attempts: int
-    """How often sending it has failed."""
-    retry_at: float
-    """Not to be tried before."""
-    error: str
 
 
 ADD = sa.insert(OUTBOX)
@@ -53,6 +48,10 @@ class SqlOutbox:
             for row in self._database.rows(query)
         ]
 
+    def first(self, channel: str) -> OutboxItem | None:
+        """The oldest message of a channel that is not done."""
+        return next(iter(self.pending(1, channel)), None)
+
     def waiting_channels(self) -> list[str]:
         """Channels that have messages which are not done."""
         query = sa.select(OUTBOX.c.channel).where(OUTBOX.c.done.is_(False)).distinct()
@@ -71,19 +70,9 @@ class SqlOutbox:
                 some = OUTBOX.c.id.in_(item_ids[start : start + 500])
                 sql.execute(sa.update(OUTBOX).where(OUTBOX.c.channel == channel, some).values(done=True))
 
-    def replace(
-        self, channel: str, through: int, incident_id: str, payloads: Sequence[dict[str, Any]], at: float
-    ) -> None:
-        """Put `payloads` up in the place of every message of the channel with an id up to `through` that is
-        not done."""
-        new = [
-            {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
-            for payload in payloads
-        ]
-        with self._database.transaction() as sql:
-            sql.execute(sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.id <= through).values(done=True))
-            if new:
-                sql.execute(sa.insert(OUTBOX), new)
+    def done_through(self, channel: str, item_id: int) -> None:
+        """None of a channel's messages up to this one needs more sending."""
+        self._database.change(sa.update(OUTBOX).where(*_undone(channel), OUTBOX.c.id <= item_id).values(done=True))
 
     def expire(self, channel: str, before: float) -> int:
         """Give up messages of a channel that were added before this date; returns how many."""
@@ -108,11 +97,6 @@ class SqlOutbox:
         query = sa.select(THREADS.c.thread).where(THREADS.c.channel == channel, THREADS.c.incident_id == incident_id)
         found = self._database.rows(query)
         return found[0].thread if found else None
-
-    def failed(self, item_id: int, error: str, retry_at: float) -> None:
-        """Sending failed; not to be tried again before `retry_at`."""
-        failed = {"error": plain(error), "retry_at": retry_at, "attempts": OUTBOX.c.attempts + 1}
-        self._database.change(sa.update(OUTBOX).where(OUTBOX.c.id == item_id).values(failed))
 
 
 def _undone(channel: str) -> tuple[sa.ColumnElement[bool], ...]:

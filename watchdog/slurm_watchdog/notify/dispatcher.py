@@ -9,9 +9,10 @@ own failures.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
@@ -20,7 +21,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
-from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.documents import Delivery
@@ -39,8 +39,8 @@ from slurm_watchdog.notify.notification import (
     Topic,
     to_row,
 )
-from slurm_watchdog.notify.programs import ALERTED, Programs, post_alerts, post_events, write_log
-from slurm_watchdog.notify.slack import SlackChannel, SlackPoster
+from slurm_watchdog.notify.programs import ALERTED, Numbered, Programs, post_alerts, post_events, write_log
+from slurm_watchdog.notify.slack import SlackChannel, SlackPoster, card_poster
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -61,10 +61,6 @@ STALE_AFTER_S = 86400.0
 FORGET_AFTER_S = 14 * 86400.0
 """Threads and sent messages are remembered so long: an incident that lasts longer gets a new thread."""
 TIDY_EVERY_S = 600.0
-TRIES = 8
-"""Turns of one channel in a test: two messages, a change of the first, and the pauses that Slack's pace asks for."""
-LONGEST_PAUSE_S = 2.0
-"""A receiver that asks for more than that between two messages has failed the test."""
 
 
 class Channel(Protocol):
@@ -107,21 +103,21 @@ class Worker:
     """Sends the outbox rows of one channel."""
 
     def __init__(self, notifier: Notifier, channel: Channel) -> None:
-        self.channel = channel
-        self._notifier, self._outbox = notifier, notifier.outbox
+        self.channel, self._notifier, self._outbox = channel, notifier, notifier.outbox
         self.added = asyncio.Event()
         """A row was added."""
         self._failing_since: float | None = None
         self._error = ""
+        self._failures = 0
+        """Since the newest success."""
         self._idle_failed = False
         """The last failure was of what is no row (repeated alerts): the next such turn without a failure clears it."""
-        self._retry_at = float("-inf")
+        self._retry_at = 0.0
         self._backlog: tuple[int, float | None] = (0, None)
 
     def delivery(self) -> Delivery:
         """How this channel's messages fare."""
-        now = self._notifier.wall()
-        waiting, oldest_at = self._backlog
+        now, (waiting, oldest_at) = self._notifier.wall(), self._backlog
         return Delivery(
             channel=self.channel.name,
             failing_s=None if self._failing_since is None else max(0.0, now - self._failing_since),
@@ -134,20 +130,18 @@ class Worker:
         """Send until cancelled."""
         while True:
             self.added.clear()
-            wait_s = None
+            wait_s, pause_s = None, self._notifier.poll_s
             try:
                 wait_s = await self.send_next()
                 self._backlog = self._outbox.backlog(self.channel.name)
             except Exception:  # the boundary: an outbox that fails is tried again
                 LOG.exception("the outbox of %s can't be worked off", self.channel.name)
             if wait_s is not None:
-                await asyncio.sleep(min(wait_s, self._notifier.poll_s))
+                await asyncio.sleep(min(wait_s, pause_s))
                 continue
-            try:
-                async with timeout(self._notifier.poll_s):
+            with contextlib.suppress(TimeoutError):
+                async with timeout(pause_s):
                     await self.added.wait()
-            except TimeoutError:
-                pass
 
     async def send_next(self) -> float | None:
         """One turn of the channel; returns after how many seconds the next is due, None if it waits for news.
@@ -155,49 +149,43 @@ class Worker:
         A message that fails delays those behind it: they are sent in order.
         """
         name, now, count = self.channel.name, self._notifier.wall(), self._notifier.sources.count
-        first = next(iter(self._outbox.pending(1, name)), None)
+        first = self._outbox.first(name)
         if first is not None and now - first.added_at > STALE_AFTER_S:
             dropped = self._outbox.expire(name, now - STALE_AFTER_S)
             count(name, "dropped", dropped)
-            LOG.error("%d messages to %s are dropped: a day old, last failure: %s", dropped, name, first.error)
+            LOG.error("%d messages to %s are dropped: a day old, last failure: %s", dropped, name, self._error)
             return 0.0
-        retry_at = max(self._retry_at, -math.inf if first is None else first.retry_at)
         # A clock that was set back must not keep a message for longer than any retry takes.
-        if now < retry_at <= now + LONGEST_WAIT_S:
-            return retry_at - now
+        if now < self._retry_at <= now + LONGEST_WAIT_S:
+            return self._retry_at - now
         try:
             wait_s = await self.channel.send_due(self._outbox, now)
         except SendFailed as error:
-            self._failing_since = now if self._failing_since is None else self._failing_since
-            self._error, self._idle_failed = error.reason, first is None
-            wait_s = self._failed(error)
-            self._retry_at = self._notifier.wall() + wait_s
-            return wait_s
-        left = next(iter(self._outbox.pending(1, name)), None)
-        if first is None:
-            self._failing_since = None if self._idle_failed else self._failing_since
-        elif left is None or left.id != first.id:
+            return self._failed(error, now, idle=first is None)
+        sent = first is not None and self._outbox.first(name) != first
+        if sent:
             count(name, "sent", 1)
-            self._failing_since = None
+        if sent or (first is None and self._idle_failed):
+            self._failing_since, self._failures = None, 0
         return wait_s
 
-    def _failed(self, error: SendFailed) -> float:
-        """Writes a failure down at the row that comes first; returns the pause until the next try."""
-        name, asked_s = self.channel.name, error.retry_after_s
-        item = next(iter(self._outbox.pending(1, name)), None)
-        gone = item is not None and error.permanent
-        self._notifier.sources.count(name, "dropped" if gone else "failed", 1)
+    def _failed(self, error: SendFailed, now: float, *, idle: bool) -> float:
+        """Drops what will never be taken; returns the pause until the next try."""
+        name, item, asked_s = self.channel.name, self._outbox.first(self.channel.name), error.retry_after_s
+        self._failing_since = now if self._failing_since is None else self._failing_since
+        self._error, self._idle_failed = error.reason, idle
+        about = "a repeat" if item is None else f"message {item.id} about {item.incident_id}"
         if item is not None and error.permanent:
-            LOG.error("message %d to %s about %s is dropped: %s", item.id, name, item.incident_id, error.reason)
             self._outbox.done_all(name, (item.id,))
+            self._notifier.sources.count(name, "dropped", 1)
+            LOG.error("%s to %s is dropped: %s", about, name, error.reason)
             return 0.0
-        backoff_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2 ** min(item.attempts, 20)) if item else 10 * FIRST_RETRY_S
-        wait_s = backoff_s if asked_s is None else min(asked_s, LONGEST_WAIT_S)
-        about = f"message {item.id} about {item.incident_id}" if item else "what is repeated"
-        LOG.warning("%s to %s waits %.0f s: %s", about, name, wait_s, error.reason)
-        if item is not None:
-            self._outbox.failed(item.id, error.reason, self._notifier.wall() + wait_s)
-        return wait_s
+        pause_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 20))
+        pause_s = pause_s if asked_s is None else min(asked_s, LONGEST_WAIT_S)
+        self._retry_at, self._failures = self._notifier.wall() + pause_s, self._failures + 1
+        self._notifier.sources.count(name, "failed", 1)
+        LOG.warning("%s to %s waits %.0f s: %s", about, name, pause_s, error.reason)
+        return pause_s
 
 
 class Notifier:
@@ -253,10 +241,11 @@ class Notifier:
 
     def release(self) -> None:
         """Announces what was held back for HOLD_BACK_S, and was followed by nothing, with the incident as it is now."""
-        now, firing = self.wall(), {each.id: each for each in self.sources.firing()}
-        for key in [key for key, (at, _, _) in self._held.items() if not 0 <= now - at < HOLD_BACK_S]:
-            _, incident, decision = self._held.pop(key)
-            self._add(Topic.DECIDED, firing.get(incident.id, incident), decision=decision)
+        for key, (at, incident, decision) in list(self._held.items()):
+            if not 0 <= self.wall() - at < HOLD_BACK_S:
+                del self._held[key]
+                now = next((each for each in self.sources.firing() if each.id == incident.id), incident)
+                self._add(Topic.DECIDED, now, decision=decision)
 
     def ended(self, incident: Incident, run: ActionRun) -> None:
         """Announce how an action ended."""
@@ -264,7 +253,6 @@ class Notifier:
 
     def resolved(self, incident: Incident) -> None:
         """Announce that an incident is over, if it was announced that it began."""
-        self._held = {key: held for key, held in self._held.items() if key[0] != incident.id}
         if incident.fired_at is not None and incident.inhibited_by is None:
             self._add(Topic.RESOLVED, incident)
 
@@ -275,14 +263,16 @@ class Notifier:
 
     def explained(self, incident: Incident, cause: Incident | None) -> None:
         """Announce that another incident explains an announced one: it is sent as resolved, with the cause."""
-        self._held = {key: held for key, held in self._held.items() if key[0] != incident.id}
         why = f"explained by {cause.kind}: {cause.summary}" if cause is not None else "another incident explains it"
-        over = {"state": IncidentState.RESOLVED, "resolved_at": self.wall()}
-        self._add(Topic.RESOLVED, replace(incident, resolution=f"{why} (incident {incident.inhibited_by})", **over))
+        why += f" (incident {incident.inhibited_by})"
+        over = replace(incident, state=IncidentState.RESOLVED, resolved_at=self.wall(), resolution=why)
+        self._add(Topic.RESOLVED, over)
 
     def _add(self, topic: Topic, incident: Incident, **what: Any) -> None:
         """Writes a notice for each channel that sends such. A silence quiets it, but for what a person has done, and
         the end of what was announced before the silence."""
+        if topic is Topic.RESOLVED:
+            self._held = {key: held for key, held in self._held.items() if key[0] != incident.id}
         workers = [each for each in self.workers if topic in each.channel.topics]
         silence = self.sources.silence_of(incident) if workers and topic is not Topic.NOTED else None
         if silence is not None:
@@ -348,78 +338,60 @@ class Notifier:
             dropped = self.outbox.expire(name, math.inf)
             LOG.warning("%d messages to %s are dropped: it is no receiver any more", dropped, name)
 
-    async def deliver(self, tries: int, pause_s: float) -> str | None:
-        """Sends what waits, at once, in at most `tries` turns of a channel; the first failure, None if
-        nothing is left."""
-        for worker in self.workers:
-            for _ in range(tries):
-                if not self.outbox.pending(1, worker.channel.name) or worker.delivery().failing_s is not None:
-                    break
-                await asyncio.sleep(min(pause_s, await worker.send_next() or 0.0))
-            if worker.delivery().failing_s is not None:
-                return worker.delivery().error
-            if self.outbox.pending(1, worker.channel.name):
-                return f"not delivered within {tries} turns"
-        return None
+
+def _site(config: Config) -> Site:
+    notify = config.notify
+    return Site(cluster=config.cluster_name, external_url=notify.external_url, runbook_url=notify.runbook_url)
 
 
 def make_notifier(config: Config, outbox: SqlOutbox, caller: Caller = Caller.SERVICE) -> Notifier:
     """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
-    settings, slack = config.notify, config.notify.slack
-    site = Site(cluster=config.cluster_name, external_url=settings.external_url, runbook_url=settings.runbook_url)
+    slack, webhook, urls, site = (
+        config.notify.slack,
+        config.notify.webhook,
+        config.notify.alertmanager.urls,
+        _site(config),
+    )
     notifier = Notifier(outbox, caller=caller)
     channels: list[Channel] = []
     if slack.token_file or slack.webhook_url_file:
         pulses = lambda: notifier.sources.pulses()  # noqa: E731, PLW0108 - `attach` replaces the sources
         channels.append(SlackChannel(SlackPoster(slack), site, slack, pulses))
-    if settings.webhook.url_file:
-        channels.append(Programs("webhook", partial(post_events, settings.webhook, site)))
-    if urls := settings.alertmanager.urls:
+    if webhook.url_file:
+        channels.append(Programs("webhook", partial(post_events, webhook, site)))
+    if urls:
         channels.append(Programs("alertmanager", partial(post_alerts, urls, site), ALERTED, notifier.firing))
-    notifier.workers += [Worker(notifier, each) for each in channels or [Programs("log", partial(write_log, site))]]
+    for channel in channels or [Programs("log", partial(write_log, site))]:
+        notifier.workers.append(Worker(notifier, channel))
     return notifier
 
 
-class Outcome(Struct, frozen=True, kw_only=True):
-    """How one receiver took the test notice."""
-
-    receiver: str
-    error: str | None
-    """Why it was not delivered; None: it was."""
-
-
-async def try_receivers(
-    config: Config, new_outbox: Callable[[], SqlOutbox], severity: Severity, now: float
-) -> list[Outcome]:
-    """Sends the test to every receiver at once, each by itself, each Alertmanager of a cluster, too, through the
-    channels that send incidents. `now` is a date."""
-    notify = config.notify
-    slack, hook, alerts = notify.slack, notify.webhook, notify.alertmanager
-    nothing = {"slack": type(slack)(), "webhook": type(hook)(), "alertmanager": type(alerts)()}
-    parts: list[tuple[str, dict[str, Any]]] = []
-    if slack.token_file or slack.webhook_url_file:
-        where = f"bot in channel {slack.channel}" if slack.token_file else "incoming webhook"
-        parts.append((f"slack ({where})", {"slack": slack}))
-    if hook.url_file:
-        parts.append(("webhook", {"webhook": hook}))
-    for url in alerts.urls:
-        parts.append((f"alertmanager {url}", {"alertmanager": alerts.model_copy(update={"urls": [url]})}))
-    alone = [config.model_copy(update={"notify": notify.model_copy(update=nothing | part)}) for _, part in parts]
-    errors = await asyncio.gather(*(_try(make_notifier(each, new_outbox()), severity, now) for each in alone))
-    return [Outcome(receiver=name, error=error) for (name, _), error in zip(parts, errors, strict=True)]
-
-
-async def _try(notifier: Notifier, severity: Severity, now: float) -> str | None:
-    """Opens and resolves a test incident, so that nothing stays open at the receiver; why that was not delivered, None
-    if it was."""
+async def try_receivers(config: Config, severity: Severity, now: float) -> dict[str, str | None]:
+    """Sends every receiver a test incident and its end, so that nothing stays open there. Receiver, and why it did not
+    take them; None: it did. `now` is a date."""
     test = Incident(
         id=f"test{int(now)}", kind=IncidentKind.OPERATOR_RESTART, subject=TEST_SUBJECT, state=IncidentState.FIRING,
         severity=severity, job_ids=(), opened_at=now, fired_at=now, pending_mono=0.0,
         summary="This is a test of slurm-watchdog's notifications. Nothing is wrong.",
     )  # fmt: skip
-    notifier.opened(test)
-    failed = await notifier.deliver(TRIES, LONGEST_PAUSE_S)
-    if failed is None:
-        notifier.resolved(replace(test, state=IncidentState.RESOLVED, resolved_at=now, resolution="The test is over."))
-        failed = await notifier.deliver(TRIES, LONGEST_PAUSE_S)
-    return failed
+    over = replace(test, state=IncidentState.RESOLVED, resolved_at=now, resolution="The test is over.")
+    story = [Notice(topic=Topic.OPENED, at=now, incident=test), Notice(topic=Topic.RESOLVED, at=now, incident=over)]
+    site, notify = _site(config), config.notify
+    posts: dict[str, Callable[[Sequence[Numbered]], Awaitable[object]]] = {}
+    if notify.slack.token_file or notify.slack.webhook_url_file:
+        where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"
+        posts[f"slack ({where})"] = card_poster(SlackPoster(notify.slack), site, notify.slack.mentions)
+    if notify.webhook.url_file:
+        posts["webhook"] = partial(post_events, notify.webhook, site)
+    for url in notify.alertmanager.urls:
+        posts[f"alertmanager {url}"] = partial(post_alerts, [url], site)
+
+    async def attempt(post: Callable[[Sequence[Numbered]], Awaitable[object]]) -> str | None:
+        try:
+            for numbered in enumerate(story, 1):
+                await post([numbered])
+        except SendFailed as error:
+            return error.reason
+        return None
+
+    return dict(zip(posts, await asyncio.gather(*map(attempt, posts.values())), strict=True))

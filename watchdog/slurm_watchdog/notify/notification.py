@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.actions import RESTARTING, ActionRun, Decision
+from slurm_watchdog.model.actions import RESTARTING, ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, Severity
 
 KEPT_FACTS = 30
@@ -61,6 +61,12 @@ class JobNote(Struct, frozen=True, kw_only=True):
     gpus: int = 0
     """0: not known."""
 
+    @property
+    def words(self) -> str:
+        """`llm of ann in gpu`."""
+        parts = (("", self.name), ("of", self.user), ("in", self.partition))
+        return " ".join(f"{word} {name}".strip() for word, name in parts if name)
+
 
 class Notice(Struct, frozen=True, kw_only=True):
     """One notification."""
@@ -91,8 +97,12 @@ class Notice(Struct, frozen=True, kw_only=True):
     @property
     def urgent(self) -> bool:
         """Whether an action has failed, so that a person has to respond."""
-        end = self.run.end if self.run is not None else None
-        return end is not None and not end.ok and not end.needless
+        return self.end is not None and self.end.outcome == "failed"
+
+    @property
+    def end(self) -> ActionEnd | None:
+        """How the action ended."""
+        return None if self.run is None else self.run.end
 
 
 def to_row(notice: Notice) -> dict[str, Any]:

@@ -40,6 +40,18 @@ Numbered = tuple[int, Notice]
 """A notice with the number of its row: the same each time it is sent, so that a receiver can drop duplicates."""
 
 
+def pending_notices(outbox: SqlOutbox, channel: str, limit: int, after: int = 0) -> list[Numbered]:
+    """The oldest that wait for a channel; rows that can't be read are given up."""
+    found = []
+    for item in outbox.pending(limit, channel, after):
+        try:
+            found.append((item.id, from_row(item.payload)))
+        except msgspec.ValidationError as error:
+            LOG.error("message %d to %s can't be read and is dropped: %s", item.id, channel, error)
+            outbox.done_all(channel, (item.id,))
+    return found
+
+
 class Programs:
     """A channel of the notifier that sends its oldest rows together, in order, at least once."""
 
@@ -57,23 +69,15 @@ class Programs:
 
     async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """See dispatcher.Channel. News go before repeats."""
-        items = outbox.pending(BATCH, self.name)
-        if items:
-            found: list[Numbered] = []
-            for item in items:
-                try:
-                    found.append((item.id, from_row(item.payload)))
-                except msgspec.ValidationError as error:
-                    LOG.error("message %d to %s can't be read and is dropped: %s", item.id, self.name, error)
+        if news := pending_notices(outbox, self.name, BATCH):
             try:
-                if found:
-                    await self._post(found)
+                await self._post(news)
             except SendFailed as error:
-                if not error.permanent or len(items) == 1:
+                if not error.permanent or len(news) == 1:
                     raise
-                items, found = items[:1], [each for each in found if each[0] == items[0].id]
-                await self._post(found)  # alone, so that only what is refused is dropped
-            outbox.done_all(self.name, [item.id for item in items])
+                news = news[:1]
+                await self._post(news)  # alone, so that only what is refused is dropped
+            outbox.done_all(self.name, [number for number, _ in news])
             return GAP_S
         if self._firing is not None and not 0 <= now - self._repeated_at < REPEAT_S:
             again = [(0, notice) for notice in self._firing()]
@@ -141,7 +145,7 @@ def alerts_json(notice: Notice, site: Site) -> list[dict[str, Any]]:
         "summary": words.sentence,
         "description": "\n".join(incident.facts[:10]),
         "who": "; ".join(map(culprit_line, incident.culprits[:3])),
-        "job": ", ".join(f"{job.name} of {job.user} in {job.partition}" for job in notice.jobs[:1]),
+        "job": "".join(job.words for job in notice.jobs[:1]),
         "next": words.todo,
         "runbook_url": site.runbook(incident),
     }

@@ -6,15 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.http import DEADLINE_S, SendFailed, post_json, read_secret, read_url, without
-from slurm_watchdog.notify.notification import Notice, Site, Topic, from_row
-from slurm_watchdog.notify.slack_messages import Digest, Payload, card, pages, reply, updated
+from slurm_watchdog.notify.notification import Site, Topic
+from slurm_watchdog.notify.programs import Numbered, pending_notices
+from slurm_watchdog.notify.slack_messages import Digest, Payload, card, listing, reply, updated
 from slurm_watchdog.notify.wording import messages_of
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ MAX_SINGLE_ROWS = 40
 ROWS_AT_ONCE = 200
 """Rows read at once: the controller's loop runs in between."""
 POLL_S = 5.0
-DIGEST_ID = "digest"
 
 
 class Poster(Protocol):
@@ -119,6 +119,24 @@ class SlackPoster:
         raise SendFailed(f"Slack answered: {safe(without([token], code), 100)}", permanent=code in OF_THE_MESSAGE)
 
 
+def card_poster(
+    poster: Poster, site: Site, mentions: dict[str, str]
+) -> Callable[[Sequence[Numbered]], Awaitable[None]]:
+    """Posts notices of one incident, where Slack can in the place of the first."""
+    thread: str | None = None
+
+    async def post(notices: Sequence[Numbered]) -> None:
+        nonlocal thread
+        for _, notice in notices:
+            message = card([notice], site, mentions)
+            if thread is None:
+                thread = await poster.post(message)
+            else:
+                await poster.revise(thread, message)
+
+    return post
+
+
 class MessageRate:
     """At most `limit` messages in any minute, a second between two. A clock that was set back counts for nothing."""
 
@@ -170,51 +188,29 @@ class SlackChannel:
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
             return wait_s
-        items = outbox.pending(MAX_SINGLE_ROWS + 1, self.name)
-        if not items:
+        notices = pending_notices(outbox, self.name, MAX_SINGLE_ROWS + 1)
+        stories: dict[str, list[Numbered]] = {}
+        for each in notices:
+            stories.setdefault(each[1].incident.id, []).append(each)
+        if not stories:
             await self._post_pulse(now)
             return None
-        if "message" in items[0].payload:  # a digest: all that was put up before it is in it
-            thread = outbox.thread_of(self.name, items[0].incident_id)
-            begun = await self._post(items[0].payload["message"], thread, now)
-            if begun is not None and thread is None:  # its other parts go below this one
-                outbox.keep_thread(self.name, items[0].incident_id, begun, now)
-            outbox.done_all(self.name, (items[0].id,))
-            return 0.0
-        stories: dict[str, list[tuple[int, Notice]]] = {}
-        for number, notice in self._read(outbox, items):
-            stories.setdefault(notice.incident.id, []).append((number, notice))
-        if not stories:
-            return 0.0
         first, free = next(iter(stories.values())), self._pace.free(now)
         urgent = any(notice.urgent for _, notice in first)
-        many = len(items) > MAX_SINGLE_ROWS or len(stories) > max(1, free)
+        many = len(notices) > MAX_SINGLE_ROWS or len(stories) > max(1, free)
         digest_due_s = DIGEST_EVERY_S - (now - self._digest_at)
         storm = 0 < digest_due_s <= DIGEST_EVERY_S  # which may continue: new incidents go into the next digest
         if many and not (urgent and free > 1):
             if storm:
                 return min(POLL_S, digest_due_s)
-            await self._queue_digest(outbox, now)
+            await self._post_digest(outbox, now)
         elif storm and not many and not urgent and free < self._pace.limit - 1:
             return POLL_S
         else:
             await self._post_story(outbox, first, now, whole=many or free < 2 * len(stories))
         return 0.0
 
-    def _read(self, outbox: SqlOutbox, items: Sequence[Any]) -> list[tuple[int, Notice]]:
-        """(row, notice) of each. Rows that can't be read are given up."""
-        found = []
-        for item in items:
-            try:
-                found.append((item.id, from_row(item.payload)))
-            except msgspec.ValidationError as error:
-                LOG.error("message %d to %s can't be read and is dropped: %s", item.id, self.name, error)
-                outbox.done_all(self.name, (item.id,))
-        return found
-
-    async def _post_story(
-        self, outbox: SqlOutbox, rows: Sequence[tuple[int, Notice]], now: float, *, whole: bool
-    ) -> None:
+    async def _post_story(self, outbox: SqlOutbox, rows: Sequence[Numbered], now: float, *, whole: bool) -> None:
         """Posts all waiting notices of one incident, in one message or two: one in the channel, one in its thread."""
         story = [notice for _, notice in rows]
         incident, threads = story[0].incident, self._poster.threads
@@ -251,25 +247,23 @@ class SlackChannel:
         self._pace.count_message(now)
         return await self._poster.post(message, thread, loud=loud)
 
-    async def _queue_digest(self, outbox: SqlOutbox, now: float) -> None:
-        """Replaces all waiting rows by one digest."""
-        digest, last, number = Digest(self._mentions), 0, 0
-        while page := outbox.pending(ROWS_AT_ONCE, self.name, last):
-            notices = self._read(outbox, page)
-            for _, notice in notices:
-                digest.add(notice)
-            number, last = number + len(notices), page[-1].id
-            await asyncio.sleep(0)
-        LOG.warning("%d messages to %s are sent as a digest", number, self.name)
-        rows = [{"message": each} for each in digest.messages(self._site.cluster)]
-        outbox.replace(self.name, last, f"{DIGEST_ID}-{last}", rows, now)
+    async def _post_digest(self, outbox: SqlOutbox, now: float) -> None:
+        """One message in the place of as many rows as it takes."""
         self._digest_at = now
+        digest, last = Digest(self._mentions), 0
+        while not digest.is_full and (page := pending_notices(outbox, self.name, ROWS_AT_ONCE, last)):
+            for _, notice in page:
+                digest.add(notice)
+            last = page[-1][0]
+            await asyncio.sleep(0)
+        await self._post(digest.message(self._site.cluster), None, now)
+        outbox.done_through(self.name, last)
 
     async def _post_pulse(self, now: float) -> None:
         """On the grid of the wall clock: a restarted controller repeats none, and after an outage of Slack only the
         newest is sent."""
         number = now // self._pulse_s if self._pulse_s > 0 else None
         if self._pulse is not None and number != self._pulse and (said := self._pulses()):
-            (message,) = pages(f"[{self._site.cluster}] {said[0]}", said[1:], "All jobs: slurm-watchdog status", 1)
-            await self._post(message, None, now)
+            text, end = f"[{self._site.cluster}] {said[0]}", "All jobs: slurm-watchdog status"
+            await self._post(listing(text, said[1:], end), None, now)
         self._pulse = number

@@ -8,7 +8,7 @@ ids and addresses of the configuration only.
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -19,7 +19,7 @@ from slurm_watchdog.base.text import cut, duration, fold, plural, safe
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Severity
 from slurm_watchdog.notify.notification import Notice, Site, Topic
-from slurm_watchdog.notify.wording import BY_HAND, SEVERITY_WORDS, message_of, messages_of, named, with_subject
+from slurm_watchdog.notify.wording import DONE, SEVERITY_WORDS, message_of, messages_of, named, with_subject
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -41,14 +41,18 @@ MARKS = {
     Severity.INFO: "\N{LARGE BLUE CIRCLE}",
 }
 MARK_OVER = "\N{LARGE GREEN CIRCLE}"
-MAX_SENTENCES = 12
-"""So few incidents of a digest are listed with their own sentences."""
-MAX_FAILED = 10
+FEW = 8
+"""So many alike in a digest keep their sentences."""
+HEADED = 5
+"""Titles in a digest's first sentence."""
 LISTED_LIMIT = 1400
 """Characters of a line of a digest."""
-COUNTED = {Topic.ENDED: "restarts done", Topic.DIAGNOSED: "collections of evidence", Topic.NOTED: "silenced"}
-MAX_MESSAGES = 10
-"""Messages of one digest: two minutes at five a minute. What is beyond is counted."""
+TITLES = {
+    Topic.DIAGNOSED: "collections of evidence", Topic.ENDED: "restarts done", Topic.RESOLVED: "over",
+    Topic.NOTED: "silenced",
+}  # fmt: skip
+FULL = 6000
+"""Characters after which a digest takes no more notices: a page of them, and what holds them together, still fits."""
 
 Payload = dict[str, Any]
 
@@ -78,7 +82,7 @@ def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str], *, wh
 def updated(story: Sequence[Notice], site: Site) -> Payload:
     """The card after the news in `story`, which the thread has whole."""
     news = [each for each in story if each.topic in (Topic.DECIDED, Topic.ENDED)]
-    return card([replace(story[0], topic=Topic.OPENED), *news[-3:]], site, {}, whole=False)
+    return card([replace(story[0], topic=Topic.OPENED, decision=None, run=None), *news[-3:]], site, {}, whole=False)
 
 
 def reply(story: Sequence[Notice], mentions: Mapping[str, str], *, first: bool) -> Payload:
@@ -92,15 +96,10 @@ def reply(story: Sequence[Notice], mentions: Mapping[str, str], *, first: bool) 
 def message(sentences: Sequence[str], evidence: Sequence[str], todo: str, after: Sequence[Payload] = ()) -> Payload:
     """Sentences, evidence, what to do. Every text is made harmless here."""
     head = [safe(sentence, SENTENCE_LIMIT) for sentence in sentences[:4]]
-    lines = [f"• {safe(line, LINE_LIMIT)}" for line in evidence[:FACT_LIMIT] if line.strip()]
-    left_out = max(0, len(evidence) - FACT_LIMIT)
-    while sum(len(line) + 1 for line in lines) > BLOCK_LIMIT - 40:
-        lines.pop()
-        left_out += 1
-    if left_out:
-        lines.append(f"• and {left_out} more")
-    blocks = [*([section("\n".join(lines))] if lines else []), *([section(safe(todo, SENTENCE_LIMIT))] if todo else [])]
-    return _payload(_running(head), [section("\n".join(head)), *blocks, *after])
+    shown = [line for line in evidence if line.strip()]
+    more = [f"and {len(shown) - FACT_LIMIT} more"] if len(shown) > FACT_LIMIT else []
+    lines = _bulleted([*shown[:FACT_LIMIT], *more], LINE_LIMIT)
+    return _payload(_running(head), ["\n".join(head), *lines, safe(todo, SENTENCE_LIMIT)], after)
 
 
 def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
@@ -122,11 +121,6 @@ def mention_block(ids: Iterable[str]) -> list[Payload]:
     return [{"type": "section", "text": _marked(" ".join(words))}] if words else []
 
 
-def section(text: str) -> Payload:
-    """A block of plain text."""
-    return {"type": "section", "text": _plain(text or "-")}
-
-
 def _plain(text: str) -> Payload:
     return {"type": "plain_text", "text": text, "emoji": False}
 
@@ -135,10 +129,11 @@ def _marked(text: str) -> Payload:
     return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
-def _payload(text: str, blocks: list[Payload]) -> Payload:
-    """`text` is what a phone shows; it is harmless already, and so are the blocks."""
+def _payload(text: str, texts: Iterable[str], after: Sequence[Payload] = ()) -> Payload:
+    """`text` is what a phone shows; it is harmless already, as `texts` are."""
+    blocks = [{"type": "section", "text": _plain(each)} for each in texts if each]
     quiet = {"link_names": False, "unfurl_links": False, "unfurl_media": False}
-    return {"text": cut(text, 2 * SENTENCE_LIMIT), "blocks": blocks, **quiet}
+    return {"text": cut(text, 2 * SENTENCE_LIMIT), "blocks": [*blocks, *after], **quiet}
 
 
 def _running(sentences: Sequence[str]) -> str:
@@ -163,7 +158,7 @@ def _headline(story: Sequence[Notice]) -> str:
     if story[-1].needs_person:
         state = " (needs a person)"
     elif newest is not None and newest.decision is not None and newest.decision.acts:
-        state = f" ({BY_HAND[newest.decision.action][0]}: under way)"
+        state = f" ({DONE[newest.decision.action]}: under way)"
     return f"{MARKS[incident.severity]} {clause}{state}"
 
 
@@ -175,8 +170,7 @@ def _facts(story: Sequence[Notice], site: Site) -> list[tuple[str, str]]:
     """(name, value) of the fields; names are ours."""
     first, incident, over = story[0], story[-1].incident, _is_over(story)
     lasted_s = max(0.0, (incident.resolved_at or story[-1].at) - incident.opened_at)
-    jobs = [f"{job.job_id} {job.name}".strip() for job in first.jobs] or list(incident.job_ids[:5])
-    owners = [f"{job.user}{f', partition {job.partition}' if job.partition else ''}" for job in first.jobs if job.user]
+    jobs = [f"{job.job_id} {job.words}" for job in first.jobs] or incident.job_ids[:5]
     gpus = sum(job.gpus for job in first.jobs)
     hours = gpus * lasted_s / 3600.0
     lost = f"about {hours:{',.0f' if hours >= 10 else '.2g'}} GPU hours ({plural(gpus, 'GPU')})"
@@ -185,8 +179,7 @@ def _facts(story: Sequence[Notice], site: Site) -> list[tuple[str, str]]:
     noticed = f", noticed after {duration(incident.detected_after_s)}" if incident.detected_after_s else ""
     facts = [
         ("Cluster", site.cluster),
-        ("Job" if len(jobs) == 1 else "Jobs", ", ".join(jobs)),
-        ("Owner", "; ".join(dict.fromkeys(owners))),
+        ("Job", "; ".join(jobs)),
         ("Where", f"{named(incident.culprits[0])}{more}" if incident.culprits else ""),
         ("Lasted", duration(lasted_s)) if over else ("Since", since + noticed),
         ("Lost" if over else "Lost so far", lost if hours >= MENTIONED_GPU_HOURS else ""),
@@ -198,100 +191,85 @@ def _facts(story: Sequence[Notice], site: Site) -> list[tuple[str, str]]:
 
 
 class Digest:
-    """Many notices in few messages: takes them one by one, in their order, and keeps of each no more than its name."""
+    """Many notices in one message: takes them one by one, in their order. Of what is alike the first few keep their
+    sentences; if there are more, the jobs or places are listed instead, folded into ranges."""
 
     def __init__(self, mentions: Mapping[str, str]) -> None:
         self._mentions = mentions
         self._called: dict[str, None] = {}
-        self._first_at = self._last_at = 0.0
-        self._opened: dict[tuple[Severity, str], list[str]] = defaultdict(list)
-        """Severity and kind -> what each of them is about."""
-        self._sentences: list[str] = []
-        self._failed: list[str] = []
-        self._over: list[str] = []
-        self._counted: Counter[str] = Counter()
         self._incidents: set[str] = set()
+        self._alike: dict[tuple[int, str], list[tuple[str, str]]] = defaultdict(list)
+        """Rank and title -> what each is about, its sentence."""
 
     def add(self, notice: Notice) -> None:
         """One more."""
         incident, decision = notice.incident, notice.decision
-        self._first_at, self._last_at = self._first_at or notice.at, notice.at
         self._incidents.add(incident.id)
         self._called.update(dict.fromkeys(wanted((notice,), self._mentions)))
-        about = ",".join(incident.job_ids) if 0 < len(incident.job_ids) <= 5 else incident.subject
-        if notice.topic is Topic.OPENED:
-            self._opened[incident.severity, incident.kind].append(about)
-            if len(self._sentences) <= MAX_SENTENCES:
-                self._sentences.append(message_of(notice).sentence)
-        elif decision is not None:
+        rank, title = 0, "actions FAILED"
+        if decision is not None:
             what = "alert only" if decision.action is Action.NONE else f"{decision.action} {decision.verdict}"
-            self._counted[f"{what} ({decision.by})"] += 1
-        elif notice.urgent:
-            self._failed.append(message_of(notice).sentence)
-        elif notice.topic is Topic.RESOLVED:
-            self._over.append(about)
-        else:
-            self._counted[COUNTED[notice.topic]] += 1
+            rank, title = 4, f"{what} ({decision.by})"
+        elif notice.topic is Topic.OPENED:
+            rank, title = (
+                1 + list(MARKS).index(incident.severity),
+                f"{SEVERITY_WORDS[incident.severity]} {incident.kind}",
+            )
+        elif not notice.urgent:
+            rank, title = 5, TITLES[notice.topic]
+        alike = self._alike[rank, title]
+        about = ",".join(incident.job_ids) if 0 < len(incident.job_ids) <= 5 else incident.subject
+        alike.append((about, message_of(notice).sentence if len(alike) < FEW else ""))
 
-    def messages(self, cluster: str) -> list[Payload]:
-        """The digest, in as few messages as it fits into."""
-        opened = Counter({kind: len(about) for (_, kind), about in self._opened.items()})
-        kinds = ", ".join(f"{number:,} {kind}" for kind, number in opened.most_common(4))
-        more = f" and {len(opened) - 4} more kinds" if len(opened) > 4 else ""
-        within_s = self._last_at - self._first_at
-        within = f" within {within_s:.0f} s" if within_s >= 2 else ""
-        parts = (
-            f"{plural(opened.total(), 'incident')}{within}: {kinds}{more}" if opened else "",
-            f"{plural(len(self._failed), 'action')} FAILED" if self._failed else "",
-            f"{plural(len(self._over), 'incident')} over" if self._over else "",
-        )
-        sentence = "; ".join(filter(None, parts)) or f"news of {plural(len(self._incidents), 'incident')}"
+    def message(self, cluster: str) -> Payload:
+        """The digest of all that was added."""
+        ranked = sorted(self._alike.items(), key=lambda each: (each[0][0], -len(each[1])))
+        head = ", ".join(f"{len(alike):,} {title}" for (_, title), alike in ranked[:HEADED])
+        more = ", and more" if len(ranked) > HEADED else ""
+        text = f"[{cluster}] {plural(len(self._incidents), 'incident')}: {head}{more}"
         end = "Each of them: slurm-watchdog incidents. Stop all actions: slurm-watchdog pause"
-        called = mention_block(tuple(self._called)[:MAX_MENTIONS])
-        return pages(f"[{cluster}] {sentence}", self._lines(), end, MAX_MESSAGES, called)
+        return listing(text, self._lines(ranked), end, mention_block(tuple(self._called)[:MAX_MENTIONS]))
 
-    def _lines(self) -> Iterator[str]:
-        yield from (f"NEEDS YOU: {line}" for line in self._failed[:MAX_FAILED])
-        if (more := len(self._failed) - MAX_FAILED) > 0:
-            yield f"and {more:,} more actions failed"
-        if len(self._sentences) <= MAX_SENTENCES:
-            yield from self._sentences
-        else:
-            worst_first = sorted(self._opened.items(), key=lambda each: (list(MARKS).index(each[0][0]), -len(each[1])))
-            for (severity, kind), about in worst_first:
-                yield from _listed(f"{SEVERITY_WORDS[severity]} {kind} × {len(about):,}: ", about)
-        yield from (f"{number:,} × {what}" for what, number in self._counted.most_common(20))
-        if self._over:
-            yield from _listed(f"over × {len(self._over):,}: ", self._over)
+    @property
+    def is_full(self) -> bool:
+        """Whether a message takes no more."""
+        return sum(map(len, self._lines(self._alike.items()))) > FULL
+
+    def _lines(self, groups: Iterable[tuple[tuple[int, str], list[tuple[str, str]]]]) -> Iterator[str]:
+        for (_, title), alike in groups:
+            if len(alike) <= FEW:
+                yield from (sentence for _, sentence in alike)
+            else:
+                yield from _listed(f"{title} × {len(alike):,}: ", sorted((about for about, _ in alike), key=_in_order))
 
 
-def _listed(title: str, names: Sequence[str]) -> Iterator[str]:
+def _in_order(name: str) -> tuple[int, str]:
+    return len(name), name
+
+
+def _listed(title: str, names: Sequence[str]) -> list[str]:
     """`title`, then names, folded, over as many lines as it takes."""
-    line = title + ", ".join(fold(names))
-    if len(line) <= LISTED_LIMIT or len(names) == 1:
-        yield line
-        return
-    names = sorted(names, key=lambda name: (len(name), name))
-    yield from _listed(title, names[: len(names) // 2])
-    yield from _listed("… ", names[len(names) // 2 :])
+    line, half = title + ", ".join(fold(names)), len(names) // 2
+    if len(line) <= LISTED_LIMIT or not half:
+        return [line]
+    return [*_listed(title, names[:half]), *_listed("… ", names[half:])]
 
 
-def pages(text: str, lines: Iterable[str], end: str, most: int, called: Sequence[Payload] = ()) -> list[Payload]:
-    """A sentence and a line about each of many things, in as few messages as they fit into and no more than `most`;
-    `end` says where the rest is."""
-    blocks: list[list[str]] = [[]]
-    for line in (f"• {safe(each, LISTED_LIMIT)}" for each in lines):
-        if sum(len(each) + 1 for each in blocks[-1]) + len(line) > BLOCK_LIMIT:
-            blocks.append([])
-        blocks[-1].append(line)
-    parts = [blocks[start : start + BLOCKS_PER_MESSAGE] for start in range(0, len(blocks), BLOCKS_PER_MESSAGE)]
-    left_out = sum(len(block) for part in parts[most:] for block in part)
-    last = min(len(parts), most)
-    found = []
-    for number, part in enumerate(parts[:most], 1):
-        head = safe(text + (f" (part {number} of {last})" if number > 1 else ""), SENTENCE_LIMIT)
-        shown = [section(head), *(section("\n".join(block)) for block in part if block)]
-        if number == last:
-            shown.append(section((f"{plural(left_out, 'line')} left out. " if left_out else "") + end))
-        found.append(_payload(head, [*shown, *(called if number == 1 else ())]))
-    return found
+def listing(text: str, lines: Iterable[str], end: str, called: Sequence[Payload] = ()) -> Payload:
+    """A sentence, and a line about each of many things, as far as one message takes them; `end`: where the rest is."""
+    head, texts = safe(text, SENTENCE_LIMIT), _bulleted(lines, LISTED_LIMIT)
+    left_out = sum(each.count("\n") + 1 for each in texts[BLOCKS_PER_MESSAGE:])
+    more = f"{plural(left_out, 'line')} left out. " if left_out else ""
+    return _payload(head, [head, *texts[:BLOCKS_PER_MESSAGE], more + end], called)
+
+
+def _bulleted(lines: Iterable[str], limit: int) -> list[str]:
+    """Lines, made harmless, in texts that a block takes."""
+    texts: list[str] = []
+    for each in lines:
+        line = f"• {safe(each, limit)}"
+        if texts and len(texts[-1]) + len(line) < BLOCK_LIMIT:
+            texts[-1] += f"\n{line}"
+        else:
+            texts.append(line)
+    return texts

@@ -4,7 +4,6 @@ nothing waits for ever."""
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -918,24 +917,6 @@ def test_a_thousand_ranks_that_stand_in_a_few_places_share_their_frames() -> Non
     rows = [shared.of(each) for each in decoded]
     stacks = {id(thread.frames) for row in rows for dump in row.dumps for thread in dump.threads}
     assert len(stacks) == 2
-
-
-def test_the_diagnosis_of_a_collection_is_plain_json(controller: Controller) -> None:
-    async def story() -> Collected:
-        return await over(controller.collector.collect(controller.job, clock.monotonic()))
-
-    found = play(Agents(controller), story())
-    document = json.loads(json.dumps(evidence_collection.diagnosis_json(found)))
-    assert {
-        "ranks",
-        "missing",
-        "groups",
-        "is_hang",
-        "class",
-        "culprits",
-        "summary",
-        "nodes",
-    } <= document.keys()
 
 
 NAMED = Culprit(node="n1", rank=3, pid=11, reason="waits for its data loader")

@@ -13,8 +13,7 @@ import pytest
 from multidict import CIMultiDict
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.controller.api.page_login import Login
-from slurm_watchdog.controller.api.web_page import Page, _knows
+from slurm_watchdog.controller.api.web_page import Login, Page, _knows
 from slurm_watchdog.controller.policy.access import STRANGER, Person
 from tests.builders.page_requests import EVIDENCE, INCIDENT, PASSWORD, PROXY, Headers, controller, get, gets, named
 

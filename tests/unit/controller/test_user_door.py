@@ -21,6 +21,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange
+from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.user_door import (
     ADDRESS_BURST,
     ARRIVAL_S,
@@ -30,7 +31,6 @@ from slurm_watchdog.controller.api.user_door import (
     UserDoor,
     make_user_server,
 )
-from slurm_watchdog.controller.api.user_lookup import UserLookup
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeUnavailable

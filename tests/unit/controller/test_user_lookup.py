@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from slurm_watchdog.controller.api.asking import KEPT_S, UserLookup, person_of
 from slurm_watchdog.controller.api.local_socket import make_app
-from slurm_watchdog.controller.api.user_lookup import KEPT_S, UserLookup, name_of, person_numbered
 from slurm_watchdog.controller.policy.access import Person
 from tests.builders.open_doors import OWNER, Controller
 
@@ -65,7 +65,7 @@ def test_the_controllers_loop_runs_on_while_a_name_is_looked_up(tmp_path: Path) 
         return Person(uid, name="ann")
 
     async def go() -> None:
-        app = make_app(controller, lambda _: Person(OWNER), look_up)
+        app = make_app(controller, lambda _: Person(OWNER), UserLookup(look_up))
         async with TestClient(TestServer(app)) as client:
             asking = asyncio.create_task(client.post("/v1/silences", json={"jobs": ["7"], "for_s": 60}))
             began = time.monotonic()
@@ -80,8 +80,7 @@ def test_the_controllers_loop_runs_on_while_a_name_is_looked_up(tmp_path: Path) 
 
 
 def test_a_user_is_found_by_his_number() -> None:
-    root = person_numbered(0)
-    assert (root.uid, root.name, 0 in root.groups) == (0, "root", True)
-    assert name_of(0) == Person(0, name="root")
+    root = person_of(0)
+    assert (root.uid, root.name, 0 in root.groups) == (0, "root", True) and person_of("root") == root
     with pytest.raises(KeyError):
-        person_numbered(os.getpid() + 3_000_000_000)
+        person_of(os.getpid() + 3_000_000_000)

@@ -23,7 +23,7 @@ def only(kind: type[S], value: S) -> S:
     return kind(**{name: getattr(value, name) for name in kind.__struct_fields__})
 
 
-def picked(kind: type[S], value: object, *names: str, **more: Any) -> S:
+def picked(kind: type[S], value: object, /, *names: str, **more: Any) -> S:
     """A value of `kind` with the attributes of `value` of these names, without names of all that both have; `more` are
     its other fields."""
     known = names or tuple(name for name in kind.__struct_fields__ if name not in more and hasattr(value, name))

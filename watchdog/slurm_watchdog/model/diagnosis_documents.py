@@ -34,6 +34,7 @@ class Suspect(Answer, frozen=True, kw_only=True):
     reason: str | None = None
     path: str | None = None
     mount: str | None = None
+    gpu_uuid: str | None = None
 
 
 class Difference(Answer, frozen=True, kw_only=True):
@@ -56,6 +57,7 @@ class Hint(Answer, frozen=True, kw_only=True):
 class Diagnosis(Answer, frozen=True, kw_only=True):
     """What is to be said about one job."""
 
+    job_id: str = ""
     taken_at: float | None = None
     """When its ranks were asked."""
     summary: str = ""

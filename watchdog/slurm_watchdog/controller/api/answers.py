@@ -17,7 +17,7 @@ from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestR
 from slurm_watchdog.controller.api.report_view import Unfit, report_asked
 from slurm_watchdog.controller.api.status_view import own_status, status_of
 from slurm_watchdog.controller.ports.commands import CommandSources
-from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_json, nodes_json
+from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.documents import ControllerState, LeftOut, Pause, SlurmState, Status
@@ -148,16 +148,13 @@ def diagnosis(api: Api, asked: Asked) -> DiagnosisProgress:
 def progress_of(found: Collected) -> DiagnosisProgress:
     """How far a collection is, with its diagnosis once it is over."""
     over = found.finished.is_set()
-    return msgspec.convert(
-        {
-            "id": found.id,
-            "job_id": found.job.job_id,
-            "state": "done" if over else "collecting",
-            "age_s": clock.monotonic() - found.began if found.took_s is None else found.took_s,
-            "nodes": nodes_json(found),
-            "diagnosis": diagnosis_json(found) if over and found.diagnosis is not None else None,
-        },
-        DiagnosisProgress,
+    return DiagnosisProgress(
+        id=found.id,
+        job_id=found.job.job_id,
+        state="done" if over else "collecting",
+        age_s=clock.monotonic() - found.began if found.took_s is None else found.took_s,
+        nodes=node_rows(found),
+        diagnosis=diagnosis_of(found) if over and found.diagnosis is not None else None,
     )
 
 

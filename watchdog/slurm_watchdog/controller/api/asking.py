@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import grp
 import logging
 import os
 import pwd
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
 
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.journal_view import DETAILS_FOR
@@ -28,6 +32,13 @@ MAX_REASON: Final = 300
 MAX_SAID: Final = 8
 """Names in a sentence."""
 UNKNOWN_CALLER: Final = "who is asking is not known"
+KEPT_S: Final = 60.0
+"""A user's number, name and groups are looked up again after this time."""
+MAX_KEPT: Final = 256
+LOOKUP_S: Final = 5.0
+"""Half of the time that a command waits for its answer (slurm_watchdog.cli.client)."""
+LOOKUPS: Final = 2
+"""At once, in threads of this alone: those that hang hold up nobody who reads Slurm."""
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 B = TypeVar("B", bound=msgspec.Struct)
@@ -259,3 +270,44 @@ def checked_nodes(names: Iterable[str], known: Mapping[str, object] | None = Non
     if unknown:
         raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown[:MAX_SAID])}")
     return found
+
+
+def person_of(key: str | int) -> Person:
+    """A user with his groups, by name or number. Raises KeyError."""
+    found = pwd.getpwnam(key) if isinstance(key, str) else pwd.getpwuid(key)
+    return Person(found.pw_uid, frozenset(os.getgrouplist(found.pw_name, found.pw_gid)), name=found.pw_name)
+
+
+class UserLookup:
+    """Asks `look_up` in threads of its own, and keeps what it found for KEPT_S: the machine's name service may be a
+    directory on the network, and hang. No request holds up another, nor the controller's loop."""
+
+    def __init__(
+        self, look_up: Callable[[Any], Person] = person_of, now: Callable[[], float] = clock.monotonic,
+        deadline_s: float = LOOKUP_S,
+    ):  # fmt: skip
+        """`look_up` gets a name or a number; it may hang, and raises KeyError for what is not known."""
+        self._look_up, self._now, self._deadline_s = look_up, now, deadline_s
+        self._threads = ThreadPoolExecutor(LOOKUPS, thread_name_prefix="user-lookup")
+        self._known: dict[Hashable, tuple[float, Person]] = {}
+
+    async def find(self, key: Hashable) -> Person:
+        """The user. Raises KeyError, and TimeoutError where there is no answer in time."""
+        known = self._known.get(key)
+        if known is None or self._now() - known[0] > KEPT_S:
+            looking = asyncio.get_running_loop().run_in_executor(self._threads, self._look_up, key)
+            found = await wait_for(looking, self._deadline_s)
+            if len(self._known) >= MAX_KEPT:
+                self._known.clear()
+            known = self._known[key] = (self._now(), found)
+        return known[1]
+
+    async def named(self, person: Person) -> Person:
+        """The same person with a name: `uid N` where the name service has none, or none in time, for the kernel has
+        proven the number, and nobody's pause waits for a directory."""
+        if person.uid is None or person.name:
+            return person
+        try:
+            return replace(person, name=(await self.find(person.uid)).name)
+        except (KeyError, TimeoutError):
+            return replace(person, name=f"uid {person.uid}")

@@ -15,9 +15,8 @@ from typing import Final
 from aiohttp import web
 
 from slurm_watchdog.controller.api.answers import Api
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused, UserLookup
 from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
-from slurm_watchdog.controller.api.user_lookup import UserLookup, name_of
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 
@@ -33,11 +32,10 @@ MAX_GROUPS: Final = 256
 
 def make_app(
     controller: CommandSources, person_of: Callable[[web.Request], Person] | None = None,
-    name_of: Callable[[int], Person] = name_of,
+    users: UserLookup | None = None,
 ) -> web.Application:  # fmt: skip
-    """Answers every route; `person_of` says who asks (the process at the other end), and `name_of`, which may hang, how
-    he is called."""
-    api, users, who = Api(controller), UserLookup(name_of), person_of or peer_person
+    """Answers every route; `person_of` says who asks (the process at the other end), and `users` how he is called."""
+    api, users, who = Api(controller), users or UserLookup(), person_of or peer_person
 
     async def handle(request: web.Request) -> web.Response:
         try:

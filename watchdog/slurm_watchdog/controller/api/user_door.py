@@ -22,9 +22,8 @@ import msgspec
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.api.answers import Api
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, UserLookup
 from slurm_watchdog.controller.api.routes import USER_ROUTES, answer, refusal_of
-from slurm_watchdog.controller.api.user_lookup import UserLookup, person_numbered
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
@@ -84,7 +83,7 @@ class UserDoor:
     decoder: Decoder
     encode: Encode
     now: Callable[[], float] = clock.monotonic
-    users: UserLookup = field(default_factory=lambda: UserLookup(person_numbered))
+    users: UserLookup = field(default_factory=UserLookup)
 
     def __post_init__(self) -> None:
         self._pace = TokenBuckets(ADDRESS_BURST, ADDRESS_PER_S)

@@ -36,7 +36,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
     RankRow,
     SharedFrames,
     addresses_of,
-    diagnosis_json,
+    diagnosis_of,
     dumps_to_ask,
     follows,
     gathered_of,
@@ -365,7 +365,7 @@ class Collector:
         incident = self._judgement.incidents.get(found.incident_id)
         if incident is not None:
             found.diagnosis = follows(found.diagnosis, incident, clock.wall() - incident.opened_at)
-        document = {"job_id": found.job.job_id, **diagnosis_json(found)}
+        document = diagnosis_of(found)
         self.store.keep(found, "diagnosis", pack(msgspec.json.encode(document)))
         ids = (found.incident_id, *sorted(found.shared_with))
         for incident_id in ids:

@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field
+from typing import Final
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
 from slurm_watchdog.diagnose.stacks.vote import vote
+from slurm_watchdog.model import diagnosis_documents as documents
 from slurm_watchdog.model.cluster_view import JobView, StackSnapshot
 from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer, RecordSet
 from slurm_watchdog.model.evidence import Frame, LockWait, OwnWords, ProcessStack, RankEvidence, ThreadStack
@@ -306,34 +307,33 @@ def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
     ]
 
 
-def diagnosis_json(found: Collected) -> dict[str, Any]:
-    """What `group-stacks --json` has, and what only a live job has besides. Keys may be added, none is taken away."""
+def diagnosis_of(found: Collected) -> documents.Diagnosis:
+    """The diagnosis of a collection that is over."""
     diagnosis = found.diagnosis
     assert diagnosis is not None
-    return {
-        "ranks": diagnosis.ranks,
-        "missing": list(diagnosis.missing),
-        "groups": [
-            {"frames": list(g.frames), "ranks": list(g.ranks), "hosts": list(g.nodes), "place": g.place}
-            for g in diagnosis.groups
-        ],
-        "is_hang": diagnosis.is_hang,
-        "class": diagnosis.stack_class
-        if diagnosis.kind == IncidentKind.COLLECTIVE_HANG and diagnosis.stack_class
-        else diagnosis.kind,
-        "kind": diagnosis.kind,
-        "culprits": [_culprit(each) for each in diagnosis.culprits],
-        "summary": diagnosis.summary,
-        "undumped": [_culprit(each) for each in diagnosis.undumped],
-        "differences": [msgspec.to_builtins(each) | {"line": each.line} for each in diagnosis.differences],
-        "filesystems": [
-            msgspec.to_builtins(each) | {"blocked": [_culprit(c) for c in each.blocked]}
-            for each in diagnosis.filesystems
-        ],
-        "hints": [msgspec.to_builtins(each) for each in diagnosis.hints],
-        "nodes": nodes_json(found),
-        "taken_at": found.began_at,
-    }
+    is_hang = diagnosis.kind == IncidentKind.COLLECTIVE_HANG
+    return picked(
+        documents.Diagnosis, diagnosis, "job_id", "ranks", "missing", "is_hang", "summary",
+        kind=(is_hang and diagnosis.stack_class) or diagnosis.kind,
+        incident_kind=diagnosis.kind,
+        groups=tuple(picked(documents.Group, each, hosts=each.nodes) for each in diagnosis.groups),
+        culprits=_suspects(diagnosis.culprits),
+        undumped=_suspects(diagnosis.undumped),
+        differences=tuple(picked(documents.Difference, each) for each in diagnosis.differences),
+        filesystems=tuple(picked(documents.FilesystemVerdict, each) for each in diagnosis.filesystems),
+        hints=tuple(picked(documents.Hint, each) for each in diagnosis.hints),
+        nodes=node_rows(found),
+        taken_at=found.began_at,
+    )  # fmt: skip
+
+
+def _suspects(culprits: Iterable[Culprit]) -> tuple[documents.Suspect, ...]:
+    return tuple(picked(documents.Suspect, each, host=each.node) for each in culprits)
+
+
+def node_rows(found: Collected) -> tuple[documents.NodeRow, ...]:
+    """How far each node is."""
+    return tuple(picked(documents.NodeRow, each, node=name) for name, each in found.nodes.items())
 
 
 def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnosis:
@@ -356,15 +356,3 @@ def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnos
 
 def _ranks(named: Set[tuple[str | None, int | None]]) -> str:
     return ", ".join(f"rank {rank} on {node}" for node, rank in sorted(named, key=lambda each: each[1] or 0))
-
-
-def _culprit(culprit: Culprit) -> dict[str, Any]:
-    return {
-        "rank": culprit.rank, "host": culprit.node, "pid": culprit.pid, "reason": culprit.reason, "path": culprit.path,
-        "mount": culprit.mount, "gpu_uuid": culprit.gpu_uuid,
-    }  # fmt: skip
-
-
-def nodes_json(found: Collected) -> list[dict[str, Any]]:
-    """How far each node is."""
-    return [{"node": name} | asdict(node) for name, node in found.nodes.items()]

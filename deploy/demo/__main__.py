@@ -23,9 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
-
-from deploy.demo.teller import Teller, console
+from deploy.demo.teller import Teller, echo
 from tests.rig.cards import SimulatedCards, describe, simulated_cards
 from tests.rig.cluster import Cluster
 from tests.rig.commands import ClusterError
@@ -373,14 +371,14 @@ def tell(nodes: int = 4) -> int:
                     acts.append(act())
             except (ClusterError, WatchdogError, WrongEnd) as error:
                 wrong = error
-                console.print(f"\nThe demo went wrong: {escape(str(error))}", style="red")
+                echo(f"\nThe demo went wrong: {error!s}", fg="red")
                 if story is not None:
                     _last_lines(story)
             if os.environ.get("KEEP") and story is not None:
                 _keep(story, teller)
     except KeyboardInterrupt:
         wrong = WrongEnd("stopped")
-        console.print("\nstopped; everything is taken down again")
+        echo("\nstopped; everything is taken down again")
     print("RESULT " + json.dumps({act.pop("act"): act for act in acts}), flush=True)
     return 1 if wrong or len(acts) < 4 else 0
 
@@ -412,9 +410,9 @@ def _last_lines(story: Story) -> None:
     """What the job and each part of the watchdog said last."""
     with contextlib.suppress(OSError):
         output = story.output(story.name).read_text(errors="replace")
-        console.print(f"\n--- {story.name}\n{escape(chr(10).join(output.splitlines()[-12:]))}")
+        echo(f"\n--- {story.name}\n{chr(10).join(output.splitlines()[-12:])}")
     for part in ("controller", *(f"agent-{node}" for node in story.watchdog.nodes)):
-        console.print(f"\n--- {part}\n{escape(story.watchdog.log_tail(part, 12))}")
+        echo(f"\n--- {part}\n{story.watchdog.log_tail(part, 12)}")
 
 
 def _metrics(cluster: Cluster) -> str:
@@ -439,11 +437,11 @@ def main() -> int:
     try:
         ensure_packages()
     except ClusterError as error:
-        console.print(str(error), style="red")
+        echo(str(error), fg="red")
         return 2
     reason = why_impossible()
     if reason is not None:
-        console.print(f"The demo cannot run here: {escape(reason)}", style="red")
+        echo(f"The demo cannot run here: {reason}", fg="red")
         return 2
     return tell()
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import os
 import time
+from typing import Any
 
-from rich.console import Console
-from rich.markup import escape
+import click
 
-console = Console(highlight=False, soft_wrap=True, color_system=None if os.environ.get("NO_COLOR") else "auto")
-
-COLOURS = {
-    "act": "bold",
-    "we": "cyan",
-    "training": "dim",
-    "cards": "green",
-    "watchdog": "yellow",
-    "slack": "magenta",
+STYLES: dict[str, dict[str, Any]] = {
+    "act": {"bold": True},
+    "we": {"fg": "cyan"},
+    "training": {"dim": True},
+    "cards": {"fg": "green"},
+    "watchdog": {"fg": "yellow"},
+    "slack": {"fg": "magenta"},
 }
+
+
+def echo(text: str, **style: Any) -> None:
+    """Prints a line, coloured on a terminal."""
+    click.echo(click.style(text, **style), color=False if os.environ.get("NO_COLOR") else None)
 
 
 class Teller:
@@ -28,9 +31,9 @@ class Teller:
 
     def say(self, who: str, text: str) -> None:
         seconds = int(time.monotonic() - self._began)
-        colour = COLOURS[who]
-        console.print(f"[dim]{seconds // 60:02d}:{seconds % 60:02d}[/] [{colour}]{who:>8}[/]  {escape(text)}")
+        since = click.style(f"{seconds // 60:02d}:{seconds % 60:02d}", dim=True)
+        echo(f"{since} {click.style(f'{who:>8}', **STYLES[who])}  {text}")
 
     def act(self, title: str) -> None:
-        console.print()
+        echo("")
         self.say("act", title)

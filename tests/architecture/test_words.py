@@ -57,6 +57,11 @@ def test_what_people_read_has_none_of_the_words_to_avoid() -> None:
         for line, text in (*texts(source), *commands_help(source))
         if (found := WORDS.search(text))
     ]
+    bad += [
+        f"{path.name}: {found[0]!r}"
+        for path in sorted(PACKAGE.rglob("*.j2"))
+        for found in WORDS.finditer(path.read_text(encoding="utf-8"))
+    ]
     assert bad == [], "\n".join(bad)
 
 

@@ -9,13 +9,11 @@ from typing import Any
 
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
 
 from slurm_watchdog.agent.collectors.presentation import JOB_ID
 from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.base.loop import Isolated
-from slurm_watchdog.cli import status_screen
-from slurm_watchdog.cli.status import _row
+from slurm_watchdog.cli.status import frame, screen
 from slurm_watchdog.cli.terminal import clean
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.model.documents import Status
@@ -74,14 +72,10 @@ def terminal(batch: list[str]) -> None:
         "jobs": [{"job_id": t, "name": t, "user": t, "phase": t, "nodes": [t]} for t in batch],
     }  # fmt: skip
     status = msgspec.convert(document, Status)
-    console = Console(width=200, height=60, color_system=None)
-    with console.capture() as capture:
-        console.print(status_screen.frame(status, "".join(batch), "", status_screen.History(), 0.0, 60))
-    drawn = capture.get()
-    assert is_quiet(drawn, lines=True)
-    assert len(drawn.splitlines()) <= 60
-    for job in status.jobs:
-        assert is_quiet("".join(map(clean, _row(job))))
+    drawn = frame(status, 200, 60, "".join(map(clean, batch)))
+    assert len(drawn) <= 60
+    for line in [*drawn, *screen(status, None)]:
+        assert is_quiet(line)
 
 
 def metrics(batch: list[str]) -> None:

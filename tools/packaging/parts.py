@@ -94,6 +94,8 @@ def is_nodes(place: Path, library: Path, modules: set[str], files: set[str]) -> 
     if place.suffix in (".py", ".pyc"):
         name = ".".join(folder.parts if stem == "__init__" else (*folder.parts, stem))
         return name in modules
+    if place.suffix == ".j2":
+        return False  # templates: what nodes print has none
     return any(f"{'.'.join(folder.parts[:length])}" in modules for length in range(len(folder.parts), 1, -1)) or (
         len(folder.parts) == 1
     )

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.report_sentences import saved, would_have_saved
 from slurm_watchdog.analysis.saved_time import savings
 from slurm_watchdog.model.lost_time import Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
@@ -38,7 +37,6 @@ LONG = hang(1, 7.5, acted=False)
 def test_a_restart_saved_what_such_hangs_took_before_less_its_own_wait() -> None:
     found = saved_by(LONG, hang(20, 5.5, acted=False), hang(30, 6.5, acted=False), OURS)
     assert (found.saved_h, found.compared, found.usual_wait_s) == (pytest.approx(60.0), 1, 6.5 * H)
-    assert saved(found).startswith("Actions saved 60.0 node-hours in 1 incident, against 6 h 30 min")
 
 
 def test_a_restart_that_was_slower_than_people_saved_less_than_nothing() -> None:
@@ -58,7 +56,6 @@ def test_a_restart_that_was_slower_than_people_saved_less_than_nothing() -> None
 )
 def test_without_a_hang_that_compares_it_is_unknown(before: tuple[RunRecord, Spell]) -> None:
     assert saved_by(before, OURS) == NEVER
-    assert "unknown" in saved(NEVER)
 
 
 def test_the_same_job_by_name_counts_before_others_of_its_user() -> None:
@@ -69,7 +66,6 @@ def test_the_same_job_by_name_counts_before_others_of_its_user() -> None:
 
 def test_what_ended_outside_of_the_report_is_not_counted() -> None:
     assert saved_by(LONG, hang(20, 0.5, acted=True)) == Savings()
-    assert saved(Savings()) == ""
 
 
 def observed(at_h: float, wait_h: float, **of: Any) -> tuple[RunRecord, Spell]:
@@ -85,14 +81,12 @@ def test_a_decision_that_was_only_observed_would_have_saved_what_its_run_stood_s
     minute = 1 / 60
     assert found.would_save_h == pytest.approx(10 * (7.5 - minute) + 4 * (2.5 - minute))
     assert (found.observed, found.recovered, found.compared, found.unknown) == (2, 0, 0, 0)
-    assert would_have_saved(found).startswith("In mode act 84.8 node-hours more would have been saved, in 2 runs: ")
 
 
 def test_a_run_that_trained_again_by_itself_would_have_been_restarted_for_nothing() -> None:
     run, spell = observed(100, 7.5, run_h=90.0)
     found = saved_by((replace(run, last_rise_at=150 * H), spell))
     assert (found.would_save_h, found.observed, found.recovered) == (0.0, 0, 1)
-    assert would_have_saved(found) == "Mode act would have restarted for nothing: 1 run trained again without it."
     # It hung again, and that was decided, too: what stood still after the last step counts.
     again = replace(spell, began_at=185 * H, ended_at=190 * H, would_act_at=186 * H)
     found = saved_by((replace(run, last_rise_at=185 * H), spell), (run, again))
@@ -113,7 +107,7 @@ def test_a_run_that_trained_again_by_itself_would_have_been_restarted_for_nothin
 def test_what_no_restart_would_have_shortened_saves_nothing(change: dict[str, Any]) -> None:
     run, spell = observed(100, 7.5)
     found = saved_by((run, replace(spell, **change)))
-    assert (found.would_save_h, found.observed) == (0.0, 0) and would_have_saved(Savings()) == ""
+    assert (found.would_save_h, found.observed) == (0.0, 0)
 
 
 def test_a_run_that_still_stands_is_not_counted_yet() -> None:

@@ -17,8 +17,8 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.cli.report import advice, show
-from slurm_watchdog.cli.story import end_words, paired
+from slurm_watchdog.cli.report import intervals, print_report
+from slurm_watchdog.cli.story import paired, run_row
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read
 from slurm_watchdog.controller.policy.access import Person
@@ -94,7 +94,7 @@ def test_a_report_says_what_was_kept_what_was_lost_to_what_and_how_often_to_save
     assert "collective_hang   75.0        58.8%" in said
     assert "recomputed steps  5.0         3.9%" in said
     row = next(line for line in said.splitlines() if line.startswith("7 "))
-    assert row.split()[:5] == ["7", "gpt", "ann", "10", "2"]
+    assert row.split()[:7] == ["7", "125.0", "32.0%", "2", "gpt", "ann", "10"]
     assert "Incidents: 1 collective_hang." in said and "Nodes named most: n1 (1)." in said
     assert "1 run failed or had to be ended, one in 127.5 node-hours: too few to advise an interval" in said
 
@@ -161,17 +161,16 @@ def test_an_action_counts_for_the_job_that_it_was_about_alone() -> None:
 def test_advice_names_the_formula_that_fits_how_long_a_checkpoint_takes(journal: Journal) -> None:
     """12.75 h between two failures of a job on 10 nodes, 127.5 h of one on 1 node; saving takes an hour."""
     found = json.loads(asked(journal, "report", "--from", "2023-11-01", "--json")) | {"failures": 10}
-    *_, said = advice(msgspec.convert(found, Report), 3600.0)
-    assert said.endswith("every 16.0 h on 1 node (Young 1974), 4.4 h on 10 nodes (Daly 2006).")
-    *_, said = advice(msgspec.convert(found, Report), 7200.0)
-    assert "(Young 1974)" not in said
+    said = intervals(msgspec.convert(found, Report), 3600.0)
+    assert said == "16.0 h on 1 node (Young 1974), 4.4 h on 10 nodes (Daly 2006)"
+    assert "(Young 1974)" not in intervals(msgspec.convert(found, Report), 7200.0)
 
 
 def test_what_a_small_run_lost_is_said_in_minutes(journal: Journal) -> None:
     found = json.loads(asked(journal, "report", "--from", "2023-11-01", "--json"))
     small = found | {"allocated_h": 0.1, "measured_h": 0.1, "effective_h": 0.07, "lost_h": [["collective_hang", 0.03]]}
     with redirect_stdout(StringIO()) as printed:
-        show(msgspec.convert(small, Report), 60.0)
+        print_report(msgspec.convert(small, Report), 60.0)
     said = " ".join(printed.getvalue().split())
     assert "had 6 node-minutes: of the 6 node-minutes" in said and "2 node-minutes were lost" in said
     assert "collective_hang 2 min 30.0%" in said
@@ -385,6 +384,11 @@ def test_a_story_has_the_evidence_and_what_is_under_way(journal: Journal) -> Non
 
 def test_end_of_a_run_is_told_with_all_that_accounting_says_of_it() -> None:
     whole = replace(record(0, 0, 1), exit_code="1:0", steps_exit_code="0:9", failed_node="n3", waited_for="Dependency")
-    assert end_words(whole) == " (exit code 1; of a step: signal 9; node n3 failed; had waited: Dependency)"
-    assert end_words(replace(whole, steps_exit_code="1:0", failed_node="", waited_for="")) == " (exit code 1)"
-    assert end_words(record(0, 0, 1)) == ""
+    assert run_row(whole, whole)[2:] == (
+        "COMPLETED",
+        ["exit code 1", "of a step: signal 9", "node n3 failed", "had waited: Dependency"],
+    )
+    seen = replace(whole, state="RUNNING", ended_at=None, exit_code="")
+    ended = replace(whole, steps_exit_code="1:0", failed_node="", waited_for="")
+    assert run_row(seen, ended) == (seen, ended, "COMPLETED", ["exit code 1"])
+    assert run_row(seen, replace(ended, ended_at=None))[1] == seen

@@ -59,7 +59,7 @@ def test_an_address_is_split() -> None:
 
 def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
     heavy = {
-        "pydantic", "yaml", "click", "rich", "asyncio", "prometheus_client", "http.client", "email", "ssl", "pynvml", "json",
+        "pydantic", "yaml", "click", "jinja2", "asyncio", "prometheus_client", "http.client", "email", "ssl", "pynvml", "json",
         "typing_extensions", "statistics", "random",
     }  # fmt: skip
     modules = ("__main__", "delivery.sender", "delivery.connect", "delivery.munge_connection", "metrics")

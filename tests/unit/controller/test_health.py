@@ -11,8 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import TRAINED_LOOKS
-from slurm_watchdog.cli.status import _print as print_status
-from slurm_watchdog.cli.status import exit_code
+from slurm_watchdog.cli.status import exit_code, screen
 from slurm_watchdog.controller.api.status_view import status_of
 from slurm_watchdog.controller.health.busy import BusyShare
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
@@ -136,12 +135,12 @@ def test_a_core_is_full_only_once_it_was_for_a_whole_minute() -> None:
 
 
 @pytest.mark.parametrize("what", sorted(BLIND.keys() - JUDGED))
-def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(what: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_job_that_cannot_be_judged_is_nowhere_said_to_train(what: str) -> None:
     given = BLIND[what]
     found = health(given)
-    print_status(status(given, found))
+    shown = "\n".join(screen(status(given, found), None))
     pulse = str(pulses(given.view, given.limits_s, 1000.0, found))
-    assert "training" not in capsys.readouterr().out + pulse + found.headline
+    assert "training" not in shown + pulse + found.headline
     assert found.jobs[0].reason in pulse and found.jobs[0].reason
 
 

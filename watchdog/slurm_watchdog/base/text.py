@@ -115,7 +115,7 @@ def fold(names: Iterable[str]) -> list[str]:
             others.append(name)
             continue
         prefix, digits = match[1], match[2]
-        width = len(digits) if digits.startswith("0") else 0
+        width = len(digits) if digits.startswith("0") and len(digits) > 1 else 0
         groups[prefix, width].add(int(digits))
     folded = []
     for (prefix, width), numbers in sorted(groups.items()):
@@ -133,12 +133,15 @@ def fold(names: Iterable[str]) -> list[str]:
 
 def columns(lines: Sequence[Sequence[str]]) -> str:
     """Cells below one another, two spaces between them, by how wide a terminal draws them; nothing is cut."""
-    widths = [max(map(_width, column)) for column in zip(*lines, strict=True)]
-    padded = ((cell + " " * (width - _width(cell)) for cell, width in zip(line, widths, strict=True)) for line in lines)
+    widths = [max(map(width_of, column)) for column in zip(*lines, strict=True)]
+    padded = (
+        (cell + " " * (width - width_of(cell)) for cell, width in zip(line, widths, strict=True)) for line in lines
+    )
     return "\n".join("  ".join(line).rstrip() for line in padded)
 
 
-def _width(text: str) -> int:
+def width_of(text: str) -> int:
+    """Columns of a terminal that it takes."""
     if text.isascii():
         return len(text)
     return sum(0 if unicodedata.combining(each) else 1 + (unicodedata.east_asian_width(each) in "WF") for each in text)

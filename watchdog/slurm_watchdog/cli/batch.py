@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -13,7 +13,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, print_json
-from slurm_watchdog.cli.terminal import clean, count, fold_nodes, sentence, shown, table
+from slurm_watchdog.cli.terminal import drawn_columns, print_lines, render, show
 from slurm_watchdog.model.documents import ActionRun, Answered, SelectedJob
 
 AT_ONCE: Final = 50
@@ -24,10 +24,14 @@ RECONNECT_LIMIT_S: Final = 120.0
 """Wait for a controller that is itself restarted; it then continues what it has begun."""
 UNSEEN_ANSWERS: Final = 3
 """Answers in a row without an action, after which it is not waited for: an older controller hides it."""
-HEADINGS: Final = ("JOB", "USER", "NODES", "STEP", "STATE", "WHY")
-WANTED: Final = (0, 4, 5, 1, 3, 2)
 ORDER: Final = ("cannot be asked", "failed", "under way", "not needed", "done")
-STYLES: Final = {"cannot be asked": "bold red", "failed": "bold red", "under way": "yellow", "done": "green"}
+STYLES: Final = {
+    "cannot be asked": "bold red",
+    "failed": "bold red",
+    "under way": "yellow",
+    "not needed": "",
+    "done": "green",
+}
 ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 
@@ -48,20 +52,26 @@ class Row:
     state: str = "under way"
     why: str = ""
     incident_id: str = ""
-    has_saved: bool = False
-    """A complete checkpoint has come since it was asked: it may end by itself still."""
+    action: ActionRun | None = None
+    """As it was seen last."""
     unseen: int = 0
-    """Answers in a row that did not show its action."""
+    """Answers in a row that did not show it."""
+
+    def __post_init__(self) -> None:
+        if self.job.why_not:
+            self.state, self.why = "cannot be asked", self.job.why_not
+
+    @property
+    def has_saved(self) -> bool:
+        """A complete checkpoint has come since it was asked: it may end by itself still."""
+        return self.action is not None and any(
+            (each.operation, each.outcome) == SAVED for each in self.action.operations
+        )
 
     @property
     def is_followed(self) -> bool:
         """Whether its action may still be seen to end."""
         return self.state == "under way" and bool(self.incident_id) and self.unseen < UNSEEN_ANSWERS
-
-    def cells(self) -> tuple[str, ...]:
-        """For HEADINGS."""
-        job = self.job
-        return tuple(map(clean, (job.job_id, job.user, fold_nodes(job.nodes), shown(job.step), self.state, self.why)))
 
     def take(self, answered: Answered) -> None:
         """What the controller says to the request."""
@@ -75,8 +85,7 @@ class Row:
             self.unseen += 1
             self.why = self.why if self.is_followed else "its progress is for its owner and operators to see"
             return
-        self.unseen = 0
-        self.has_saved = any((each.operation, each.outcome) == SAVED for each in action.operations)
+        self.action, self.unseen = action, 0
         if action.end is not None:
             self.state, self.why = ENDS.get(action.end.outcome, "failed"), action.end.detail or ""
         elif action.waiting is not None:
@@ -88,23 +97,23 @@ class Row:
 def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], as_json: bool, *, wait: bool) -> int:
     """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and prints what
     became of each. Returns the exit code: 1 if it was not done to all, or no job was selected. Raises ClientError."""
-    rows = {job.job_id: Row(job, *(("cannot be asked", job.why_not) if job.why_not else ())) for job in jobs}
+    rows = {job.job_id: Row(job) for job in jobs}
     able = [job_id for job_id, row in rows.items() if row.state == "under way"]
     for start in range(0, len(able), AT_ONCE):
         some = able[start : start + AT_ONCE]
         for answered in client.ask_jobs({**body, "job_ids": some}):
             rows[answered.job_id].take(answered)
     if wait:
-        _follow(client, list(rows.values()), as_json)
+        follow(client, list(rows.values()), as_json, lambda: _news(list(rows.values())))
     print_rows(list(rows.values()), as_json)
     fine = {"done", "not needed"} | ({"under way"} if body["wish"] == "restart" and not wait else set())
     good = bool(rows) and all(row.state in fine for row in rows.values())
     return EXIT_FINE if good else EXIT_FOUND
 
 
-def _follow(client: Client, rows: Sequence[Row], as_json: bool) -> None:
-    """Until every action has ended; a line for each that has."""
-    answered_at, said = clock.monotonic(), ""
+def follow(client: Client, rows: Sequence[Row], as_json: bool, news: Callable[[], list[str]]) -> None:
+    """Until the action of each has ended; prints every line of `news` once."""
+    answered_at, printed = clock.monotonic(), set[str]()
     try:
         while left := {row.incident_id: row for row in rows if row.is_followed}:
             try:
@@ -115,34 +124,33 @@ def _follow(client: Client, rows: Sequence[Row], as_json: bool) -> None:
             else:
                 answered_at = clock.monotonic()
                 for incident_id, row in left.items():
-                    action = found.get(incident_id)
-                    row.follow(action)
-                    if not as_json and action is not None and action.end is not None:
-                        sentence(f"Job {row.job.job_id}: {row.state}, {row.why}", STYLES.get(row.state, ""))
-                waiting = [row for row in rows if row.state == "under way"]
-                waits, saved = len(waiting), sum(row.has_saved for row in waiting)
-                said_saved = f", {saved} of these have saved" if saved else ""
-                news = f"{len(rows) - waits} of {count(len(rows), 'job')} over, {waits} under way{said_saved}."
-                if not as_json and news != said and waits:
-                    said = news
-                    sentence(news)
+                    row.follow(found.get(incident_id))
+                if not as_json:
+                    lines = [line for line in news() if line not in printed]
+                    printed.update(lines)
+                    print_lines(lines)
                     sys.stdout.flush()
-            wait_readable((), LOOK_EVERY_S)
+            if any(row.is_followed for row in rows):
+                wait_readable((), LOOK_EVERY_S)
     except KeyboardInterrupt:
         click.echo("No longer following; what was begun continues: slurm-watchdog status", err=True)
 
 
+def _news(rows: Sequence[Row]) -> list[str]:
+    """A line for each job whose action has ended, and how many have not."""
+    ended = [row for row in rows if row.action is not None and row.action.end is not None]
+    waiting = [row for row in rows if row.state == "under way"]
+    saved = sum(row.has_saved for row in waiting)
+    return render("asked", drawn_columns(), ended=ended, jobs=len(rows), waits=len(waiting), saved=saved, styles=STYLES)
+
+
 def print_rows(rows: Sequence[Row], as_json: bool) -> None:
-    """The table, those first that need somebody."""
+    """The table, those first that need a decision of yours."""
     ranked = sorted(rows, key=lambda row: ORDER.index(row.state))
     if as_json:
         print_json({"jobs": [
             {"job_id": row.job.job_id, "user": row.job.user, "nodes": list(row.job.nodes), "step": row.job.step,
              "state": row.state, "why": row.why, "incident_id": row.incident_id} for row in ranked
         ]})  # fmt: skip
-        return
-    if not ranked:
-        sentence("No job runs.", "bold red")
-        return
-    styles = [STYLES.get(row.state, "") for row in ranked]
-    table(HEADINGS, [row.cells() for row in ranked], styles, wanted=WANTED, wraps=HEADINGS.index("WHY"))
+    else:
+        show("asked_jobs", rows=ranked, styles=STYLES)

@@ -13,7 +13,6 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.diagnosis_text import heading, print_diagnosis
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.flight_dumps import read_dumps
 from slurm_watchdog.cli.group_stacks import is_archive, is_flight_record, read_stacks
@@ -30,7 +29,7 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.scan_kernel import read_kernel_logs
 from slurm_watchdog.cli.scan_log import LOG_NAME, read_logs
-from slurm_watchdog.cli.terminal import count, sentence
+from slurm_watchdog.cli.terminal import count, sentence, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
@@ -90,7 +89,7 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
         for node in found.nodes:
             if node.state == "failed":
                 sentence(f"No evidence from {node.node}: {node.error or 'no answer'}", "yellow")
-        print_diagnosis(found.diagnosis)
+        show("diagnosis", found=found.diagnosis)
     is_hang = found.diagnosis.is_hang
     sys.exit(EXIT_UNKNOWN if is_hang is None else EXIT_FOUND if is_hang else EXIT_FINE)
 
@@ -147,14 +146,15 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
     answers = {sort: read(sorts[sort]) for sort, read in readers.items() if sort in sorts}
     codes = {answer.code for answer in answers.values()}
 
-    def show() -> None:
+    def print_all() -> None:
         for sort, answer in answers.items():
             if len(answers) > 1:
-                heading(f"{sort}: {count(len(sorts[sort]), 'file')}".capitalize())
+                sentence("")
+                sentence(f"{sort}: {count(len(sorts[sort]), 'file')}".capitalize(), "bold")
             answer.show()
 
     document = {sort: answer.document for sort, answer in answers.items()}
-    Answer(document, show, EXIT_FOUND if EXIT_FOUND in codes else max(codes)).finish(as_json)
+    Answer(document, print_all, EXIT_FOUND if EXIT_FOUND in codes else max(codes)).finish(as_json)
 
 
 def sort_of(path: str) -> str:

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.diagnosis_text import print_list
 from slurm_watchdog.cli.offline import Answer
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN
-from slurm_watchdog.cli.terminal import sentence
+from slurm_watchdog.cli.terminal import print_list, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.model.collective_records import CollectiveRecord

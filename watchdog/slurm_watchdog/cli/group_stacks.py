@@ -11,7 +11,6 @@ import click
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.cli.diagnosis_text import advice, print_list
 from slurm_watchdog.cli.offline import MAX_FILES, Answer, configured, files_in, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -23,7 +22,7 @@ from slurm_watchdog.cli.options import (
     json_option,
     knowledge_option,
 )
-from slurm_watchdog.cli.terminal import count, fold_nodes, sentence, table
+from slurm_watchdog.cli.terminal import advice, count, fold_nodes, print_list, sentence, table
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from itertools import groupby
 from typing import Any, Final
@@ -10,7 +9,6 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
-from slurm_watchdog.analysis.report_sentences import head, node_time, saved, to_be_noticed, would_have_saved
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import choose_or_journal
 from slurm_watchdog.cli.options import (
@@ -22,19 +20,15 @@ from slurm_watchdog.cli.options import (
     reported_errors,
     seconds_of,
 )
-from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
-from slurm_watchdog.model.lost_time import JobTime, Report
+from slurm_watchdog.cli.terminal import count, duration, show
+from slurm_watchdog.model.lost_time import Report
 
 WEEK_S: Final = 7 * 86400.0
 HOUR_S: Final = 3600.0
 DATES: Final = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
-SHOWN_JOBS, SHOWN_NODES = 15, 10
 ENOUGH_FAILURES: Final = 10  # the mean of fewer is known to a third at best: 1 / sqrt(n)
 SHOWN_SIZES: Final = 4
-"""The largest numbers of nodes, for which an interval between checkpoints is said."""
-HEADINGS: Final = ("JOB", "NAME", "USER", "NODES", "RUNS", "NODE-HOURS", "EFFECTIVE", "LOST TO")
-_FIRST = ("JOB", "NODE-HOURS", "EFFECTIVE", "LOST TO", "RUNS", "NAME", "USER", "NODES")
-WANTED: Final = [HEADINGS.index(name) for name in _FIRST]
+"""The largest numbers of nodes, for which an interval between checkpoints is advised."""
 
 
 class Date(click.DateTime):
@@ -106,74 +100,22 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
         if as_json:
             print_json(document)
         else:
-            show(found, save_s)
+            print_report(found, save_s)
 
 
-def show(found: Report, save_s: float) -> None:
-    """Prints it: one sentence, what was lost to what, the jobs that lost most, advice."""
-    when = f"From {moment(found.since)} to {moment(found.until)}"
-    if not found.jobs:
-        sentence(f"{when} no job ran that this controller has seen.")
-        return
-    sentence(head(when, found.known_jobs, found.allocated_h, found.measured_h, found.effective_h))
-    whole_h = found.allocated_h or 1.0
-    print()
-    before_h = dict(found.to_be_noticed_h)
-    lost = [
-        (cause, _cell(hours), f"{hours / whole_h:.1%}", _cell(before_h[cause]) if cause in before_h else "-")
-        for cause, hours in found.lost_h
-    ]
-    table(("LOST TO", "NODE-HOURS", "SHARE", "TO BE NOTICED"), lost)
-    print()
-    table(HEADINGS, [_row(each) for each in found.jobs[:SHOWN_JOBS]], wanted=WANTED, wraps=HEADINGS.index("LOST TO"))
-    if found.known_jobs > SHOWN_JOBS:
-        sentence(f"{found.known_jobs - SHOWN_JOBS} more jobs lost less than these.")
-    print()
-    for each in advice(found, save_s):
-        sentence(each)
+def print_report(found: Report, save_s: float) -> None:
+    """One sentence, what was lost to what, the jobs that lost most, advice."""
+    advised = intervals(found, save_s) if found.failures >= ENOUGH_FAILURES else ""
+    show("report", found=found, before_h=dict(found.to_be_noticed_h), save_s=save_s, intervals=advised)
 
 
-def _cell(hours: float) -> str:
-    return f"{hours:,.1f}" if hours >= 1 else f"{hours * 60:.0f} min"
-
-
-def _row(job: JobTime) -> tuple[str, ...]:
-    lost = ", ".join(f"{cause} {_cell(hours)}" for cause, hours in job.lost_h[:4] if hours >= job.allocated_h / 1000)
-    share = "-" if job.share is None else f"{job.share:.1%}"
-    return (
-        job.job_id, job.name, job.user, str(job.nodes), str(job.runs), _cell(job.allocated_h), share, lost or "-",
-    )  # fmt: skip
-
-
-def advice(found: Report, save_s: float) -> Iterator[str]:
-    """What is left to say, a sentence each: what waited to be noticed, incidents, nodes, what was saved, how often to
-    save."""
-    if waited := to_be_noticed(found.to_be_noticed_h):
-        yield waited
-    if found.incidents:
-        yield "Incidents: " + ", ".join(f"{number} {kind}" for kind, number in found.incidents) + "."
-    if found.nodes:
-        named = [f"{node} ({number})" for node, number in found.nodes[:SHOWN_NODES]]
-        yield f"Nodes named most: {', '.join(named)}. More: slurm-watchdog nodes"
-    if said := saved(found.savings):
-        yield said
-    if said := would_have_saved(found.savings):
-        yield said
-    between_h = found.node_hours_between_failures
-    if between_h is None:
-        yield "No run failed, so nothing is said about the interval between checkpoints."
-        return
-    often = f"{count(found.failures, 'run')} failed or had to be ended, one in {node_time(between_h)}"
-    if found.failures < ENOUGH_FAILURES:
-        yield f"{often}: too few to advise an interval between checkpoints."
-        return
+def intervals(found: Report, save_s: float) -> str:
+    """How often to save: on each size of job, with the formula's name."""
+    between_h = found.node_hours_between_failures or 0.0
     sizes = sorted({job.nodes for job in found.jobs})[-SHOWN_SIZES:]
     advised = [(checkpoint_interval(between_h * HOUR_S / size, save_s), size) for size in sizes]
-    intervals = []
+    parts = []
     for formula, same in groupby(advised, key=lambda each: each[0].formula):
         of_sizes = (f"{duration(interval.seconds)} on {count(size, 'node')}" for interval, size in same)
-        intervals.append(f"{', '.join(of_sizes)} ({formula})")
-    yield (
-        f"{often}. With a checkpoint that holds the training up for {duration(save_s)} least is lost by saving every "
-        f"{', '.join(intervals)}."
-    )
+        parts.append(f"{', '.join(of_sizes)} ({formula})")
+    return ", ".join(parts)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import Any, Final
+from typing import Any
 
 import click
+import msgspec
 
-from slurm_watchdog.base import clock
-from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli.batch import ask_many, named_jobs
+from slurm_watchdog.cli.batch import Row, ask_many, follow, named_jobs
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.explain import ENDS, describe_end
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -24,14 +22,8 @@ from slurm_watchdog.cli.options import (
     operator_options,
     print_json,
 )
-from slurm_watchdog.cli.terminal import clean, moment, sentence
-from slurm_watchdog.model.documents import Accepted, ActionRun, Operation
-
-FOLLOW_INTERVAL_S: Final = 1.0
-RECONNECT_LIMIT_S: Final = 120.0
-"""Wait for a controller that is itself restarted; it then continues the action."""
-UNSEEN_ANSWERS: Final = 3
-"""Answers in a row without the action, after which it is not waited for: an older controller hides it."""
+from slurm_watchdog.cli.terminal import clean, drawn_columns, render, sentence, show
+from slurm_watchdog.model.documents import Accepted, SelectedJob
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
@@ -104,13 +96,25 @@ def restart(
         refused = error.http_status is not None and error.http_status < 500
         fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
     if not as_json:
-        _print_verdict(job_id, accepted)
+        show("restart", job_id=job_id, accepted=accepted)
     allowed = accepted.verdict == "allowed"
     if not allowed or no_wait:
         if as_json:
             print_json(document)
         sys.exit(EXIT_FINE if allowed else EXIT_FOUND)
-    sys.exit(_follow(client, accepted, document, as_json))
+    row = Row(SelectedJob(job_id=job_id), incident_id=accepted.incident_id)
+    follow(
+        client, [row], as_json, lambda: render("following", drawn_columns(), action=row.action) if row.action else []
+    )
+    action = row.action
+    if action is None or action.end is None:
+        if not row.is_followed:
+            fail(_not_shown(accepted), as_json, EXIT_UNKNOWN)
+        sys.exit(EXIT_UNKNOWN)
+    if as_json:
+        done = {"operations": action.operations, "end": action.end}
+        print_json(document | msgspec.to_builtins(done))
+    sys.exit(EXIT_FINE if action.end.ok else EXIT_FOUND)
 
 
 def _ask(
@@ -137,89 +141,8 @@ def _cancel(client: Client, job_id: str, as_json: bool) -> int:
     return EXIT_FINE
 
 
-def _print_verdict(job_id: str, accepted: Accepted) -> None:
-    if accepted.verdict == "allowed":
-        sentence(f"Restart of job {job_id} is under way (incident {accepted.incident_id}).")
-        return
-    why = "was not done, only noted" if accepted.verdict == "observed" else "was refused"
-    sentence(f"Restart of job {job_id} {why} (guard: {accepted.by}): {accepted.reason}", "bold red")
-
-
-def _follow(client: Client, accepted: Accepted, document: Any, as_json: bool) -> int:
-    """Shows every operation as it happens, until the action has an end. Returns the exit code."""
-    shown: set[tuple[str, int, str | None]] = set()
-    waits, unseen = "", 0
-    answered_at = clock.monotonic()
-    try:
-        while True:
-            try:
-                found, whole = client.incident(accepted.incident_id)
-            except ClientError as error:
-                if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
-                    fail(error, as_json, EXIT_UNKNOWN)
-            else:
-                answered_at = clock.monotonic()
-                action = next((a for a in found.actions if a.decision_id == accepted.decision_id), None)
-                unseen = unseen + 1 if action is None else 0
-                if unseen >= UNSEEN_ANSWERS:
-                    fail(_not_shown(accepted), as_json, EXIT_UNKNOWN)
-                if action is not None and not as_json:
-                    _print_news(action, shown)
-                    waits = _print_waiting(action, waits)
-                if action is not None and action.end is not None:
-                    if as_json:
-                        actions = [a for a in whole["actions"] if a.get("decision_id") == accepted.decision_id]
-                        print_json(
-                            {
-                                **document,
-                                "operations": actions[0].get("operations", []),
-                                "end": actions[0]["end"],
-                            }
-                        )
-                    else:
-                        sentence(describe_end(action), ENDS[action.end.outcome][1])
-                    return EXIT_FINE if action.end.ok else EXIT_FOUND
-            wait_readable((), FOLLOW_INTERVAL_S)
-    except KeyboardInterrupt:
-        click.echo(
-            f"No longer following; the restart continues: slurm-watchdog explain {clean(accepted.incident_id)}",
-            err=True,
-        )
-        return EXIT_UNKNOWN
-
-
 def _not_shown(accepted: Accepted) -> ClientError:
     return ClientError(
         f"The restart is under way, incident {accepted.incident_id}; the controller does not show you how far it is.",
         "The owner of the job may see it, and those named in security.operators: slurm-watchdog status has its state.",
-    )
-
-
-def _print_news(action: ActionRun, shown: set[tuple[str, int, str | None]]) -> None:
-    for operation in action.operations:
-        news = (operation.operation, operation.attempt, operation.outcome)
-        if news not in shown:
-            shown.add(news)
-            sentence(_operation_line(operation))
-            sys.stdout.flush()
-
-
-def _print_waiting(action: ActionRun, before: str) -> str:
-    """What the restart waits for now and until when, where that is another thing than `before`. Returns it."""
-    waiting = action.waiting
-    if waiting is None or action.end is not None or waiting.what == before:
-        return before if waiting is None else waiting.what
-    until = f", until {moment(waiting.until)} at the latest" if waiting.until is not None else ""
-    sentence(f"Now: {waiting.what}{until}. Ctrl-C leaves it running; --cancel ends it while the job is asked to save.")
-    sys.stdout.flush()
-    return waiting.what
-
-
-def _operation_line(operation: Operation) -> str:
-    at = operation.outcome_at if operation.outcome is not None else operation.intent_at
-    when = f"{moment(at)}  " if at is not None else ""
-    again = f" (attempt {operation.attempt})" if operation.attempt > 1 else ""
-    return (
-        f"{when}{operation.operation}{again}: "
-        f"{operation.outcome or 'begun'}{f', {operation.detail}' if operation.detail else ''}"
     )

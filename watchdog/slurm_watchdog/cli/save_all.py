@@ -90,7 +90,7 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
     try:
         jobs = named_jobs(client, job_ids)
         if dry_run:
-            print_rows([Row(job, *_seen(job.why_not)) for job in jobs], as_json)
+            print_rows([Row(job, why="would be asked") for job in jobs], as_json)
             sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
         if jobs and not as_json:
             deaf = sum(bool(job.why_not) for job in jobs)
@@ -100,7 +100,3 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
     except ClientError as error:
         refused = error.http_status is not None and error.http_status < 500
         fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
-
-
-def _seen(why_not: str) -> tuple[str, str]:
-    return ("cannot be asked", why_not) if why_not else ("under way", "would be asked")

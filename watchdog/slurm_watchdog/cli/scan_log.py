@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_watchdog.cli.diagnosis_text import advice
 from slurm_watchdog.cli.offline import Answer, configured, files_in, read_file, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -21,7 +20,7 @@ from slurm_watchdog.cli.options import (
     json_option,
     knowledge_option,
 )
-from slurm_watchdog.cli.terminal import count, duration, sentence, shown, table
+from slurm_watchdog.cli.terminal import advice, count, duration, sentence, table
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -254,5 +253,5 @@ def _progress_row(row: Mapping[str, Any]) -> tuple[str, ...]:
     changes = ", ".join(f"{each['percent']:+.1f} % at step {each['step']}" for each in row["throughput_changes"][:3])
     steps = f"{progress['first_step']}–{progress['last_step']}" if progress["last_step"] is not None else "-"
     step_s = duration(progress["step_seconds_median"])
-    known = (row["framework"] or "-", steps, shown(progress["total_steps"]), step_s, str(progress["lines"]))
+    known = (row["framework"] or "-", steps, str(progress["total_steps"] or ""), step_s, str(progress["lines"]))
     return (os.path.basename(row["path"]), *known, changes or "-")

@@ -2,24 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 from click.core import ParameterSource
 
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import expand_nodes, operator_options, print_json, reported_errors, seconds_of
-from slurm_watchdog.cli.terminal import clean, moment, sentence
-from slurm_watchdog.model.documents import Silence, Silences
+from slurm_watchdog.cli.terminal import show
 
 DEFAULT_FOR = "2h"
-
-
-def silence_words(each: Silence) -> str:
-    """One of them: what, until when, who asked, why."""
-    until = f" until {moment(each.until)}" if each.until is not None else ""
-    why = f": {each.reason}" if each.reason else ""
-    return clean(f"{each.what}, silenced by {each.by}{until}{why} ({each.id})")
 
 
 @click.command(short_help="No messages about a kind, a job or a node, for a while.")
@@ -70,14 +60,8 @@ def silence(  # noqa: PLR0913 - click hands each option over by itself
             found = client.silence(selectors, for_s, reason)
         else:
             found = client.silences()
-    _print(*found, as_json)
-
-
-def _print(found: Silences, document: Any, as_json: bool) -> None:
+    answer, document = found
     if as_json:
         print_json(document)
-        return
-    for each in found.silences:
-        sentence(silence_words(each), "bold" if each.id == found.id else "")
-    if not found.silences:
-        sentence("Nothing is silenced.")
+    else:
+        show("silences", silences=answer.silences, made=answer.id, before="")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -21,46 +22,41 @@ from slurm_watchdog.cli.options import (
     reported_errors,
     versioned,
 )
-from slurm_watchdog.cli.silence import silence_words
-from slurm_watchdog.cli.terminal import duration, fold_nodes, newest_checkpoint, screen, sentence, shown, table
+from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
 from slurm_watchdog.model.documents import (
     ControllerState,
     IncidentCounts,
     Job,
     JobHealth,
     Nodes,
-    OpenIncident,
     SlurmState,
     Status,
 )
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
-
     from slurm_watchdog.standalone.own_runs import OwnRun
 
-OK: Final = 0
-WARNING: Final = 1
-CRITICAL: Final = 2
 LEVEL_NAMES: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
 LEVEL_STYLES: Final = ("green", "yellow", "bold red", "magenta")
-
-CODES: Final = {"ok": OK, "warning": WARNING, "critical": CRITICAL, "unknown": EXIT_UNKNOWN}
-
-HEADINGS = ("JOB", "NAME", "USER", "STATE", "NODES", "RANKS", "STEP", "STEP TIME", "LAST STEP", "LIMIT", "CHECKPOINT",
-            "RESTARTS")  # fmt: skip
-COLUMN_PRIORITY: Final = (0, 3, 6, 8, 9, 2, 4, 5, 7, 1, 10, 11)
-"""Columns in the order in which they are given room on a narrow terminal."""
+CODES: Final = {"ok": 0, "warning": 1, "critical": 2, "unknown": EXIT_UNKNOWN}
+GRAVEST: Final = (0, 1, EXIT_UNKNOWN, 2)
+"""Exit codes, the gravest last."""
+JOB_STYLES: Final = {"critical": "red", "warning": "yellow", "unknown": "magenta", "ok": ""}
+STYLE_ORDER: Final = ("red", "magenta", "yellow", "")
+LATE_RATIO: Final = 0.8
+"""Share of its limit from which on a job's progress is yellow."""
+MAX_SHOWN: Final = 5
+"""Incidents, silences, and what was left out."""
 MAX_JOB_REASONS: Final = 10
-"""Jobs of which it is said why they are not simply training."""
-
-MAX_LEFT_OUT: Final = 5
-MAX_OPEN: Final = 5
+"""Jobs of which it is printed why they are not simply training."""
 FRESH_S: Final = 30.0
-"""An incident that was judged so lately is as it is said to be: a look comes every few seconds."""
-LEVEL_ORDER: Final = {"critical": 0, "warning": 1, "unknown": 2, "ok": 3}
-JOB_STYLES: Final = {"critical": "red", "warning": "yellow", "unknown": "magenta"}
-
+"""An older sentence of an incident shows its age: one that is judged is renewed every few seconds."""
+BARS: Final = "▁▂▃▄▅▆▇█"
+SPARKLINE_STEPS: Final = 24
+BAR_WIDTH: Final = 10
+LINES_AROUND_JOBS: Final = 8
+WRAPPED_LINES: Final = 3
+"""Of one sentence, with --watch."""
 NO_STATUS: Final = Status(
     mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts()
 )
@@ -118,35 +114,29 @@ def status(
     if as_json:
         print_json(document)
     else:
-        _print(answer)
+        print_lines(screen(answer, drawn_columns()))
     sys.exit(exit_code(answer))
 
 
-def _as_of(found: OpenIncident) -> str:
-    """` (as of 2 min ago)` where it was not judged since: without Slurm, or without reports, its figures are old."""
-    age_s = 0.0 if found.summary_at is None else clock.wall() - found.summary_at
-    return f" (as of {duration(age_s)} ago)" if age_s > FRESH_S else ""
+def screen(found: Status, columns: int | None, **changes: Any) -> list[str]:
+    """The lines of a status, its jobs in trouble first; `changes` are values of the template."""
+    ranked = sorted(found.jobs, key=lambda job: (STYLE_ORDER.index(style_of(job)), -_used(job), job.job_id))
+    jobs = [(job, job.health or JobHealth(), style_of(job)) for job in ranked]
+    code = exit_code(found)
+    values: dict[str, Any] = {"found": found, "jobs": jobs, "rows": len(jobs), "watched": False, "shown": MAX_SHOWN}
+    values |= {"headline": f"{LEVEL_NAMES[code]}: {found.headline}", "style": LEVEL_STYLES[code]}
+    values |= {"reasons": [each for each in jobs if each[1].reason][:MAX_JOB_REASONS], "fresh_s": FRESH_S}
+    return render("status", columns, now=clock.wall(), gauge=gauge, sparkline=sparkline, **values | changes)
 
 
-def _print(answer: Status) -> None:
-    sentence(_headline(answer), LEVEL_STYLES[exit_code(answer)])
-    for found in answer.open[:MAX_OPEN]:
-        if found.state == "firing":
-            quiet = f" [{found.quiet}]" if found.quiet else ""
-            sentence(f"- {found.summary}{_as_of(found)}{quiet} (slurm-watchdog explain {found.id})")
-    for silence in answer.silences[:MAX_OPEN]:
-        sentence(f"Silenced: {silence_words(silence)}.")
-    ranked = sorted(answer.jobs, key=lambda job: LEVEL_ORDER.get(health_of(job).level, 0))
-    table(HEADINGS, [_row(job) for job in ranked], [_style(job) for job in ranked], wanted=COLUMN_PRIORITY)
-    for job in [job for job in ranked if health_of(job).reason][:MAX_JOB_REASONS]:
-        todo = f" What to do: {health_of(job).todo}." if health_of(job).todo else ""
-        sentence(f"Job {job.job_id}: {health_of(job).state}, {health_of(job).reason}.{todo}")
-    for each in answer.left_out[:MAX_LEFT_OUT]:
-        of_job = f" (job {each.job_id})" if each.job_id is not None else ""
-        who = f", most of them of uid {each.uid}{of_job}" if each.uid is not None else ""
-        sentence(f"Not looked at: {each.count} of {each.whose}{who} ({each.meaning})")
-    if answer.incidents.firing or answer.incidents.pending:
-        sentence("More: slurm-watchdog incidents")
+def frame(found: Status, columns: int, height: int, note: str, **changes: Any) -> list[str]:
+    """One screen of at most `height` lines, with `note` as the last one, and as many jobs as there is room for."""
+    shown = min(MAX_SHOWN, max(1, (height - LINES_AROUND_JOBS) // 2))
+    rows, lines = height, [""] * (height - 2)
+    for _ in range(2):
+        rows = max(1, rows - (len(lines) - (height - 2)))
+        lines = screen(found, columns, watched=True, shown=shown, rows=rows, most=WRAPPED_LINES, **changes)
+    return [*lines[: height - 1], note[:columns]]
 
 
 def _print_each(own: Sequence[OwnRun], as_json: bool) -> int:
@@ -155,53 +145,46 @@ def _print_each(own: Sequence[OwnRun], as_json: bool) -> int:
     for run in own:
         if not as_json:
             sentence(describe(run), "bold")
-        try:
-            answer, document = Client(run.socket).status()
-        except ClientError as error:
-            codes.append(EXIT_UNKNOWN)
-            documents.append({"directory": run.directory, "error": error.what})
-            if not as_json:
-                sentence(f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {error.what}")
-            continue
+        answer, document = _look(Client(run.socket))
         codes.append(exit_code(answer))
-        documents.append({"directory": run.directory, "status": document})
+        what = {"error": document["error"]} if answer is None else {"status": document}
+        documents.append({"directory": run.directory, **what})
         if not as_json:
-            _print(answer)
+            _print(answer, document)
     if as_json:
         print_json(documents)
-    return max(codes, key=(OK, WARNING, EXIT_UNKNOWN, CRITICAL).index)
+    return max(codes, key=GRAVEST.index)
 
 
 def _watch(client: Client, every_s: float, as_json: bool) -> int:
     """Looks until Ctrl-C; returns the exit code of the last look."""
     from slurm_watchdog.base.loop import sleep
-    from slurm_watchdog.cli import status_screen
 
-    history, last, code = status_screen.History(), NO_STATUS, EXIT_UNKNOWN
-    console = screen()
+    last, code = NO_STATUS, EXIT_UNKNOWN
 
-    def next_screen() -> RenderableType:
+    def look(columns: int, height: int) -> list[str]:
         nonlocal last, code
-        try:
-            last, _ = client.status()
-            history.record(last.jobs)
-            code, headline = exit_code(last), _headline(last)
-        except ClientError as error:
-            code = EXIT_UNKNOWN
-            headline = f"{LEVEL_NAMES[code]}: {error.what} Below is what was seen last."
-        return status_screen.frame(
-            last, headline, LEVEL_STYLES[code], history, clock.wall(), console.height,
-            f"every {every_s:g} s, Ctrl-C ends it", width=console.width,
-        )  # fmt: skip
+        answer, document = _look(client)
+        last, code = answer or last, exit_code(answer)
+        lost = (
+            {}
+            if answer
+            else {"headline": f"{_lost(document)} Below is what was seen last.", "style": LEVEL_STYLES[code]}
+        )
+        return frame(last, columns, height, f"every {every_s:g} s, Ctrl-C ends it", **lost)
 
-    if console.is_terminal and not as_json:
-        status_screen.watch(next_screen, every_s)
+    if drawn_columns() is not None and not as_json:
+        redraw(look, every_s)
         return code
     try:
         while True:
             answer, document = _look(client)
-            code = EXIT_UNKNOWN if answer is None else exit_code(answer)  # before it is printed: then comes Ctrl-C
-            _print_look(answer, document, as_json)
+            code = exit_code(answer)  # before it is printed: then comes Ctrl-C
+            if as_json:
+                click.echo(json.dumps(versioned(document)))
+            else:
+                _print(answer, document)
+                click.echo()
             sleep(every_s)
     except KeyboardInterrupt:
         return code
@@ -211,54 +194,52 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
 
 
 def _look(client: Client) -> tuple[Status | None, Any]:
-    """The status, and the document that says it or why there is none."""
+    """The status, and the document with it or with the reason why there is none."""
     try:
         return client.status()
     except ClientError as error:
         return None, {"error": error.what, "next": error.todo}
 
 
-def _print_look(answer: Status | None, document: Any, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(versioned(document)))
-    elif answer is None:
-        sentence(f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {document['error']}")
+def _print(answer: Status | None, document: Any) -> None:
+    if answer is None:
+        sentence(_lost(document))
     else:
-        _print(answer)
-        click.echo()
+        print_lines(screen(answer, drawn_columns()))
 
 
-def exit_code(answer: Status) -> int:
-    """As a monitoring plugin's; a level that is not known is unknown."""
-    return CODES.get(answer.level, EXIT_UNKNOWN)
+def _lost(document: Any) -> str:
+    return f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {document['error']}"
 
 
-def _headline(answer: Status) -> str:
-    return f"{LEVEL_NAMES[exit_code(answer)]}: {answer.headline}"
+def exit_code(answer: Status | None) -> int:
+    """As a monitoring plugin's; a level that is not known, or no answer, is unknown."""
+    return EXIT_UNKNOWN if answer is None else CODES.get(answer.level, EXIT_UNKNOWN)
 
 
-def _row(job: Job) -> tuple[str, ...]:
-    return (
-        job.job_id,
-        job.name,
-        job.user,
-        health_of(job).state,
-        fold_nodes(job.nodes),
-        f"{shown(job.ranks_alive)}/{shown(job.ranks)}",
-        shown(job.step) + (f"/{job.total_steps}" if job.total_steps is not None else ""),
-        duration(job.step_s),
-        f"{duration(round(job.progress_age_s))} ago" if job.progress_age_s is not None else "-",
-        duration(job.limit_s),
-        newest_checkpoint(job.checkpoint_step, job.saved_age_s),
-        str(job.restarts + job.restarts_in_place),
-    )
+def gauge(job: Job) -> str:
+    """How much of its limit a job's progress age has used up."""
+    filled = min(BAR_WIDTH, max(0, round(BAR_WIDTH * _used(job))))
+    return "█" * filled + "░" * (BAR_WIDTH - filled) if job.progress_age_s is not None and job.limit_s else ""
 
 
-def health_of(job: Job) -> JobHealth:
-    """How the job is; of one of which the controller says nothing, that it is not judged."""
-    return job.health or JobHealth()
+def sparkline(values: Sequence[float]) -> str:
+    """A bar for each value between the smallest and the largest; one that is flat within 5 % is drawn flat."""
+    known = [value for value in values[-SPARKLINE_STEPS:] if math.isfinite(value)]
+    if not known:
+        return ""
+    low, high = min(known), max(known)
+    if high - low <= 0.05 * abs(high):
+        return BARS[0] * len(known)
+    return "".join(BARS[min(len(BARS) - 1, int((value - low) / (high - low) * len(BARS)))] for value in known)
 
 
-def _style(job: Job) -> str:
-    """Red for a job that is in trouble or has lost a rank."""
-    return "red" if job.has_lost_rank else JOB_STYLES.get(health_of(job).level, "")
+def style_of(job: Job) -> str:
+    """Red: in trouble, past its limit, or a rank is lost. Yellow: a warning, or near its limit."""
+    if _used(job) > 1 or job.has_lost_rank:
+        return "red"
+    return JOB_STYLES.get((job.health or JobHealth()).level, "") or ("yellow" if _used(job) > LATE_RATIO else "")
+
+
+def _used(job: Job) -> float:
+    return (job.progress_age_s or 0.0) / job.limit_s if job.limit_s else 0.0

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import click
+import msgspec
 
-from slurm_watchdog.analysis.report_sentences import to_be_noticed
 from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.diagnosis_text import heading
 from slurm_watchdog.cli.find_controller import choose_or_journal
-from slurm_watchdog.cli.incidents import as_text
 from slurm_watchdog.cli.options import job_argument, journal_option, operator_options, print_json, reported_errors
-from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.cli.terminal import as_text, show
 from slurm_watchdog.model.documents import ActionRun, Explanation
-from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
 
@@ -60,9 +56,17 @@ def story(
         recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
         before, ends = paired(found.runs, recorded)
         if as_json:
-            print_json(_as_json(document, explained, before, ends, why_not))
+            known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
+            accounting_ = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
+            incidents = [each for _, each in explained]
+            print_json({"report": document, "incidents": incidents, "accounting": accounting_})
         else:
-            _print(job_id, found, [each for each, _ in explained], before, ends, why_not)
+            rows = [(each, each) for each in before] + [(run, ends.get(at, run)) for at, run in enumerate(found.runs)]
+            rows.sort(key=lambda row: row[0].began_at)
+            events = sorted((event for each, _ in explained for event in _events(each)), key=lambda event: event[0])
+            job, drawn = found.jobs[0] if found.jobs else None, [run_row(*row) for row in rows]
+            values = {"job_id": job_id, "job": job, "rows": drawn, "events": events, "why_not": why_not}
+            show("story", incidents=len(explained), **values)
 
 
 def _explained(client: Client, job_id: str) -> list[tuple[Explanation, Any]]:
@@ -81,6 +85,8 @@ def is_of_run(path: str) -> bool:
 
 def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
     """The runs that accounting has, and why it is of no use."""
+    import asyncio
+
     from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
     from slurm_watchdog.slurm.commands import Commands
 
@@ -107,92 +113,19 @@ def paired(known: Sequence[RunRecord], recorded: Sequence[RunRecord]) -> tuple[l
     return alone, {place: recorded[number] for place, number in number_of.items()}
 
 
-def _as_json(
-    document: Any,
-    explained: Iterable[tuple[Any, Any]],
-    before: Sequence[RunRecord],
-    ends: Mapping[int, RunRecord],
-    why_not: str,
-) -> Any:
-    names = (
-        "began_at", "ended_at", "state", "nodes", "exit_code", "steps_exit_code", "waited_for", "failed_node",
-    )  # fmt: skip
-    plain = [{name: getattr(each, name) for name in names} for each in before]
-    known = [{"run": place} | {name: getattr(each, name) for name in names} for place, each in sorted(ends.items())]
-    return {
-        "report": document,
-        "incidents": [each for _, each in explained],
-        "accounting": {"runs": plain, "known_runs": known, "problem": why_not},
-    }
-
-
-def _print(
-    job_id: str,
-    found: Report,
-    explained: Sequence[Explanation],
-    before: Sequence[RunRecord],
-    ends: Mapping[int, RunRecord],
-    why_not: str,
-) -> None:
-    if not found.runs and not before:
-        sentence(f"No run of job {job_id} is known{f': {why_not}' if why_not else ' to the controller or to sacct'}.")
-        return
-    rows: list[tuple[RunRecord, RunRecord | None]] = [(each, each) for each in before]
-    rows += [(run, ends.get(place)) for place, run in enumerate(found.runs)]
-    rows.sort(key=lambda row: row[0].began_at)
-    sentence(_head(job_id, found, len(rows), len(explained)))
-    heading("Runs")
-    table(("BEGAN", "FOR", "END", "NODES", "STEPS", "STEP TIME"), [_run_row(*each) for each in rows])
-    events = sorted((event for each in explained for event in _events(each)), key=lambda event: event[0])
-    if events:
-        heading("What happened")
-        table(("TIME", "WHAT", "INCIDENT"), [(moment(at), what, name) for at, what, name in events], wraps=1)
-    for job in found.jobs:
-        heading("Node-hours")
-        table(("LOST TO", "NODE-HOURS"), [(cause, f"{hours:,.1f}") for cause, hours in job.lost_h])
-        if waited := to_be_noticed(job.to_be_noticed_h):
-            sentence(waited)
-        if job.queued_h >= 0.1:
-            sentence(f"Between its runs it waited {duration(job.queued_h * 3600)} in the queue.")
-    if why_not:
-        sentence(f"Runs from before the controller are not known: {why_not}")
-
-
-def _head(job_id: str, found: Report, runs: int, incidents: int) -> str:
-    job = found.jobs[0] if found.jobs else None
-    of = f" ({job.name}, {job.user})" if job is not None else ""
-    share = (
-        "" if job is None or job.share is None else f", {job.share:.1%} of its measured time in steps that were kept"
-    )
-    hours = "" if job is None else f", {job.allocated_h:,.1f} node-hours"
-    return f"Job {job_id}{of}: {count(runs, 'run')}, {count(incidents, 'incident')}{hours}{share}."
-
-
-def _run_row(run: RunRecord, record: RunRecord | None) -> tuple[str, ...]:
-    """`record`: accounting's, whose end counts: the controller may not have seen it."""
-    last = run if record is None or record.ended_at is None else record
-    took = "-" if last.ended_at is None else duration(last.ended_at - run.began_at)
-    steps = (
-        "-" if run.last_step is None else f"{run.first_step if run.first_step is not None else '?'} to {run.last_step}"
-    )
-    step_s = "-" if run.step_s is None else duration(run.step_s)
-    end = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state or "-"
-    if isinstance(last, RunRecord):
-        end += end_words(last)
-    return moment(run.began_at), took, end, str(run.nodes), steps, step_s
-
-
-def end_words(record: RunRecord) -> str:
-    """What accounting says of an end: ` (exit code 1; of a step: signal 9; node n7 failed)`."""
-    of_job, of_steps = _exit_words(record.exit_code), _exit_words(record.steps_exit_code)
-    said = [
+def run_row(run: RunRecord, record: RunRecord) -> tuple[RunRecord, RunRecord, str, list[str]]:
+    """The run, the record with its end, its state at the end, and what accounting has of that. The end in `record`,
+    accounting's, counts where it has one: the controller may not have seen it."""
+    last = run if record.ended_at is None else record
+    of_job, of_steps = _exit_words(last.exit_code), _exit_words(last.steps_exit_code)
+    words = (
         of_job,
         f"of a step: {of_steps}" if of_steps and of_steps != of_job else "",
-        f"node {record.failed_node} failed" if record.failed_node else "",
-        f"had waited: {record.waited_for}" if record.waited_for else "",
-    ]
-    words = "; ".join(each for each in said if each)
-    return f" ({words})" if words else ""
+        f"node {last.failed_node} failed" if last.failed_node else "",
+        f"had waited: {last.waited_for}" if last.waited_for else "",
+    )
+    state = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state
+    return run, last, state, [each for each in words if each]
 
 
 def _exit_words(exit_code: str) -> str:
@@ -206,15 +139,15 @@ def _exit_words(exit_code: str) -> str:
 def _events(found: Explanation) -> Iterable[tuple[float, str, str]]:
     incident = found.incident
     if incident.opened_at is not None:
-        yield incident.opened_at, incident.summary, incident.id
+        yield incident.opened_at, incident.id, incident.summary
         if evidence := _evidence_words(found):
-            yield incident.opened_at, f"evidence: {evidence}", incident.id
+            yield incident.opened_at, incident.id, f"evidence: {evidence}"
     for action in found.actions:
         if action.end is not None:
-            yield action.end.ended_at, f"{action.action}: {action.end.detail or action.end.outcome}", incident.id
+            yield action.end.ended_at, incident.id, f"{action.action}: {action.end.detail or action.end.outcome}"
         elif action.verdict == "allowed":
             at = max((each.intent_at for each in action.operations), default=None)
-            yield at or incident.fired_at or incident.opened_at or 0.0, _under_way(action), incident.id
+            yield at or incident.fired_at or incident.opened_at or 0.0, incident.id, _under_way(action)
 
 
 def _evidence_words(found: Explanation) -> str:

@@ -1,28 +1,38 @@
-"""Words for people: text that users wrote made harmless, times, ages, and tables that are plain when piped.
+"""What people read in a terminal: users' text made harmless, times and ages, templates, tables that fit its width.
 
-Job names, paths and log lines come from users. They pass `clean` before anything prints them, and they are
-printed as rich's Text, which reads no markup.
+Job names, paths and log lines come from users: each value of a template, each sentence and each cell passes `clean`.
 """
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import re
+import shutil
+import sys
+import textwrap
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Literal
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
 
-from slurm_watchdog.base.text import columns
+from slurm_watchdog.base.text import fold, plural, width_of
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from jinja2 import Environment
 
-LEAST_SENTENCE = 34
-"""Columns for sentences in a table on a narrow terminal: fewer and every second line is one word."""
+LEAST_SENTENCE: Final = 34
+"""Columns for the sentences of a table on a narrow terminal: with fewer every second line is one word."""
+MARKS: Final = str.maketrans({"«": "\1", "»": "\2", "│": "\3"})
+"""What a template has around the style of a line, and between the cells of a row: no text of a user has these."""
+STYLES: Final = {
+    "#": "1", "bold": "1", "dim": "2", "red": "31", "bold red": "1;31", "green": "32", "yellow": "33", "magenta": "35",
+}  # fmt: skip
+"""Escape sequences of the terminal. `#` is a heading, with an empty line above."""
 _TERMINAL_SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"  # CSI: colours, cursor movement
     r"|(?:\x1b\]|\x9d)[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"  # OSC: window title, links
@@ -34,22 +44,18 @@ _HARMLESS_CATEGORIES = frozenset("LMNPS")
 
 def clean(text: object) -> str:
     """One line without control characters, terminal sequences and invisible or direction-changing characters."""
-    given = str(text)
-    if (
-        given.isascii() and given.isprintable()
-    ):  # most of all text, and a status of a large cluster has thousands of cells
-        return given.rstrip()
+    return _harmless(str(text)).rstrip()
+
+
+def _harmless(given: str) -> str:
+    if given.isascii() and given.isprintable():  # most text, and a large cluster's status has thousands of cells
+        return given
     bare = _TERMINAL_SEQUENCE.sub("", given)
     kept = (
         each if unicodedata.category(each)[0] in _HARMLESS_CATEGORIES else " " if each.isspace() else ""
         for each in bare
     )
-    return "".join(kept).rstrip()
-
-
-def clean_lines(text: object) -> list[str]:
-    """The same for text of several lines."""
-    return [clean(line) for line in str(text).splitlines()]
+    return "".join(kept)
 
 
 def duration(seconds: float | None) -> str:
@@ -64,8 +70,10 @@ def duration(seconds: float | None) -> str:
     return f"{seconds / 86400:.1f} d"
 
 
-def moment(at: float) -> str:
-    """Date and time where the reader is, to the second."""
+def moment(at: float | None) -> str:
+    """Date and time where the reader is, to the second; `-` for None."""
+    if at is None:
+        return "-"
     try:
         return datetime.fromtimestamp(at, tz=timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, OSError, ValueError):
@@ -77,126 +85,161 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number} {one if number == 1 else many or one + 's'}"
 
 
-def shown(value: int | None) -> str:
-    """The number; `-` for None."""
-    return "-" if value is None else str(value)
+def hours(number: float) -> str:
+    """Node-hours in a cell: `75.0`, below one `24 min`."""
+    return f"{number:,.1f}" if number >= 1 else f"{number * 60:.0f} min"
 
 
-def newest_checkpoint(step: int | None, age_s: float | None) -> str:
-    """Its step, or where that is not known its age."""
-    unknown = step is None and age_s is not None
-    return f"saved {duration(round(age_s or 0.0))} ago, step unknown" if unknown else shown(step)
+def node_time(number: float) -> str:
+    """`127.5 node-hours`, below one hour `24 node-minutes`."""
+    return f"{number:,.1f} node-hours" if number >= 1 else plural(round(number * 60), "node-minute")
 
 
-def fold_nodes(nodes: Sequence[str]) -> str:
-    """`n[1-3,7]`, as Slurm's users write it."""
-    from slurm_watchdog.base.text import fold
-
-    return clean(",".join(fold(nodes))) if nodes else "-"
+def fold_nodes(names: Iterable[object]) -> str:
+    """`n[1-3,7]`, as Slurm's users write it; ranks as `0-2,7`."""
+    return clean(",".join(fold(map(str, names)))) or "-"
 
 
-def screen() -> Console:
-    """Standard output. Colours, bold and dim only on a terminal, and never with NO_COLOR."""
-    from rich.console import Console
-
-    colours: Literal["auto"] | None = None if os.environ.get("NO_COLOR") else "auto"
-    return Console(highlight=False, markup=False, emoji=False, soft_wrap=True, color_system=colours)
+def more(them: Sequence[object], shown: int, what: str = "more") -> str:
+    """What a list leaves out; empty if it has all."""
+    return f"… and {len(them) - shown} {what}: --json has them" if len(them) > shown else ""
 
 
-def _is_drawn() -> bool:
-    """Whether standard output is a terminal, and rich is here: the package for nodes prints plain text."""
-    return importlib.util.find_spec("rich") is not None and screen().is_terminal
+def who(each: Any) -> str:
+    """`rank 2 pid 4711 on n3`, or what is known of a culprit."""
+    node = getattr(each, "node", None) or getattr(each, "host", None)
+    known = (("rank", each.rank), ("pid", each.pid), ("on", node), ("", getattr(each, "gpu_uuid", None)))
+    return " ".join(f"{word} {value}".strip() for word, value in known if value is not None) or each.mount or "unknown"
+
+
+def as_text(document: object) -> str:
+    """A piece of evidence for people: words as they are, anything else as JSON."""
+    return document if isinstance(document, str) else json.dumps(document, indent=2, ensure_ascii=False)
+
+
+def advice(hint: Any) -> str:
+    """What it usually is, and what to try."""
+    return f"{hint.usually} Try: {hint.try_next}" + (f" ({hint.documented})" if hint.documented else "")
+
+
+def drawn_columns(stream: TextIO | None = None) -> int | None:
+    """Columns of the terminal that shows standard output; None where it is a file or a pipe: nothing is wrapped."""
+    is_drawn = os.environ.get("FORCE_COLOR") or (stream or sys.stdout).isatty()
+    return shutil.get_terminal_size().columns if is_drawn else None
 
 
 def sentence(text: str, style: str = "") -> None:
     """One line, cleaned; coloured, and wrapped at words, on a terminal."""
-    if not _is_drawn():
-        click.echo(clean(text))
+    columns = drawn_columns()
+    print_lines(_painted(each, style, columns) for each in _wrapped(clean(text), columns))
+
+
+def print_list(title: str, lines: Sequence[str]) -> None:
+    """A heading and a line each; nothing if there are none."""
+    show("list", title=title, lines=lines)
+
+
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = (), keep: int = 99) -> None:
+    """Columns of text; the last one holds sentences. A narrow terminal leaves out those before it from the right, but
+    none of the first `keep`. `styles` has one for each row, or is empty."""
+    lines = [(str(keep), list(headings)), *zip(styles or [""] * len(rows), rows, strict=True)]
+    print_lines(_table([(style, [clean(cell) for cell in row]) for style, row in lines], drawn_columns()))
+
+
+def show(template: str, **values: Any) -> None:
+    """Prints a template of the folder `templates`."""
+    print_lines(render(template, drawn_columns(), **values))
+
+
+def render(template: str, columns: int | None, most: int = 999, **values: Any) -> list[str]:
+    """The lines of a template; on a terminal none is wider than `columns`, and a sentence has at most `most`. A line
+    that is empty is left out, those with cells are a table of which the first has the headings."""
+    text = _environment().get_template(template).render(values)
+    lines: list[str] = []
+    rows: list[tuple[str, list[str]]] = []
+    for line in [*filter(str.strip, text.split("\n")), ""]:
+        style, _, rest = line[1:].partition("\2") if line.startswith("\1") else ("", "", line)
+        if "\3" in rest:
+            rows.append((style, [cell.strip() for cell in rest.split("\3")]))
+            continue
+        lines += _table(rows, columns)
+        rows = []
+        lines += [""] if style == "#" else []
+        lines += [_painted(each, style, columns) for each in _wrapped(rest.rstrip(), columns, most) if line]
+    return lines
+
+
+@cache
+def _environment() -> Environment:
+    from jinja2 import Environment, FunctionLoader, StrictUndefined
+
+    folder = Path(__file__).with_name("templates")
+    environment = Environment(  # noqa: S701 - not HTML: each value passes `finalize`
+        loader=FunctionLoader(lambda name: (folder / f"{name}.txt.j2").read_text("utf-8").translate(MARKS)),
+        finalize=lambda value: "-" if value is None else _harmless(str(value)),
+        undefined=StrictUndefined,
+        lstrip_blocks=True,
+    )
+    for each in (advice, as_text, count, duration, fold_nodes, hours, moment, more, node_time, plural, who):
+        environment.filters[each.__name__] = each
+    return environment
+
+
+def redraw(look: Callable[[int, int], Iterable[str]], every_s: float) -> None:
+    """Draws what `look` gives for so many columns and lines, until Ctrl-C. Afterwards the terminal is as it was."""
+    from slurm_watchdog.base.loop import sleep
+
+    _write("\x1b[?1049h\x1b[?25l")
+    try:
+        while True:
+            _write("\x1b[2J\x1b[H" + "\n".join(look(*shutil.get_terminal_size())))
+            sleep(every_s)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        _write("\x1b[?25h\x1b[?1049l")
+
+
+def _write(text: str) -> None:
+    click.echo(text, nl=False, color=True)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Prints lines that are clean, with their colours."""
+    if printed := list(lines):
+        click.echo("\n".join(printed), color=True)
+
+
+def _painted(line: str, style: str, columns: int | None) -> str:
+    is_plain = columns is None or os.environ.get("NO_COLOR") or os.environ.get("TERM", "dumb") == "dumb"
+    return line if is_plain or style not in STYLES else f"\x1b[{STYLES[style]}m{line}\x1b[0m"
+
+
+def _wrapped(text: str, columns: int | None, most: int = 999) -> list[str]:
+    """At words, indented as the first line is; what needs more than `most` lines ends with `…`."""
+    if columns is None or width_of(text) <= columns:
+        return [text]
+    indent = " " * (len(text) - len(text.lstrip(" -")))
+    return textwrap.wrap(
+        text, max(columns, 20), subsequent_indent=indent[:8], break_on_hyphens=False, max_lines=most, placeholder=" …"
+    )
+
+
+def _table(rows: Sequence[tuple[str, Sequence[str]]], columns: int | None) -> Iterator[str]:
+    """The lines of a table of (style, cells); the first has the headings, and how many columns are always shown."""
+    if len(rows) < 2:
         return
-    from rich.text import Text
-
-    console = screen()
-    console.print(Text(clean(text), style=style), soft_wrap=not console.is_terminal)
-
-
-def table(
-    headings: Sequence[str],
-    rows: Sequence[Sequence[str]],
-    styles: Sequence[str] = (),
-    *,
-    wanted: Sequence[int] = (),
-    wraps: int | None = None,
-) -> None:
-    """A table: drawn and wrapped on a terminal, columns of plain text without any wrapping elsewhere.
-
-    `styles` has one for each row, or is empty. `wanted` are the columns in the order in which a narrow
-    terminal leaves room for them; without it a table that is too wide becomes paragraphs. `wraps` is the
-    column of sentences: it gets the width that is left.
-    """
-    if not rows:
-        return
-    cells = [[clean(cell) for cell in row] for row in rows]
-    sentences: str | None = None
-    if not _is_drawn():
-        click.echo(columns([list(headings), *cells]))
-        return
-    console = screen()
-    if wanted:
-        kept = fitting(headings, cells, wanted, console.width, {} if wraps is None else {wraps: LEAST_SENTENCE})
-        sentences = None if wraps is None else headings[wraps]
-        headings, cells = [headings[i] for i in kept], [[row[i] for i in kept] for row in cells]
-    elif wraps is None and _needed(headings, cells) > console.width:
-        _paragraphs(console, headings, cells, styles)
-        return
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    drawn = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in headings:
-        drawn.add_column(heading, no_wrap=bool(wanted) and heading != sentences, overflow="fold")
-    for index, row in enumerate(cells):
-        drawn.add_row(*(Text(cell) for cell in row), style=styles[index] if styles else None)
-    console.print(drawn, soft_wrap=False)
-
-
-def _needed(headings: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
-    """How wide a table has to be in which no word is broken."""
-    words = ([heading, *(word for row in cells for word in row[i].split())] for i, heading in enumerate(headings))
-    return sum(max(map(len, column)) + 3 for column in words)
-
-
-def fitting(
-    headings: Sequence[str],
-    cells: Sequence[Sequence[str]],
-    wanted: Sequence[int],
-    width: int,
-    widest: Mapping[int, int],
-) -> list[int]:
-    """The columns that fit beside each other, in their order; the first two of `wanted` always. `widest` has
-    how wide some of them count at most."""
-    from rich.cells import cell_len
-
-    kept: list[int] = []
-    left = width
-    for column in wanted:
-        needed = max(map(cell_len, (headings[column], *(row[column] for row in cells)))) + 3
-        needed = min(needed, widest.get(column, needed))
-        if needed <= left or len(kept) < 2:
-            kept.append(column)
-            left -= needed
-    return sorted(kept)
-
-
-def _paragraphs(
-    console: Console, headings: Sequence[str], cells: Sequence[Sequence[str]], styles: Sequence[str]
-) -> None:
-    """On a narrow terminal each row is a few lines: every value with the name of its column."""
-    from rich.text import Text
-
-    for index, row in enumerate(cells):
-        named = [(name, cell) for name, cell in zip(headings, row, strict=True) if cell not in ("", "-")]
-        text = Text(style=styles[index] if styles else "")
-        for number, (name, cell) in enumerate(named):
-            text.append("  " if number else "").append(f"{name} ", style="dim").append(cell)
-        console.print(text, soft_wrap=False)
+    keep = int(rows[0][0] or 99)
+    cells = [[cell or "-" for cell in row] for _, row in rows]
+    *widths, last = [max(map(width_of, column)) + 2 for column in zip(*cells, strict=True)]
+    least = min(last, LEAST_SENTENCE)
+    while columns is not None and len(widths) > keep and sum(widths) + least > columns + 2:
+        widths.pop()
+    offset = sum(widths)
+    is_below = columns is not None and offset + least > columns + 2
+    for number, ((style, _), row) in enumerate(zip(rows, cells, strict=True)):
+        text = "".join(cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=False))
+        first, *more = _wrapped(row[-1], None if columns is None else columns - 4 if is_below else columns - offset)
+        lines = [*_wrapped(text.rstrip(), columns), f"    {first}"] if is_below else [text + first]
+        lines += [" " * (4 if is_below else offset) + each for each in more]
+        yield from (_painted(each, style if number else "bold", columns) for each in lines)

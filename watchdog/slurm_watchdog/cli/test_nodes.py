@@ -214,9 +214,9 @@ def print_report(report: Report) -> None:
     """Sentence and table."""
     sentence(summary(report))
     order = sorted(report.verdicts, key=lambda each: list(WORDS).index(each.truth))
-    rows = [[each.node, WORDS[each.truth], each.figures or "-", "; ".join(each.reasons) or "-"] for each in order]
+    rows = [[each.node, WORDS[each.truth], each.figures, "; ".join(each.reasons)] for each in order]
     styles = [STYLES[each.truth] for each in order]
-    table(["node", "verdict", "figures", "why"], rows, styles, wanted=[0, 1, 3, 2], wraps=3)
+    table(["node", "verdict", "figures", "why"], rows, styles, keep=2)
 
 
 def tell_controller(report: Report, config_file: str | None) -> None:

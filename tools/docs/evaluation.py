@@ -32,6 +32,7 @@ def write() -> str:
         "accuracy": accuracy(read("accuracy")),
         "sources": sources(read("sources")),
         "frameworks": frameworks(read("frameworks")),
+        "bad_nodes": bad_nodes(read("bad_nodes")),
         "recovery": recovery.recovery(KEPT / "recovery.json"),
         "compare": recovery.compare(KEPT / "compare.json", KEPT / "recovery.json"),
     }
@@ -151,6 +152,17 @@ def _framework(kept: Mapping[str, Any]) -> str:
 def _range(cases: list[Mapping[str, Any]], key: str) -> str:
     values = [max(0.0, case[key]) for case in cases if case[key] is not None]
     return f"{min(values):.0f} to {max(values):.0f}" if values else "-"
+
+
+def bad_nodes(kept: Mapping[str, Any]) -> str:
+    """What `make bench ARGS='bad-nodes --write'` kept."""
+    named = ", ".join(f"{words}: {kept['named'][name]}" for name, words in kept["words"].items())
+    return (
+        f"`test-nodes` of {kept['nodes']} nodes on one machine, {measured(kept, 'make bench ARGS=bad-nodes')}: with one node "
+        f"throttled it named that node, and no other, in {sum(kept['named'].values())} of {kept['tries']} tests ({named}); "
+        f"with none throttled it named no node in {kept['healthy']} of {kept['tries']}. A test took {kept['median_s']} s "
+        f"({kept['longest_s']} s at most)."
+    )
 
 
 def _is_perfect(row: Mapping[str, Any]) -> bool:

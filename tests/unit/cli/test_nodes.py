@@ -37,7 +37,7 @@ def controller(tmp_path: Path) -> Iterator[FakeController]:
 
 
 def table(sees: bool = True) -> dict[str, Any]:
-    return to_builtins(node_table(suspicions(by_node(EVENTS), NOW), NOW, sees=sees))
+    return to_builtins(node_table(suspicions(by_node(EVENTS), NOW), sees=sees))
 
 
 def history(person: Person) -> dict[str, Any]:

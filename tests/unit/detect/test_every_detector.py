@@ -24,7 +24,7 @@ from slurm_watchdog.model.cluster_view import (
     StepTime,
 )
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
-from slurm_watchdog.model.node_events import SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import FaultSeverity, GpuHolder
 from slurm_watchdog.model.slurm import Reservation
@@ -100,7 +100,7 @@ WRONG: dict[str, ClusterView] = {
     IncidentKind.NODE_DOWN: nodes.cluster(1, of=10, states={"n0": "DOWN*"}, jobs_on=("n0",)),
     IncidentKind.AGENT_SILENT: nodes.cluster(1, of=10, jobs_on=("n0",)),
     IncidentKind.SLURM_UNREACHABLE: cluster(job(), slurm_age_s=100.0),
-    IncidentKind.SUSPECT_NODE: cluster(suspects=(SuspectNode(node="n1", score=2.6, place="GPU-0", recent=3),)),
+    IncidentKind.SUSPECT_NODE: cluster(suspects=(NodeSuspicion(node="n1", score=2.6, place="GPU-0", recent=3),)),
     IncidentKind.GPU_FAULT: gpus.nodes(events=(gpus.xid(79, FaultSeverity.CRITICAL),)),
     IncidentKind.HOST_FAULT: gpus.nodes(events=(
         gpus.xid(0, FaultSeverity.CRITICAL, name="memory_uncorrected", xid=None, pci_bus_id=None, part="memory", may_exclude_node=True),

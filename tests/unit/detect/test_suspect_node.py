@@ -8,15 +8,15 @@ import pytest
 
 from slurm_watchdog.detect.suspect_node import SuspectNodes, detect
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_events import SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_view import SlurmNodeView
 from tests.builders.views import cluster
 
 OUT = (SlurmNodeView(name="n1", state="IDLE+DRAIN"),)
 
 
-def suspect(score: float) -> tuple[SuspectNode, ...]:
-    return (SuspectNode(node="n1", score=score, place="GPU-0", recent=3, reasons=("3 days ago: Xid",)),)
+def suspect(score: float) -> tuple[NodeSuspicion, ...]:
+    return (NodeSuspicion(node="n1", score=score, place="GPU-0", recent=3, reasons="Xid 3 days ago"),)
 
 
 @pytest.mark.parametrize(
@@ -32,9 +32,9 @@ def suspect(score: float) -> tuple[SuspectNode, ...]:
     ],
     ids=["suspect", "not yet", "fades", "faded", "mended", "out of service", "no memory"],
 )
-def test_suspect_node(known: tuple[SuspectNode, ...] | None, more: dict[str, Any], truth: Truth | None) -> None:
+def test_suspect_node(known: tuple[NodeSuspicion, ...] | None, more: dict[str, Any], truth: Truth | None) -> None:
     found = detect(cluster(suspects=known, **more), SuspectNodes())
     assert [each.truth for each in found] == ([] if truth is None else [truth])
     if truth is Truth.BAD:
-        assert found[0].culprits[0].gpu_uuid == "GPU-0" and "3 days ago: Xid" in found[0].facts
+        assert found[0].culprits[0].gpu_uuid == "GPU-0" and "Xid 3 days ago" in found[0].facts
         assert found[0].facts[-1] == 'to drain it: scontrol update NodeName=n1 State=DRAIN Reason="suspect node"'

@@ -18,7 +18,8 @@ from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
-from slurm_watchdog.model.node_events import GPU_PLACE, SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
+from slurm_watchdog.model.node_events import GPU_PLACE
 from slurm_watchdog.model.slurm_states import is_out
 
 
@@ -32,42 +33,33 @@ class SuspectNodes:
 
 def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
     """One finding for each node with a past, and for each that is asked about."""
-    if view.suspects is None:
-        return []
-    known = {each.node: each for each in view.suspects}
-    asked = asked_nodes(view) if view.asked is not None else frozenset()
+    known = {each.node: each for each in view.suspects or ()}
+    asked = asked_nodes(view) if view.suspects is not None and view.asked is not None else frozenset()
     out = {node.name for node in view.slurm_nodes if is_out(node.state)}
     found = []
     for name in sorted(asked | known.keys()):
-        finding = SPEC.about(f"node:{name}")
-        suspect = known.get(name)
-        is_open = name in asked
-        if suspect is None or suspect.score < (min(settings.until, settings.score) if is_open else settings.score):
-            if is_open:
-                found.append(finding.ok(f"{name} is not suspect any more"))
-        elif suspect.score < settings.score:
+        finding, suspect = SPEC.about(f"node:{name}"), known.get(name, NodeSuspicion(node=name))
+        if suspect.score >= settings.score:
+            is_gone = name in out
+            found.append(
+                finding.unknown(f"{name} is suspect, and out of service") if is_gone else _bad(finding, suspect)
+            )
+        elif name in asked and suspect.score >= settings.until:
             found.append(finding.unknown(f"{name} was suspect, and the suspicion fades"))
-        elif name in out:
-            found.append(finding.unknown(f"{name} is suspect, and out of service"))
-        else:
-            found.append(_suspect(finding, suspect))
+        elif name in asked:
+            found.append(finding.ok(f"{name} is not suspect any more"))
     return found
 
 
-def _suspect(finding: Finding, suspect: SuspectNode) -> Finding:
-    part = f", most of it {suspect.place}" if suspect.place else ""
-    is_gpu = suspect.place.startswith(GPU_PLACE)
-    reason = f"suspicion {suspect.score:.2f}{part}"
+def _bad(finding: Finding, suspect: NodeSuspicion) -> Finding:
+    node, place = suspect.node, suspect.place
+    reason = f"suspicion {suspect.score:.2f}{f', most of it {place}' if place else ''}"
+    drain = f'to drain it: scontrol update NodeName={node} State=DRAIN Reason="suspect node"'  # to be pasted
     return finding.bad(
-        f"{suspect.node} fails again and again: {suspect.recent} events within 14 days ({reason}).",
-        culprits=(Culprit(node=suspect.node, gpu_uuid=suspect.place if is_gpu else None, reason=reason),),
-        facts=(*suspect.reasons, f"slurm-watchdog nodes {suspect.node}", f"to drain it: {_drain(suspect.node)}"),
+        f"{node} fails again and again: {suspect.recent} events within 14 days ({reason}).",
+        culprits=(Culprit(node=node, gpu_uuid=place if place.startswith(GPU_PLACE) else None, reason=reason),),
+        facts=(suspect.reasons, f"slurm-watchdog nodes {node}", drain),
     )
-
-
-def _drain(node: str) -> str:
-    """The command, ready to be pasted."""
-    return f'scontrol update NodeName={node} State=DRAIN Reason="suspect node"'
 
 
 SPEC = DetectorSpec(

@@ -14,7 +14,7 @@ from slurm_watchdog.model.collective_records import RecordSet
 from slurm_watchdog.model.dump_rows import Motion, Steady
 from slurm_watchdog.model.evidence import OwnWords, ProcessStack
 from slurm_watchdog.model.incidents import Culprit
-from slurm_watchdog.model.node_events import SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView, UnreachedNode
 from slurm_watchdog.model.observations import Blocked, Event, Process, Role
 from slurm_watchdog.model.observations import Checkpoint as CheckpointOnDisk
@@ -443,7 +443,7 @@ class ClusterView(Struct, frozen=True, kw_only=True):
     never answered."""
     slurm_excused: bool = False
     """That age rests on such a stall: no answer has been seen since."""
-    suspects: tuple[SuspectNode, ...] | None = None
+    suspects: tuple[NodeSuspicion, ...] | None = None
     """Nodes with a past, the worst first; None: nobody remembers any."""
     searches: tuple[SlowSearch, ...] = ()
     """For the nodes that make jobs slow."""

@@ -25,15 +25,20 @@ class NodeEventAdded(Answer, frozen=True, kw_only=True):
 
 
 class NodeSuspicion(Answer, frozen=True, kw_only=True):
+    """A node with a past, and how suspicious that makes it."""
+
     node: str
     score: float = 0.0
+    """The weights of its events, those of its worst part in full; 0: nothing."""
     suspect: bool = False
     place: str = ""
+    """That part; empty: the node as a whole."""
     recent: int = 0
     """Events within 14 days that count."""
     events: int = 0
     last_at: float | None = None
     reasons: str = ""
+    """The newest of them, in words; none comes from a user."""
 
 
 class NodeTable(Answer, frozen=True, kw_only=True):

@@ -56,21 +56,3 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     withdrawn_at: float | None = None
     withdrawn_why: str = ""
     """Why it is held against nobody after all, a sentence; empty: it stands."""
-
-
-class SuspectNode(Struct, frozen=True, kw_only=True):
-    """A node with a past, and how suspicious that makes it."""
-
-    node: str
-    score: float
-    """The weights of its events, those of its worst part in full; 0: nothing."""
-    place: str = ""
-    """That part; empty: the node as a whole."""
-    recent: int = 0
-    """Events within 14 days that count."""
-    events: int = 0
-    """All that count."""
-    last_at: float | None = None
-    """Date of the newest of them."""
-    reasons: tuple[str, ...] = ()
-    """The newest of them, in words; none comes from a user."""

@@ -160,7 +160,7 @@ def progress_of(found: Collected) -> DiagnosisProgress:
 
 def nodes(api: Api, asked: Asked) -> NodeTable:
     """Nodes by suspicion."""
-    return node_views.node_table(api.controller.ledger.suspicions(), clock.wall(), sees=api.who.is_operator(asked))
+    return node_views.node_table(api.controller.ledger.suspicions(), sees=api.who.is_operator(asked))
 
 
 def node(api: Api, asked: Asked) -> NodeHistory:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
-from slurm_watchdog.base.structs import S, picked
+from msgspec.structs import replace
+
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.api.asking import RequestRefused
 from slurm_watchdog.controller.node_history.suspicion import (
@@ -20,7 +22,7 @@ from slurm_watchdog.controller.node_history.suspicion import (
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.controller.ports.commands import NodePast
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeSuspicion, NodeTable, PastEvent
-from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind, SuspectNode
+from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind
 
 SHOWN_NODES: Final = 200
 """Of a cluster's suspicious nodes, the worst first."""
@@ -36,25 +38,18 @@ USERS_OWN: Final = {
 """What becomes of the result of a test that no operator has run."""
 
 
-def _suspicion(kind: type[S], found: SuspectNode, now: float, *, sees: bool, **more: Any) -> S:
-    """One node in one line; no word of it comes from a user, unless he who asks `sees` them."""
-    return picked(
-        kind, found, "node", "recent", "last_at", "events",
-        score=round(found.score, 3),
-        suspect=found.score >= SUSPECT_FROM,
-        place=found.place if sees else _public_place(found.place),
-        reasons="; ".join(found.reasons),
-        **more,
-    )  # fmt: skip
+def _shown(found: NodeSuspicion, sees: bool) -> NodeSuspicion:
+    """No word of it comes from a user, unless he who asks `sees` them."""
+    return found if sees else replace(found, place=_public_place(found.place))
 
 
-def node_table(found: Sequence[SuspectNode], now: float, *, sees: bool) -> NodeTable:
+def node_table(found: Sequence[NodeSuspicion], *, sees: bool) -> NodeTable:
     """Every node that anything is to be said against, the worst first; paths of mounts only for those who `sees`."""
     return NodeTable(
         suspect_from=SUSPECT_FROM,
-        suspects=sum(each.score >= SUSPECT_FROM for each in found),
+        suspects=sum(each.suspect for each in found),
         known=len(found),
-        nodes=tuple(_suspicion(NodeSuspicion, each, now, sees=sees) for each in found[:SHOWN_NODES]),
+        nodes=tuple(_shown(each, sees) for each in found[:SHOWN_NODES]),
     )
 
 
@@ -62,10 +57,13 @@ def node_history(node: str, events: Sequence[Counted], now: float, person: Perso
     """One node with its history, newest first: whole sentences for those who may see them."""
     found = suspicion_of(node, [each for each in events if each.node == node], now)
     shown = list(reversed(events))[:SHOWN_EVENTS]
-    return _suspicion(
-        NodeHistory, found, now, sees=operators.include(person), suspect_from=SUSPECT_FROM,
+    return picked(
+        NodeHistory,
+        _shown(found, operators.include(person)),
+        *NodeSuspicion.__struct_fields__,
+        suspect_from=SUSPECT_FROM,
         history=tuple(_past_event(each, node, now, _sees(each.event, person, operators)) for each in shown),
-    )  # fmt: skip
+    )
 
 
 def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:

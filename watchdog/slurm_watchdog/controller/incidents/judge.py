@@ -30,7 +30,7 @@ from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, NoData
 from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentKind, IncidentState, Truth
-from slurm_watchdog.model.node_events import SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.slow_search import SlowSearch
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
@@ -67,7 +67,7 @@ class NodePast(Protocol):
     def facts(self, finding: Finding, incident_id: str | None) -> tuple[str, ...]:
         """What the past of the nodes that a finding blames adds to it, for the open incident that it belongs to."""
 
-    def suspects(self) -> tuple[SuspectNode, ...]:
+    def suspects(self) -> tuple[NodeSuspicion, ...]:
         """Nodes with a past, the worst first."""
 
 

@@ -29,7 +29,8 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.knowledge.kernel_causes import ADAPTER
 from slurm_watchdog.model.incidents import Finding, Incident
-from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind, SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
+from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
@@ -66,7 +67,7 @@ class NodeLedger:
         self._gpu_nodes: dict[str, str] = {}
         """Of GPUs that have a history: where each was seen last."""
         self._nodes: dict[str, list[Counted]] | None = None
-        self._suspects: tuple[float, tuple[SuspectNode, ...]] | None = None
+        self._suspects: tuple[float, tuple[NodeSuspicion, ...]] | None = None
         """When they were computed last, and what came of it."""
         self._forgotten_at = 0.0
 
@@ -169,11 +170,11 @@ class NodeLedger:
         """All that still weighs something, in no order."""
         return self._events.values()
 
-    def suspicions(self) -> list[SuspectNode]:
+    def suspicions(self) -> list[NodeSuspicion]:
         """Of every node that anything is to be said against now, the worst first."""
         return suspicions(self._known(), self._wall())
 
-    def suspects(self) -> tuple[SuspectNode, ...]:
+    def suspects(self) -> tuple[NodeSuspicion, ...]:
         """The same as of the last minute, for detectors: what fades does so over weeks."""
         now = self._wall()
         if self._suspects is None or not 0 <= now - self._suspects[0] < FADES_S:

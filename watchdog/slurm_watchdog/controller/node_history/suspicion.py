@@ -19,7 +19,8 @@ from slurm_watchdog.base.text import ago, ordinal
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
-from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind, SuspectNode
+from slurm_watchdog.model.node_documents import NodeSuspicion
+from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind
 
 DAY_S: Final = 86400.0
 WINDOW_S: Final = 14 * DAY_S
@@ -199,28 +200,29 @@ def _is_same(group: Sequence[Counted], each: Counted) -> bool:
     return age_s <= DAY_S and event.chain != "" and soft
 
 
-def suspicion_of(node: str, events: Iterable[Counted], now: float) -> SuspectNode:
+def suspicion_of(node: str, events: Iterable[Counted], now: float) -> NodeSuspicion:
     """The suspicion of a node at the date `now`, from its own events, oldest first."""
     standing = [each for each in events if not each.why_not and each.event.at <= now][::-1]
     weights: dict[str, float] = defaultdict(float)
     for each in standing:
         weights[each.event.place] += each.weight(now)
-    whole = weights.get("", 0.0)
-    scores = {part: own + (UNKNOWN_PART * whole if part else 0.0) for part, own in sorted(weights.items())}
+    whole = UNKNOWN_PART * weights.get("", 0.0)
+    scores = {part: own + (whole if part else 0.0) for part, own in sorted(weights.items())}
     place = max(scores, key=lambda part: scores[part], default="")
-    more = (f"and {len(standing) - MAX_SAID} more",) if len(standing) > MAX_SAID else ()
-    return SuspectNode(
+    more = [f"and {len(standing) - MAX_SAID} more"] * (len(standing) > MAX_SAID)
+    return NodeSuspicion(
         node=node,
-        score=scores.get(place, 0.0),
+        score=(score := round(scores.get(place, 0.0), 3)),
+        suspect=score >= SUSPECT_FROM,
         place=place,
         recent=sum(now - each.event.at <= WINDOW_S for each in standing),
         events=len(standing),
         last_at=standing[0].event.at if standing else None,
-        reasons=(*(event_words(each, node, now) for each in standing[:MAX_SAID]), *more),
+        reasons="; ".join([*(event_words(each, node, now) for each in standing[:MAX_SAID]), *more]),
     )
 
 
-def suspicions(nodes: Mapping[str, Iterable[Counted]], now: float) -> list[SuspectNode]:
+def suspicions(nodes: Mapping[str, Iterable[Counted]], now: float) -> list[NodeSuspicion]:
     """Of every node that anything is to be said against, the worst first."""
     found = [suspicion_of(node, events, now) for node, events in nodes.items()]
     return sorted((each for each in found if each.score > 0), key=lambda each: (-each.score, each.node))
@@ -242,10 +244,10 @@ def repeated(node: str, events: Iterable[Counted], now: float, but: str | None, 
     earlier = [each for each in standing if not but or each.event.incident_id != but]
     if len(earlier) + 1 < SAY_FROM:
         return None
-    said = "; ".join(suspicion_of(node, earlier, now).reasons)
     same = sum(bool(place) and each.event.place == place for each in earlier)
     of_part = f" ({same + 1} of them of {place})" if same else ""
     number = f"{ordinal(len(earlier) + 1)} event within {WINDOW_S / DAY_S:.0f} days{of_part}"
+    said = suspicion_of(node, earlier, now).reasons
     return f"{node}: this is the {number}; before: {said}. All: slurm-watchdog nodes {node}"
 
 

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from slurm_watchdog.model.actions import Decision, Wish
     from slurm_watchdog.model.documents import Delivery
     from slurm_watchdog.model.incidents import Incident
-    from slurm_watchdog.model.node_events import NodeEvent, SuspectNode
+    from slurm_watchdog.model.node_documents import NodeSuspicion
+    from slurm_watchdog.model.node_events import NodeEvent
     from slurm_watchdog.model.silence import Silence
     from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.slurm.client import SlurmReads
@@ -60,7 +61,7 @@ class NodePast(Protocol):
 
     def events(self) -> Iterable[NodeEvent]: ...
 
-    def suspicions(self) -> list[SuspectNode]: ...
+    def suspicions(self) -> list[NodeSuspicion]: ...
 
     def history(self, node: str) -> list[Counted]: ...
 

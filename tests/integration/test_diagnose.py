@@ -125,7 +125,7 @@ def test_evidence_is_kept_with_the_incident_and_goes_into_a_bundle(
     bundle = tmp_path / "incident.tar.gz"
     assert watchdog.command("explain", incident["id"], "--bundle", str(bundle)).returncode == 0
     with tarfile.open(bundle) as tar:
-        stacks = tar.extractfile(f"incident-{incident['id']}/n1/rank-1/stacks.txt")
+        stacks = tar.extractfile(f"incident-{incident['id']}/stacks/n1/rank-1.txt")
         assert stacks is not None
         assert "MainThread" in stacks.read().decode()
     words = watchdog.command("explain", incident["id"]).stdout

@@ -123,7 +123,8 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
         def evidence(self, incident_id: str, number: int) -> Any:
             return asyncio.run(answers(door(), f"/v1/incidents/{incident_id}/evidence/{number}"))[0]
 
-    bundle = dict(bundle_files(told, lambda piece: Client().piece(told, piece)))
+    files = bundle_files(told, lambda piece: Client().piece(told, piece))
+    bundle = {file.name: file.data for file in files}
     assert "stacks/n1/rank-3.txt" in bundle
     assert json.loads(bundle["diagnosis.json"]) == SHARED
     (owner_s,) = asyncio.run(answers(make_app(controller, lambda _: Person(OWNER)), "/v1/incidents/second"))

@@ -198,10 +198,10 @@ def test_directives_are_read_as_slurm_reads_them() -> None:
         "#SBATCH --time=20:00\n\necho\n#SBATCH --requeue\n",
         given=["--nodes=3"],
     )
-    assert script.directive("job-name") == "a b"
-    assert (script.nodes, script.directive("ntasks"), script.directive("output")) == (3, "16", "%j.out")
-    assert script.directive("time") == "20:00"
-    assert script.directive("requeue") is None
+    assert script.directives.get("job-name") == "a b"
+    assert (script.nodes, script.directives.get("ntasks"), script.directives.get("output")) == (3, "16", "%j.out")
+    assert script.directives.get("time") == "20:00"
+    assert script.directives.get("requeue") is None
 
 
 def test_options_and_what_they_start_are_told_apart() -> None:

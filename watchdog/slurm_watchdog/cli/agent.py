@@ -1,14 +1,21 @@
-"""`slurm-watchdog agent`: the service on a compute node."""
+"""`slurm-watchdog agent` and `helper`: the two services on a compute node."""
 
 from __future__ import annotations
 
 import logging
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
+
+if TYPE_CHECKING:
+    from slurm_watchdog.config.schema import Config
+
+SOCKET = "/run/slurm-watchdog-helper/socket"
+AGENT = "slurm-watchdog-agent"
 
 
 @click.command(short_help="The service on a compute node.")
@@ -51,3 +58,85 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
             error,
         )
         sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(config_file)))
+
+
+@click.command(short_help="Performs the agent's privileged operations.", hidden=True)
+@click.option(
+    "--socket",
+    "path",
+    default=SOCKET,
+    show_default=True,
+    help="Where to listen, unless systemd passes a socket.",
+)
+@click.option(
+    "--agent-user",
+    "agent",
+    default=AGENT,
+    show_default=True,
+    help="The one user who is served, by name or number.",
+)
+@click.option(
+    "--kill-switch-prefix",
+    "prefixes",
+    multiple=True,
+    metavar="DIRECTORY",
+    help="Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. May be repeated.",
+)
+@click.option(
+    "--config",
+    "config_file",
+    metavar="FILE",
+    type=click.Path(),
+    help="Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, "
+    "which has to be root's.",
+)
+@click.option(
+    "--core-debugger",
+    is_flag=True,
+    help="Lets gdb read a job's core files as their owner, who may take it over: see agent.core_debugger.",
+)
+def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool) -> None:
+    """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
+    exactly the capabilities that this needs.
+
+    It takes a closed list of requests from one user, on a local socket: what processes of other users do,
+    their stacks, the kernel's log, and, as the owner of the files and never as root, a job's logs,
+    checkpoints and kill switch. Whatever else is asked is refused, counted and logged.
+
+    \b
+    Examples:
+      slurm-watchdog helper                     as slurm-watchdog-helper.service starts it
+      slurm-watchdog helper --config /etc/slurm-watchdog/config.yaml
+      slurm-watchdog helper --socket /run/test/socket --agent-user monitor
+    """
+    from slurm_watchdog.agent.helper.__main__ import become_helper
+    from slurm_watchdog.model.kill_switch import problem_of_prefix
+
+    config = trusted_config(config_file) if config_file else None
+    good = []
+    for prefix in (*prefixes, *(config.jobs.kill_switch_prefixes if config else ())):
+        if problem := problem_of_prefix(prefix):
+            click.echo(f"no kill switch is written below it: {problem}", err=True)
+        else:
+            good.append(prefix)
+    knowledge = config.knowledge.directory if config else ""
+    become_helper(path, agent, tuple(dict.fromkeys(good)), core_debugger=core_debugger, knowledge=knowledge)
+
+
+def trusted_config(file: str) -> Config | None:
+    """The configuration, if only root may write it; otherwise None, with the reason on standard error: the
+    helper starts all the same, without it the agent would see little."""
+    from slurm_watchdog.config.loading import ConfigError, load_config
+
+    try:
+        about = os.stat(file)
+        if about.st_uid != 0 or about.st_mode & 0o022:
+            raise PermissionError(f"{file} may be written by others than root: chown root {file}; chmod go-w {file}")
+        return load_config(file, with_knowledge=False)
+    except (OSError, ConfigError) as error:
+        click.echo(
+            "kill switches are written in /run alone, not on shared filesystems, and the site's own "
+            f"knowledge is not used: {error}",
+            err=True,
+        )
+        return None

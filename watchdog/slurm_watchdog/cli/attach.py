@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
+from slurm_watchdog.cli.options import Refusal, job_argument
+from slurm_watchdog.cli.run import own_config_option, refuse
 
 
 @click.command(short_help="Watch a job of your own: no root, nothing installed on the nodes.")
 @click.option("--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only report.")
-@click.option(
-    "--config",
-    "config_file",
-    metavar="F",
-    type=click.Path(exists=True, dir_okay=False),
-    help="Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.",
-)
+@own_config_option
 @click.option(
     "--directory",
     metavar="DIR",
@@ -35,6 +30,7 @@ from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
 )
 @click.option(
     "--page",
+    "page_listen",
     metavar="HOST:PORT",
     default="",
     help="Serve the page on this address, such as 127.0.0.1:9767. [default: no page]",
@@ -45,10 +41,9 @@ from slurm_watchdog.cli.options import EXIT_USAGE, controller_packages
     default="",
     help="The file that the trainer looks for at each step, with {job_id} and {restarts} in it.",
 )
-@click.argument("job_id", metavar="JOBID")
-def attach(act: bool, config_file: str | None, directory: str | None, listen: str, page: str, kill_switch: str,
-    job_id: str) -> None:  # fmt: skip
-    """Watches your job JOBID until it is over: agents run as a step inside of it (srun --overlap), the
+@job_argument
+def attach(job_id: str, directory: str | None, **asked: Any) -> None:
+    """Watches your JOB until it is over: agents run as a step inside of it (srun --overlap), the
     controller runs here.
 
     It follows the job through requeues. This program has to be installed where all nodes of the job see it
@@ -64,40 +59,20 @@ def attach(act: bool, config_file: str | None, directory: str | None, listen: st
     from slurm_watchdog.base import log_setup
     from slurm_watchdog.base.os_errors import describe
     from slurm_watchdog.config.loading import ConfigError
-
-    if not re.fullmatch(r"\d{1,18}(_\d{1,9})?", job_id):
-        click.echo(f"{job_id[:40]!r} is no job id: a number, or NUMBER_INDEX for an element of an array.", err=True)
-        sys.exit(EXIT_USAGE)
-    if shutil.which("srun") is None:
-        click.echo("There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…", err=True)
-        sys.exit(EXIT_USAGE)
-    with controller_packages():
-        from slurm_watchdog.journal.journal import JournalError
-        from slurm_watchdog.standalone import attach as service
     from slurm_watchdog.identity.secret_files import IdentityError
+    from slurm_watchdog.journal.journal import JournalError
     from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+    from slurm_watchdog.standalone import attach as service
     from slurm_watchdog.standalone.own_runs import home_directory
 
+    if shutil.which("srun") is None:
+        refuse("There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…")
     place = Path(directory) if directory else home_directory() / ".slurm-watchdog" / job_id
     log_setup.set_up("WARNING", for_person=True)
     try:
-        code = service.run(
-            service.AttachRequest(
-                job_id=job_id,
-                directory=place.absolute(),
-                act=act,
-                listen=listen,
-                config_file=config_file,
-                page_listen=page,
-                kill_switch=kill_switch,
-            )
-        )
+        code = service.run(service.AttachRequest(job_id=job_id, directory=place.absolute(), **asked))
     except ConfigError as error:
-        for line in error.lines():
-            click.echo(line, err=True)
-        sys.exit(EXIT_USAGE)
+        raise Refusal(error.lines()) from error
     except (OSError, JournalError, IdentityError, SlurmUnavailable, SlurmRefused) as error:
-        reason = describe(error) if isinstance(error, OSError) else error
-        click.echo(f"Job {job_id} is not watched: {reason}", err=True)
-        sys.exit(EXIT_USAGE)
+        refuse(f"Job {job_id} is not watched: {describe(error) if isinstance(error, OSError) else error}")
     sys.exit(code)

@@ -6,7 +6,6 @@ its way out; the names of files are made of harmless letters only.
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -16,15 +15,15 @@ import subprocess
 import tarfile
 import zlib
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from fnmatch import fnmatchcase as fnmatch
-from pathlib import Path
-from typing import IO, Any, Final
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.redact import mask_line
+from slurm_watchdog.base.text import columns
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.terminal import moment
 
@@ -34,186 +33,157 @@ MAX_UNPACKED: Final = 32 << 20
 INDEXED: Final = ("at", "kind", "number", "incident", "taken")
 """What `incident.json` has of each piece of evidence."""
 ENDINGS: Final = (".tar.zst", ".tar.gz", ".tgz", ".tar")
-
-File = tuple[str, bytes]
-Fetch = Callable[[Any], Any]
-"""The document of one piece of an explanation's evidence."""
-
+DOCUMENTS: Final = {
+    "diagnosis": "groups of ranks, who stands out, what differs",
+    "job": "what the controller knew of the job when the incident began",
+}
 HEAD: Final = """\
-Incident {id} as slurm-watchdog kept it. What is in this folder, every file of it:
+Incident {id} as slurm-watchdog {version} kept it, packed at {at}. What is in this folder, every file of it:
 
+{files}
 """
 FOOT: Final = """
 stacks/ holds the newest dump of every rank, a file each: slurm-watchdog group-stacks THIS_FOLDER/stacks
 """
-WHAT_IT_IS: Final = (
-    ("README.txt", "this list"),
-    ("manifest.json", "names and sizes, for programs"),
-    ("incident.json", "who, since when, why, what was decided and done"),
-    ("timeline.txt", "the same as lines"),
-    ("diagnosis*.json", "groups of ranks, who stands out, what differs"),
-    ("job*.json", "what the controller knew of the job when the incident began"),
-    ("stacks/*", "newest dump of this rank, for group-stacks"),
-    ("*/stacks*.txt", "newest dump, as py-spy prints it"),
-    ("*/state*.txt", "its threads in the kernel"),
-    ("*/sockets*.txt", "its connections"),
-    ("*/environment*.txt", "its variables, those that look like secrets masked"),
-    ("*/evidence*.json", "everything of this process, with all dumps"),
-    (
-        "*/flight_recorder*.pickle",
-        "slurm-watchdog diagnose reads it; else it can run code, as any pickle",
-    ),
-    ("*/kernel*.txt", "last lines of the node's kernel log"),
-    ("*/settings*.txt", "versions and settings of the node"),
-    ("*/log-*.txt", "the end of a log"),
-    ("*.core*.txt", "what a core file says"),
-    ("*/node*.json", "the rest of what the node answered"),
-)
-"""(pattern, what such a file is); the first that matches a name describes it."""
+
+Fetch = Callable[[Any], Any]
+"""The document of one piece of an explanation's evidence."""
+
+
+class File(NamedTuple):
+    """One file of a bundle."""
+
+    name: str
+    data: bytes
+    about: str
 
 
 def check_name(path: str) -> None:
     """Raises ClientError for a name whose ending says no kind of file that can be written here, or that is taken."""
+    problem, todo = "", ""
     if not path.endswith(ENDINGS):
-        raise ClientError(
-            f"{path!r} is no name of a bundle: it ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}.",
-            http_status=400,
-        )
-    if path.endswith(".zst") and _zstd() is None:
-        raise ClientError(
-            "There is neither Python 3.14 nor the program zstd here to write .tar.zst.",
-            "Install zstd, or take a name that ends in .tar.gz",
-            http_status=400,
-        )
-    if os.path.lexists(path):
-        raise ClientError(f"{path} is there already.", "Take another name, or remove it first", http_status=400)
+        problem = f"{path!r} is no name of a bundle: it ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}."
+    elif path.endswith(".zst") and shutil.which("zstd") is None:
+        problem = "The program zstd, which writes .tar.zst, is not here."
+        todo = "Install zstd, or take a name that ends in .tar.gz"
+    elif os.path.lexists(path):
+        problem, todo = f"{path} is there already.", "Take another name, or remove it first"
+    if problem:
+        raise ClientError(problem, todo, http_status=400)
 
 
 def write_bundle(path: str, explanation: Any, fetch: Fetch) -> int:
-    """Writes the bundle of one incident; returns how many files are in it. Raises ClientError; leaves no half
-    of a file."""
+    """Writes the bundle of one incident, readable for its writer alone; returns how many files are in it. Raises
+    ClientError; leaves no half of a file."""
     check_name(path)
     made_at = clock.wall()
-    incident_id = explanation["incident"]["id"]
-    top = f"incident-{safe_name(str(incident_id))}"
-    listed: list[dict[str, Any]] = []
+    incident_id = str(explanation["incident"]["id"])
+    written: list[File] = []
     partial = f"{path}.partial"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        with _open(partial, path) as raw, tarfile.open(fileobj=raw, mode="w|") as tar:
-            for name, data in bundle_files(explanation, fetch):
-                _add(tar, f"{top}/{name}", data, made_at)
-                listed.append({"name": name, "bytes": len(data)})
-            about = readme(incident_id, [each["name"] for each in listed])
-            _add(tar, f"{top}/README.txt", about, made_at)
-            listed.append({"name": "README.txt", "bytes": len(about)})
-            manifest = {
-                "incident": incident_id, "made_at": made_at, "made_by": f"slurm-watchdog {__version__}",
-                "files": listed,
-            }  # fmt: skip
-            _add(tar, f"{top}/manifest.json", _json(manifest), made_at)
-        os.rename(partial, path)
-    except (OSError, tarfile.TarError) as error:
+        with (
+            os.fdopen(os.open(partial, flags, 0o600), "wb") as raw,
+            tarfile.open(fileobj=raw, mode="w:gz" if path.endswith("gz") else "w") as tar,
+        ):
+
+            def add(file: File) -> None:
+                about = tarfile.TarInfo(f"incident-{safe_name(incident_id)}/{file.name}")
+                about.size, about.mtime, about.mode = len(file.data), int(made_at), 0o600
+                tar.addfile(about, io.BytesIO(file.data))
+                written.append(file._replace(data=b""))
+
+            for file in bundle_files(explanation, fetch):
+                add(file)
+            add(readme(incident_id, made_at, written))
+        if path.endswith(".zst"):
+            subprocess.run(["zstd", "-q", partial, "-o", path], check=True, capture_output=True)
+        else:
+            os.rename(partial, path)
+    except (OSError, tarfile.TarError, subprocess.SubprocessError) as error:
         raise ClientError(f"The bundle {path} could not be written: {error}.") from error
     finally:
         with suppress(FileNotFoundError):
             os.unlink(partial)
-    return len(listed) + 1
+    return len(written)
+
+
+def readme(incident_id: str, made_at: float, written: Sequence[File]) -> File:
+    """The README of a bundle: each file in it with a description."""
+    listed = columns([("README.txt", "this list"), *((file.name, file.about) for file in written)])
+    foot = FOOT if any(file.name.startswith("stacks/") for file in written) else ""
+    head = HEAD.format(id=incident_id, version=__version__, at=moment(made_at), files=listed)
+    return File("README.txt", (head + foot).encode(), "this list")
 
 
 def bundle_files(explanation: Any, fetch: Fetch) -> Iterator[File]:
-    """(name, content) of every file of the bundle but README and manifest; one node's evidence in memory at a time."""
+    """Every file of the bundle but the README; one node's evidence in memory at a time."""
     pieces = explanation.get("evidence", [])
     index = [{key: piece[key] for key in INDEXED if key in piece} for piece in pieces]
-    yield "incident.json", _json(explanation | {"evidence": index})
-    yield (
-        "timeline.txt",
-        _lines(f"{moment(each['at'])}  {each['text']}" for each in explanation.get("timeline", [])),
-    )
-    numbers: dict[str, int] = {}
+    yield File("incident.json", _json(explanation | {"evidence": index}), "who, since when, why, what was done")
+    timeline = (f"{moment(each['at'])}  {each['text']}" for each in explanation.get("timeline", []))
+    yield File("timeline.txt", _lines(timeline), "the same as lines")
+    taken: Counter[str] = Counter()
     for piece in pieces:
         document = piece.get("document")
         if document is None and piece.get("number") is not None:
             document = fetch(piece)
-        kind = safe_name(str(piece["kind"]))
-        if piece["kind"] == "node" and isinstance(document, dict):
-            yield from _unique(node_files(document), numbers)
+        of_node = piece["kind"] == "node" and isinstance(document, dict)
+        place = safe_name(str(document.get("node", "node") if of_node else piece["kind"]))
+        taken[place] += 1
+        if taken[place] > 1:  # two collections of one incident do not hide each other
+            place += f"-{taken[place]}"
+        if of_node:
+            yield from node_files(place, document)
         else:
-            yield from _unique([(f"{kind}.json", _json(document))], numbers)
+            yield File(f"{place}.json", _json(document), DOCUMENTS.get(piece["kind"], "evidence"))
 
 
-def readme(incident_id: str, written: Sequence[str]) -> bytes:
-    """The README of a bundle: each file in it with a description."""
-    names = ["README.txt", "manifest.json", *written]
-    width = max(len(name) for name in names)
-    lines = (f"{name:{width}}  {what_it_is(name)}".rstrip() + "\n" for name in names)
-    foot = FOOT if any(name.startswith("stacks/") for name in written) else ""
-    return (HEAD.format(id=incident_id) + "".join(lines) + foot).encode()
-
-
-def what_it_is(name: str) -> str:
-    """A few words about a file of the bundle, by its name."""
-    return next((words for pattern, words in WHAT_IT_IS if fnmatch(name, pattern)), "")
-
-
-def _unique(files: Iterator[File] | list[File], numbers: dict[str, int]) -> Iterator[File]:
-    """A name that was given before gets a number: two collections of one incident do not hide each other."""
-    for name, data in files:
-        seen = numbers[name] = numbers.get(name, 0) + 1
-        if seen > 1:
-            stem, dot, ending = name.rpartition(".")
-            name = f"{stem}-{seen}{dot}{ending}"
-        yield name, data
-
-
-def node_files(node: dict[str, Any]) -> Iterator[File]:
-    """What one node answered, as files below its name."""
-    place = safe_name(str(node.get("node", "node")))
-    by_rank: dict[Any, str] = {}
+def node_files(place: str, node: dict[str, Any]) -> Iterator[File]:
+    """What one node answered, as files below `place`."""
+    folders: dict[Any, str] = {}
     for each in node.get("ranks", []):
-        folder = f"{place}/{folder_of(each)}"
-        by_rank[each.get("rank")] = folder if each.get("role") == "rank" else by_rank.get(each.get("rank"), folder)
-        yield f"{folder}/stacks.txt", _lines(stack_lines(each))
-        if each.get("role") == "rank":  # by themselves: beside other text, its reader takes that text for processes
-            yield f"stacks/{folder}.txt", _lines(stack_lines(each))
-        yield f"{folder}/state.txt", _lines(state_lines(each))
-        if each.get("sockets"):
-            yield f"{folder}/sockets.txt", _lines(socket_lines(each))
-        if each.get("environment"):
-            yield (
-                f"{folder}/environment.txt",
-                _lines(f"{name}={value}" for name, value in each["environment"]),
-            )
-        yield f"{folder}/evidence.json", _json(each)
-    for file in node.get("files", []):
-        folder = by_rank.get(file.get("rank"), place)
+        number, is_rank = each.get("rank"), each.get("role") == "rank"
+        folder = f"{place}/rank-{int(number)}" if number is not None else f"{place}/pid-{int(each['pid'])}"
+        if is_rank:
+            folders[number] = folder
+        else:
+            folder += f"-worker-{int(each['pid'])}"
+        # A rank's stacks are by themselves: beside other text, their reader takes that text for processes.
+        name = f"stacks/{folder}.txt" if is_rank else f"{folder}/stacks.txt"
+        yield File(name, _lines(stack_lines(each)), "newest dump, as py-spy prints it")
+        state = {key: value for key, value in each.items() if key != "dumps"}
+        yield File(f"{folder}/state.txt", _lines(plain(state)), "its state in the kernel, connections, variables")
+        yield File(f"{folder}/evidence.json", _json(each), "everything of this process, with all dumps")
+    files = node.get("files", [])
+    for file in files:
         if file.get("content"):
-            yield f"{folder}/flight_recorder.pickle", unpacked(file["content"])
-        if file.get("kind") == "core":
-            yield (
-                f"{place}/{safe_name(os.path.basename(file['path']))}.core.txt",
-                _lines(
-                    [
-                        f"{file['path']}, {file['size_bytes']} bytes, written {file['age_s']:.0f} s before",
-                        file.get("error") or "",
-                        *file.get("frames", []),
-                    ]
-                ),
-            )
+            name = f"{folders.get(file.get('rank'), place)}/flight_recorder.pickle"
+            words = "slurm-watchdog diagnose reads it; else it can run code, as any pickle"
+            yield File(name, unpacked(file["content"]), words)
     for path, lines in node.get("log_lines", []):
-        yield f"{place}/log-{safe_name(os.path.basename(path))}.txt", _lines([f"# the end of {path}", *lines])
+        name = f"{place}/log-{safe_name(os.path.basename(path))}.txt"
+        yield File(name, _lines([f"# the end of {path}", *lines]), "the end of a log")
     if node.get("kernel_lines"):
-        yield f"{place}/kernel.txt", _lines(node["kernel_lines"])
-    yield f"{place}/settings.txt", _lines(f"{name}: {value}" for name, value in node.get("settings", []))
-    rest = {key: value for key, value in node.items() if key not in ("ranks", "log_lines", "kernel_lines", "settings")}
-    rest["files"] = [{k: v for k, v in file.items() if k != "content"} for file in node.get("files", [])]
-    yield f"{place}/node.json", _json(rest)
+        yield File(f"{place}/kernel.txt", _lines(node["kernel_lines"]), "last lines of the node's kernel log")
+    rest = {key: value for key, value in node.items() if key not in ("ranks", "log_lines", "kernel_lines")}
+    rest["files"] = [{key: value for key, value in file.items() if key != "content"} for file in files]
+    yield File(f"{place}/node.txt", _lines(plain(rest)), "versions, settings, core files and the rest of its answer")
+    yield File(f"{place}/node.json", _json(rest), "the same for programs")
 
 
-def folder_of(rank: dict[str, Any]) -> str:
-    """`rank-3`, `rank-3-worker-4711`."""
-    number = rank.get("rank")
-    name = f"rank-{int(number)}" if number is not None else f"pid-{int(rank['pid'])}"
-    return name if rank.get("role") == "rank" else f"{name}-worker-{int(rank['pid'])}"
+def plain(document: dict[str, Any], margin: str = "") -> Iterator[str]:
+    """Any document as lines for people: `key: value`, what is inside further to the right."""
+    for key, value in document.items():
+        if isinstance(value, dict | list) and value:
+            yield f"{margin}{key}:"
+            for each in [value] if isinstance(value, dict) else value:
+                if isinstance(each, dict):
+                    yield from plain(each, f"{margin}  ")
+                else:
+                    yield f"{margin}  {': '.join(map(str, each)) if isinstance(each, list) else each}"
+        elif value not in (None, "", [], {}):
+            yield f"{margin}{key}: {value}"
 
 
 def stack_lines(rank: dict[str, Any]) -> Iterator[str]:
@@ -241,45 +211,6 @@ def newest_threads(dumps: list[dict[str, Any]]) -> list[dict[str, Any]]:
         kept = {number: current[number] for number in dump.get("unchanged", []) if number in current}
         current = kept | {thread["thread_id"]: thread for thread in dump.get("threads", [])}
     return list(current.values())
-
-
-def state_lines(rank: dict[str, Any]) -> Iterator[str]:
-    """What the kernel said about the process."""
-    yield (
-        f"pid {rank['pid']} ({rank.get('comm', '')}), state {rank.get('state', '?')}, "
-        f"{rank.get('threads_seen', '?')} threads"
-    )
-    if blocked := rank.get("blocked"):
-        yield (
-            f"blocked for {blocked['seconds']:.0f} s in {blocked.get('syscall')} on "
-            f"{blocked.get('path')} (mount {blocked.get('mount')})"
-        )
-    if lock := rank.get("lock"):
-        yield (
-            f"waits for a file lock: {lock['kind']} on {lock['file']}, held by "
-            f"{lock.get('holder') or 'nobody here'} (pid {lock.get('holder_pid')})"
-        )
-    yield from (f"open on a filesystem that does not answer: {path}" for path in rank.get("silent_files", []))
-    yield from (f"not known: {problem}" for problem in rank.get("problems", []))
-    yield from (f"{name}: {value}" for name, value in rank.get("status", []))
-    for thread in rank.get("threads", []):
-        yield ""
-        yield (
-            f"thread {thread['thread_id']} {thread.get('comm', '')} state {thread.get('state', '?')}, "
-            f"{thread.get('syscall')}, waits in {thread.get('wchan')}"
-        )
-        yield from (f"    {function}" for function in thread.get("kernel_stack", []))
-
-
-def socket_lines(rank: dict[str, Any]) -> Iterator[str]:
-    """One line a connection: queues in bytes, as ss prints them."""
-    yield f"{'STATE':12} {'RECV-Q':>10} {'SEND-Q':>10} {'RETRANS':>7}  {'LOCAL':28} PEER"
-    for each in rank["sockets"]:
-        queues = (
-            f"{each.get('receive_queue_bytes', 0):10} {each.get('send_queue_bytes', 0):10} "
-            f"{each.get('retransmits', 0):7}"
-        )
-        yield f"{each['state']:12} {queues}  {each['local']:28} {each['peer']}"
 
 
 def unpacked(content: str) -> bytes:
@@ -311,58 +242,5 @@ def _masked(value: object) -> object:
     return value
 
 
-def _lines(lines: Iterator[str] | list[str]) -> bytes:
+def _lines(lines: Iterable[str]) -> bytes:
     return "".join(f"{mask_line(line)}\n" for line in lines).encode(errors="replace")
-
-
-def _add(tar: tarfile.TarFile, name: str, data: bytes, at: float) -> None:
-    about = tarfile.TarInfo(name)
-    about.size, about.mtime, about.mode = len(data), int(at), 0o600
-    tar.addfile(about, io.BytesIO(data))
-
-
-# ---------------------------------------------------------------------------------------- compression
-
-
-def _zstd() -> Any:
-    """What writes zstd here: the module of Python 3.14, else the path of the program; None if there is neither."""
-    try:
-        from compression import zstd  # type: ignore[import-not-found, unused-ignore]
-    except ImportError:
-        return shutil.which("zstd")
-    return zstd
-
-
-@contextmanager
-def _open(partial: str, path: str) -> Iterator[IO[bytes]]:
-    """A file to write the tar into, compressed as the name of `path` says, readable for its writer alone.
-    Raises OSError."""
-    fd = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb") as file:
-        if path.endswith((".gz", ".tgz")):
-            with gzip.GzipFile(fileobj=file, mode="wb", filename=Path(path).name) as packed:
-                yield packed  # type: ignore[misc]
-        elif path.endswith(".zst"):
-            with _open_zstd(file) as packed_zst:
-                yield packed_zst
-        else:
-            yield file
-
-
-@contextmanager
-def _open_zstd(file: IO[bytes]) -> Iterator[IO[bytes]]:
-    zstd = _zstd()
-    if not isinstance(zstd, str):
-        with zstd.ZstdFile(file, "w") as packed:
-            yield packed
-        return
-    with subprocess.Popen(
-        [zstd, "-q", "-T1", "-c"], stdin=subprocess.PIPE, stdout=file, stderr=subprocess.PIPE
-    ) as child:
-        assert child.stdin is not None
-        yield child.stdin
-        child.stdin.close()
-        assert child.stderr is not None
-        problem = child.stderr.read().decode(errors="replace").strip()
-    if child.returncode != 0:
-        raise OSError(0, f"zstd failed: {problem[:200]}")

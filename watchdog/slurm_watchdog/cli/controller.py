@@ -1,12 +1,33 @@
-"""`slurm-watchdog controller`: the service on the management node."""
+"""`slurm-watchdog controller`, the service on the management node; `notify test` and `demo` beside it."""
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import sys
+from pathlib import Path
 
 import click
 
-from slurm_watchdog.cli.options import controller_packages, load_or_exit, service_options
+import slurm_watchdog
+from slurm_watchdog.base import clock
+from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
+    Refusal,
+    default_config_option,
+    json_option,
+    load_or_exit,
+    print_json,
+    service_options,
+)
+from slurm_watchdog.cli.terminal import count, sentence
+
+NO_RECEIVER = (
+    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager): "
+    "notifications go to the controller's log only."
+)
 
 
 @click.command(short_help="The service on the management node.")
@@ -31,12 +52,90 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
     """
     config = load_or_exit(config_file)
     from slurm_watchdog.base import log_setup
+    from slurm_watchdog.controller.app import run_controller
+    from slurm_watchdog.controller.reload import RESTART, restart_process
 
-    with controller_packages("The controller"):
-        from slurm_watchdog.controller.app import run_controller
-        from slurm_watchdog.controller.reload import RESTART, restart_process
     log_setup.set_up()
     code = run_controller(config, once=once, record=record, config_file=config_file)
     if code == RESTART:
         restart_process()
     sys.exit(code)
+
+
+@click.group(short_help="Send a test notification to every configured receiver.")
+def notify() -> None:
+    """Notifications to Slack, a webhook, Alertmanager, as the configuration has them.
+
+    \b
+    Example:
+      slurm-watchdog notify test
+    """
+
+
+@notify.command("test")
+@default_config_option
+@click.option(
+    "--severity", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True,
+    help="Of the test; a critical one also mentions people and pages.",
+)  # fmt: skip
+@json_option
+def send_test(config_file: str, severity: str, as_json: bool) -> None:
+    """Sends a test notification to every receiver of the configuration, and then that it is over.
+
+    It uses the code that sends incidents, and needs no controller. Run it as a user who can read the
+    receivers' secrets: root, or the controller's user. Exit code 0 if every receiver took it; 1 if one did
+    not, or none is configured.
+
+    \b
+    Examples:
+      slurm-watchdog notify test
+      slurm-watchdog notify test --severity critical
+      slurm-watchdog notify test --config my.yaml --json
+    """
+    from slurm_watchdog.model.incidents import Severity
+    from slurm_watchdog.notify.dispatcher import try_receivers
+
+    config = load_or_exit(config_file)
+    # What fails is printed below, once.
+    logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
+    tried = asyncio.run(try_receivers(config, Severity(severity), clock.wall()))
+    failed = [error for error in tried.values() if error is not None]
+    if as_json:
+        print_json([{"receiver": name, "sent": error is None, "error": error} for name, error in tried.items()])
+    else:
+        for name, error in tried.items():
+            sentence(f"{name}: {'sent' if error is None else f'FAILED: {error}'}")
+        sentence(
+            f"{count(len(failed), 'receiver')} of {len(tried)} failed." if failed
+            else f"{count(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER
+        )  # fmt: skip
+    sys.exit(EXIT_FINE if tried and not failed else EXIT_FOUND)
+
+
+@click.command(short_help="A real Slurm on this machine, a job that hangs, and what is done about it.")
+@click.option(
+    "--keep",
+    is_flag=True,
+    help="Leave everything up after the story until Ctrl-C: status, metrics, the page.",
+)
+def demo(keep: bool) -> None:
+    """Starts a Slurm of four nodes on this machine, freezes a filesystem, lets a rank hang, moves a job;
+    about a minute.
+
+    It needs root (namespaces), Debian's packages of Slurm, and the source tree of this program: the cluster
+    is not part of what is installed. Everything is taken down again.
+
+    \b
+    Examples:
+      slurm-watchdog demo
+      slurm-watchdog demo --keep
+    """
+    tree = Path(slurm_watchdog.__file__).resolve().parents[2]
+    if not (tree / "deploy" / "demo" / "__main__.py").exists():
+        raise Refusal(
+            ["The demo is in the source tree, not in the installed package."],
+            "Clone the repository, then in it: make demo   (KEEP=1 leaves it running)",
+        )
+    environment = {**os.environ, **({"KEEP": "1"} if keep else {})}
+    os.chdir(tree)
+    os.execve(sys.executable, [sys.executable, "-m", "deploy.demo"], environment)  # noqa: S606  a list

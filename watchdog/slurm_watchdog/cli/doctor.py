@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
@@ -27,13 +25,11 @@ from slurm_watchdog.cli.terminal import count, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.doctor.finding import Advice, Facts
-    from slurm_watchdog.model.documents import Job, Status
+    from slurm_watchdog.doctor.finding import Advice
+    from slurm_watchdog.model.documents import Status
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
-MAX_REASONS = 5
-"""Reasons why jobs are not judged, of which each is a finding."""
 MAX_SCRIPT_BYTES = 4 << 20
 """Slurm takes scripts of up to 4 MiB (max_script_size)."""
 
@@ -89,38 +85,45 @@ def doctor(
     file = config_file
     if file is None and os.access(service_paths().config, os.R_OK):
         file = service_paths().config
+    from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.doctor import cluster
+
     try:
-        config = _configuration(file)
+        config = Config() if file is None else load_or_exit(file)
     except Refusal as refused:
         raise _NotLookedFor(refused.lines, refused.todo) if only is not None else refused from refused
+    found: Iterable[Advice]
     if script is not None:
-        what, subject, found = "script", script, _examine_file(script, config)
+        name, directory = ("standard input", ".") if script == "-" else (script, os.path.dirname(script))
+        what, subject, found = "script", script, cluster.examine_text(_read(script), name, directory, config)
     elif job_id is not None:
-        what, subject, found = "job", job_id, _examine_job(job_id, config, _status(socket_path, config_file))
+        what, subject = "job", job_id
+        found = cluster.examine_job(job_id, config, _status(socket_path, config_file))
     elif on_node:
         host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
         what, subject = "node", host if config.agent.node_name == "auto" else config.agent.node_name
         found = _examine_node(config, subject, deadline, only, file)
     else:
         what, subject = "cluster", config.cluster_name
-        found = _examine_cluster(config, _status(socket_path, config_file))
-    _print_findings(what, subject, tuple(found), as_json)
+        found = cluster.examine_cluster(config, _status(socket_path, config_file))
+    _print_findings(what, subject, found, as_json)
 
 
-def _configuration(file: str | None) -> Config:
-    from slurm_watchdog.config.schema import Config
+def _read(path: str) -> str:
+    """A script. Raises Refusal if it can't be read."""
+    try:
+        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
+            return file.read(MAX_SCRIPT_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
 
-    return Config() if file is None else load_or_exit(file)
 
-
-def _status(socket_path: str | None, config_file: str | None) -> Status | ClientError:
+def _status(socket_path: str | None, config_file: str | None) -> Status | str:
+    """What the controller reports, or why it does not."""
     try:
         return choose(socket_path, config_file).status()[0]
     except ClientError as error:
-        return error
-
-
-# ------------------------------------------------------------------------------------------------ what is examined
+        return error.what
 
 
 def _examine_node(
@@ -136,147 +139,18 @@ def _examine_node(
         found = examine("node", read_node(config, "agent", node))
     else:
         found = examine_in_time(deadline_s, node, file)
-    wanted = None if only is None else [name.strip() for name in only.split(",")]
-    yield from (each for each in found if wanted is None or each.rule in ("deadline", *wanted))
-    yield from misspelt(wanted or ())
+    wanted = [name.strip() for name in only.split(",")] if only is not None else []
+    yield from (each for each in found if only is None or each.rule in ("deadline", *wanted))
+    yield from misspelt(wanted)
 
 
-def _examine_file(path: str, config: Config) -> Iterator[Advice]:
-    """A script that is not submitted yet. Raises Refusal if it can't be read."""
-    try:
-        with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
-            text = file.read(MAX_SCRIPT_BYTES).decode(errors="replace")
-    except OSError as error:
-        raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
-    directory = "." if path == "-" else os.path.dirname(os.path.abspath(path))
-    return _of_script(text, "standard input" if path == "-" else path, directory, config)
-
-
-def _of_script(
-    text: str, path: str, directory: str, config: Config, given: Sequence[str] = (), job: dict[str, str] | None = None
-) -> Iterator[Advice]:
-    from slurm_watchdog.doctor import cluster as read
-    from slurm_watchdog.doctor.script import examine_script, parse_script
-
-    script = parse_script(text, path, given=given)
-    return examine_script(
-        script,
-        slurm=read.read_slurm_config(config.slurm.bin_directory)[0],
-        read=read.read_programs(script.programs, directory),
-        checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
-        comment=(job or {}).get("Comment", ""),
-        requeueable=None if job is None else job.get("Requeue") == "1",
-    )
-
-
-def _examine_job(job_id: str, config: Config, status: Status | ClientError) -> Iterator[Advice]:
-    """A job that Slurm has, with what the controller sees of it."""
-    from slurm_watchdog.doctor import cluster as read
-    from slurm_watchdog.doctor.finding import examine
-
-    where = config.slurm.bin_directory
-    job = read.read_job(where, job_id)
-    facts: dict[str, object] = {"job_id": job_id, "known": bool(job), "script_problem": None, "watched": None}
-    text = ""
-    if job:
-        script, facts["script_problem"] = read.read_script(where, job_id)
-        text = script or ""
-    watched: Sequence[Job] = ()
-    if job.get("JobState") == "RUNNING" and not isinstance(status, ClientError):
-        watched = [each for each in status.jobs if each.job_id == job_id]
-        facts["watched"] = bool(watched)
-    yield from examine("job", facts)
-    if job:
-        given, path = read.read_submit_line(where, job_id), f"script of job {job_id}"
-        found = _of_script(text, path, job.get("WorkDir", "/"), config, given=given, job=job)
-        yield from (each for each in found if text or each.rule == "requeue")
-        yield from _unjudged(watched)
-
-
-def _examine_cluster(config: Config, status: Status | ClientError) -> Iterator[Advice]:
-    """Slurm, the controller, and the node it runs on."""
-    from slurm_watchdog.doctor import cluster as read
-    from slurm_watchdog.doctor.finding import Names, examine
-    from slurm_watchdog.doctor.node import read_node
-
-    where = config.slurm.bin_directory
-    slurm, problem = read.read_slurm_config(where)
-    partitions = read.read_partitions(where) if slurm is not None else {}
-    nodes = Names(dict.fromkeys(node for names in partitions.values() for node in names))
-    facts: dict[str, object] = {**read.settings(slurm, problem), **cluster_facts(status, nodes)}
-    if not isinstance(status, ClientError):
-        facts["operator"] = read.read_operator(where)
-    yield from examine("cluster", facts)
-    yield from examine_status(status)
-    yield from read.examine_partitions(config, tuple(partitions))
-    here = read_node(config, "controller", os.uname().nodename)
-    # A machine without the service lacks nothing for it: this was asked from a login node, say.
-    is_installed = not here["state_problem"] or here["unit_state"] not in (None, "not installed")
-    if facts["controller_problem"] is None or is_installed:
-        yield from examine("node", here)
-
-
-def cluster_facts(status: Status | ClientError, slurm_nodes: Sequence[str]) -> Facts:
-    """What the controller reports, by the names that the rules of a cluster use."""
-    from slurm_watchdog.doctor.cluster import USER
-    from slurm_watchdog.doctor.finding import Names
-
-    unknown = ("controller_problem", "blind", "paused", "mode", "silent", "reporting", "without", "operator")
-    facts: Facts = {**dict.fromkeys(unknown), "slurm_nodes": Names(slurm_nodes), "user": USER}
-    if isinstance(status, ClientError):
-        return {**facts, "controller_problem": status.what}
-    known = {*status.nodes.reporting, *status.nodes.silent}
-    return {
-        **facts,
-        "blind": status.controller.journal_error or status.slurm.error,
-        "paused": None if status.paused is None else status.paused.reason or "no reason given",
-        "mode": status.mode,
-        "silent": Names(status.nodes.silent),
-        "reporting": status.nodes.reporting,
-        "without": Names(node for node in slurm_nodes if node not in known),
-    }
-
-
-def examine_status(status: Status | ClientError) -> Iterator[Advice]:
-    """What the controller reports as wrong: how it asks Slurm, what does not arrive, which jobs it can't judge."""
-    from slurm_watchdog.doctor.finding import examine
-
-    if isinstance(status, ClientError):
-        return
-    for note in status.slurm.notes:
-        what, _, todo = note.rstrip(".").partition("; ")
-        todo = todo or "slurm-watchdog status  # shows it until it is mended"
-        yield from examine("note", {"what": what[:1].upper() + what[1:].rstrip("."), "todo": todo})
-    for each in status.deliveries:
-        failing = None if each.failing_s is None else duration(each.failing_s)
-        waiting = f"; {plural(each.waiting, 'notification')} waiting" if each.waiting else ""
-        facts = {"channel": each.channel, "failing": failing, "waiting": waiting, "error": each.error}
-        yield from examine("delivery", facts)
-    yield from _unjudged(status.jobs)
-
-
-def _unjudged(jobs: Sequence[Job]) -> Iterator[Advice]:
-    """The jobs that cannot be judged, by the reason, the most frequent first."""
-    from slurm_watchdog.doctor.finding import Names, examine
-
-    by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
-    for job in jobs:
-        if job.health is not None and job.health.not_judged is not None:
-            by_reason[job.health.reason, job.health.todo].append(job.job_id)
-    ordered = sorted(by_reason.items(), key=lambda each: -len(each[1]))
-    for (reason, todo), ids in ordered[:MAX_REASONS]:
-        yield from examine("unjudged", {"jobs": Names(ids), "reason": reason, "todo": todo})
-
-
-# ------------------------------------------------------------------------------------------------ what is said
-
-
-def _print_findings(what: str, subject: str, found: Sequence[Advice], as_json: bool) -> NoReturn:
+def _print_findings(what: str, subject: str, advice: Iterable[Advice], as_json: bool) -> NoReturn:
     import msgspec
 
     from slurm_watchdog.doctor.finding import Level, exit_code, ranked
 
-    found, code = ranked(found), exit_code(found)
+    found = ranked(advice)
+    code = exit_code(found)
     level = LEVEL_NAMES[code]
     if as_json:
         rows = msgspec.to_builtins(found)

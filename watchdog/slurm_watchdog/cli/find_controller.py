@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import Refusal, find_socket, open_client, service_paths
+from slurm_watchdog.cli.options import Refusal, load_or_exit, service_paths
 from slurm_watchdog.cli.terminal import clean, moment
 from slurm_watchdog.standalone.own_runs import (
     OwnRun,
@@ -21,16 +21,32 @@ from slurm_watchdog.standalone.own_runs import (
 )
 
 
-def own_place() -> Path:
-    """Where the user's own runs are written down."""
-    return state_home(home_directory(), os.environ)
+def find_socket(socket_path: str | None, config_file: str | None) -> str:
+    """The socket that the options, the environment or the configuration name, in this order. A broken file of the
+    service must not keep anybody from `pause`: it costs a warning and the default is used."""
+    from slurm_watchdog.config.loading import ConfigError, load_config
+
+    service = service_paths()
+    if socket_path:
+        return socket_path
+    if config_file is not None:
+        return load_or_exit(config_file, with_knowledge=False).controller.socket
+    try:
+        if os.access(service.config, os.R_OK):
+            return load_config(service.config, with_knowledge=False).controller.socket
+    except ConfigError:
+        broken = f"{service.config} has errors, so the socket is taken to be {service.socket}"
+        click.echo(f"{broken}; see: slurm-watchdog check-config {service.config}", err=True)
+    return service.socket
 
 
 def own_instead(socket_path: str | None, config_file: str | None) -> list[OwnRun]:
     """The user's own runs that answer, where nothing was named and no controller of this machine answers."""
-    if socket_path or config_file is not None or not is_absent(find_socket(None, None)):
-        return []
-    return running_runs(own_place())
+    return running_runs(own_place()) if _is_absent(socket_path, config_file) else []
+
+
+def _is_absent(socket_path: str | None, config_file: str | None) -> bool:
+    return not socket_path and config_file is None and is_absent(find_socket(None, None))
 
 
 def choose(socket_path: str | None, config_file: str | None) -> Client:
@@ -42,14 +58,10 @@ def choose(socket_path: str | None, config_file: str | None) -> Client:
         raise Refusal([f"{len(own)} of your runs answer; name one with --socket:", *known])
     if own:
         return Client(own[0].socket)
-    if not socket_path and config_file is None and is_absent(find_socket(None, None)):
-        for ended in ended_runs(own_place())[:1]:
-            click.echo(f"Your newest {clean(describe(ended))}", err=True)
-            click.echo(
-                f"Ask its journal: slurm-watchdog incidents --journal {shlex.quote(ended.directory)}",
-                err=True,
-            )
-    return open_client(socket_path, config_file)
+    for ended in ended_runs(own_place())[:1] if _is_absent(socket_path, config_file) else ():
+        click.echo(f"Your newest {clean(describe(ended))}", err=True)
+        click.echo(f"Ask its journal: slurm-watchdog incidents --journal {shlex.quote(ended.directory)}", err=True)
+    return Client(find_socket(socket_path, config_file))
 
 
 def choose_or_journal(
@@ -61,11 +73,8 @@ def choose_or_journal(
 
     if journal is not None:
         return client_of_journal(journal)
-    if socket_path or config_file is not None or os.access(service_paths().config, os.R_OK):
-        return choose(socket_path, config_file)
-    if not is_absent(find_socket(None, None)) or running_runs(own_place()):
-        return choose(socket_path, config_file)
-    for run in ended_runs(own_place()):
+    is_over = not os.access(service_paths().config, os.R_OK) and _is_absent(socket_path, config_file)
+    for run in ended_runs(own_place()) if is_over and not running_runs(own_place()) else ():
         try:
             client = client_of_journal(run.directory)
             if incident_id is not None:
@@ -74,7 +83,12 @@ def choose_or_journal(
             continue
         click.echo(f"From the journal of your {clean(describe(run))}", err=True)
         return client
-    return open_client(socket_path, config_file)
+    return choose(socket_path, config_file)
+
+
+def own_place() -> Path:
+    """Where the user's own runs are written down."""
+    return state_home(home_directory(), os.environ)
 
 
 def describe(run: OwnRun) -> str:

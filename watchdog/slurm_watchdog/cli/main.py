@@ -40,8 +40,8 @@ REMOVED: Final[Mapping[str, str]] = {
 
 COMMANDS: Final = (
     "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause",
-    "pause.resume", "restart", "save_all", "check_config", "notify", "replay", "test_nodes", "scan_log",
-    "group_stacks", "run", "attach", "demo", "agent", "helper", "controller",
+    "pause.resume", "restart", "save_all", "check_config", "controller.notify", "replay", "test_nodes",
+    "scan_log", "group_stacks", "run", "attach", "controller.demo", "agent", "agent.helper", "controller",
 )  # fmt: skip
 """Modules beside this one, with the name of the command where it is another one."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +14,7 @@ from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 import click
 
 from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.terminal import clean
 
 if TYPE_CHECKING:
@@ -52,24 +51,23 @@ class FiniteRange(click.FloatRange):
 
 def json_option(command: F, text: str = "For programs: one JSON document.") -> F:
     """`--json`, with the help `text`, and `--json-object`; either makes `as_json` true."""
+
+    def want_object(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+        if given:
+            context.meta[JSON_OBJECT] = True
+
+    def or_object(context: click.Context, parameter: click.Parameter, given: bool) -> bool:
+        return given or JSON_OBJECT in context.meta
+
     command = click.option(
         "--json-object",
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=_want_object,
+        callback=want_object,
         help="As --json, and always an object with `schema_version`: what --json prints as a list is its `items`.",
     )(command)
-    return click.option("--json", AS_JSON, is_flag=True, callback=_or_object, help=text)(command)
-
-
-def _want_object(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-    if given:
-        context.meta[JSON_OBJECT] = True
-
-
-def _or_object(context: click.Context, parameter: click.Parameter, given: bool) -> bool:
-    return given or JSON_OBJECT in context.meta
+    return click.option("--json", AS_JSON, is_flag=True, callback=or_object, help=text)(command)
 
 
 def removed_option(name: str, instead: str, **more: Any) -> Callable[[F], F]:
@@ -109,9 +107,7 @@ def service_paths() -> ServicePaths:
     return (context and context.find_object(ServicePaths)) or ServicePaths()
 
 
-def default_config_option(command: F) -> F:
-    """`--config`, by default the service's own file."""
-    return config_option("Configuration file.", default=DEFAULT_CONFIG, show_default=True)(command)
+default_config_option = config_option("Configuration file.", default=DEFAULT_CONFIG, show_default=True)
 
 
 def service_options(command: F) -> F:
@@ -131,9 +127,7 @@ def operator_options(command: F) -> F:
         type=click.Path(),
         envvar="SLURM_WATCHDOG_SOCKET",
         help="Socket of the controller, or munge://HOST:PORT of one on another machine; of two, with a comma between "
-        "them. [default: "
-        "$SLURM_WATCHDOG_SOCKET, else what the configuration says, else "
-        f"{DEFAULT_SOCKET}]",
+        f"them. [default: $SLURM_WATCHDOG_SOCKET, else what the configuration says, else {DEFAULT_SOCKET}]",
     )(command)
 
 
@@ -160,60 +154,16 @@ def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
 
     try:
         config = load_config(config_file, with_knowledge=with_knowledge)
-        for line in config.warnings:
-            click.echo(f"Warning: {clean(line)}", err=True)
-        return config
     except ConfigError as error:
         todo = f"Nothing was done. Correct it, then: slurm-watchdog check-config {config_file}"
         raise Refusal(error.lines(), todo) from error
-
-
-def open_client(socket_path: str | None, config_file: str | None) -> Client:
-    """A client for the socket that the options, the environment or the configuration name, in this order."""
-    return Client(find_socket(socket_path, config_file))
-
-
-def find_socket(socket_path: str | None, config_file: str | None) -> str:
-    """The socket that the options, the environment or the configuration name, in this order."""
-    if socket_path:
-        return socket_path
-    if config_file is not None:
-        return load_or_exit(config_file, with_knowledge=False).controller.socket
-    return _socket_of_default_config()
-
-
-def _socket_of_default_config() -> str:
-    """A broken file must not keep anybody from `pause`: it costs a warning and the default is used."""
-    from slurm_watchdog.config.loading import ConfigError, load_config
-
-    service = service_paths()
-    if not os.access(service.config, os.R_OK):
-        return service.socket
-    try:
-        return load_config(service.config, with_knowledge=False).controller.socket
-    except ConfigError:
-        click.echo(
-            f"{service.config} has errors, so the socket is taken to be {service.socket}; "
-            f"see: slurm-watchdog check-config {service.config}",
-            err=True,
-        )
-        return service.socket
-
-
-def knowledge_option(command: F) -> F:
-    """`--knowledge` of the commands that read logs or stacks themselves: puts a site's rows in force before
-    the command runs."""
-    return click.option(
-        "--knowledge",
-        metavar="DIR",
-        type=click.Path(),
-        callback=_use_knowledge,
-        expose_value=False,
-        help="Directory of *.conf files with rows of your own, as knowledge.directory in the configuration.",
-    )(command)
+    for line in config.warnings:
+        click.echo(f"Warning: {clean(line)}", err=True)
+    return config
 
 
 def _use_knowledge(context: click.Context, parameter: click.Parameter, directory: str | None) -> None:
+    """Puts a site's rows in force before the command runs."""
     if directory is None:
         return
     from slurm_watchdog.config.knowledge_files import check_texts, put_in_force, read_texts
@@ -222,43 +172,37 @@ def _use_knowledge(context: click.Context, parameter: click.Parameter, directory
     problems += check_texts(texts)
     if not texts and not problems:
         problems = [f"{directory} has no *.conf files"]
-    for problem in problems:
-        click.echo(clean(problem), err=True)
     if problems:
-        sys.exit(EXIT_USAGE)
+        raise Refusal(problems)
     put_in_force(texts)
 
 
-def needs_package(error: ModuleNotFoundError, what: str = "This") -> str:
+knowledge_option = click.option(
+    "--knowledge",
+    metavar="DIR",
+    type=click.Path(),
+    callback=_use_knowledge,
+    expose_value=False,
+    help="Directory of *.conf files with rows of your own, as knowledge.directory in the configuration.",
+)
+journal_option = click.option(
+    "--journal",
+    metavar="DIR",
+    type=click.Path(),
+    help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, "
+    "where no controller answers and none is configured]",
+)
+
+
+def needs_package(error: ModuleNotFoundError) -> str:
     """The sentence about what is not installed: a package of the extra `controller`, or, on a node, a part of ours."""
     if (error.name or "").partition(".")[0] == "slurm_watchdog":
-        return f"{what} is not in the package for nodes. {ON_TOP}"
-    return f"{what} needs the Python package {error.name}, which is not installed here.\n{INSTALL}"
+        return f"This is not in the package for nodes. {ON_TOP}"
+    return f"This needs the Python package {error.name}, which is not installed here.\n{INSTALL}"
 
 
 INSTALL: Final = "Install it with: pip install 'slurm-training-watchdog[controller]'"
 ON_TOP: Final = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
-
-
-@contextmanager
-def controller_packages(what: str = "This") -> Iterator[None]:
-    """For imports of what only the extra `controller` installs: a missing package ends the process with code 2."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        click.echo(needs_package(error, what), err=True)
-        sys.exit(EXIT_USAGE)
-
-
-def journal_option(command: F) -> F:
-    """`--journal` of the commands that a journal can answer."""
-    return click.option(
-        "--journal",
-        metavar="DIR",
-        type=click.Path(),
-        help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, "
-        "where no controller answers and none is configured]",
-    )(command)
 
 
 def seconds_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -273,41 +217,31 @@ def seconds_of(context: click.Context, parameter: click.Parameter, value: str | 
 
 def expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
     """A callback of an option: the names in `n7` and `n[1-3,7]`. Raises click.BadParameter."""
-    from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
-
-    from slurm_watchdog.slurm.node_names import MAX_NODES, node_count
+    from slurm_watchdog.slurm import node_names
+    from slurm_watchdog.slurm.fields import ParseError
 
     nodes: list[str] = []
     for each in value:
         if not NODE_SET.fullmatch(each):
             raise click.BadParameter(f"{each!r} names no nodes; n7 and n[1-3,7] do")
-        if node_count(each) > MAX_NODES:  # to write them out would take minutes, and the memory
-            raise click.BadParameter(f"{each!r} are too many nodes at once: {MAX_NODES} at most")
         try:
-            nodes.extend(str(node) for node in NodeSet(each, resolver=RESOLVER_NOGROUP))
-        except NodeSetException as error:
-            raise click.BadParameter(f"{each!r} names no nodes: {error}") from error
+            nodes += node_names.expand_nodes(each)
+        except ParseError as error:
+            raise click.BadParameter(str(error)) from error
     return list(dict.fromkeys(nodes))
 
 
-def check_job(context: click.Context, parameter: click.Parameter, value: str | None) -> str | None:
-    """A callback of an option: the id of a job. Raises click.BadParameter: a name has no incidents, which looks like
-    health."""
-    return value if value is None else _check_job_id(context, parameter, value)
-
-
-def _check_job_id(context: click.Context, parameter: click.Parameter, value: str) -> str:
-    if (value or parameter.required) and not JOB_ID.fullmatch(value):
-        raise click.BadParameter(f"{value!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")
+def check_job(context: click.Context, parameter: click.Parameter, value: Any) -> Any:
+    """A callback: one id of a job, several, or none. Raises click.BadParameter: a name has no incidents, which looks
+    like health."""
+    for each in value if isinstance(value, tuple) else () if value is None else (value,):
+        if (each or parameter.required) and not JOB_ID.fullmatch(str(each)):
+            raise click.BadParameter(f"{each!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")
     return value
 
 
-def _check_job_ids(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(_check_job_id(context, parameter, each) for each in value)
-
-
-job_argument = click.argument("job_id", metavar="JOB", callback=_check_job_id)
-job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=_check_job_ids)
+job_argument = click.argument("job_id", metavar="JOB", callback=check_job)
+job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=check_job)
 
 
 @contextmanager

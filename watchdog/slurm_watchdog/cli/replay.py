@@ -16,7 +16,6 @@ from slurm_watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_USAGE,
     config_option,
-    controller_packages,
     json_option,
     knowledge_option,
     print_json,
@@ -55,11 +54,10 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     import logging
 
     from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.controller.api.journal_view import shown
+    from slurm_watchdog.replay.player import numbered_ids
 
     config = configured(config_file) or Config()
-    with controller_packages("Replaying"):
-        from slurm_watchdog.controller.api.journal_view import shown
-        from slurm_watchdog.replay.player import numbered_ids
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format="%(message)s")
     new_id = numbered_ids()
     played = [(path, _replay_one(path, config, new_id)) for path in traces]

@@ -5,35 +5,23 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import dataclass, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.options import EXIT_USAGE, config_option, controller_packages, load_or_exit, removed_option
+from slurm_watchdog.cli.options import Refusal, config_option, load_or_exit, removed_option
 
 if TYPE_CHECKING:
     from slurm_watchdog.supervisor.allocation import Allocation
+    from slurm_watchdog.supervisor.service import Wanted
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """The command line."""
-
-    command: tuple[str, ...]
-    observe: bool
-    max_restarts: int
-    nodes: int | None
-    spares: int
-    check: str
-    alone: bool
-    checkpoints: tuple[str, ...]
-    config_file: str | None
-    directory: str | None
-    no_page: bool
-    quiet: bool
+own_config_option = config_option(
+    "Thresholds, detectors, Slack, as for the services; its addresses and directories are not used."
+)
 
 
 @click.command(
@@ -88,7 +76,7 @@ class Options:
     type=click.Path(file_okay=False),
     help="Where the command saves, if its own options do not say so. May be given several times.",
 )
-@config_option("Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.")
+@own_config_option
 @click.option(
     "--directory",
     metavar="DIR",
@@ -100,7 +88,7 @@ class Options:
     "--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR, output.log and errors.log."
 )
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
-def run(**given: Any) -> None:
+def run(command: tuple[str, ...], **options: Any) -> None:
     """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
 
     COMMAND has to continue from its newest checkpoint by itself; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
@@ -127,50 +115,70 @@ def run(**given: Any) -> None:
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
     from slurm_watchdog.supervisor.launcher import is_function
 
-    asked = Options(**given)
-    words = asked.command[1:] if asked.command[0] == "--" else asked.command
+    asked = SimpleNamespace(**options)
+    words = command[1:] if command[0] == "--" else command
     if not words or (shutil.which(words[0]) is None and not is_function(words[0], os.environ)):
-        _refuse(_why_not_started(words[0] if words else ""))
+        refuse(_why_not_started(words[0] if words else ""))
     allocation = None
     try:
         if is_in_job(os.environ):
             allocation = read_allocation(os.environ)
-            limits = _limits_of_job(allocation.job_id)
-            asked = replace(
-                asked,
-                max_restarts=limits.get("max_restarts", asked.max_restarts),
-                spares=limits.get("spares", asked.spares),
-            )
+            vars(asked).update(_limits_of_job(allocation.job_id))
             node_count(asked.nodes, asked.spares, allocation)
     except ValueError as error:
-        _refuse(f"The command was not started: {error}.")
+        refuse(f"The command was not started: {error}.")
     is_typed = _is_from("spares", ParameterSource.COMMANDLINE)  # a variable may be meant for jobs
     if allocation is None and (asked.nodes is not None or (asked.spares and is_typed)):
-        _refuse("--nodes and --spares are for a batch script: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set here.")
-    checkpoints = tuple(os.path.abspath(each) for each in asked.checkpoints)
-    if allocation is not None and asked.alone and supervisor.is_watched():
+        refuse("--nodes and --spares are for a batch script: SLURM_JOB_ID and SLURM_JOB_NODELIST are not set here.")
+    wanted = supervisor.Wanted(
+        command=words,
+        nodes=asked.nodes,
+        spares=asked.spares,
+        max_restarts=asked.max_restarts,
+        check=asked.check,
+        checkpoints=tuple(os.path.abspath(each) for each in asked.checkpoints),
+    )
+    watched = supervisor.is_watched()
+    if allocation is not None and asked.alone and watched:
         click.echo(
             "The site's watchdog may act on this job, too, and neither knows of the other: "
             f"scontrol update JobId={allocation.job_id} Comment=watchdog=off tells it not to.",
             err=True,
         )
-    if allocation is None or asked.alone or not supervisor.is_watched():
-        _run_alone(words, allocation, asked, checkpoints)
-    for name, value in {
-        "--observe": asked.observe,
-        "--config": asked.config_file,
-        "--directory": asked.directory,
-    }.items():
-        if value:
-            click.echo(f"{name} has no effect here: the site's watchdog watches this job (--alone: not).", err=True)
-    wanted = supervisor.Wanted(
-        command=words, nodes=asked.nodes, spares=asked.spares, max_restarts=asked.max_restarts, check=asked.check,
-        checkpoints=checkpoints,
-    )  # fmt: skip
+    if allocation is None or asked.alone or not watched:
+        _run_alone(wanted, allocation, asked)
+    for name in ("observe", "config", "directory"):
+        if options.get(name, asked.config_file):
+            click.echo(f"--{name} has no effect here: the site's watchdog watches this job (--alone: not).", err=True)
     try:
         sys.exit(supervisor.supervise(wanted, allocation, os.environ))
     except OSError as error:
-        _refuse(f"The command was not started: {error}")
+        refuse(f"The command was not started: {error}")
+
+
+def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNamespace) -> NoReturn:
+    from slurm_watchdog.base import log_setup
+    from slurm_watchdog.base.os_errors import describe
+    from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.journal.journal import JournalError
+    from slurm_watchdog.standalone import run as service
+    from slurm_watchdog.standalone.own_runs import home_directory
+
+    base = load_or_exit(asked.config_file) if asked.config_file else Config()
+    place = asked.directory or service.directory_for(home_directory(), wanted.command, os.environ)
+    log_setup.set_up("WARNING", for_person=True)
+    request = service.RunRequest(
+        **vars(wanted),
+        directory=Path(place).absolute(),
+        allocation=allocation,
+        mode="observe" if asked.observe else "act",
+        page=not asked.no_page,
+        quiet=asked.quiet,
+    )
+    try:
+        sys.exit(service.run(base, request))
+    except (OSError, JournalError, ValueError) as error:
+        refuse(f"The command was not started: {describe(error) if isinstance(error, OSError) else error}")
 
 
 def _why_not_started(name: str) -> str:
@@ -197,41 +205,6 @@ def _limits_of_job(job_id: str) -> dict[str, int]:
     return {name: said[name] for name in wanted if name in said}
 
 
-def _run_alone(
-    words: tuple[str, ...], allocation: Allocation | None, asked: Options, checkpoints: tuple[str, ...]
-) -> NoReturn:
-    from slurm_watchdog.base import log_setup
-    from slurm_watchdog.base.os_errors import describe
-    from slurm_watchdog.config.schema import Config
-
-    with controller_packages():
-        from slurm_watchdog.journal.journal import JournalError
-        from slurm_watchdog.standalone import run as service
-    from slurm_watchdog.standalone.own_runs import home_directory
-
-    base = load_or_exit(asked.config_file) if asked.config_file else Config()
-    place = Path(asked.directory) if asked.directory else service.directory_for(home_directory(), words, os.environ)
-    wanted = service.RunRequest(
-        command=words,
-        directory=place.absolute(),
-        mode="observe" if asked.observe else "act",
-        max_restarts=asked.max_restarts,
-        checkpoint_directories=checkpoints,
-        page=not asked.no_page,
-        quiet=asked.quiet,
-        allocation=allocation,
-        nodes=asked.nodes,
-        spares=asked.spares,
-        check=asked.check,
-    )
-    log_setup.set_up("WARNING", for_person=True)
-    try:
-        code = service.run(base, wanted)
-    except (OSError, JournalError, ValueError) as error:
-        _refuse(f"The command was not started: {describe(error) if isinstance(error, OSError) else error}")
-    sys.exit(code)
-
-
-def _refuse(sentence: str) -> NoReturn:
-    click.echo(sentence, err=True)
-    sys.exit(EXIT_USAGE)
+def refuse(sentence: str) -> NoReturn:
+    """Ends a command that watches nothing."""
+    raise Refusal([sentence])

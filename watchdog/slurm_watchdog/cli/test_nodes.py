@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.find_controller import find_socket
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -21,7 +22,6 @@ from slurm_watchdog.cli.options import (
     EXIT_USAGE,
     FiniteRange,
     config_option,
-    find_socket,
     json_option,
     load_or_exit,
     print_json,

@@ -1,42 +1,45 @@
-"""What Slurm says about a cluster, a job and its script; each command with a deadline."""
+"""What a cluster, or a job that Slurm has, lacks: Slurm is asked with a deadline for each command."""
 
 from __future__ import annotations
 
 import os
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.doctor.deadline import last_words, run
-from slurm_watchdog.doctor.finding import Advice, Facts, Names, examine
+from slurm_watchdog.doctor.finding import Advice, Names, examine
+from slurm_watchdog.doctor.node import read_node
+from slurm_watchdog.doctor.script import examine_script, parse_script
 from slurm_watchdog.slurm.node_names import expand_nodes
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.model.documents import Job, Status
 
 USER: Final = "slurm-watchdog"
 """The controller's."""
-SETTINGS: Final = (
-    "JobRequeue", "TaskProlog", "MinJobAge", "KillWait", "UnkillableStepTimeout", "ProctrackType", "SLURM_VERSION",
-    "PrivateData",
-)  # fmt: skip
-"""Of `scontrol show config`, by which rules judge."""
 PROGRAM_BYTES: Final = 1 << 20
 MAX_PROGRAMS: Final = 8
+MAX_REASONS: Final = 5
+"""Reasons why jobs are not judged, of which each is a finding."""
 
 
-def read_slurm(bin_directory: str, command: str, *arguments: str) -> tuple[str | None, str]:
-    """(what a command of Slurm's printed, why there is none)."""
+def read_slurm(bin_directory: str, command: str, *arguments: str) -> tuple[str, str]:
+    """(what a command of Slurm's printed, why it failed; empty if it did not)."""
     code, said = run([os.path.join(bin_directory, command), *arguments])
-    return (said, "") if code == 0 else (None, last_words(said))
+    return (said, "") if code == 0 else ("", last_words(said) or f"{command} failed")
 
 
-def read_slurm_config(bin_directory: str) -> tuple[dict[str, str] | None, str]:
+def read_slurm_config(bin_directory: str) -> tuple[dict[str, str], str]:
     """(`scontrol show config`, why there is none)."""
     said, problem = read_slurm(bin_directory, "scontrol", "show", "config")
-    return None if said is None else parse_slurm_config(said), problem
+    return parse_slurm_config(said), problem
 
 
 def parse_slurm_config(text: str) -> dict[str, str]:
@@ -45,74 +48,125 @@ def parse_slurm_config(text: str) -> dict[str, str]:
     return {key.strip(): value.strip() for key, value in pairs}
 
 
-def settings(config: Mapping[str, str] | None, problem: str) -> Facts:
-    """The facts of `read_slurm_config`; None: Slurm does not answer, or does not have the setting."""
-    known = dict.fromkeys(SETTINGS) if config is None else {"TaskProlog": "(null)", **config}
-    return {**{key: known.get(key) for key in SETTINGS}, "slurm_problem": problem if config is None else None}
+def examine_cluster(config: Config, status: Status | str) -> Iterator[Advice]:
+    """Slurm, the controller with what it reports (or why it does not), and the node it runs on."""
+    ask = partial(read_slurm, config.slurm.bin_directory)
+    slurm, problem = read_slurm_config(config.slurm.bin_directory)
+    partitions: dict[str, None] = {}
+    nodes: dict[str, None] = {}
+    for line in ask("sinfo", "--noheader", "--all", "--format=%R|%N")[0].splitlines() if slurm else ():
+        name, _, names = line.partition("|")
+        partitions[name] = None
+        nodes |= dict.fromkeys(expand_nodes(names.strip()))
+    operator = None
+    if not isinstance(status, str):
+        said, no_accounting = ask("sacctmgr", "-nP", "show", "user", USER, "format=user,adminlevel")
+        if not no_accounting and "disabled" not in said:
+            operator = re.search(rf"^{USER}\|(Operator|Administrator)\b", said, re.MULTILINE) is not None
+    yield from examine_answers(slurm, problem, tuple(nodes), status, operator)
+    yield from examine_partitions(config, tuple(partitions))
+    here = read_node(config, "controller", os.uname().nodename)
+    # A machine without the service lacks nothing for it: this was asked from a login node, say.
+    is_installed = not here["state_problem"] or here["unit_state"] not in (None, "not installed")
+    if not isinstance(status, str) or is_installed:
+        yield from examine("node", here)
 
 
-def read_partitions(bin_directory: str) -> dict[str, tuple[str, ...]]:
-    """All partitions with their nodes, those that are down or hidden, too."""
-    said, _ = read_slurm(bin_directory, "sinfo", "--noheader", "--all", "--format=%R|%N")
-    found: dict[str, tuple[str, ...]] = {}
-    for line in (said or "").splitlines():
-        name, _, nodes = line.partition("|")
-        found[name] = (*found.get(name, ()), *expand_nodes(nodes.strip()))
-    return found
+def examine_answers(
+    slurm: Mapping[str, str], slurm_problem: str, nodes: Sequence[str], status: Status | str, operator: bool | None
+) -> Iterator[Advice]:
+    """What is wrong in Slurm's settings and in what the controller reports; `operator`: whether its user is one."""
+    facts: dict[str, object] = {"TaskProlog": "(null)", **slurm} if slurm else {"slurm_problem": slurm_problem}
+    facts |= {"slurm_nodes": Names(nodes), "user": USER, "operator": operator}
+    if isinstance(status, str):
+        yield from examine("cluster", {**facts, "controller_problem": status})
+        return
+    known = {*status.nodes.reporting, *status.nodes.silent}
+    facts |= {
+        "blind": status.controller.journal_error or status.slurm.error,
+        "paused": status.paused and (status.paused.reason or "no reason given"),
+        "mode": status.mode,
+        "silent": Names(status.nodes.silent),
+        "reporting": status.nodes.reporting,
+        "without": Names(node for node in nodes if node not in known),
+    }
+    yield from examine("cluster", facts)
+    for note in status.slurm.notes:
+        what, _, todo = note.rstrip(".").partition("; ")
+        todo = todo or "slurm-watchdog status  # shows it until it is mended"
+        yield from examine("note", {"what": what[:1].upper() + what[1:].rstrip("."), "todo": todo})
+    for each in status.deliveries:
+        failing = each.failing_s and duration(each.failing_s)
+        waiting = plural(each.waiting, "notification")
+        yield from examine("delivery", {"failing": failing, "delivery": each, "waiting": waiting})
+    yield from examine_jobs(status.jobs)
 
 
-def examine_partitions(config: Config, partitions: Sequence[str]) -> tuple[Advice, ...]:
+def examine_jobs(jobs: Sequence[Job]) -> Iterator[Advice]:
+    """The jobs that cannot be judged, by the reason, the most frequent first."""
+    by_reason: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for job in jobs:
+        if job.health is not None and job.health.not_judged is not None:
+            by_reason[job.health.reason, job.health.todo].append(job.job_id)
+    ordered = sorted(by_reason.items(), key=lambda each: -len(each[1]))
+    for (reason, todo), ids in ordered[:MAX_REASONS]:
+        yield from examine("unjudged", {"jobs": Names(ids), "reason": reason, "todo": todo})
+
+
+def examine_partitions(config: Config, partitions: Sequence[str]) -> Iterator[Advice]:
     """What of the configuration is for partitions alone that Slurm does not have; nothing where these are not known."""
     policy, slack = config.policy.overrides, config.notify.slack.mentions
     parts = [(f"policy.overrides[{number}]", each.match.partition) for number, each in enumerate(policy)]
     parts += [(f"thresholds[{number}]", each.match.partition) for number, each in enumerate(config.thresholds)]
     named = (key.removeprefix("partition:") for key in slack if key.startswith("partition:"))
     parts += [("notify.slack.mentions", [name]) for name in named]
-    return tuple(
-        advice
-        for part, globs in parts
-        if globs and partitions and not any(fnmatchcase(name, glob) for name in partitions for glob in globs)
-        for advice in examine("partition", {"part": part, "wanted": Names(globs), "partitions": Names(partitions)})
-    )
+    for part, globs in parts if partitions else ():
+        if globs and not any(fnmatchcase(name, glob) for name in partitions for glob in globs):
+            facts = {"part": part, "wanted": Names(globs), "partitions": Names(partitions)}
+            yield from examine("partition", facts)
 
 
-def read_operator(bin_directory: str) -> bool | None:
-    """Whether accounting has the controller's user as operator or administrator; None without accounting."""
-    command = ("sacctmgr", "--noheader", "--parsable2", "show", "user", USER, "format=user,adminlevel")
-    said, _ = read_slurm(bin_directory, *command)
-    if said is None or "disabled" in said:
-        return None
-    return re.search(rf"^{USER}\|(Operator|Administrator)\b", said, re.MULTILINE) is not None
-
-
-def read_job(bin_directory: str, job_id: str) -> dict[str, str]:
-    """`scontrol show job`, the fields of its lines; empty if Slurm has none."""
-    said, _ = read_slurm(bin_directory, "scontrol", "show", "job", job_id, "--oneliner")
-    return dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(.*?)(?=\s+[A-Za-z:/]+=|$)", said or ""))
-
-
-def read_script(bin_directory: str, job_id: str) -> tuple[str | None, str]:
-    """(the batch script that Slurm keeps, why there is none)."""
-    said, problem = read_slurm(bin_directory, "scontrol", "write", "batch_script", job_id, "-")
-    if (said or "").startswith("#!"):
-        return said, ""
-    return None, problem or last_words(said or "") or "no batch script"
-
-
-def read_submit_line(bin_directory: str, job_id: str) -> list[str]:
-    """The words of the sbatch command that submitted a job; none without accounting."""
-    command = ("sacct", "--noheader", "--parsable2", "--allocations", "-j", job_id, "-o", "SubmitLine")
-    said, _ = read_slurm(bin_directory, *command)
+def examine_job(job_id: str, config: Config, status: Status | str) -> Iterator[Advice]:
+    """A job that Slurm has, with what the controller sees of it."""
+    ask = partial(read_slurm, config.slurm.bin_directory)
+    shown = ask("scontrol", "show", "job", job_id, "--oneliner")[0]
+    job = dict(re.findall(r"(?:^|\s)([A-Za-z:]+)=(.*?)(?=\s+[A-Za-z:/]+=|$)", shown))
+    if not job:
+        yield from examine("job", {"job_id": job_id, "known": False})
+        return
+    text, problem = ask("scontrol", "write", "batch_script", job_id, "-")
+    if not text.startswith("#!"):  # it exits with 0 also if there is none
+        text, problem = "", problem or last_words(text) or "no batch script"
+    facts: dict[str, object] = {"script_problem": problem}
+    watched: Sequence[Job] = ()
+    if job.get("JobState") == "RUNNING" and not isinstance(status, str):
+        watched = [each for each in status.jobs if each.job_id == job_id]
+        facts["watched"] = bool(watched)
+    yield from examine("job", facts)
+    line = ask("sacct", "--noheader", "--parsable2", "--allocations", "-j", job_id, "-o", "SubmitLine")[0]
     try:
-        words = shlex.split((said or "").partition("\n")[0])
+        command = shlex.split(line.partition("\n")[0])
     except ValueError:
-        return []
-    return words[1:] if words and words[0].endswith("sbatch") else []
+        command = []
+    given = command[1:] if command and command[0].endswith("sbatch") else []
+    found = examine_text(text, f"script of job {job_id}", job.get("WorkDir", "/"), config, given, job)
+    yield from (each for each in found if text or each.rule == "requeue")
+    yield from examine_jobs(watched)
 
 
-def read_programs(names: Sequence[str], directory: str) -> dict[str, str]:
-    """Texts of the programs that can be read, by their names. Asked in a child with a deadline: they are on
-    file systems of jobs."""
-    known = [name for name in names[:MAX_PROGRAMS] if "$" not in name and "`" not in name]
-    asked = ((name, run(["head", "-c", str(PROGRAM_BYTES), "--", os.path.join(directory, name)])) for name in known)
-    return {name: said for name, (code, said) in asked if code == 0}
+def examine_text(
+    text: str, path: str, directory: str, config: Config, given: Sequence[str] = (), job: dict[str, str] | None = None
+) -> Iterator[Advice]:
+    """A script by its text; `directory` is where it runs, `given` the options of its submission. Its programs are read
+    in children with a deadline: they are on file systems of jobs."""
+    script = parse_script(text, path, given=given)
+    names = [name for name in script.programs[:MAX_PROGRAMS] if "$" not in name and "`" not in name]
+    asked = ((name, run(["head", "-c", str(PROGRAM_BYTES), "--", os.path.join(directory, name)])) for name in names)
+    return examine_script(
+        script,
+        slurm=read_slurm_config(config.slurm.bin_directory)[0],
+        read={name: said for name, (code, said) in asked if code == 0},
+        checkpoint_directories=config.jobs.checkpoint_directories + config.jobs.checkpoint_trackers,
+        comment=(job or {}).get("Comment", ""),
+        requeueable=None if job is None else job.get("Requeue") == "1",
+    )

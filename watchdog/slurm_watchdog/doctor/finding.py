@@ -12,7 +12,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import fold, plural
 
 Facts = Mapping[str, object]
-"""What was read, by the names that rules.conf uses; None: not known."""
+"""What was read, by the names that rules.conf uses; None, or not there: not known."""
 SHOWN_CHARS = 200
 _SUBJECT = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
 _RULE = re.compile(r"^(\w+) (\S+) if (.+)\n  (.+)\n  (.+) => (.+)$", re.MULTILINE)
@@ -107,7 +107,7 @@ def holds(word: str, facts: Facts) -> bool:
     match = _WORD.fullmatch(word)
     assert match is not None, word
     no, name, sign, given = match.groups()
-    value = facts[name]
+    value = facts.get(name)
     if value is None:
         return False
     if sign is None:

@@ -56,37 +56,23 @@ def read_node(config: Config, service: str, node: str) -> Facts:
     agent = service == "agent"
     directory = config.agent.state_directory if agent else config.controller.state_directory
     filesystem, problem, free = read_directory(directory)
-    devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
-    nvml, gpus = read_nvml() if agent and devices else (None, None)
     scontrol = os.path.join(config.slurm.bin_directory, "scontrol")
     has_commands = shutil.which(scontrol) is not None
+    node_known = read_node_known(scontrol, node) if agent and has_commands else None
     identity = config.security.identity()
     files = TlsFiles(config.security.tls_directory, service) if identity == "tls" else None
-    certificate_problem, certificate_days = (None, None) if files is None else read_certificates(files)
-    url, standby = (config.agent.controller_url, config.agent.standby_urls) if agent else ("", [])
-    controller_problem, ahead_s = read_controller(url, files) if url else (None, None)
-    asked = ((each, read_controller(each, files)[0]) for each in standby)
+    certificate_problem, days = (None, None) if files is None else read_certificates(files)
     unit = f"slurm-watchdog-{service}.service"
     state = read_unit(unit)
     unit_state = state and (state["ActiveState"] if state.get("LoadState") == "loaded" else "not installed")
-    node_known = read_node_known(scontrol, node) if agent and has_commands else None
-    return {
+    is_new = unit_state == "inactive" and not os.path.lexists(directory)
+    facts = {
         "where": node,
         "service": service,
         "agent": agent,
         "root": os.geteuid() == 0,
         "unit_state": unit_state,
-        "first_start": unit_state == "inactive" and not os.path.lexists(directory)
-        and run(["systemctl", "is-enabled", "--quiet", unit])[0] != 0,
-        "py_spy": has_py_spy() if agent else None,
-        "ptrace_scope": "".join(read_lines("/proc/sys/kernel/yama/ptrace_scope")) or None,
-        "hidepid": any(re.search("hidepid=(?!0|off)", each) for each in read_lines("/proc/self/mountinfo")
-                       if " - proc " in each),
-        "kernel_log_problem": read_kernel_log(config.agent.kernel_log) if agent else None,
-        "gpu_devices": devices,
-        "nvml_problem": nvml,
-        "nvml_gpus": gpus,
-        "gpus_missing": None if gpus is None else devices - gpus,
+        "first_start": is_new and run(["systemctl", "is-enabled", "--quiet", unit])[0] != 0,
         "has_munge": shutil.which("munge") is not None,
         "munge_works": read_munge(config.security.munge_socket),
         # A command of Slurm's that was answered had a credential: then munged listens elsewhere than we asked
@@ -98,20 +84,38 @@ def read_node(config: Config, service: str, node: str) -> Facts:
         "state_free_mib": None if free is None else free >> 20,
         "slurm_commands": has_commands,
         "node_known": node_known,
+        "identity": identity,
+        "certificate": "" if files is None else files.certificate,
+        "certificate_problem": certificate_problem,
+        "certificate_days": days,
+        "days_ago": -(days or 0),
+    }
+    if not agent:
+        return {**facts, "open_secret": read_open_secret(config.notify.secret_files())}
+    devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
+    nvml, gpus = read_nvml() if devices else (None, None)
+    url = config.agent.controller_url
+    controller_problem, ahead_s = read_controller(url, files) if url else (None, None)
+    asked = ((each, read_controller(each, files)[0]) for each in config.agent.standby_urls)
+    mounts = (line for line in read_lines("/proc/self/mountinfo") if " - proc " in line)
+    return {
+        **facts,
+        "py_spy": has_py_spy(),
+        "ptrace_scope": "".join(read_lines("/proc/sys/kernel/yama/ptrace_scope")) or None,
+        "hidepid": any(re.search("hidepid=(?!0|off)", line) for line in mounts),
+        "kernel_log_problem": read_kernel_log(config.agent.kernel_log),
+        "gpu_devices": devices,
+        "nvml_problem": nvml,
+        "nvml_gpus": gpus,
+        "gpus_missing": None if gpus is None else devices - gpus,
         "controller_url": url,
         "controller_problem": controller_problem,
         "standby_problem": next((f"{each}: {why}" for each, why in asked if why is not None), None),
         "offset_s": None if ahead_s is None else abs(ahead_s),
         "side": "behind" if (ahead_s or 0) < 0 else "ahead of",
         "munge_refuses": identity == "munge" and abs(ahead_s or 0) > MUNGE_LIFE_S,
-        "helper_problem": read_helper_problem(config.agent.helper_socket) if agent else None,
-        "identity": identity,
-        "certificate": "" if files is None else files.certificate,
-        "certificate_problem": certificate_problem,
-        "certificate_days": certificate_days,
-        "days_ago": -(certificate_days or 0),
-        "open_secret": None if agent else read_open_secret(config.notify.secret_files()),
-    }  # fmt: skip
+        "helper_problem": read_helper_problem(config.agent.helper_socket),
+    }
 
 
 def read_directory(path: str) -> tuple[str | None, str | None, int | None]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import islice
 from pathlib import PurePath
@@ -75,16 +75,10 @@ class Script(Struct, frozen=True, kw_only=True):
     """A batch script."""
 
     path: str
-    directives: Mapping[str, tuple[str, int]]
-    """Long name to (value, line) of #SBATCH lines that Slurm reads; the last one of a name holds."""
-    components: int
-    """Of a heterogeneous job."""
+    directives: Mapping[str, str]
+    """Options of #SBATCH lines that Slurm reads, by their long names; `hetjob`: of several components."""
     commands: tuple[Command, ...]
     variables: Mapping[str, str]
-
-    def directive(self, name: str) -> str | None:
-        """Value of the directive of that name; empty for a flag, None if there is none."""
-        return self.directives[name][0] if name in self.directives else None
 
     def value_of(self, name: str) -> str:
         """What a variable is set to, for one command or from then on; empty: not set."""
@@ -94,37 +88,28 @@ class Script(Struct, frozen=True, kw_only=True):
     @property
     def nodes(self) -> int | None:
         """Of the job, where the script says one number."""
-        low, _, high = (self.directive("nodes") or "").partition("-")
+        low, _, high = (self.directives.get("nodes") or "").partition("-")
         return int(low) if low.isdecimal() and high in ("", low) else None
 
-    def steps(self) -> Iterator[tuple[Command, dict[str, str]]]:
-        """Each srun that may run for long and may have several tasks: what it starts, its options by their long names.
-        Also those behind `exec ./batch.sh --`, `timeout 3h` or `nohup`."""
-        job = {name: value for name, (value, _) in self.directives.items() if self.components == 1}
+    def starts(self, flags: Collection[str], *program: str) -> Iterator[tuple[Command, dict[str, str], list[str]]]:
+        """Each command that starts `program`, also behind `exec ./batch.sh --`, `timeout 3h` or `nohup`, with its
+        options by their long names and the words behind them; `flags` are its options without a value."""
         for each in self.commands:
-            if "srun" not in each.names:
-                continue
-            options, rest = parse_options(each.words[each.names.index("srun") + 1 :])
-            wanted = job | options
+            names, length = each.names, len(program)
+            ends = (at + length for at in range(len(names)) if (*names[at : at + length],) == program)
+            if (start := next(ends, None)) is not None:
+                yield each, *parse_options(each.words[start:], flags)
+
+    def steps(self) -> Iterator[tuple[Command, dict[str, str]]]:
+        """Each srun that may run for long and may have several tasks: what it starts, and its options."""
+        job = {} if "hetjob" in self.directives else self.directives
+        for each, options, rest in self.starts(WITHOUT_VALUE, "srun"):
+            wanted = {**job, **options}
             one_a_node = wanted.get("ntasks-per-node", wanted.get("ntasks")) == "1"
             step = Command(line=each.line, words=tuple(rest), environment=each.environment)
             is_one_task = wanted.get("ntasks") == "1" or (wanted.get("nodes") in ("1", "1-1") and one_a_node)
             if not is_one_task and any(map(TRAINS.fullmatch, step.parts)):
                 yield step, options
-
-    def runs(self) -> Iterator[tuple[Command, dict[str, str]]]:
-        """Each `slurm-watchdog run` with its options."""
-        for command in self.commands:
-            names = command.names
-            start = names.index("slurm-watchdog") + 1 if "slurm-watchdog" in names else len(names)
-            if names[start : start + 1] != ["run"]:
-                continue
-            found: dict[str, str] = {}
-            rest = list(command.words[start + 1 :])
-            while rest and rest[0].startswith("--") and rest[0] != "--":
-                name, equals, value = rest.pop(0)[2:].partition("=")
-                found[name] = rest.pop(0) if not equals and name not in RUN_FLAGS and rest else value
-            yield command, found
 
     @property
     def programs(self) -> tuple[str, ...]:
@@ -148,7 +133,8 @@ def examine_script(
     """What a script, or its job, lacks. `slurm` is `scontrol show config`, `read` the programs that it starts and that
     could be read, `checkpoint_directories` what the configuration names, `requeueable` Slurm's word about the job."""
     path = script.path
-    hosts = [("MASTER_ADDR", script.value_of("MASTER_ADDR")), *_addresses(script)] if any(script.runs()) else []
+    runs = tuple(script.starts(RUN_FLAGS, "slurm-watchdog", "run"))
+    hosts = [("MASTER_ADDR", script.value_of("MASTER_ADDR")), *_addresses(script)] if runs else []
     yield from examine(
         "script",
         {
@@ -167,7 +153,7 @@ def examine_script(
         yield from examine("program", {"where": next(iter(read)), "switch": switch, "exported": exported})
     for step, options in script.steps():
         yield from examine("step", {"where": f"{path}:{step.line}", **_step(script, step, options, slurm)})
-    for command, options in script.runs():
+    for command, options, _ in runs:
         yield from examine("run", {"where": f"{path}:{command.line}", **_run(script, command, options, comment)})
 
 
@@ -178,12 +164,11 @@ def flag(config: Mapping[str, str] | None, key: str) -> bool | None:
 
 
 def _why_not_requeued(script: Script, default: bool | None, requeueable: bool | None) -> str | None:
-    asked = script.directive("requeue") is not None
-    if "no-requeue" in script.directives and not asked:
-        return f"line {script.directives['no-requeue'][1]}: --no-requeue"
+    if "no-requeue" in script.directives and "requeue" not in script.directives:
+        return "#SBATCH --no-requeue"
     if requeueable is False:
         return "scontrol show job: Requeue=0"
-    if asked or default or requeueable:
+    if "requeue" in script.directives or default or requeueable:
         return None
     return f"no --requeue in it, and JobRequeue=0 {'may be' if default is None else 'is'} in slurm.conf"
 
@@ -229,7 +214,7 @@ def _run(script: Script, command: Command, options: Mapping[str, str], comment: 
     variable = command.environment.get("SLURM_WATCHDOG_SPARES") or script.variables.get("SLURM_WATCHDOG_SPARES", "")
     said = options.get("spares") or variable
     with suppress(ValueError):
-        said = said or str(run_limits(comment or script.directive("comment") or "").get("spares", ""))
+        said = said or str(run_limits(comment or script.directives.get("comment") or "").get("spares", ""))
     spares = int(said) if said.isascii() and said.isdecimal() else 0
     have, count = script.nodes, options.get("nodes", "1")
     needed = int(count) + spares if count.isdecimal() else None
@@ -251,16 +236,14 @@ def _run(script: Script, command: Command, options: Mapping[str, str], comment: 
 def parse_script(text: str, path: str = "", *, given: Sequence[str] = ()) -> Script:
     """The facts of a script; `given` are options from sbatch's command line, which outrank it."""
     text = text[:MAX_CHARS]
-    directives, components = _directives(text)
-    directives |= {name: (value, 0) for name, value in parse_options(given)[0].items()}
+    directives = _directives(text) | parse_options(given)[0]
     commands, variables = _parse_shell(text)
-    return Script(path=path, directives=directives, components=components, commands=commands, variables=variables)
+    return Script(path=path, directives=directives, commands=commands, variables=variables)
 
 
-def _directives(text: str) -> tuple[dict[str, tuple[str, int]], int]:
-    directives: dict[str, tuple[str, int]] = {}
-    components = 1
-    for number, line in enumerate(text.splitlines(), 1):
+def _directives(text: str) -> dict[str, str]:
+    directives: dict[str, str] = {}
+    for line in text.splitlines():
         if line.strip() and not line.lstrip().startswith("#"):
             break  # Slurm reads none behind the first command
         if line.startswith("#SBATCH"):
@@ -268,12 +251,11 @@ def _directives(text: str) -> tuple[dict[str, tuple[str, int]], int]:
                 words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
             except ValueError:
                 words = line.split()[1:]
-            components += words[:1] in (["hetjob"], ["packjob"])
-            directives |= {name: (value, number) for name, value in parse_options(words)[0].items()}
-    return directives, components
+            directives |= {"hetjob": ""} if words[:1] in (["hetjob"], ["packjob"]) else parse_options(words)[0]
+    return directives
 
 
-def parse_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+def parse_options(words: Sequence[str], flags: Collection[str] = WITHOUT_VALUE) -> tuple[dict[str, str], list[str]]:
     """(options by their long names, the words after them); a flag's value is empty."""
     found: dict[str, str] = {}
     rest = list(words)
@@ -288,7 +270,7 @@ def parse_options(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
             equals = value
         if word.startswith("$"):
             name = word
-        elif not equals and name not in WITHOUT_VALUE and rest and not rest[0].startswith("-"):
+        elif not equals and name not in flags and rest and not rest[0].startswith("-"):
             value = rest.pop(0)
         found[name] = value
     return found, rest

@@ -209,7 +209,7 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
 def _munge_socket() -> str:
     """Where Slurm's munged listens (AuthInfo=socket= of slurm.conf); empty: the usual place."""
     settings, _ = read_slurm_config("")
-    words = (settings or {}).get("AuthInfo", "").split(",")
+    words = settings.get("AuthInfo", "").split(",")
     return next((word.removeprefix("socket=") for word in words if word.startswith("socket=")), "")
 
 

@@ -48,6 +48,7 @@ from slurm_watchdog.supervisor.job_time import JobTime, read_end
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.parent import OTHER_SIGNALS
+from slurm_watchdog.supervisor.service import Wanted
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
@@ -79,26 +80,18 @@ AS_ROOT: Final = (
 )
 
 
-@dataclass(frozen=True)
-class RunRequest:
-    """What the person asked for."""
+@dataclass(frozen=True, kw_only=True)
+class RunRequest(Wanted):
+    """The same for a run with a watchdog of its own."""
 
-    command: tuple[str, ...]
     directory: Path
     """For the log, the journal, the socket and the kill switch: of this run alone, on a local disk."""
     mode: str = "act"
-    max_restarts: int = 3
-    checkpoint_directories: tuple[str, ...] = ()
     page: bool = True
     quiet: bool = False
     """The command's lines go to the file only."""
     allocation: Allocation | None = None
     """The job of Slurm that this is in; None: in none."""
-    nodes: int | None = None
-    """Of a start, in a job; None: all but the spares."""
-    spares: int = 0
-    check: str = ""
-    """The site's command on each node before a start."""
 
 
 def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
@@ -121,7 +114,7 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
             "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
             "kill_switch_prefixes": [str(directory)],
             "partitions": [],
-            "checkpoint_directories": list(wanted.checkpoint_directories) or base.jobs.checkpoint_directories,
+            "checkpoint_directories": list(wanted.checkpoints) or base.jobs.checkpoint_directories,
         },
         "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
     }
@@ -195,9 +188,7 @@ def _placed(wanted: RunRequest) -> PlacedCommand | None:
     allocation = wanted.allocation
     if allocation is None or len(allocation.nodes) == 1:
         return None
-    launcher = Launcher(
-        wanted.command, allocation, os.environ, check=wanted.check, checkpoints=wanted.checkpoint_directories
-    )
+    launcher = Launcher(wanted.command, allocation, os.environ, check=wanted.check, checkpoints=wanted.checkpoints)
     count = node_count(wanted.nodes, wanted.spares, allocation)
     return PlacedCommand(launcher, allocation, count, least_nodes(wanted.command, count))
 

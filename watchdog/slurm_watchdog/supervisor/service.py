@@ -81,7 +81,7 @@ SAME_SIGNAL_S: Final = 1.0
 """What Slurm sends to all processes of a batch script comes to us twice: once through our parent."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Wanted:
     """What the person asked for."""
 
@@ -91,6 +91,7 @@ class Wanted:
     spares: int = 0
     max_restarts: int = 3
     check: str = ""
+    """The site's command on each node before a start."""
     checkpoints: tuple[str, ...] = ()
 
 

@@ -139,7 +139,7 @@ class Remembered:
     @property
     def run_records(self) -> SimpleNamespace:
         known = [replace(each, state=self._said or each.state) for each in RUNS]
-        return SimpleNamespace(of_job=lambda job_id: [each for each in known if self._said or each.job_id == job_id])
+        return SimpleNamespace(of=lambda job_id: [each for each in known if self._said or each.job_id in job_id])
 
     @property
     def evidence(self) -> FixedEvidence:

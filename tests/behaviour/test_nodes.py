@@ -206,7 +206,7 @@ def test_given_a_job_that_runs_well_without_the_node_then_that_is_remembered_of_
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, job, blames="n1")
     story.passes(minutes=3)
     assert story.end(hang).ok
-    kinds = [each.kind for each in story.journal.node_events.of_node(("n1",))]
+    kinds = [each.kind for each in story.journal.node_events.of(node=["n1"])]
     assert "restart_helped" in kinds
     assert [each.node for each in story.controller.ledger.suspicions()] == ["n1"]
 
@@ -217,7 +217,7 @@ def test_given_a_drain_by_somebody_else_then_it_is_remembered_and_ours_is_not(te
     story.cluster.nodes["n4"] = replace(story.cluster.nodes["n4"], **bad)
     story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True), blames="n1")
     story.passes(minutes=2)
-    kinds = {node: [each.kind for each in story.journal.node_events.of_node((node,))] for node in ("n1", "n4")}
+    kinds = {node: [each.kind for each in story.journal.node_events.of(node=[node])] for node in ("n1", "n4")}
     assert kinds["n4"] == ["drained"] and "drained" not in kinds["n1"]
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from slurm_watchdog.journal.compress import pack
 from slurm_watchdog.journal.database import encode
+from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal
 
 

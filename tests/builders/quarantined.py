@@ -96,12 +96,12 @@ class Cluster:
     def history(self, node: str = "n1") -> list[tuple[str, str]]:
         """Kind and words of what the history of a node says of its drains."""
         ours = (NodeEventKind.DRAINED, NodeEventKind.BY_OPERATOR)
-        return [(each.kind, each.what) for each in self.journal.node_events.of_node((node,)) if each.kind in ours]
+        return [(each.kind, each.what) for each in self.journal.node_events.of(node=[node]) if each.kind in ours]
 
     def told(self) -> list[str]:
         """What the history of n1 says of its quarantine."""
         ours = (NodeEventKind.QUARANTINED, NodeEventKind.MENDED)
-        return [each.what for each in self.journal.node_events.of_node(("n1",)) if each.kind in ours]
+        return [each.what for each in self.journal.node_events.of(node=["n1"]) if each.kind in ours]
 
     @property
     def state(self) -> str:

@@ -33,8 +33,8 @@ class SimLease(Lease):
         self.go_on_at(url)
 
     def go_on_at(self, url: str) -> None:
-        self._engine = open_engine(sa.make_url(url))
-        sa.event.listen(self._engine, "connect", self._add_functions)
+        self._database.engine = open_engine(sa.make_url(url))
+        sa.event.listen(self._database.engine, "connect", self._add_functions)
 
     def _add_functions(self, connection: sqlite3.Connection, record: object) -> None:
         """What PostgreSQL has: its clock in seconds, an interval likewise."""
@@ -45,7 +45,7 @@ class SimLease(Lease):
         connection.create_function("pg_advisory_xact_lock", 1, lambda key: None)
 
     def let_go(self) -> None:
-        self._engine.dispose()
+        self._database.close()
 
 
 class Service:

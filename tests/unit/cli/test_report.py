@@ -250,12 +250,12 @@ def test_a_run_is_kept_from_its_beginning_to_its_end_also_by_a_controller_that_w
     )
     see(later, 1000.0, ended=(EndedJob(job=running.job, ended_at=NOW + 900.0, run=over),))
     see(later, 1100.0, ended=(EndedJob(job=running.job, ended_at=NOW + 900.0, run=replace(over, last_step=None)),))
-    (found,) = journal.run_records.of_job("9")
+    (found,) = journal.run_records.of(job_id=["9"])
     assert (found.began_at, found.ended_at, found.first_step, found.last_step) == (T - 60.0, T + 900.0, 90, 400)
     assert (found.first_rise_at, found.uid, found.watched_from) == (T - 5.0, 5, None)
     long = job(job=slurm_job(job_id="10", start_at=T - 9000.0), progress=progress(5.0, step=900))
     see(later, 1200.0, jobs=(long,))
-    assert journal.run_records.of_job("10")[0].watched_from == T + 1200.0
+    assert journal.run_records.of(job_id=["10"])[0].watched_from == T + 1200.0
 
 
 def test_what_sacct_prints_is_read_and_what_makes_no_sense_is_left_out() -> None:

@@ -22,7 +22,7 @@ from slurm_watchdog.controller.api.web_page import Page, make_page
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import Operators, Person, may_see, public_sentence
 from slurm_watchdog.detect.registry import KINDS, spec_of
-from slurm_watchdog.journal.compress import pack
+from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.model.incidents import NOBODY, Culprit
 from tests.builders.open_doors import (
     MARK,

@@ -20,7 +20,6 @@ from slurm_watchdog.controller.evidence.collector import CollectionLimits, Colle
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.controller.ports.given import EvidencePorts
 from slurm_watchdog.controller.state import evidence_collection
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import Collected, follows, processes_of
@@ -93,11 +92,8 @@ class Controller:
             self.report(node)
 
     def collecting(self, limits: CollectionLimits) -> Collector:
-        ports = EvidencePorts(
-            journal=self.journal, writer=self, cluster=self.state, judgement=self.judge, agents=self.commands,
-            probes=self.evidence, news=self.notifier,
-        )  # fmt: skip
-        return Collector(self.config, ports, limits)
+        told = self.notifier.diagnosed
+        return Collector(self.config, self.journal, self, self.state, self.judge, self.evidence, told, limits)
 
     def forgets_everything(self) -> None:
         self.state.__init__(silent_after_s=600, report_lifetime_s=60)  # type: ignore[misc]

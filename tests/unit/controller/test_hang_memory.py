@@ -88,7 +88,7 @@ def test_places_outlive_the_controller_and_old_ones_are_dropped(tmp_path: Path) 
         place = memory.place(incident_id)
         assert place is not None
         journal.hang_places.save(place)
-    again = HangMemory(journal.hang_places.since(0.0))
+    again = HangMemory(journal.hang_places.find())
     assert again.note(*hangs(3, rank=2), wall=2 * DAY) is not None
     assert again.said("h2") == memory.said("h2") and again.why_held("h3") is not None
     assert [each.incident_id for each in journal.hang_places.since(0.5 * DAY)] == ["h2"]

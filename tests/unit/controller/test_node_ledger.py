@@ -34,7 +34,7 @@ def journal(tmp_path: Path) -> Iterator[Journal]:
 
 
 def kinds(journal: Journal, node: str = "n1") -> list[tuple[str, str]]:
-    return [(each.kind, each.withdrawn_why) for each in journal.node_events.of_node((node,))]
+    return [(each.kind, each.withdrawn_why) for each in journal.node_events.of(node=[node])]
 
 
 def test_an_incident_counts_once_however_often_it_is_reported_and_after_a_restart(journal: Journal) -> None:
@@ -151,7 +151,7 @@ def test_a_link_that_falls_is_one_event_however_often_it_flaps(
     )
     ledger.note_report(report)
     ledger.note_report(report)
-    found = journal.node_events.of_node(("n1",))
+    found = journal.node_events.of(node=["n1"])
     assert [(each.kind, each.place) for each in found] == [("link_down", "link:mlx5_0")] * number
 
 

@@ -61,7 +61,7 @@ def test_a_node_that_fails_is_kept_with_the_figures_and_tested_again_only_after_
     for _ in range(4):
         cluster.sweep()
     assert len(cluster.tester.asked) == 1 and cluster.done == ["drain n1"]
-    said = [each for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.TEST_FAILED]
+    said = [each for each in cluster.journal.node_events.of(node=["n1"]) if each.kind == NodeEventKind.TEST_FAILED]
     assert [(each.place, each.what[-41:]) for each in said] == [
         ("memory", "memory bandwidth is 40 GB/s, its peers 200"[-41:])
     ]
@@ -78,7 +78,7 @@ def test_a_test_without_a_result_keeps_the_node_and_costs_one_job(cluster: Clust
     for _ in range(4):
         cluster.sweep()
     assert len(cluster.tester.asked) == 1 and cluster.done == ["drain n1"]
-    (said,) = (each for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.TESTED)
+    (said,) = (each for each in cluster.journal.node_events.of(node=["n1"]) if each.kind == NodeEventKind.TESTED)
     assert "not judged: " in said.what
 
 
@@ -101,13 +101,13 @@ def test_nothing_is_tested_that_must_not_be(cluster: Cluster, why: str) -> None:
 
 def test_what_a_test_does_not_measure_it_does_not_acquit(cluster: Cluster) -> None:
     cluster.says_of("n1", "gpu_fault", "f2", "GPU-a")
-    events = cluster.journal.node_events.of_node(("n1",))
+    events = cluster.journal.node_events.of(node=["n1"])
     cluster.journal.node_events.save(replace(events[-1], place="GPU-a"))
     cluster.tester.says = lambda node: NodeVerdict(node=node, truth=Truth.OK, peers=3, measured=("cpu", "memory"))
     for _ in range(3):
         cluster.sweep()
     assert cluster.done == ["drain n1"] and len(cluster.tester.asked) == 1
-    (said,) = (each for each in cluster.journal.node_events.of_node(("n1",)) if each.kind == NodeEventKind.TESTED)
+    (said,) = (each for each in cluster.journal.node_events.of(node=["n1"]) if each.kind == NodeEventKind.TESTED)
     assert said.what.endswith("not measured: GPU-a")
 
 

@@ -25,8 +25,7 @@ CHANGES = {
     "__init__.py": [("__version__ = ", '__version__ = "99.0.0"  # ')],
     "journal/tables.py": [
         (f"SCHEMA_VERSION = {SCHEMA_VERSION}", f"SCHEMA_VERSION = {SCHEMA_VERSION + 1}"),
-        ("Migrations = Mapping", 'NEXT = sa.Table("next", META, sa.Column("id", sa.Integer, primary_key=True))\n\n\nMigrations = Mapping'),
-        ("MIGRATIONS: Final[Migrations] = {", f"MIGRATIONS: Final[Migrations] = {{\n    {SCHEMA_VERSION}: lambda sql: NEXT.create(sql),"),
+        ("MIGRATIONS: Final = (", 'NEXT = _table("next", "id int key")\nMIGRATIONS: Final = ('),
     ],
     "model/report.py": [
         ("    interval_s: float = 5.0", "    of_next: tuple[str, ...] = ('new',)\n    interval_s: float = 5.0")

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.journal.alone import Alone
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.lease import Alone
 
 HOLDER = """
 import os, sys
-from slurm_watchdog.journal.alone import Alone
+from slurm_watchdog.journal.lease import Alone
 held = Alone(sys.argv[1])
 if os.fork() == 0:  # a child that outlives it, as one that hangs in the kernel would
     os.close(1)

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +18,7 @@ import pytest
 
 from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.journal import Journal, JournalError
-from slurm_watchdog.journal.tables import MIGRATIONS, SCHEMA_VERSION, Migrations, prepare
+from slurm_watchdog.journal.tables import SCHEMA_VERSION
 from slurm_watchdog.model.actions import (
     Action,
     ActionEnd,
@@ -274,23 +273,6 @@ def test_a_newer_schema_is_refused(path: Path) -> None:
         other.execute("UPDATE journal_schema SET version = ?", (SCHEMA_VERSION + 1,))
     with pytest.raises(JournalError, match=f"schema version {SCHEMA_VERSION + 1}.*install the release"):
         Journal(f"sqlite:///{path}")
-
-
-def test_an_older_schema_is_migrated(path: Path) -> None:
-    Journal(f"sqlite:///{path}").close()
-
-    def next_release(migrations: Migrations) -> None:
-        database = Database(f"sqlite:///{path}")
-        with closing(database), database.transaction() as sql:
-            prepare(sql, database.where, SCHEMA_VERSION + 1, migrations)
-
-    with pytest.raises(JournalError, match="schema version"):
-        next_release(MIGRATIONS)
-    more = {SCHEMA_VERSION: lambda sql: sql.exec_driver_sql("ALTER TABLE incidents ADD COLUMN extra TEXT")}
-    next_release({**MIGRATIONS, **more})
-    next_release({**MIGRATIONS, **more})  # once is enough
-    columns = [row[1] for row in sqlite3.connect(path).execute("PRAGMA table_info(incidents)")]
-    assert "extra" in columns
 
 
 def test_a_database_of_other_software_is_left_alone(path: Path) -> None:

@@ -68,7 +68,7 @@ def test_what_a_person_has_acknowledged_is_over_and_all_else_goes_on(tmp_path: P
     path = tmp_path / "journal.sqlite"
     journal = Journal(f"sqlite:///{path}")
     silence = Silence(id="s1", by="ann", at=1.0, until=9e9, nodes=("n1",), reason='no "until": here')
-    journal.silences.add(silence)
+    journal.silences.save(silence)
     journal.close()
     with sqlite3.connect(path) as old:
         document = '{"id":"a1","by":"bob","at":1.0,"reason":"no \\"until\\": here","incident_id":"i1"}'
@@ -110,7 +110,7 @@ def everything(url: str) -> None:
     assert not journal.node_entries("excluded", "8")
     (drained,) = journal.node_entries("drained")
     assert (drained.reason, drained.reason_at) == ("slurm-watchdog: x", 3.5)
-    journal.end_node_entry(drained.id, 7.0, "given back")
+    journal.end_node_entry(drained, 7.0, "given back")
     assert not journal.node_entries("drained")
     assert evidence_of(journal, "i1")[0][2] == {"a": "b" * 5000}
     assert journal.incidents()[0].summary == "again"

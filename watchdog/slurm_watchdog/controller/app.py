@@ -37,11 +37,10 @@ from slurm_watchdog.controller.standby import Standby
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
-from slurm_watchdog.journal.alone import Alone
-from slurm_watchdog.journal.database import Database, is_postgresql, is_sqlite
+from slurm_watchdog.journal.database import Database, address_of
 from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
-from slurm_watchdog.journal.lease import Lease
+from slurm_watchdog.journal.lease import Alone, Lease
 from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
 from slurm_watchdog.notify.programs import Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
@@ -86,9 +85,10 @@ def run_controller(
     recorder: Recorder | None = None
     try:
         url = journal_url(config)
-        if is_sqlite(url):
+        backend = address_of(url).get_backend_name()
+        if backend == "sqlite":
             alone = Alone(url)
-        if is_postgresql(url):
+        if backend == "postgresql":
             lease = Lease(url, f"{socket.gethostname()}:{split_address(config.controller.listen)[1]}")
             code = _become_active(config, lease, config_file, once=once)
             if code is not None:

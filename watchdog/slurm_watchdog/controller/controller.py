@@ -34,12 +34,11 @@ from slurm_watchdog.controller.node_history.node_tests import Tester
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.policy.sight import why_blind
-from slurm_watchdog.controller.ports.executors import RestartRequest
 from slurm_watchdog.controller.ports.given import (
     CHUNKS,
     ActionPorts,
     DecisionPorts,
-    EvidencePorts,
+    RestartRequest,
     TickChunks,
 )
 from slurm_watchdog.controller.recorder import Recorder
@@ -144,7 +143,8 @@ class Controller:
             our_reason=config.policy.drain_reason,
             renamed=config.policy.renamed_nodes,
         )
-        hangs = journal.hang_places.since(self.started_at - REMEMBERED_S)
+        journal.hang_places.prune(self.started_at - REMEMBERED_S)
+        hangs = journal.hang_places.find()
         self._paths = OwnedPaths(config.jobs, self.state)
         settings = config.detectors.settings()[SlowJob]
         self.slow_nodes = SlowNodes(settings, self.ledger.record, clock.wall, self.ledger.events)
@@ -157,16 +157,9 @@ class Controller:
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()
-        evidence = EvidencePorts(
-            journal=journal,
-            writer=self.writer,
-            cluster=self.state,
-            judgement=self.judge,
-            agents=self.commands,
-            probes=self.evidence,
-            news=notifier,
+        self.collector = Collector(
+            config, journal, self.writer, self.state, self.judge, self.evidence, notifier.diagnosed
         )
-        self.collector = Collector(config, evidence)
         self.news = IncidentNews(
             journal, self.writer, notifier, metrics, self.judge, self.state, self.collector, chunks, self.ledger,
             self._record_request,
@@ -181,8 +174,8 @@ class Controller:
                 judgement=self.judge,
                 collect=self.collector.operation,
                 writer=self.writer,
-                news=self.news,
-                incidents=self.news,
+                ended=self.news.ended,
+                close_incident=self.news.close_incident,
                 metrics=metrics,
                 blind=self.blind,
                 record=self._record,
@@ -200,7 +193,6 @@ class Controller:
                 judgement=self.judge,
                 executor=self.actions,
                 news=self.news,
-                incidents=self.news,
                 blind=self.blind,
             ),
             chunks,

@@ -17,8 +17,7 @@ from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.matters import Matter, decided_about, job_in, matters_of
 from slurm_watchdog.controller.policy.rules import Rule, wished
-from slurm_watchdog.controller.ports.executors import RestartRequest
-from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, TickChunks
+from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, RestartRequest, TickChunks
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wish
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
@@ -33,7 +32,7 @@ class Decider:
         self._paths = OwnedPaths(config.jobs, ports.cluster)
         self._inputs = DecisionInputs(config, ports, self._paths)
         self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
-        self._executor, self._news, self._incidents = ports.executor, ports.news, ports.incidents
+        self._executor, self._news = ports.executor, ports.news
         self._new_id, self._new_incident_id = ports.new_id, ports.new_incident_id
         self._monotonic, self._wall, self._chunks = ports.monotonic, ports.wall, chunks
         self._earlier: dict[str, list[Decision]] = {}
@@ -236,7 +235,7 @@ class Decider:
         self._news.requested(incident, RestartRequest(job, exclude, reason, asked_by, at_once, wish, within_s))
         self._write_and_execute(incident, decision)
         if decision.verdict is Verdict.ALLOWED:
-            self._incidents.add_incident(incident)
+            self._news.add_incident(incident)
         else:
-            self._incidents.close_incident(incident, f"refused: {decision.reason}")
+            self._news.close_incident(incident, f"refused: {decision.reason}")
         return incident, decision

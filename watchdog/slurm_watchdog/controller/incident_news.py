@@ -14,8 +14,7 @@ from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.node_history.ledger import NodeLedger
-from slurm_watchdog.controller.ports.executors import RestartRequest
-from slurm_watchdog.controller.ports.given import TickChunks
+from slurm_watchdog.controller.ports.given import RestartRequest, TickChunks
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.writer import JournalWriter

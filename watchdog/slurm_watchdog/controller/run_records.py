@@ -34,8 +34,8 @@ class RunRecords:
     def __init__(self, journal: Journal, writer: JournalWriter, now: float, wall: float):
         """`now` is the monotonic clock, `wall` the date. Raises JournalError."""
         self._journal, self._writer = journal, writer
-        journal.run_records.drop_before(wall - KEPT_S)
-        known = journal.run_records.between(wall - REMEMBERED_S, wall)
+        journal.run_records.prune(wall - KEPT_S, "seen_at")
+        known = journal.run_records.find(journal.run_records.c.seen_at >= wall - REMEMBERED_S)
         self._known: dict[Key, RunRecord] = {(each.job_id, each.restarts): each for each in known}
         self._written_at: dict[Key, float] = {}
         self._looked_at = now - LOOK_EVERY_S

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
-from typing import Protocol
+
+from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.health.cluster import is_announced
@@ -17,14 +18,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.silence import Silence
-
-
-class SilenceNews(Protocol):
-    """Who announces."""
-
-    def opened(self, incident: Incident) -> None: ...
-
-    def noted(self, incident: Incident, sentence: str) -> None: ...
+from slurm_watchdog.notify.dispatcher import Notifier
 
 
 class Silences:
@@ -34,7 +28,7 @@ class Silences:
         self,
         journal: Journal,
         writer: JournalWriter,
-        news: SilenceNews,
+        news: Notifier,
         incidents: Callable[[], Iterable[Incident]],
         wall: Callable[[], float] = clock.wall,
     ):
@@ -57,7 +51,7 @@ class Silences:
         self._open.append(silence)
         try:
             with self._journal.together():
-                self._journal.silences.add(silence)
+                self._journal.silences.save(silence)
                 for incident in self._covered(silence):
                     self._journal.add_note(incident.id, silence.at, sentence)
                     self._news.noted(incident, sentence)
@@ -72,7 +66,7 @@ class Silences:
         self._open.remove(silence)
         try:
             with self._journal.together():
-                self._journal.silences.end(silence.id, now, why)
+                self._journal.silences.save(replace(silence, ended_at=now, ended_why=why))
                 for incident in self._covered(silence):
                     self._journal.add_note(incident.id, now, f"silence {silence.id} is over: {why}")
                     if is_announced(incident):

@@ -51,11 +51,8 @@ class Database:
         """`read_only`: holds up nobody who writes, and is refused what would change anything. `check`: first in
         every transaction; what it raises ends it."""
         self._check = check
-        try:
-            self._url = sa.make_url(url)
-        except sa.exc.ArgumentError as error:
-            raise JournalError(NO_URL) from error
-        self.where = self._url.render_as_string(hide_password=True)
+        address = address_of(url)
+        self.where = address.render_as_string(hide_password=True)
         self._open: sa.Connection | None = None
         """Inside of `together`: its transaction."""
         self._waiting: dict[sa.Executable, list[Row]] = {}
@@ -63,8 +60,8 @@ class Database:
         self._keys: set[str] = set()
         self._failed: JournalError | None = None
         try:
-            keep_private(self._url)
-            self.engine = open_engine(self._url, busy_ms, read_only=read_only)
+            keep_private(address)
+            self.engine = open_engine(address, busy_ms, read_only=read_only)
         except (sa.exc.SQLAlchemyError, ImportError) as error:
             raise explain(error, self.where) from error
 
@@ -249,26 +246,19 @@ def private_file(path: str) -> int:
     return fd
 
 
-def is_postgresql(url: sa.URL | str) -> bool:
-    """Whether several controllers may share the journal at this address. Raises JournalError for no address."""
+def address_of(url: str) -> sa.URL:
+    """The address of a journal. Raises JournalError for none."""
     try:
-        return sa.make_url(url).get_backend_name() == "postgresql"
-    except sa.exc.ArgumentError as error:
-        raise JournalError(NO_URL) from error
-
-
-def is_sqlite(url: sa.URL | str) -> bool:
-    """Whether the journal at this address is a file. Raises JournalError for no address."""
-    try:
-        return sa.make_url(url).get_backend_name() == "sqlite"
+        return sa.make_url(url)
     except sa.exc.ArgumentError as error:
         raise JournalError(NO_URL) from error
 
 
 def open_engine(url: sa.URL, busy_ms: int = BUSY_MS, *, read_only: bool = False) -> sa.Engine:
     """An engine for one thread. For SQLite: durable, waiting for locks, transactions that begin where we say."""
-    if url.get_backend_name() != "sqlite":
-        return sa.create_engine(url, pool_pre_ping=True, connect_args=WAITS if is_postgresql(url) else {})
+    backend = url.get_backend_name()
+    if backend != "sqlite":
+        return sa.create_engine(url, pool_pre_ping=True, connect_args=WAITS if backend == "postgresql" else {})
     engine = sa.create_engine(url, poolclass=sa.pool.StaticPool)
 
     @sa.event.listens_for(engine, "connect")

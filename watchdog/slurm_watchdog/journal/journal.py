@@ -9,28 +9,31 @@ deleted or overwritten by opening it.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
+from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.journal.database import Database, JournalError, encode, plain, value_of
+from slurm_watchdog.journal.documents import Documents
 from slurm_watchdog.journal.evidence import SqlEvidence
-from slurm_watchdog.journal.hang_places import SqlHangPlaces
-from slurm_watchdog.journal.node_events import SqlNodeEvents
 from slurm_watchdog.journal.outbox import SqlOutbox
-from slurm_watchdog.journal.run_records import SqlRunRecords
-from slurm_watchdog.journal.silences import SqlSilences
 from slurm_watchdog.journal.tables import (
     ACTION_ENDS,
     DECISIONS,
+    HANG_PLACES,
     INCIDENT_JOBS,
     INCIDENTS,
+    JOB_RUNS,
+    NODE_EVENTS,
     NODE_LEDGER,
     OPERATIONS,
     PAUSES,
+    SILENCES,
     TIMELINE,
     TO_BE_DONE,
     prepare,
@@ -44,29 +47,27 @@ from slurm_watchdog.model.actions import (
     OperationRecord,
     Verdict,
 )
+from slurm_watchdog.model.hang_place import HangPlace
 from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.node_events import NodeEvent
+from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.model.silence import Silence
 
 __all__ = ["Journal", "JournalError", "NodeEntry"]
-
-V = TypeVar("V", bound=Struct)
 
 IDS_AT_ONCE = 500
 """In one query: databases limit how many values a statement takes."""
 OWNERS_AMONG = 2000
 """Incidents, the newest, among which those of one owner are looked for: each document is searched for them."""
-SAVED: sa.BindParameter[str] = sa.bindparam("saved")
-DROP_INCIDENT = sa.delete(INCIDENTS).where(INCIDENTS.c.id == SAVED)
-DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == SAVED)
-ADD_INCIDENT = sa.insert(INCIDENTS)
+DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == sa.bindparam("saved"))
 ADD_INCIDENT_JOB = sa.insert(INCIDENT_JOBS)
 ADD_NOTE = sa.insert(TIMELINE)
-ADD_DECISION = sa.insert(DECISIONS)
 
 
 class NodeEntry(Struct, frozen=True, kw_only=True):
     """One thing that we did to a node."""
 
-    id: int
+    id: int | None = None
     node: str
     what: str
     """`excluded` (from `job_id`) or `drained`."""
@@ -75,8 +76,10 @@ class NodeEntry(Struct, frozen=True, kw_only=True):
     at: float
     reason: str
     """Of a drain: as Slurm has it since."""
-    reason_at: float | None
+    reason_at: float | None = None
     """The time that Slurm gave to our drain: if it differs somebody else has drained the node since."""
+    ended_at: float | None = None
+    ended_why: str | None = None
 
 
 class Journal:
@@ -90,10 +93,13 @@ class Journal:
         self._database = database(url)
         self.outbox = SqlOutbox(self._database)
         self.evidence = SqlEvidence(self._database)
-        self.hang_places = SqlHangPlaces(self._database)
-        self.run_records = SqlRunRecords(self._database)
-        self.node_events = SqlNodeEvents(self._database)
-        self.silences = SqlSilences(self._database)
+        self.hang_places = Documents(self._database, HANG_PLACES, HangPlace, "incident_id")
+        self.run_records = Documents(self._database, JOB_RUNS, RunRecord, "job_id", "restarts", order="began_at job_id")
+        self.node_events = Documents(self._database, NODE_EVENTS, NodeEvent, "key", order="at id")
+        self.silences = Documents(self._database, SILENCES, Silence, "id", order="number")
+        self._incidents = Documents(self._database, INCIDENTS, Incident, "id", order="opened_at id")
+        self._decisions = Documents(self._database, DECISIONS, Decision, "id", order="decided_at id")
+        self._entries = Documents(self._database, NODE_LEDGER, NodeEntry, "id", order="id")
         try:
             with self._database.transaction() as sql:
                 prepare(sql, self._database.where)
@@ -117,53 +123,40 @@ class Journal:
 
     def save_incident(self, incident: Incident) -> None:
         """Write an incident as it is now; the row of the same id is replaced."""
-        key = {"saved": incident.id}
-        row = {
-            "id": incident.id,
-            "state": incident.state.value,
-            "kind": str(incident.kind),
-            "opened_at": incident.opened_at,
-            "document": encode(incident),
-        }
         jobs = [
             {"incident_id": incident.id, "job_id": job_id} for job_id in dict.fromkeys(map(plain, incident.job_ids))
         ]
         self._database.put(
-            (DROP_INCIDENT, [key]),
-            (DROP_INCIDENT_JOBS, [key]),
-            (ADD_INCIDENT, [row]),
+            *self._incidents.writes(incident),
+            (DROP_INCIDENT_JOBS, [{"saved": incident.id}]),
             (ADD_INCIDENT_JOB, jobs),
             key=incident.id,
         )
 
     def load_open_incidents(self) -> list[Incident]:
         """All that are not resolved, oldest first."""
-        query = sa.select(INCIDENTS.c.document).where(INCIDENTS.c.state != IncidentState.RESOLVED.value)
-        return self._documents(query.order_by(INCIDENTS.c.opened_at, INCIDENTS.c.id), Incident)
+        return self._incidents.find(INCIDENTS.c.state != IncidentState.RESOLVED.value)
 
     def incidents(
         self, job_id: str | None = None, limit: int = 200, *, owner: int | None = None, beginning: str = ""
     ) -> list[Incident]:
         """Incidents (of one job; of jobs of this `owner` alone, among the newest OWNERS_AMONG of all; with ids that
         begin so), newest first, at most `limit`."""
-        query = sa.select(INCIDENTS.c.document)
+        where: list[sa.ColumnElement[bool]] = []
         if beginning:
-            query = query.where(INCIDENTS.c.id.startswith(beginning, autoescape=True))
+            where.append(INCIDENTS.c.id.startswith(beginning, autoescape=True))
         if owner is not None:  # as a document has it; a text in one has its quotes escaped
             newest = sa.select(INCIDENTS.c.opened_at).order_by(INCIDENTS.c.opened_at.desc()).offset(OWNERS_AMONG - 1)
-            since = sa.func.coalesce(newest.limit(1).scalar_subquery(), 0.0)
-            his = INCIDENTS.c.document.contains(f'"owners":[{owner}]', autoescape=True)
-            query = query.where(INCIDENTS.c.opened_at >= since, his)
+            where.append(INCIDENTS.c.opened_at >= sa.func.coalesce(newest.limit(1).scalar_subquery(), 0.0))
+            where.append(INCIDENTS.c.document.contains(f'"owners":[{owner}]', autoescape=True))
         if job_id is not None:
             of_job = sa.select(INCIDENT_JOBS.c.incident_id).where(INCIDENT_JOBS.c.job_id == job_id)
-            query = query.where(INCIDENTS.c.id.in_(of_job))
-        query = query.order_by(INCIDENTS.c.opened_at.desc(), INCIDENTS.c.id.desc())
-        return self._documents(query.limit(limit), Incident)
+            where.append(INCIDENTS.c.id.in_(of_job))
+        return self._incidents.find(*where, newest=limit)
 
     def incident(self, incident_id: str) -> Incident | None:
         """One incident, None if there is none of that id."""
-        found = self._documents(sa.select(INCIDENTS.c.document).where(INCIDENTS.c.id == incident_id), Incident)
-        return found[0] if found else None
+        return next(iter(self._incidents.of(id=[incident_id])), None)
 
     def add_note(self, incident_id: str, at: float, text: str) -> None:
         """Add a sentence to the timeline of an incident."""
@@ -178,38 +171,24 @@ class Journal:
 
     def add_decision(self, decision: Decision) -> None:
         """Write a decision, before anything is done for it. The same id twice is an error: decisions don't change."""
-        row = {
-            "id": decision.id,
-            "incident_id": decision.incident_id,
-            "verdict": decision.verdict.value,
-            "action": decision.action.value,
-            "decided_at": decision.decided_at,
-            "document": encode(decision),
-        }
-        self._database.put((ADD_DECISION, [row]))
+        self._decisions.add(decision)
 
     def decisions(self, incident_id: str | None = None) -> list[Decision]:
         """Decisions (of one incident), oldest first."""
-        query = sa.select(DECISIONS.c.document)
-        if incident_id is not None:
-            query = query.where(DECISIONS.c.incident_id == incident_id)
-        return self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision)
+        return self._decisions.find() if incident_id is None else self._decisions.of(incident_id=[incident_id])
 
     def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]:
         """Incident -> its decisions, oldest first, of many incidents at once."""
         found: dict[str, list[Decision]] = {incident_id: [] for incident_id in incident_ids}
         ids = list(found)
         for start in range(0, len(ids), IDS_AT_ONCE):
-            some = DECISIONS.c.incident_id.in_(ids[start : start + IDS_AT_ONCE])
-            query = sa.select(DECISIONS.c.document).where(some)
-            for decision in self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision):
+            for decision in self._decisions.of(incident_id=ids[start : start + IDS_AT_ONCE]):
                 found[decision.incident_id].append(decision)
         return found
 
     def decisions_since(self, at: float) -> list[Decision]:
         """Actions allowed at `at` or later, oldest first: what budgets and cool-downs count."""
-        query = sa.select(DECISIONS.c.document).where(DECISIONS.c.decided_at >= at, *TO_BE_DONE)
-        return self._documents(query.order_by(DECISIONS.c.decided_at, DECISIONS.c.id), Decision)
+        return self._decisions.find(DECISIONS.c.decided_at >= at, *TO_BE_DONE)
 
     def operation_intent(
         self, decision_id: str, operation: Operation, attempt: int, at: float, detail: str = ""
@@ -273,23 +252,15 @@ class Journal:
         return self._action_runs(*TO_BE_DONE, DECISIONS.c.incident_id == incident_id)
 
     def _action_runs(self, *conditions: sa.ColumnElement[bool]) -> list[ActionRun]:
-        query = sa.select(DECISIONS.c.document).where(*conditions).order_by(DECISIONS.c.decided_at, DECISIONS.c.id)
-        with self._database.transaction() as sql:
-            decisions = [self._database.decode(text, Decision) for text in sql.execute(query).scalars()]
-            return [self._action_run(sql, decision) for decision in decisions]
-
-    def _action_run(self, sql: sa.Connection, decision: Decision) -> ActionRun:
-        rows = sql.execute(
-            sa.select(OPERATIONS).where(OPERATIONS.c.decision_id == decision.id).order_by(OPERATIONS.c.id)
-        )
-        records = tuple(value_of(row, OperationRecord) for row in rows)
-        query = sa.select(ACTION_ENDS.c.document).where(ACTION_ENDS.c.decision_id == decision.id)
-        end = sql.execute(query).scalar_one_or_none()
-        return ActionRun(
-            decision=decision,
-            records=records,
-            end=None if end is None else self._database.decode(end, ActionEnd),
-        )
+        about = sa.select(DECISIONS.c.id).where(*conditions)
+        done = sa.select(OPERATIONS).where(OPERATIONS.c.decision_id.in_(about)).order_by(OPERATIONS.c.id)
+        ended = sa.select(ACTION_ENDS).where(ACTION_ENDS.c.decision_id.in_(about))
+        decisions = self._decisions.find(*conditions)
+        records: dict[str, list[OperationRecord]] = defaultdict(list)
+        for row in self._database.rows(done):
+            records[row.decision_id].append(value_of(row, OperationRecord))
+        ends = {row.decision_id: self._database.decode(row.document, ActionEnd) for row in self._database.rows(ended)}
+        return [ActionRun(decision=each, records=tuple(records[each.id]), end=ends.get(each.id)) for each in decisions]
 
     def _require_open(self, sql: sa.Connection, decision_id: str) -> None:
         """Raises JournalError unless the decision was allowed and its action has not ended."""
@@ -316,26 +287,24 @@ class Journal:
     ) -> None:
         """Write down that a node is, or is about to be, excluded or drained. The same for the same decision
         twice is once."""
-        row: dict[str, Any] = {"node": node, "what": what, "decision_id": decision.id}
-        same = [NODE_LEDGER.c[name] == value for name, value in row.items()]
         job_id = decision.fence.job_id if decision.fence is not None else ""
-        with self._database.transaction() as sql:
-            if sql.execute(sa.select(NODE_LEDGER.c.id).where(*same)).first() is None:
-                more = {"job_id": job_id, "at": at, "reason": plain(reason), "reason_at": reason_at}
-                sql.execute(sa.insert(NODE_LEDGER).values(row | more))
+        c = self._entries.c
+        if not self._entries.find(c.node == node, c.what == what, c.decision_id == decision.id):
+            entry = NodeEntry(
+                node=node, what=what, job_id=job_id, decision_id=decision.id, at=at, reason=reason, reason_at=reason_at
+            )  # fmt: skip
+            self._entries.add(entry)
 
     def node_entries(self, what: str, job_id: str | None = None) -> list[NodeEntry]:
         """What we did to nodes and have not taken back, oldest first."""
-        query = sa.select(NODE_LEDGER).where(NODE_LEDGER.c.what == what, NODE_LEDGER.c.ended_at.is_(None))
-        if job_id is not None:
-            query = query.where(NODE_LEDGER.c.job_id == job_id)
-        rows = self._database.rows(query.order_by(NODE_LEDGER.c.id))
-        return [value_of(row, NodeEntry) for row in rows]
+        c = self._entries.c
+        return self._entries.find(
+            c.what == what, c.ended_at.is_(None), *(() if job_id is None else (c.job_id == job_id,))
+        )
 
-    def end_node_entry(self, entry_id: int, at: float, why: str) -> None:
+    def end_node_entry(self, entry: NodeEntry, at: float, why: str) -> None:
         """It is taken back, or not ours any more."""
-        ended = {"ended_at": at, "ended_why": why}
-        self._database.change(sa.update(NODE_LEDGER).where(NODE_LEDGER.c.id == entry_id).values(ended))
+        self._entries.save(replace(entry, ended_at=at, ended_why=why))
 
     # -- pause
 
@@ -355,11 +324,6 @@ class Journal:
         query = sa.select(PAUSES).where(PAUSES.c.resumed_at.is_(None)).order_by(PAUSES.c.id)
         row = next(iter(self._database.rows(query)), None)
         return None if row is None else (row.reason, row.paused_by, row.paused_at)
-
-    # -- inside
-
-    def _documents(self, query: sa.Select[Any], kind: type[V]) -> list[V]:
-        return [self._database.decode(text, kind) for (text,) in self._database.rows(query)]
 
 
 def one_operation(decision_id: str, operation: Operation, attempt: int) -> tuple[sa.ColumnElement[bool], ...]:

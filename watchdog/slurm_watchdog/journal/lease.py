@@ -1,13 +1,16 @@
-"""Which of several controllers on one PostgreSQL is the active one: a row that it renews, with a number that grows.
+"""Which controller is the active one: two would decide about the same jobs, each without the other.
 
-The number (epoch) is a fencing token: every transaction of the journal locks the row of its own epoch first, so
-that one of a controller that was replaced fails, however late it comes; and nobody is replaced in the middle of one.
+On a journal in a file it is the one that holds a lock; of several on one PostgreSQL the one that renews a row, with a
+number that grows. The number (epoch) is a fencing token: every transaction of the journal locks the row of its own
+epoch first, so that one of a controller that was replaced fails, however late it comes; and nobody is replaced in the
+middle of one.
 Whether a lease has expired is asked of the database's clock alone. The holder measures from before each renewal
 on its own monotonic clock, and ends `MARGIN_S` before anybody else may begin.
 """
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import threading
@@ -17,7 +20,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.journal.database import explain, open_engine
+from slurm_watchdog.journal.database import Database, private_file
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.tables import refuse_newer
 
@@ -54,6 +57,35 @@ class Held:
     age_s: float
 
 
+class Alone:
+    """Holds the SQLite journal at `url` until it is closed or this process ends. Raises JournalError if another process
+    holds it, OSError if that cannot be found out.
+
+    The lock is POSIX's: no child inherits it, so that one that hangs in the kernel keeps no later controller out.
+    """
+
+    def __init__(self, url: str):
+        address = sa.make_url(url)
+        path = address.database
+        self._fd: int | None = None
+        if path in (None, "", ":memory:") or "uri" in address.query:
+            return
+        self._fd = private_file(f"{path}.lock")
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            self.close()
+            raise JournalError(
+                f"Another controller has the journal {path}: stop it first, or set another controller.state_directory."
+            ) from error
+
+    def close(self) -> None:
+        """Lets the next one have it."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
 class Lease:
     """The lease in the database at `url`, for the controller `name`. Every method raises JournalError."""
 
@@ -63,33 +95,22 @@ class Lease:
         """Ours; 0: not held."""
         self.until = 0.0
         """Until then on our monotonic clock we are the active one, unless it is renewed."""
-        address = sa.make_url(url)
-        self._where = address.render_as_string(hide_password=True)
-        try:
-            self._engine = open_engine(address)
-        except (sa.exc.SQLAlchemyError, ImportError) as error:
-            raise explain(error, self._where) from error
+        self._database = Database(url)
         self._ended = threading.Event()
 
     def prepare(self) -> None:
         """Makes the table and its row. Two controllers that start at once may both do so."""
-        try:
-            with self._engine.begin() as sql:
-                sql.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(LEASE.name))))
-                META.create_all(sql)
-                if sql.execute(sa.select(LEASE.c.epoch)).first() is None:
-                    sql.execute(sa.insert(LEASE).values(epoch=1, holder="", renewed_at=DATABASE_NOW))
-        except sa.exc.SQLAlchemyError as error:
-            raise explain(error, self._where) from error
+        with self._database.transaction() as sql:
+            sql.execute(sa.select(sa.func.pg_advisory_xact_lock(sa.func.hashtext(LEASE.name))))
+            META.create_all(sql)
+            if sql.execute(sa.select(LEASE.c.epoch)).first() is None:
+                sql.execute(sa.insert(LEASE).values(epoch=1, holder="", renewed_at=DATABASE_NOW))
 
     def read(self) -> Held:
         """Who has it now."""
         age = sa.func.extract("epoch", DATABASE_NOW - LEASE.c.renewed_at).cast(sa.Float)
-        try:
-            with self._engine.begin() as sql:
-                row = sql.execute(sa.select(LEASE.c.epoch, LEASE.c.holder, age.label("age_s"))).one()
-        except sa.exc.SQLAlchemyError as error:
-            raise explain(error, self._where) from error
+        with self._database.transaction() as sql:
+            row = sql.execute(sa.select(LEASE.c.epoch, LEASE.c.holder, age.label("age_s"))).one()
         return Held(row.epoch, row.holder, row.age_s)
 
     def take(self) -> bool:
@@ -102,12 +123,9 @@ class Lease:
         row = {"epoch": LEASE.c.epoch + 1, "holder": self.name, "renewed_at": DATABASE_NOW}
         free = sa.or_(LEASE.c.holder == "", expired)
         asked_at = clock.monotonic()
-        try:
-            with self._engine.begin() as sql:
-                refuse_newer(sql, self._where)
-                epoch = sql.execute(sa.update(LEASE).where(free).values(row).returning(LEASE.c.epoch)).scalar()
-        except sa.exc.SQLAlchemyError as error:
-            raise explain(error, self._where) from error
+        with self._database.transaction() as sql:
+            refuse_newer(sql, self._database.where)
+            epoch = sql.execute(sa.update(LEASE).where(free).values(row).returning(LEASE.c.epoch)).scalar()
         if epoch is None:
             return False
         self.epoch, self.until = int(epoch), asked_at + self.lease_s - MARGIN_S
@@ -116,14 +134,11 @@ class Lease:
     def renew(self) -> bool:
         """False: another controller has taken it."""
         asked_at = clock.monotonic()
-        try:
-            with self._engine.begin() as sql:
-                renewal = sa.update(LEASE).where(LEASE.c.epoch == self.epoch).values(renewed_at=DATABASE_NOW)
-                if not sql.execute(renewal).rowcount:
-                    self.until = 0.0
-                    return False
-        except sa.exc.SQLAlchemyError as error:
-            raise explain(error, self._where) from error
+        if not self._database.change(
+            sa.update(LEASE).where(LEASE.c.epoch == self.epoch).values(renewed_at=DATABASE_NOW)
+        ):
+            self.until = 0.0
+            return False
         self.until = asked_at + self.lease_s - MARGIN_S
         return True
 
@@ -178,9 +193,8 @@ class Lease:
         self._ended.set()
         if self.epoch:
             try:
-                with self._engine.begin() as sql:
-                    sql.execute(sa.update(LEASE).where(LEASE.c.epoch == self.epoch).values(holder=""))
-            except sa.exc.SQLAlchemyError as error:
-                log.warning("the lease is left to expire: %s", explain(error, self._where))
+                self._database.change(sa.update(LEASE).where(LEASE.c.epoch == self.epoch).values(holder=""))
+            except JournalError as error:
+                log.warning("the lease is left to expire: %s", error)
         self.until = 0.0
-        self._engine.dispose()
+        self._database.close()

@@ -34,7 +34,8 @@ class SqlOutbox:
     def add(self, channel: str, incident_id: str, payload: dict[str, Any], at: float) -> None:
         """Put a message up for sending; it stays until it is done, restarts included."""
         row = {"channel": channel, "incident_id": incident_id, "payload": encode(payload), "added_at": at}
-        self._database.put((ADD, [row]))
+        new = {"done": False, "attempts": 0, "retry_at": 0.0, "error": ""}
+        self._database.put((ADD, [row | new]))
 
     def pending(self, limit: int, channel: str | None = None, after: int = 0) -> list[OutboxItem]:
         """The oldest messages (of one channel) that are not done, in the order they were added; those with an

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 
 from slurm_watchdog.journal.database import Database
-from slurm_watchdog.journal.run_records import SqlRunRecords
-from slurm_watchdog.journal.tables import ACTION_ENDS, DECISIONS, INCIDENTS
+from slurm_watchdog.journal.documents import Documents
+from slurm_watchdog.journal.tables import ACTION_ENDS, DECISIONS, INCIDENTS, JOB_RUNS
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.run_record import RunRecord, Spell
@@ -23,30 +23,29 @@ def read_report(url: str, since: float, until: float) -> tuple[list[RunRecord], 
     database = Database(url, read_only=True)
     try:
         with database.together():
-            runs = SqlRunRecords(database).between(since, until)
+            runs = Documents(database, JOB_RUNS, RunRecord, order="began_at job_id")
+            found = runs.find(JOB_RUNS.c.seen_at >= since, JOB_RUNS.c.began_at <= until)
             spells = _spells(database, since, until)
     finally:
         database.close()
-    return runs, spells
+    return found, spells
 
 
 def _spells(database: Database, since: float, until: float) -> list[Spell]:
-    opened = INCIDENTS.c.opened_at.between(since - LONGEST_S, until)
-    incidents = [
-        database.decode(row.document, Incident)
-        for row in database.rows(sa.select(INCIDENTS.c.document).where(opened).order_by(INCIDENTS.c.opened_at))
-    ]
+    incidents = Documents(database, INCIDENTS, Incident, order="opened_at").find(
+        INCIDENTS.c.opened_at.between(since - LONGEST_S, until)
+    )
+    in_time = DECISIONS.c.decided_at.between(since - LONGEST_S, until)
     done = sa.select(DECISIONS.c.document.label("decision"), ACTION_ENDS.c.document.label("ended")).join(
         ACTION_ENDS, ACTION_ENDS.c.decision_id == DECISIONS.c.id
     )
     ends: dict[str, list[tuple[Decision, ActionEnd]]] = defaultdict(list)
-    for row in database.rows(done.where(DECISIONS.c.decided_at.between(since - LONGEST_S, until))):
+    for row in database.rows(done.where(in_time)):
         decision = database.decode(row.decision, Decision)
         ends[decision.incident_id].append((decision, database.decode(row.ended, ActionEnd)))
     observed: dict[str, list[Decision]] = defaultdict(list)
-    undone = sa.select(DECISIONS.c.document).where(DECISIONS.c.verdict == Verdict.OBSERVED.value)
-    for row in database.rows(undone.where(DECISIONS.c.decided_at.between(since - LONGEST_S, until))):
-        decision = database.decode(row.document, Decision)
+    undone = Documents(database, DECISIONS, Decision, order="decided_at")
+    for decision in undone.find(DECISIONS.c.verdict == Verdict.OBSERVED.value, in_time):
         observed[decision.incident_id].append(decision)
     return [spell for each in incidents for spell in spells_of(each, ends[each.id], until, observed[each.id])]
 

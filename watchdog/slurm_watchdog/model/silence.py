@@ -27,6 +27,8 @@ class Silence(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     owner: int | None = None
     """Uid of a job's owner who made it with no other right: it covers what is about jobs of that owner alone."""
+    ended_at: float | None = None
+    ended_why: str = ""
 
     @property
     def words(self) -> str:

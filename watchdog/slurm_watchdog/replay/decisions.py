@@ -20,8 +20,7 @@ from slurm_watchdog.controller.actions.own_records import subject_of
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.policy.sight import why_blind
-from slurm_watchdog.controller.ports.executors import RestartRequest
-from slurm_watchdog.controller.ports.given import DecisionPorts
+from slurm_watchdog.controller.ports.given import DecisionPorts, RestartRequest
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import NodeEntry
@@ -34,9 +33,7 @@ OF_THE_CONTROLLER = (Controller, Asked, Touched, Ended)
 """What a recorded controller says of itself."""
 
 
-A_DRAIN = NodeEntry(
-    id=0, node="", what="drained", job_id="", decision_id="", at=0.0, reason="", reason_at=None
-)  # fmt: skip
+A_DRAIN = NodeEntry(node="", what="drained", job_id="", decision_id="", at=0.0, reason="")
 """Of which node is not recorded: drains are counted."""
 
 
@@ -65,10 +62,6 @@ class ReplayJournal:
             for each in self._allowed
             if each.incident_id == incident_id
         ]
-
-    def timeline(self, incident_id: str) -> list[tuple[float, str]]:
-        """Nothing is done in a replay: no checkpoint is kept."""
-        return []
 
     def add_decision(self, decision: Decision) -> None:
         self._works()
@@ -181,7 +174,6 @@ class ReplayDecisions:
                 judgement=judge,
                 executor=self._executor,
                 news=self,
-                incidents=self,
                 blind=self._blind,
                 new_id=lambda: f"d{next(numbers)}",
                 new_incident_id=new_id,

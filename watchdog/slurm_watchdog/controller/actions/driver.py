@@ -272,7 +272,7 @@ class Driver:
         if outcome[0] is OperationOutcome.DONE:
             for entry in tools.journal.node_entries("excluded", self.job_id):
                 if entry.node not in nodes:
-                    tools.journal.end_node_entry(entry.id, clock.wall(), "dropped from the job's list")
+                    tools.journal.end_node_entry(entry, clock.wall(), "dropped from the job's list")
         return outcome
 
     async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:

@@ -38,7 +38,7 @@ async def sweep(
 def _write_outcome(journal: Journal, entry: NodeEntry, why: str, *, settled: bool) -> None:
     if settled:
         log.warning("node %s, %s: %s", entry.node, entry.what, why)
-        journal.end_node_entry(entry.id, clock.wall(), why)
+        journal.end_node_entry(entry, clock.wall(), why)
     elif why:
         log.info("node %s, %s: %s", entry.node, entry.what, why)
 

@@ -45,7 +45,7 @@ class Actions:
         self._config = config
         self._journal, self._state, self._slurm = ports.journal, ports.state, ports.slurm
         self._judgement, self._writer, self._metrics = ports.judgement, ports.writer, ports.metrics
-        self._news, self._incidents = ports.news, ports.incidents
+        self._report_end, self._close_incident = ports.ended, ports.close_incident
         self._blind, self._on_failure, self._record = ports.blind, ports.on_failure, ports.record
         self._tools = Tools(
             journal=ports.journal,
@@ -209,7 +209,7 @@ class Actions:
         if incident is None:
             return
         self._writer.add_note(incident, f"{run.decision.action} {end.words}: {end.detail}")
-        self._writer.write_or_queue(lambda: self._news.ended(incident, run))
+        self._writer.write_or_queue(lambda: self._report_end(incident, run))
         busy = incident.id in self.acting()
         if (
             not busy
@@ -217,7 +217,7 @@ class Actions:
             and incident.state is not IncidentState.RESOLVED
             and (end.ok or incident.kind == IncidentKind.OPERATOR_RESTART)
         ):
-            self._incidents.close_incident(incident, end.detail)
+            self._close_incident(incident, end.detail)
 
     def _count_gpus(self, run: ActionRun, steps_lost: int) -> None:
         """What a restart that went well cost, and how many GPUs it brought back to work that nobody asked for."""

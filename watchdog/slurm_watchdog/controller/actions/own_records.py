@@ -1,8 +1,8 @@
-"""What a controller writes into its recording about itself: without it a replay could not decide as it did. Pure."""
+"""What a controller writes into its recording about itself: without it a replay could not decide as it did."""
 
 from __future__ import annotations
 
-from slurm_watchdog.controller.ports.executors import RestartRequest
+from slurm_watchdog.controller.ports.given import RestartRequest
 from slurm_watchdog.model.actions import ActionEnd, Decision
 from slurm_watchdog.trace.records import Asked, Ended, Touched
 

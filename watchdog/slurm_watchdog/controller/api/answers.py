@@ -15,8 +15,8 @@ from slurm_watchdog.base.structs import picked
 from slurm_watchdog.controller.api import journal_view, node_views
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
 from slurm_watchdog.controller.api.report_view import Unfit, report_asked
+from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.api.status_view import own_status, status_of
-from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress

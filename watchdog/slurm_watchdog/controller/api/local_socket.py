@@ -17,8 +17,8 @@ from aiohttp import web
 from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused, UserLookup
 from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
+from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.controller.ports.commands import CommandSources
 
 log = logging.getLogger(__name__)
 

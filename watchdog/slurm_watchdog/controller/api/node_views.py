@@ -11,6 +11,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.suspicion import (
     DAY_S,
     MAX_WHAT,
@@ -20,7 +21,6 @@ from slurm_watchdog.controller.node_history.suspicion import (
     suspicion_of,
 )
 from slurm_watchdog.controller.policy.access import Operators, Person
-from slurm_watchdog.controller.ports.commands import NodePast
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeSuspicion, NodeTable, PastEvent
 from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind
 
@@ -113,7 +113,7 @@ def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_oper
     )
 
 
-def has_room(past: NodePast, now: float, *, is_operator: bool) -> bool:
+def has_room(past: NodeLedger, now: float, *, is_operator: bool) -> bool:
     """Whether one more may be added today; users leave half of it to operators."""
     kinds = {*ADDED, *USERS_OWN.values()}
     added = sum(each.kind in kinds and now - each.at < DAY_S for each in past.events())

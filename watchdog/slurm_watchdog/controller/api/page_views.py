@@ -227,7 +227,7 @@ def history(journal: Journal, job_id: str, sees: Sees) -> dict[str, Any]:
     done = [run for each in incidents for run in journal.actions(each.id) if run.decision.action is not Action.NONE]
     shown = ("id", "kind", "severity", "opened_at", "resolved_at")
     return {
-        "runs": sorted(journal.run_records.of_job(job_id), key=lambda run: run.began_at),
+        "runs": sorted(journal.run_records.of(job_id=[job_id]), key=lambda run: run.began_at),
         "incidents": [{name: getattr(each, name) for name in shown} for each in incidents],
         "actions": [
             {"action": run.decision.action, "at": run.decision.decided_at, "end": run.end}

@@ -24,8 +24,8 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, UserLookup
 from slurm_watchdog.controller.api.routes import USER_ROUTES, answer, refusal_of
+from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, STANDBY, SealedAnswer, request_digest
 from slurm_watchdog.wire.http_messages import Admission, Answer, Head, Request, refusal

@@ -28,10 +28,10 @@ from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of
 from slurm_watchdog.controller.api.page_views import curve, curves, doing, history, job_details, node_map, todo
 from slurm_watchdog.controller.api.routes import FREE, ROUTES, Route, answer, refusal_of
+from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.api.status_view import job_row, open_incident
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.access import Person
-from slurm_watchdog.controller.ports.commands import CommandSources
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 FRESH_S: Final = 2.0
@@ -197,7 +197,7 @@ class Page:
         c, job_id, sees = api.controller, asked.named["id"], api.who.sees(asked)
         view = next((job for job in c.judge.view.jobs if job.job.job_id == job_id), None)
         if view is None:
-            owners = {run.uid for run in c.journal.run_records.of_job(job_id)}
+            owners = {run.uid for run in c.journal.run_records.of(job_id=[job_id])}
             if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
                 raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
             return {"job_id": job_id, "ended": True, "history": history(c.journal, job_id, sees)}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
 from typing import Any, Final
@@ -26,9 +26,11 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
 from slurm_watchdog.controller.evidence.known_collections import KnownCollections
 from slurm_watchdog.controller.evidence.ras_nodes import ras_nodes, second_node
+from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.evidence.store import EvidenceStore
 from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.ports.given import EvidencePorts
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.evidence_collection import (
     DUMPS,
     Collected,
@@ -50,7 +52,9 @@ from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.filesystem import Scope, assess, blocked_call, probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.wording import group_words
-from slurm_watchdog.journal.compress import pack
+from slurm_watchdog.journal.evidence import pack
+from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.actions import Decision, OperationOutcome
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.evidence import NodeEvidence
@@ -101,14 +105,20 @@ class Collector:
     def __init__(
         self,
         config: Config,
-        ports: EvidencePorts,
+        journal: Journal,
+        writer: JournalWriter,
+        cluster: ClusterState,
+        judgement: Judge,
+        probes: EvidenceRequests,
+        diagnosed: Callable[[Incident, list[str]], None],
         limits: CollectionLimits = LIMITS,
     ):
-        self._journal, self._writer, self._news = ports.journal, ports.writer, ports.news
-        self._cluster, self._judgement = ports.cluster, ports.judgement
-        self._agents, self._probes = ports.agents, ports.probes
+        """`diagnosed` reports what the evidence of an incident shows."""
+        self._journal, self._writer, self._diagnosed = journal, writer, diagnosed
+        self._cluster, self._judgement = cluster, judgement
+        self._agents, self._probes = probes.commands, probes
         self._limits = limits
-        self.store = EvidenceStore(config, ports.journal, ports.writer, ports.cluster.left_out, self._spawn)
+        self.store = EvidenceStore(config, journal, writer, cluster.left_out, self._spawn)
         self._spread_s = config.controller.evidence_spread
         self._limit_s = config.ladder.evidence_limit
         self._filesystem_stall = config.detectors.of(FilesystemStall)
@@ -390,7 +400,7 @@ class Collector:
         hints = [f"Usually: {hint.usually} Try next: {hint.try_next}" for hint in diagnosis.hints[:1]]
         differences = [each.line for each in diagnosis.differences[:4]]
         said = [diagnosis.summary, *groups, *differences, *hints]
-        self._writer.write(lambda: self._news.diagnosed(incident, said))
+        self._writer.write(lambda: self._diagnosed(incident, said))
 
     def _diagnose(self, gathered: JobEvidence, view: JobView, now: float) -> Diagnosis:
         cluster = self._view(now)

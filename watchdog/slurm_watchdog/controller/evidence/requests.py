@@ -42,7 +42,7 @@ class EvidenceRequests:
 
     def __init__(self, state: ClusterState, commands: CommandQueue, *, probe_deadline_s: float):
         self._state = state
-        self._commands = commands
+        self.commands = commands
         self._probe_deadline_s = probe_deadline_s
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._last: dict[str, float] = {}
@@ -81,7 +81,7 @@ class EvidenceRequests:
         restarts, places = job.restarts, self._places_of(job)
         results = await asyncio.gather(
             *(
-                self._commands.ask(
+                self.commands.ask(
                     node,
                     DumpStacks(id=uuid.uuid4().hex, job_id=process_job_id, restarts=restarts, expires_s=deadline_s),
                     deadline_s,
@@ -140,7 +140,7 @@ class EvidenceRequests:
             uid=wanted.uid,
             expires_s=patience_s,
         )
-        result = await self._commands.ask(node, command, patience_s, wanted.uid)
+        result = await self.commands.ask(node, command, patience_s, wanted.uid)
         if result.probe is not None:
             # Which user asked is our word, not the node's.
             self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())

@@ -14,10 +14,10 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
-from slurm_watchdog.controller.ports.journals import Writer
 from slurm_watchdog.controller.state.evidence_collection import Collected
-from slurm_watchdog.journal.compress import pack
+from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal
+from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmJob
@@ -39,7 +39,7 @@ class EvidenceStore:
         self,
         config: Config,
         journal: Journal,
-        writer: Writer,
+        writer: JournalWriter,
         left_out: LeftOut,
         spawn: Callable[[Coroutine[Any, Any, None]], None],
     ):

@@ -16,8 +16,7 @@ OF_ONE: Final = 64
 
 class OpenIncidents(Sequence[Incident]):
     """The incidents that are open, in the order of their opening. `Judge` owns them, and nobody else edits
-    them: `ports.Incidents` is what all others have. A walk over them sees them as they were when the
-    walk began."""
+    them. A walk over them sees them as they were when the walk began."""
 
     def __init__(self, incidents: Iterable[Incident] = ()):
         self._by_id = {incident.id: incident for incident in incidents}

@@ -185,7 +185,7 @@ class NodeLedger:
         """All that is kept of a node and of the GPUs that it has now, oldest first. Raises JournalError."""
         gpus = [uuid for uuid, where in self._gpu_nodes.items() if where == node]
         before = [old for old, new in self._renamed.items() if new == node]
-        old = by_node(self._journal.node_events.of_node((node, *before), gpus), self._gpu_nodes, self._renamed)
+        old = by_node(self._journal.node_events.of(node=[node, *before], place=gpus), self._gpu_nodes, self._renamed)
         found = {each.event.key: each for events in old.values() for each in events}
         found |= {each.event.key: each for each in self._known().get(node, ())}
         return sorted(found.values(), key=lambda each: each.event.at)
@@ -205,7 +205,7 @@ class NodeLedger:
             self._forgotten_at = now
             for key in [key for key, each in self._events.items() if each.at < now - FORGOTTEN_S]:
                 self._of_incident[self._events.pop(key).incident_id].discard(key)
-            self._writer.write_or_queue(lambda: self._journal.node_events.forget(now - KEPT_S))
+            self._writer.write_or_queue(lambda: self._journal.node_events.prune(now - KEPT_S))
 
 
 def _chain(job: SlurmJob | None) -> str:

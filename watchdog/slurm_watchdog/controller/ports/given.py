@@ -1,31 +1,27 @@
-"""What each part of the controller is given."""
+"""What the Decider, and the executor that really acts, are given."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.ports.commands import NodePast
-from slurm_watchdog.controller.ports.executors import (
-    DecisionNews,
-    DiagnosisNews,
-    EndNews,
-    Executor,
-    IncidentEditor,
-    MountProbes,
-)
-from slurm_watchdog.controller.ports.journals import DecisionJournal, Writer
-from slurm_watchdog.controller.ports.judged import JudgedView, Judgement
+from slurm_watchdog.controller.incidents.judge import Judge
+from slurm_watchdog.model.actions import Wish
 
 if TYPE_CHECKING:
     from slurm_watchdog.controller.health.metrics import ControllerMetrics
     from slurm_watchdog.controller.ingest.command_queue import CommandQueue
+    from slurm_watchdog.controller.node_history.ledger import NodeLedger
     from slurm_watchdog.controller.state.cluster import ClusterState
-    from slurm_watchdog.journal.journal import Journal
-    from slurm_watchdog.model.actions import Decision, Outcome
+    from slurm_watchdog.journal.error import JournalError
+    from slurm_watchdog.journal.journal import Journal, NodeEntry
+    from slurm_watchdog.journal.writer import JournalWriter
+    from slurm_watchdog.model.actions import ActionRun, Decision, Outcome
+    from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.slurm import SlurmJob
     from slurm_watchdog.nodetest.judge import NodeVerdict
     from slurm_watchdog.slurm.client import SlurmClient
@@ -45,16 +41,82 @@ class TickChunks:
 CHUNKS = TickChunks()
 
 
+class Executor(Protocol):
+    """Carries out what was allowed; `Actions` really does, a replay writes it down."""
+
+    def drive(self, run: ActionRun) -> None: ...
+
+    def is_busy(self, job_id: str) -> bool:
+        """Whether an action on the job is under way."""
+
+    def sweep(self, now: float) -> None:
+        """Takes back what lasted long enough."""
+
+
+@dataclass(frozen=True)
+class RestartRequest:
+    """What an operator asks for."""
+
+    job: SlurmJob
+    exclude: tuple[str, ...]
+    reason: str
+    asked_by: str
+    at_once: bool
+    """Without a kill switch."""
+    wish: Wish = Wish.RESTART
+    within_s: float | None = None
+    """For so long a complete checkpoint is waited for; None: as usual."""
+
+
+class DecisionNews(Protocol):
+    """Reports what was decided, after it is written and before anything is done for it; opens and closes the incidents
+    that no detector opens and closes."""
+
+    def decided(self, incident: Incident, decision: Decision) -> None: ...
+
+    def requested(self, incident: Incident, request: RestartRequest) -> None:
+        """A person asks for a restart: the request is an incident."""
+
+    def journal_failed(self, error: JournalError) -> None: ...
+
+    def add_incident(self, incident: Incident) -> None:
+        """Opens the incident of a request that is carried out."""
+
+    def close_incident(self, incident: Incident, why: str) -> None:
+        """Its action has ended, or was refused."""
+
+
+class DecisionJournal(Protocol):
+    """What decisions are based on, and where they are written before anything is done. Every method may raise
+    JournalError."""
+
+    def decisions_since(self, at: float) -> list[Decision]: ...
+
+    def decisions_about(self, incident_ids: Iterable[str]) -> dict[str, list[Decision]]: ...
+
+    def actions(self, incident_id: str) -> list[ActionRun]: ...
+
+    def add_decision(self, decision: Decision) -> None: ...
+
+    def save_incident(self, incident: Incident) -> None: ...
+
+    def together(self) -> AbstractContextManager[None]: ...
+
+    def paused(self) -> tuple[str, str, float] | None: ...
+
+    def node_entries(self, what: str, job_id: str | None = None) -> Sequence[NodeEntry]:
+        """What we did to nodes and have not taken back."""
+
+
 @dataclass(frozen=True)
 class DecisionPorts:
     """Of the Decider."""
 
     journal: DecisionJournal
     cluster: ClusterState
-    judgement: Judgement
+    judgement: Judge
     executor: Executor
     news: DecisionNews
-    incidents: IncidentEditor
     blind: Callable[[float], str | None]
     """Why nothing may be done at this moment (monotonic), a sentence; None if all is seen well."""
     new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
@@ -72,32 +134,20 @@ class ActionPorts:
     state: ClusterState
     slurm: SlurmClient
     commands: CommandQueue
-    judgement: Judgement
+    judgement: Judge
     collect: Callable[[Decision], Awaitable[Outcome]]
     """Waits for the evidence of the decision's job, for a bounded time."""
-    writer: Writer
-    news: EndNews
-    incidents: IncidentEditor
+    writer: JournalWriter
+    ended: Callable[[Incident, ActionRun], None]
+    """Reports how an action ended."""
+    close_incident: Callable[[Incident, str], None]
     metrics: ControllerMetrics
     blind: Callable[[float], str | None]
     record: Callable[[Own], None]
     """Takes what a recording has to say of actions."""
-    past: NodePast
+    past: NodeLedger
     tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
     why_left_alone: Callable[[SlurmJob], str]
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     on_failure: Callable[[Decision], None]
     """Called with the decision whose action has ended without success."""
-
-
-@dataclass(frozen=True)
-class EvidencePorts:
-    """Of those who collect evidence."""
-
-    journal: Journal
-    writer: Writer
-    cluster: ClusterState
-    judgement: JudgedView
-    agents: CommandQueue
-    probes: MountProbes
-    news: DiagnosisNews

@@ -12,7 +12,8 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail, print_json
+from slurm_watchdog.cli.find_controller import Asked
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, render, show
 from slurm_watchdog.model.documents import ActionRun, Answered, SelectedJob
 
@@ -94,7 +95,7 @@ class Row:
             self.why = action.operations[-1].operation.replace("_", " ")
 
 
-def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], as_json: bool, *, wait: bool) -> int:
+def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], asked: Asked, *, wait: bool) -> int:
     """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and prints what
     became of each. Returns the exit code: 1 if it was not done to all, or no job was selected. Raises ClientError."""
     rows = {job.job_id: Row(job) for job in jobs}
@@ -104,14 +105,14 @@ def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], 
         for answered in client.ask_jobs({**body, "job_ids": some}):
             rows[answered.job_id].take(answered)
     if wait:
-        follow(client, list(rows.values()), as_json, lambda: _news(list(rows.values())))
-    print_rows(list(rows.values()), as_json)
+        follow(client, list(rows.values()), asked, lambda: _news(list(rows.values())))
+    print_rows(list(rows.values()), asked)
     fine = {"done", "not needed"} | ({"under way"} if body["wish"] == "restart" and not wait else set())
     good = bool(rows) and all(row.state in fine for row in rows.values())
     return EXIT_FINE if good else EXIT_FOUND
 
 
-def follow(client: Client, rows: Sequence[Row], as_json: bool, news: Callable[[], list[str]]) -> None:
+def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[], list[str]]) -> None:
     """Until the action of each has ended; prints every line of `news` once."""
     answered_at, printed = clock.monotonic(), set[str]()
     try:
@@ -120,12 +121,12 @@ def follow(client: Client, rows: Sequence[Row], as_json: bool, news: Callable[[]
                 found = client.progress(list(left))
             except ClientError as error:
                 if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
-                    fail(error, as_json, EXIT_UNKNOWN)
+                    fail(error, asked.as_json, EXIT_UNKNOWN)
             else:
                 answered_at = clock.monotonic()
                 for incident_id, row in left.items():
                     row.follow(found.get(incident_id))
-                if not as_json:
+                if not asked.as_json:
                     lines = [line for line in news() if line not in printed]
                     printed.update(lines)
                     print_lines(lines)
@@ -144,13 +145,13 @@ def _news(rows: Sequence[Row]) -> list[str]:
     return render("asked", drawn_columns(), ended=ended, jobs=len(rows), waits=len(waiting), saved=saved, styles=STYLES)
 
 
-def print_rows(rows: Sequence[Row], as_json: bool) -> None:
+def print_rows(rows: Sequence[Row], asked: Asked) -> None:
     """The table, those first that need a decision of yours."""
     ranked = sorted(rows, key=lambda row: ORDER.index(row.state))
-    if as_json:
-        print_json({"jobs": [
-            {"job_id": row.job.job_id, "user": row.job.user, "nodes": list(row.job.nodes), "step": row.job.step,
-             "state": row.state, "why": row.why, "incident_id": row.incident_id} for row in ranked
-        ]})  # fmt: skip
-    else:
-        show("asked_jobs", rows=ranked, styles=STYLES)
+    names = ("job_id", "user", "nodes", "step")
+    jobs = [
+        {name: getattr(row.job, name) for name in names}
+        | {"state": row.state, "why": row.why, "incident_id": row.incident_id}
+        for row in ranked
+    ]
+    asked.answer({"jobs": jobs}, lambda: show("asked_jobs", rows=ranked, styles=STYLES))

@@ -8,14 +8,10 @@ import click
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.incidents import STYLES, hints_of
 from slurm_watchdog.cli.options import (
     Refusal,
-    journal_option,
-    operator_options,
-    print_json,
-    reported_errors,
 )
 from slurm_watchdog.cli.terminal import as_text, count, sentence, show
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
@@ -34,15 +30,11 @@ LINES_OF_EVIDENCE: Final = 40
     type=click.Path(dir_okay=False),
     help="Write everything that is kept of it into one file (.tar.zst or .tar.gz).",
 )
-@journal_option
-@operator_options
+@asks_controller(or_journal=True)
 def explain(
+    asked: Asked,
     incident_id: str,
     bundle_file: str | None,
-    journal: str | None,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
 ) -> None:
     """One incident: who is named, the timeline, the evidence, every decision with its reason, every operation.
 
@@ -59,31 +51,26 @@ def explain(
         raise Refusal(["The incident's id is empty."], "List the ids with: slurm-watchdog incidents")
     from slurm_watchdog.cli.bundle import check_name, write_bundle
 
-    with reported_errors(as_json):
-        client = choose_or_journal(socket_path, config_file, journal, incident_id)
-        if bundle_file is not None:
-            check_name(bundle_file)
-        found, document = client.incident(incident_id)
+    client = asked.client(incident_id)
+    if bundle_file is not None:
+        check_name(bundle_file)
+    found, document = client.incident(incident_id)
 
-        def fetch(piece: Any) -> Any:
-            return client.piece(document, piece)
+    def fetch(piece: Any) -> Any:
+        return client.piece(document, piece)
 
-        if bundle_file is not None:
-            files = write_bundle(bundle_file, document, fetch)
-            if as_json:
-                print_json({"incident": found.incident.id, "bundle": bundle_file, "files": files})
-            else:
-                sentence(f"{bundle_file}: incident {found.incident.id} in {count(files, 'file')}.")
-            return
-        if as_json:
-            for piece in document["evidence"]:  # what came by its number alone: programs get one document
-                if piece.get("document") is None and piece.get("number") is not None:
-                    piece["document"] = fetch(piece)
-            document["hints"] = [hint.as_json() for hint in hints_of(found.incident)]
-    if as_json:
-        print_json(document)
-    else:
-        print_explanation(found, clock.wall())
+    if bundle_file is not None:
+        files = write_bundle(bundle_file, document, fetch)
+        written = {"incident": found.incident.id, "bundle": bundle_file, "files": files}
+        said = f"{bundle_file}: incident {found.incident.id} in {count(files, 'file')}."
+        asked.answer(written, lambda: sentence(said))
+        return
+    if asked.as_json:
+        for piece in document["evidence"]:  # what came by its number alone: programs get one document
+            if piece.get("document") is None and piece.get("number") is not None:
+                piece["document"] = fetch(piece)
+        document["hints"] = [hint.as_json() for hint in hints_of(found.incident)]
+    asked.answer(document, lambda: print_explanation(found, clock.wall()))
 
 
 def print_explanation(found: Explanation, now: float) -> None:

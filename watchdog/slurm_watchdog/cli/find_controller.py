@@ -4,12 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
+from typing import Any
 
 import click
 
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import Refusal, load_or_exit, service_paths
+from slurm_watchdog.cli.options import (
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    Refusal,
+    fail,
+    journal_option,
+    load_or_exit,
+    operator_options,
+    print_json,
+    service_paths,
+)
 from slurm_watchdog.cli.terminal import clean, moment
 from slurm_watchdog.standalone.own_runs import (
     OwnRun,
@@ -64,26 +78,65 @@ def choose(socket_path: str | None, config_file: str | None) -> Client:
     return Client(find_socket(socket_path, config_file))
 
 
-def choose_or_journal(
-    socket_path: str | None, config_file: str | None, journal: str | None, incident_id: str | None = None
-) -> Client:
-    """The same for what a journal can answer: the one that was named, else that of the user's newest run that
-    has ended, or of the newest that has the incident. Raises ClientError."""
-    from slurm_watchdog.cli.past import client_of_journal
+@dataclass(frozen=True)
+class Asked:
+    """Which controller a command asks, and in which form it answers: the options that such commands share."""
 
-    if journal is not None:
-        return client_of_journal(journal)
-    is_over = not os.access(service_paths().config, os.R_OK) and _is_absent(socket_path, config_file)
-    for run in ended_runs(own_place()) if is_over and not running_runs(own_place()) else ():
-        try:
-            client = client_of_journal(run.directory)
-            if incident_id is not None:
-                client.incident(incident_id)
-        except ClientError:
-            continue
-        click.echo(f"From the journal of your {clean(describe(run))}", err=True)
-        return client
-    return choose(socket_path, config_file)
+    socket_path: str | None
+    config_file: str | None
+    as_json: bool
+    journal: str | None = None
+    or_journal: bool = False
+    """A journal can answer, too."""
+
+    def client(self, incident_id: str | None = None) -> Client:
+        """For the controller that was named, this machine's, or the user's own and only run; with `or_journal` else for
+        the journal of the user's newest run that has ended, or of the newest that has the incident. Raises ClientError.
+        """
+        from slurm_watchdog.cli.past import client_of_journal
+
+        if self.journal is not None:
+            return client_of_journal(self.journal)
+        is_over = self.or_journal and not os.access(service_paths().config, os.R_OK)
+        is_over = is_over and _is_absent(self.socket_path, self.config_file) and not running_runs(own_place())
+        for run in ended_runs(own_place()) if is_over else ():
+            try:
+                client = client_of_journal(run.directory)
+                if incident_id is not None:
+                    client.incident(incident_id)
+            except ClientError:
+                continue
+            click.echo(f"From the journal of your {clean(describe(run))}", err=True)
+            return client
+        return choose(self.socket_path, self.config_file)
+
+    def answer(self, document: object, show: Callable[[], None]) -> None:
+        """Prints the document for a program, or what `show` prints for people."""
+        if self.as_json:
+            print_json(document)
+        else:
+            show()
+
+
+def asks_controller(*, or_journal: bool = False, refused: int = EXIT_USAGE) -> Callable[[Callable[..., None]], Any]:
+    """Decorates a command whose first argument is an `Asked`, of these options. A ClientError is printed, and ends it
+    with `refused` where the request was refused, otherwise with unknown."""
+
+    def decorate(function: Callable[..., None]) -> Any:
+        @wraps(function)
+        def command(
+            *, socket_path: str | None, config_file: str | None, as_json: bool, journal: str | None = None, **given: Any
+        ) -> None:
+            try:
+                function(Asked(socket_path, config_file, as_json, journal, or_journal), **given)
+            except ClientError as error:
+                is_refused = error.http_status is not None and error.http_status < 500
+                fail(error, as_json, refused if is_refused else EXIT_UNKNOWN)
+
+        whole = operator_options(command)
+        return journal_option(whole) if or_journal else whole
+
+    return decorate
 
 
 def own_place() -> Path:

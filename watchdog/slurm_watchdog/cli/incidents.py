@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     check_job,
-    journal_option,
-    operator_options,
-    print_json,
-    reported_errors,
     seconds_of,
 )
 from slurm_watchdog.cli.terminal import as_text, show, who
@@ -72,19 +68,15 @@ def _known_kinds(context: click.Context, parameter: click.Parameter, value: tupl
     "--since", "since_s", metavar="TIME", callback=seconds_of, help="Only those that began in the last TIME (2h, 7d)."
 )
 @click.option("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
-@journal_option
-@operator_options
-def incidents(  # noqa: PLR0913 - click hands each option over by itself
+@asks_controller(or_journal=True)
+def incidents(
+    asked: Asked,
     job_id: str | None,
     kind: tuple[str, ...],
     state: tuple[str, ...],
     user: str | None,
     since_s: float | None,
     limit: int | None,
-    journal: str | None,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
 ) -> None:
     """What happened: pending, firing and resolved incidents. Exit code 1 while one of those listed is firing.
 
@@ -96,16 +88,13 @@ def incidents(  # noqa: PLR0913 - click hands each option over by itself
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
     owner = _uid(user)
-    with reported_errors(as_json):
-        client = choose_or_journal(socket_path, config_file, journal)
-        both = client.incidents(job_id)
+    both = asked.client().incidents(job_id)
     chosen = wanted(list(zip(*both, strict=True)), clock.wall(), kind, state, owner, since_s, limit)
     found = [each for each, _ in chosen]
     firing = sum(map(is_wrong, found))
-    if as_json:
-        print_json([{**row, "hints": [hint.as_json() for hint in hints_of(each)]} for each, row in chosen])
-    else:
-        show("incidents", found=found, firing=firing, job_id=job_id, styles=STYLES, state=shown_state, named=named)
+    rows = [{**row, "hints": [hint.as_json() for hint in hints_of(each)]} for each, row in chosen if asked.as_json]
+    values = {"found": found, "firing": firing, "job_id": job_id, "styles": STYLES}
+    asked.answer(rows, lambda: show("incidents", state=shown_state, named=named, **values))
     sys.exit(EXIT_FOUND if firing else EXIT_FINE)
 
 

@@ -8,8 +8,8 @@ import uuid
 import click
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, operator_options, print_json, reported_errors
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeTable
 
@@ -19,10 +19,8 @@ from slurm_watchdog.model.node_documents import NodeEventRequest, NodeTable
 @click.option(
     "--mended", metavar="WHY", help="Mark NODE as mended, and say how: earlier events no longer count. For operators."
 )
-@operator_options
-def nodes(
-    node: str | None, mended: str | None, socket_path: str | None, config_file: str | None, as_json: bool
-) -> None:
+@asks_controller()
+def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
     """Nodes by suspicion: what each did before, with dates, jobs and incidents. With NODE: its whole history.
 
     The weight of an event depends on its kind and its age (half after 28 days); a bad node fails in the same part
@@ -36,13 +34,9 @@ def nodes(
     """
     if mended is not None and node is None:
         raise click.UsageError("--mended needs a NODE")
-    with reported_errors(as_json):
-        client = choose(socket_path, config_file)
-        if node is not None and mended is not None:
-            client.add_node_event(node, NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended))
-        found, document = client.nodes() if node is None else client.node(node)
-    if as_json:
-        print_json(document)
-    else:
-        show("nodes" if node is None else "node", found=found, now=clock.wall())
+    client = asked.client()
+    if node is not None and mended is not None:
+        client.add_node_event(node, NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended))
+    found, document = client.nodes() if node is None else client.node(node)
+    asked.answer(document, lambda: show("nodes" if node is None else "node", found=found, now=clock.wall()))
     sys.exit(EXIT_FOUND if (found.suspects if isinstance(found, NodeTable) else found.suspect) else EXIT_FINE)

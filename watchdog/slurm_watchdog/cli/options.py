@@ -6,8 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
@@ -242,15 +241,6 @@ def check_job(context: click.Context, parameter: click.Parameter, value: Any) ->
 
 job_argument = click.argument("job_id", metavar="JOB", callback=check_job)
 job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=check_job)
-
-
-@contextmanager
-def reported_errors(as_json: bool) -> Iterator[None]:
-    """Turns a ClientError into words and an exit code: 2 if the request was wrong, otherwise 3, unknown."""
-    try:
-        yield
-    except ClientError as error:
-        fail(error, as_json)
 
 
 def fail(error: ClientError, as_json: bool, code: int | None = None) -> NoReturn:

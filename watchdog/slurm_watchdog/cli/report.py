@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from itertools import groupby
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
 from slurm_watchdog.base import clock
-from slurm_watchdog.cli.find_controller import choose_or_journal
+from slurm_watchdog.base.python310 import read_iso_time
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
     check_job,
-    journal_option,
-    operator_options,
-    print_json,
     removed_option,
-    reported_errors,
     seconds_of,
 )
 from slurm_watchdog.cli.terminal import count, duration, show
@@ -25,28 +21,23 @@ from slurm_watchdog.model.lost_time import Report
 
 WEEK_S: Final = 7 * 86400.0
 HOUR_S: Final = 3600.0
-DATES: Final = ("%Y-%m-%d", "%Y-%m-%dT%H:%M", "%Y-%m-%dT%H:%M:%S")
 ENOUGH_FAILURES: Final = 10  # the mean of fewer is known to a third at best: 1 / sqrt(n)
 SHOWN_SIZES: Final = 4
 """The largest numbers of nodes, for which an interval between checkpoints is advised."""
 
 
-class Date(click.DateTime):
-    """A local date, such as 2026-11-01 or 2026-11-01T06:00."""
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        try:
-            date = super().convert(value, param, ctx)
-            date.timestamp()  # the year 1 has none
-        except (click.BadParameter, ValueError, OverflowError):
-            self.fail(f"{value!r} is no date such as 2026-11-01 or 2026-11-01T06:00", param, ctx)
-        return date
+def _date(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+    """A callback of an option: a local date, such as 2026-11-01 or 2026-11-01T06:00. Raises click.BadParameter."""
+    try:
+        return None if value is None else read_iso_time(value).astimezone().timestamp()
+    except (ValueError, OverflowError):
+        raise click.BadParameter(f"{value!r} is no date such as 2026-11-01 or 2026-11-01T06:00") from None
 
 
 @click.command(short_help="Where the jobs' time went: kept steps, restarts, hangs, steps made again.")
 @click.option("--week", is_flag=True, help="The last seven days. [default]")
-@click.option("--from", "since", type=Date(DATES), metavar="DATE", help="From this local date on.")
-@click.option("--to", "until", type=Date(DATES), metavar="DATE", help="Up to this local date. [default: now]")
+@click.option("--from", "since", callback=_date, metavar="DATE", help="From this local date on.")
+@click.option("--to", "until", callback=_date, metavar="DATE", help="Up to this local date. [default: now]")
 @click.option("--user", metavar="USER", help="Jobs of these users alone, names or globs with commas.")
 @click.option("--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
 @click.option("--partition", metavar="PARTITION", help="Jobs of these partitions alone.")
@@ -59,21 +50,9 @@ class Date(click.DateTime):
 @click.option("--save-time", "save_s", default="60s", show_default=True, metavar="TIME", callback=seconds_of,
               help="How long a checkpoint holds the training up, for the advice on its interval.")  # fmt: skip
 @removed_option("--html", "use --json, and Grafana for plots")
-@journal_option
-@operator_options
-def report(  # noqa: PLR0913 - click hands each option over by itself
-    week: bool,
-    since: datetime | None,
-    until: datetime | None,
-    user: str | None,
-    account: str | None,
-    partition: str | None,
-    job: str | None,
-    save_s: float,
-    journal: str | None,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
+@asks_controller(or_journal=True)
+def report(
+    asked: Asked, week: bool, since: float | None, until: float | None, save_s: float, **query: str | None
 ) -> None:
     """What the time of the jobs went to: steps that were kept, and what was lost to which cause.
 
@@ -89,18 +68,9 @@ def report(  # noqa: PLR0913 - click hands each option over by itself
     if week and since is not None:
         raise click.UsageError("--week and --from exclude each other")
     now = clock.wall()
-    asked = {"user": user, "account": account, "partition": partition, "job": job}
-    dates = {
-        "from": str(since.timestamp() if since is not None else now - WEEK_S),
-        "to": str(now if until is None else until.timestamp()),
-    }
-    with reported_errors(as_json):
-        client = choose_or_journal(socket_path, config_file, journal)
-        found, document = client.report(dates | {name: value for name, value in asked.items() if value})
-        if as_json:
-            print_json(document)
-        else:
-            print_report(found, save_s)
+    query |= {"from": str(now - WEEK_S if since is None else since), "to": str(now if until is None else until)}
+    found, document = asked.client().report({name: value for name, value in query.items() if value})
+    asked.answer(document, lambda: print_report(found, save_s))
 
 
 def print_report(found: Report, save_s: float) -> None:

@@ -10,16 +10,14 @@ import msgspec
 
 from slurm_watchdog.cli.batch import Row, ask_many, follow, named_jobs
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_UNKNOWN,
     expand_nodes,
-    fail,
     job_arguments,
     no_selectors,
-    operator_options,
     print_json,
 )
 from slurm_watchdog.cli.terminal import clean, drawn_columns, render, sentence, show
@@ -50,16 +48,14 @@ from slurm_watchdog.model.documents import Accepted, SelectedJob
     help="End a restart that still waits for the job to save; nothing is done to the job.",
 )
 @click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise it is followed to its end.")
-@operator_options
+@asks_controller(refused=EXIT_FOUND)
 def restart(
+    asked: Asked,
     job_ids: tuple[str, ...],
     exclude: list[str],
     reason: str,
     how: str | None,
     no_wait: bool,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
 ) -> None:
     """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
 
@@ -83,66 +79,46 @@ def restart(
     """
     if not job_ids or (len(job_ids) > 1 and how):
         raise click.UsageError("name one JOB, or, without --now and --cancel, several")
-    client = choose(socket_path, config_file)
-    try:
-        if len(job_ids) > 1:
-            body = {"wish": "restart", "exclude": exclude, "reason": reason}
-            sys.exit(ask_many(client, named_jobs(client, job_ids), body, as_json, wait=not no_wait))
-        (job_id,) = job_ids
-        if how == "cancel":
-            sys.exit(_cancel(client, job_id, as_json))
-        accepted, document = _ask(client, job_id, exclude, reason, how == "now", as_json)
-    except ClientError as error:
-        refused = error.http_status is not None and error.http_status < 500
-        fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
-    if not as_json:
+    client = asked.client()
+    if len(job_ids) > 1:
+        body = {"wish": "restart", "exclude": exclude, "reason": reason}
+        sys.exit(ask_many(client, named_jobs(client, job_ids), body, asked, wait=not no_wait))
+    (job_id,) = job_ids
+    if how == "cancel":
+        said = f"The restart of job {job_id} is cancelled; the job is left as it is."
+        asked.answer(client.cancel_restart(job_id), lambda: sentence(said))
+        return
+    accepted, document = _ask(client, asked, job_id, exclude, reason, how == "now")
+    if not asked.as_json:
         show("restart", job_id=job_id, accepted=accepted)
-    allowed = accepted.verdict == "allowed"
-    if not allowed or no_wait:
-        if as_json:
-            print_json(document)
-        sys.exit(EXIT_FINE if allowed else EXIT_FOUND)
     row = Row(SelectedJob(job_id=job_id), incident_id=accepted.incident_id)
-    follow(
-        client, [row], as_json, lambda: render("following", drawn_columns(), action=row.action) if row.action else []
-    )
-    action = row.action
-    if action is None or action.end is None:
-        if not row.is_followed:
-            fail(_not_shown(accepted), as_json, EXIT_UNKNOWN)
-        sys.exit(EXIT_UNKNOWN)
-    if as_json:
-        done = {"operations": action.operations, "end": action.end}
-        print_json(document | msgspec.to_builtins(done))
-    sys.exit(EXIT_FINE if action.end.ok else EXIT_FOUND)
+    is_over = accepted.verdict != "allowed" or no_wait
+    if not is_over:
+        follow(client, [row], asked, lambda: render("following", drawn_columns(), action=row.action))
+        if row.is_followed:  # Ctrl-C
+            sys.exit(EXIT_UNKNOWN)
+        if row.action is None or row.action.end is None:
+            raise ClientError(
+                f"The restart is under way, incident {accepted.incident_id}; the controller does not show you how far "
+                "it is.",
+                "The owner of the job may see it, and those named in security.operators: slurm-watchdog status has its "
+                "state.",
+            )
+        document |= msgspec.to_builtins({"operations": row.action.operations, "end": row.action.end})
+    if asked.as_json:
+        print_json(document)
+    is_fine = accepted.verdict == "allowed" and (row.action is None or row.action.end is None or row.action.end.ok)
+    sys.exit(EXIT_FINE if is_fine else EXIT_FOUND)
 
 
-def _ask(
-    client: Client, job_id: str, exclude: list[str], reason: str, now: bool, as_json: bool
-) -> tuple[Accepted, Any]:
+def _ask(client: Client, asked: Asked, job_id: str, exclude: list[str], reason: str, now: bool) -> tuple[Accepted, Any]:
     """Asks for the restart; of a job that hangs a person at a terminal is asked whether it may be requeued at once."""
     try:
         return client.restart(job_id, exclude, reason, now)
     except ClientError as error:
-        if error.code != "hangs" or as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
+        if error.code != "hangs" or asked.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         sentence(f"{clean(error.what[:1].upper() + error.what[1:].removesuffix(': ask with --now'))}.")
         if not click.confirm("Requeue it now?", err=True):
             raise
     return client.restart(job_id, exclude, reason, True)
-
-
-def _cancel(client: Client, job_id: str, as_json: bool) -> int:
-    document = client.cancel_restart(job_id)
-    if as_json:
-        print_json(document)
-    else:
-        sentence(f"The restart of job {job_id} is cancelled; the job is left as it is.")
-    return EXIT_FINE
-
-
-def _not_shown(accepted: Accepted) -> ClientError:
-    return ClientError(
-        f"The restart is under way, incident {accepted.incident_id}; the controller does not show you how far it is.",
-        "The owner of the job may see it, and those named in security.operators: slurm-watchdog status has its state.",
-    )

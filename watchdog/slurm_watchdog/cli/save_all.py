@@ -11,16 +11,12 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.cli.batch import Row, ask_many, named_jobs, print_rows
-from slurm_watchdog.cli.client import ClientError
-from slurm_watchdog.cli.find_controller import choose
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
-    EXIT_UNKNOWN,
-    fail,
     job_arguments,
     no_selectors,
-    operator_options,
 )
 from slurm_watchdog.cli.terminal import count, sentence
 
@@ -58,8 +54,9 @@ def parse_date(value: str, at: float) -> float:
 @click.option("--reason", default="", metavar="TEXT", help="Kept in the journal of each.")
 @click.option("--dry-run", is_flag=True, help="Only list them, those first that cannot be asked.")
 @click.option("--no-wait", is_flag=True, help="Ask and leave; otherwise all are followed to their end.")
-@operator_options
-def save_all(  # noqa: PLR0913 - click hands each option over by itself
+@asks_controller(refused=EXIT_FOUND)
+def save_all(
+    asked: Asked,
     job_ids: tuple[str, ...],
     everything: bool,
     hold: bool,
@@ -67,9 +64,6 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
     reason: str,
     dry_run: bool,
     no_wait: bool,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
 ) -> None:
     """Writes the kill switch of every JOB that can see it, and waits for a complete checkpoint of each.
 
@@ -86,17 +80,13 @@ def save_all(  # noqa: PLR0913 - click hands each option over by itself
     """
     if bool(job_ids) == everything:
         raise click.UsageError("name the jobs, or --all alone")
-    client = choose(socket_path, config_file)
-    try:
-        jobs = named_jobs(client, job_ids)
-        if dry_run:
-            print_rows([Row(job, why="would be asked") for job in jobs], as_json)
-            sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
-        if jobs and not as_json:
-            deaf = sum(bool(job.why_not) for job in jobs)
-            sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
-        body = {"wish": "hold" if hold else "save", "before": before_at, "reason": reason}
-        sys.exit(ask_many(client, jobs, body, as_json, wait=not no_wait))
-    except ClientError as error:
-        refused = error.http_status is not None and error.http_status < 500
-        fail(error, as_json, EXIT_FOUND if refused else EXIT_UNKNOWN)
+    client = asked.client()
+    jobs = named_jobs(client, job_ids)
+    if dry_run:
+        print_rows([Row(job, why="would be asked") for job in jobs], asked)
+        sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
+    if jobs and not asked.as_json:
+        deaf = sum(bool(job.why_not) for job in jobs)
+        sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
+    body = {"wish": "hold" if hold else "save", "before": before_at, "reason": reason}
+    sys.exit(ask_many(client, jobs, body, asked, wait=not no_wait))

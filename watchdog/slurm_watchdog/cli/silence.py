@@ -5,8 +5,8 @@ from __future__ import annotations
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.options import expand_nodes, operator_options, print_json, reported_errors, seconds_of
+from slurm_watchdog.cli.find_controller import Asked, asks_controller
+from slurm_watchdog.cli.options import expand_nodes, seconds_of
 from slurm_watchdog.cli.terminal import show
 
 DEFAULT_FOR = "2h"
@@ -22,17 +22,15 @@ DEFAULT_FOR = "2h"
               help="Incidents that name this node and no other, or n[1-3]; may be repeated.")  # fmt: skip
 @click.option("--reason", default="", metavar="TEXT", help="Shown wherever the silence is shown.")
 @click.option("--end", "end_id", metavar="ID", help="End a silence.")
-@operator_options
-def silence(  # noqa: PLR0913 - click hands each option over by itself
+@asks_controller()
+def silence(
+    asked: Asked,
     for_s: float,
     kinds: tuple[str, ...],
     jobs: tuple[str, ...],
     nodes: list[str],
     reason: str,
     end_id: str | None,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
 ) -> None:
     """No messages and no alerts for a while about incidents of a kind, a job or a node; several options have to match
     together. Without any of them it lists the silences in effect.
@@ -52,16 +50,11 @@ def silence(  # noqa: PLR0913 - click hands each option over by itself
     given = click.get_current_context().get_parameter_source
     if end_id is None and not any(selectors.values()) and (reason or given("for_s") is ParameterSource.COMMANDLINE):
         raise click.UsageError("name what to silence: --kind, --job or --node")
-    client = choose(socket_path, config_file)
-    with reported_errors(as_json):
-        if end_id is not None:
-            found = client.end_silence(end_id)
-        elif any(selectors.values()):
-            found = client.silence(selectors, for_s, reason)
-        else:
-            found = client.silences()
-    answer, document = found
-    if as_json:
-        print_json(document)
+    client = asked.client()
+    if end_id is not None:
+        answer, document = client.end_silence(end_id)
+    elif any(selectors.values()):
+        answer, document = client.silence(selectors, for_s, reason)
     else:
-        show("silences", silences=answer.silences, made=answer.id, before="")
+        answer, document = client.silences()
+    asked.answer(document, lambda: show("silences", silences=answer.silences, made=answer.id, before=""))

@@ -13,13 +13,10 @@ import click
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.find_controller import choose, describe, own_instead
+from slurm_watchdog.cli.find_controller import Asked, asks_controller, describe, own_instead
 from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     FiniteRange,
-    operator_options,
-    print_json,
-    reported_errors,
     versioned,
 )
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
@@ -75,10 +72,8 @@ NO_STATUS: Final = Status(
     help="How often, with --watch.",
 )
 @click.option("--me", is_flag=True, help="Only your own jobs and incidents.")
-@operator_options
-def status(
-    watching: bool, every_s: float, me: bool, socket_path: str | None, config_file: str | None, as_json: bool
-) -> None:
+@asks_controller()
+def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
     """What is watched and whether all is well.
 
     With --watch a screen: what fires, the jobs with their phase, step, the times of their newest steps and
@@ -103,18 +98,14 @@ def status(
     """
     if me and watching:
         raise click.UsageError("--me goes without --watch")
-    own = own_instead(socket_path, config_file)
+    own = own_instead(asked.socket_path, asked.config_file)
     if len(own) > 1 and not watching:
-        sys.exit(_print_each(own, as_json))
-    client = choose(socket_path, config_file)
+        sys.exit(_print_each(own, asked))
+    client = asked.client()
     if watching:
-        sys.exit(_watch(client, every_s, as_json))
-    with reported_errors(as_json):
-        answer, document = client.status(me=me)
-    if as_json:
-        print_json(document)
-    else:
-        print_lines(screen(answer, drawn_columns()))
+        sys.exit(_watch(client, every_s, asked.as_json))
+    answer, document = client.status(me=me)
+    asked.answer(document, lambda: _print(answer, document))
     sys.exit(exit_code(answer))
 
 
@@ -139,21 +130,21 @@ def frame(found: Status, columns: int, height: int, note: str, **changes: Any) -
     return [*lines[: height - 1], note[:columns]]
 
 
-def _print_each(own: Sequence[OwnRun], as_json: bool) -> int:
+def _print_each(own: Sequence[OwnRun], asked: Asked) -> int:
     """Several runs of one's own, one after the other; the exit code is the worst."""
-    codes, documents = [], []
-    for run in own:
-        if not as_json:
+    found = [(run, *_look(Client(run.socket))) for run in own]
+
+    def print_all() -> None:
+        for run, answer, document in found:
             sentence(describe(run), "bold")
-        answer, document = _look(Client(run.socket))
-        codes.append(exit_code(answer))
-        what = {"error": document["error"]} if answer is None else {"status": document}
-        documents.append({"directory": run.directory, **what})
-        if not as_json:
             _print(answer, document)
-    if as_json:
-        print_json(documents)
-    return max(codes, key=GRAVEST.index)
+
+    documents = [
+        {"directory": run.directory} | (document if answer is None else {"status": document})
+        for run, answer, document in found
+    ]
+    asked.answer(documents, print_all)
+    return max((exit_code(answer) for _, answer, _ in found), key=GRAVEST.index)
 
 
 def _watch(client: Client, every_s: float, as_json: bool) -> int:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import click
 import msgspec
 
-from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.find_controller import choose_or_journal
-from slurm_watchdog.cli.options import job_argument, journal_option, operator_options, print_json, reported_errors
+from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
+from slurm_watchdog.cli.options import job_argument
 from slurm_watchdog.cli.terminal import as_text, show
 from slurm_watchdog.model.documents import ActionRun, Explanation
 from slurm_watchdog.model.run_record import RunRecord
@@ -29,15 +28,11 @@ SAME_S: Final = 120.0
 @click.command(short_help="One job from its first run to now: runs, incidents, actions, lost hours.")
 @job_argument
 @click.option("--accounting/--no-accounting", default=True, help="Ask sacct, too: for runs from before the controller.")
-@journal_option
-@operator_options
+@asks_controller(or_journal=True)
 def story(
+    asked: Asked,
     job_id: str,
     accounting: bool,
-    journal: str | None,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
 ) -> None:
     """One job from its first run to now: its runs, what went wrong, what was done, and the hours that it cost.
 
@@ -49,34 +44,26 @@ def story(
       slurm-watchdog story 4711
       slurm-watchdog story 4711_3 --no-accounting
     """
-    with reported_errors(as_json):
-        client = choose_or_journal(socket_path, config_file, journal)
-        found, document = client.report({"job": job_id, "from": "0"})
-        explained = _explained(client, job_id)
-        recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
-        before, ends = paired(found.runs, recorded)
-        if as_json:
-            known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
-            accounting_ = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
-            incidents = [each for _, each in explained]
-            print_json({"report": document, "incidents": incidents, "accounting": accounting_})
-        else:
-            rows = [(each, each) for each in before] + [(run, ends.get(at, run)) for at, run in enumerate(found.runs)]
-            rows.sort(key=lambda row: row[0].began_at)
-            events = sorted((event for each, _ in explained for event in _events(each)), key=lambda event: event[0])
-            job, drawn = found.jobs[0] if found.jobs else None, [run_row(*row) for row in rows]
-            values = {"job_id": job_id, "job": job, "rows": drawn, "events": events, "why_not": why_not}
-            show("story", incidents=len(explained), **values)
-
-
-def _explained(client: Client, job_id: str) -> list[tuple[Explanation, Any]]:
+    client = asked.client()
+    found, document = client.report({"job": job_id, "from": "0"})
     incidents, _ = client.incidents(job_id)
-    return [client.incident(each.id) for each in incidents[:MAX_INCIDENTS]]
+    explained = [client.incident(each.id) for each in incidents[:MAX_INCIDENTS]]
+    recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
+    before, ends = paired(found.runs, recorded)
+    known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
+    told = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
+    rows = [(each, each) for each in before] + [(run, ends.get(at, run)) for at, run in enumerate(found.runs)]
+    values = {
+        "job_id": job_id, "job": found.jobs[0] if found.jobs else None, "incidents": len(explained), "why_not": why_not,
+        "rows": [run_row(*row) for row in sorted(rows, key=lambda row: row[0].began_at)],
+        "events": sorted((event for each, _ in explained for event in _events(each)), key=lambda event: event[0]),
+    }  # fmt: skip
+    whole = {"report": document, "incidents": [each for _, each in explained], "accounting": told}
+    asked.answer(whole, lambda: show("story", **values))
 
 
 def is_of_run(path: str) -> bool:
     """Whether a `run` of this user's is asked, by its socket or its journal: it is no job of accounting's."""
-    from slurm_watchdog.cli.find_controller import own_place
     from slurm_watchdog.standalone.own_runs import read_runs
 
     directory = str(Path(path).absolute().parent)

@@ -82,7 +82,7 @@ def run(figures: Figures, tries: int, names: list[str], *, write: bool) -> None:
 
 
 def _once(tested: TestedNodes) -> tuple[list[str], float, str]:
-    """(nodes that are named, seconds, the sentence)."""
+    """(nodes that are named, seconds, why)."""
     began = time.monotonic()
     code, document = tested.run(*tested.quick("--only", PARTS))
     took_s = time.monotonic() - began
@@ -91,4 +91,4 @@ def _once(tested: TestedNodes) -> tuple[list[str], float, str]:
         for each in document["verdicts"]
     }
     reasons = [f"{node}: {what}" for node, what in said.items() if what]
-    return bad_nodes(document), took_s, f"{document['sentence']} (code {code}) {'; '.join(reasons)[:1500]}"
+    return bad_nodes(document), took_s, f"code {code} {'; '.join(reasons)[:1500]}"

@@ -27,7 +27,7 @@ def test_a_slow_disk_and_a_slow_link_are_named_and_no_healthy_node(five_nodes: C
     short = tested.quick("--only", "disk,network", "--seconds", "0.2")
     with throttle.slow_disk(five_nodes, "n2", 4_000_000), throttle.link_rate(five_nodes, "n4", "100mbit"):
         code, found = tested.run(*short)
-    assert (code, bad_nodes(found)) == (1, ["n2", "n4"]), found["sentence"]
+    assert (code, bad_nodes(found)) == (1, ["n2", "n4"]), found["verdicts"]
     places = {each["node"]: {place for place, _ in each.get("faults", ())} for each in found["verdicts"]}
     assert places["n2"] == {f"disk:{five_nodes.scratch}"}
     assert places["n4"] == {"link:eth0"}

@@ -28,7 +28,7 @@ from slurm_watchdog.cli.options import (
     removed_option,
     service_paths,
 )
-from slurm_watchdog.cli.terminal import clean, count, duration, fold_nodes, sentence, table
+from slurm_watchdog.cli.terminal import clean, show
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_documents import NodeEventRequest
 
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.model.slurm import SlurmNode
     from slurm_watchdog.nodetest.conduct import Report
 
-WORDS = {Truth.BAD: "bad", Truth.UNKNOWN: "unknown", Truth.OK: "well"}
-STYLES = {Truth.BAD: "bold red", Truth.UNKNOWN: "magenta", Truth.OK: ""}
 MOST_PASSED = 200
 """Healthy nodes that are reported to the controller: it takes 2,000 events a day."""
 DRAIN_MARK = "slurm-watchdog:"
@@ -98,9 +96,9 @@ def test_nodes(**asked: Any) -> None:
         click.echo("Interrupted: the test jobs are cancelled.", err=True)
         sys.exit(130)
     if asked["as_json"]:
-        print_json({"sentence": summary(report), **msgspec.to_builtins(report)})
+        print_json(msgspec.to_builtins(report))
     else:
-        print_report(report)
+        show("test_nodes", report=report)
     tell_controller(report, asked["config_file"])
     truths = {each.truth for each in report.verdicts}
     sys.exit(EXIT_FOUND if Truth.BAD in truths else EXIT_UNKNOWN if Truth.UNKNOWN in truths else EXIT_FINE)
@@ -193,30 +191,6 @@ def _say(text: str) -> None:
     """Progress, on standard error."""
     with contextlib.suppress(OSError):  # who would read it may be what has died
         click.echo(clean(text), err=True)
-
-
-def summary(report: Report) -> str:
-    """One sentence."""
-    bad, unknown = ([each for each in report.verdicts if each.truth is truth] for truth in (Truth.BAD, Truth.UNKNOWN))
-    all_nodes = count(len(report.verdicts), "node")
-    took = duration(report.ended_at - report.began_at)
-    if len(bad) == 1:
-        return f"{bad[0].node} is bad, of {all_nodes} tested in {took}: {bad[0].reasons[0]}."
-    if bad:
-        return f"{fold_nodes([each.node for each in bad])} are bad, of {all_nodes} tested in {took}."
-    if unknown:
-        left = fold_nodes([each.node for each in unknown])
-        return f"No node is known to be bad, of {all_nodes} in {took}; not judged: {left}."
-    return f"All {all_nodes} are well, tested in {took}."
-
-
-def print_report(report: Report) -> None:
-    """Sentence and table."""
-    sentence(summary(report))
-    order = sorted(report.verdicts, key=lambda each: list(WORDS).index(each.truth))
-    rows = [[each.node, WORDS[each.truth], each.figures, "; ".join(each.reasons)] for each in order]
-    styles = [STYLES[each.truth] for each in order]
-    table(["node", "verdict", "figures", "why"], rows, styles, keep=2)
 
 
 def tell_controller(report: Report, config_file: str | None) -> None:

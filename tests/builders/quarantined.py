@@ -74,7 +74,8 @@ class Cluster:
         tools, known = self._tools(), tuple(self.slurm.nodes.values())
         await sweep(tools, suspects, known, drains=drains)
         tests = NodeTests(tools, self.tester.test, lambda: self.held_back, floors=self.floors)
-        await tests.turn(tuple(self.slurm.nodes.values()), self.test_jobs, permitted=self.permitted)
+        listed = tuple(self.slurm.nodes.values()), self.test_jobs, tuple(self.slurm.reservations.values())
+        await tests.turn(*listed, {"n4": "slurm-watchdog: Xid 79"}, permitted=self.permitted)
         await tests.ended()
 
     @property
@@ -136,7 +137,7 @@ class ScriptedTester:
         for each, node in lifted.items():
             slurm.nodes[each] = replace(node, state="IDLE+MAINT", reason="", reason_at=None)
         cluster.point()
-        self.jobs.append(SlurmJob(job_id="77", state="RUNNING", nodes=tuple(nodes), comment=f"test-nodes {name}"))
+        self.jobs.append(SlurmJob(job_id="77", state="RUNNING", nodes=tuple(nodes), reservation=name))
         cluster.point()
         self.jobs.clear()
         slurm.nodes.update({each: replace(node, reason_at=cluster.now) for each, node in lifted.items()})

@@ -9,17 +9,11 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.node_history.node_tests import (
-    LIMIT_S,
-    OUR_MARK,
-    PATIENCE_S,
-    is_free,
-    not_covered,
-    peers_for,
-)
+from slurm_watchdog.controller.node_history.node_tests import PATIENCE_S, is_free, not_covered, peers_for
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_events import NodeEventKind
+from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
+from slurm_watchdog.nodetest.conduct import LIMIT_S
 from slurm_watchdog.nodetest.judge import NodeVerdict
 from tests.behaviour.cluster import EPOCH
 from tests.builders.node_past import event
@@ -142,13 +136,25 @@ def test_a_second_controller_waits_until_the_first_one_s_test_is_over_by_its_tim
     cluster.permitted = False
     cluster.sweep()
     cluster.permitted = True
-    name = f"{OUR_MARK}1"
+    name = f"{TESTED_MARK}1"
     cluster.slurm.reservations[name] = Reservation(
         name=name, start_at=EPOCH + cluster.now, end_at=9e9, nodes=("n1", "n2"), flags=("MAINT",)
     )
     for _ in range(10):
         cluster.sweep()
     assert cluster.tester.asked == [] and list(cluster.slurm.reservations) == [name]
+
+
+def test_what_a_person_s_test_that_was_killed_has_lifted_is_drained_again_after_its_time(cluster: Cluster) -> None:
+    name = f"{TESTED_MARK}1"
+    cluster.slurm.reservations[name] = Reservation(
+        name=name, start_at=EPOCH + cluster.now, end_at=9e9, nodes=("n3", "n4"), flags=("MAINT",)
+    )
+    cluster.sweep((), drains=False)
+    assert cluster.done == []
+    cluster.now += LIMIT_S
+    cluster.sweep((), drains=False)
+    assert cluster.done == ["drain n4"] and cluster.slurm.reservations == {}
 
 
 def test_without_floors_a_test_waits_for_four_idle_peers_and_not_longer_than_hours(cluster: Cluster) -> None:

@@ -92,7 +92,8 @@ def test_a_node_with_another_reason_is_left_to_whoever_wrote_it(cluster: Cluster
 def test_a_drain_that_a_test_lifts_for_its_reservation_and_puts_back_is_still_ours(cluster: Cluster) -> None:
     cluster.sweep()
     drained = cluster.slurm.nodes["n1"]
-    test = Reservation(name=f"{TESTED_MARK}1", start_at=0.0, end_at=9e9, nodes=("n1", "n2"), flags=("MAINT",))
+    at = EPOCH + cluster.now
+    test = Reservation(name=f"{TESTED_MARK}1", start_at=at, end_at=9e9, nodes=("n1", "n2"), flags=("MAINT",))
     cluster.slurm.reservations[test.name] = test
     for state in ("IDLE", "IDLE+MAINT+RESERVED"):  # Slurm shows the reservation some seconds after it was made
         cluster.slurm.nodes["n1"] = replace(drained, state=state, reason="", reason_at=None)

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
 from slurm_watchdog.cli.test_nodes import choose
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.conduct import UNDRAINED, Left, lifted, put_back_what_was_left, remember
+from slurm_watchdog.nodetest.conduct import lifted, put_back
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 NODES = tuple(
@@ -55,9 +54,9 @@ class Slurm:
         return SlurmNode(name=node, address=node, state="IDLE+DRAIN" if reason else "IDLE", reason=reason or "")
 
 
-async def through(slurm: Slurm, place: Path | None, fails: BaseException | None = None) -> list[str]:
+async def through(slurm: Slurm, fails: BaseException | None = None) -> list[str]:
     lines: list[str] = []
-    async with lifted(slurm, (*NODES, PEER), "r", place, lines.append):
+    async with lifted(slurm, (*NODES, PEER), "r", lines.append):
         assert (slurm.drained, slurm.reserved) == ({}, {"r"})
         if fails is not None:
             raise fails
@@ -71,58 +70,41 @@ WHOLE = {node.name: node.reason for node in NODES}
     "fails", [None, RuntimeError(), asyncio.CancelledError()], ids=["well", "error", "interrupted"]
 )
 def test_the_drain_comes_back_with_its_reason_before_the_reservation_goes(
-    fails: BaseException | None, tmp_path: Path
+    fails: BaseException | None,
 ) -> None:
     slurm = Slurm()
     if fails is None:
-        assert asyncio.run(through(slurm, tmp_path)) == []
+        assert asyncio.run(through(slurm)) == []
     else:
         with pytest.raises(type(fails)):
-            asyncio.run(through(slurm, tmp_path, fails))
+            asyncio.run(through(slurm, fails))
     assert (slurm.drained, slurm.reserved) == (WHOLE, set())
     assert slurm.asked == ["create", "undrain n1", "undrain n2", "drain n1", "drain n2", "delete"]
-    assert not (tmp_path / UNDRAINED).exists()
 
 
-def test_who_may_not_reserve_changes_nothing(tmp_path: Path) -> None:
+def test_who_may_not_reserve_changes_nothing() -> None:
     slurm = Slurm(refuse="create")
     with pytest.raises(SlurmRefused):
-        asyncio.run(through(slurm, tmp_path))
+        asyncio.run(through(slurm))
     assert (slurm.drained, slurm.asked) == (WHOLE, [])
 
 
-def test_a_drain_that_somebody_changed_keeps_its_new_reason_and_the_others_are_put_back(tmp_path: Path) -> None:
+def test_a_drain_that_somebody_changed_keeps_its_new_reason_and_the_others_are_put_back() -> None:
     slurm = Slurm(refuse="undrain n2")
     slurm.drained["n2"] = "fan, ann"
     with pytest.raises(SlurmRefused):
-        asyncio.run(through(slurm, tmp_path))
+        asyncio.run(through(slurm))
     assert (slurm.drained, slurm.reserved) == (WHOLE | {"n2": "fan, ann"}, set())
 
 
-def test_after_a_death_the_next_test_drains_again(tmp_path: Path) -> None:
-    slurm, lines = Slurm(), list[str]()
-    slurm.drained, slurm.reserved = {}, {"r"}
-    remember(tmp_path, Left(reservation="r", reasons=WHOLE))
-    asyncio.run(put_back_what_was_left(slurm, tmp_path, lines.append))
-    assert (slurm.drained, slurm.reserved) == (WHOLE, set())
-    assert lines == ["An earlier test was killed: n1, n2 is drained again"]
-
-
-def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said(tmp_path: Path) -> None:
+def test_a_node_that_cannot_be_drained_again_stays_reserved_and_is_said() -> None:
     slurm = Slurm(refuse="drain n1")
-    (line,) = asyncio.run(through(slurm, tmp_path))
+    (line,) = asyncio.run(through(slurm))
     assert slurm.reserved == {"r"}
-    assert "could not be put back" in line and "reservation r keeps jobs away for a day" in line
-    assert (tmp_path / UNDRAINED).exists()
+    assert "could not be put back" in line and "reservation r keeps jobs away" in line
 
 
-def test_lifted_for_the_controller_remembers_nothing_for_it_knows_the_drains(tmp_path: Path) -> None:
-    slurm = Slurm()
-    asyncio.run(through(slurm, None))
-    assert slurm.drained == {node.name: node.reason for node in NODES} and slurm.reserved == set()
-
-
-def test_where_slurm_does_not_answer_it_gives_up_after_one_node_and_they_stay_reserved(tmp_path: Path) -> None:
+def test_where_slurm_does_not_answer_it_gives_up_after_one_node_and_they_stay_reserved() -> None:
     tries: list[str] = []
 
     class Silent(Slurm):
@@ -132,10 +114,9 @@ def test_where_slurm_does_not_answer_it_gives_up_after_one_node_and_they_stay_re
 
     slurm, lines = Silent(), list[str]()
     slurm.drained, slurm.reserved = {}, {"r"}
-    remember(tmp_path, Left(reservation="r", reasons=WHOLE))
-    asyncio.run(put_back_what_was_left(slurm, tmp_path, lines.append))
-    assert tries == ["n1"] and slurm.reserved == {"r"} and (tmp_path / UNDRAINED).exists()
-    assert lines[-1] == "n1, n2 could not be put back: no answer; reservation r keeps jobs away for a day"
+    asyncio.run(put_back(slurm, "r", WHOLE, lines.append))
+    assert tries == ["n1"] and slurm.reserved == {"r"}
+    assert lines == ["n1, n2: reservation r keeps jobs away, for the drain could not be put back: no answer"]
 
 
 class SlowSlurm(Slurm):
@@ -157,7 +138,7 @@ def test_a_test_that_is_told_to_end_again_and_again_still_drains_its_nodes_and_d
     slurm = SlowSlurm()
 
     async def tested() -> None:
-        async with lifted(slurm, (*NODES, PEER), "r", None, print):
+        async with lifted(slurm, (*NODES, PEER), "r", print):
             await asyncio.sleep(100)
 
     async def interrupted() -> None:

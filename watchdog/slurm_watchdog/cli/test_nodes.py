@@ -89,8 +89,8 @@ def test_nodes(**asked: Any) -> None:
 
     try:
         report = asyncio.run(_test(asked))
-    except (SlurmUnavailable, SlurmRefused, ValueError, OSError) as error:
-        click.echo(f"Nothing was tested: {clean(error)}", err=True)
+    except (SlurmUnavailable, SlurmRefused, ValueError, OSError, TimeoutError) as error:
+        click.echo(f"Nothing was tested: {clean(error) or 'it did not end within an hour'}", err=True)
         sys.exit(EXIT_USAGE if isinstance(error, (ValueError, OSError)) else EXIT_UNKNOWN)
     except (KeyboardInterrupt, asyncio.CancelledError):
         click.echo("Interrupted: the test jobs are cancelled.", err=True)
@@ -113,7 +113,7 @@ async def _test(asked: Mapping[str, Any]) -> Report:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.config.types import parse_duration
     from slurm_watchdog.model.node_events import TESTED_MARK
-    from slurm_watchdog.nodetest.conduct import conduct, lifted, put_back_what_was_left
+    from slurm_watchdog.nodetest.conduct import conduct, lifted
     from slurm_watchdog.nodetest.jobs import Terms, run_by_salloc
     from slurm_watchdog.nodetest.judge import NodeVerdict
     from slurm_watchdog.slurm.commands import Commands
@@ -131,7 +131,6 @@ async def _test(asked: Mapping[str, Any]) -> Report:
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     client = make_client("command_line", bin_directory=config.slurm.bin_directory)
     place, tests = state_home(home_directory(), os.environ), config.node_tests
-    await put_back_what_was_left(client, place, _say)
     chosen, left = choose((await client.read_view()).nodes, asked)
     words = [f"--{name}={asked[name]}" for name in ("only", "seconds") if asked[name]]
     words += [f"--{name}={each}" for name in ("local", "shared") for each in asked[name]]
@@ -151,7 +150,7 @@ async def _test(asked: Mapping[str, Any]) -> Report:
     )
     async with contextlib.AsyncExitStack() as stack:
         if asked["drained_by_us"] and chosen:
-            await stack.enter_async_context(lifted(client, chosen, terms.reservation, place, _say))
+            await stack.enter_async_context(lifted(client, chosen, terms.reservation, _say))
         run = partial(run_by_salloc, client, Commands(config.slurm.bin_directory, os.environ), terms)
         report = await conduct(chosen, terms, run, _say)
     not_tested = (NodeVerdict(node=n, truth=Truth.UNKNOWN, unsure=(f"not tested: {why}",)) for n, why in left.items())

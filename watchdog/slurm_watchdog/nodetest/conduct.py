@@ -7,12 +7,12 @@ import contextlib
 import os
 import secrets
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.uncancelled import to_its_end
 from slurm_watchdog.model.incidents import Truth
@@ -37,7 +37,10 @@ NODE_MINUTES, PAIR_MINUTES = 15, 5
 FILE: Final = "node-tests.jsonl"
 MOST_BYTES, MOST_TESTS = 16 << 20, 20
 """Of the end of the file, some 20,000 tests; of a node that make what is usual for it."""
-UNDRAINED: Final = "undrained-for-a-test.json"
+LIMIT_S, CLEANUP_S = 3600.0, 120.0
+"""Of a test of drained nodes, and its end in which they are drained again. Six nodes and their links take 2 min where
+nothing hangs (docs/test-nodes.md); each job that hangs costs its own limit, minutes, and a second look the same
+again."""
 Say = Callable[[str], None]
 
 
@@ -159,62 +162,34 @@ def usual(terms: Terms, likes: Mapping[str, str]) -> dict[str, list[Mapping[str,
 # ---------------------------------------------------------------------------------------------- drained nodes
 
 
-class Left(Struct, frozen=True, kw_only=True):
-    """What has to be put back: node to the reason of its drain."""
-
-    reservation: str
-    reasons: dict[str, str]
-
-
 @contextlib.asynccontextmanager
-async def lifted(
-    client: SlurmClient, nodes: Sequence[SlurmNode], name: str, place: Path | None, say: Say
-) -> AsyncIterator[None]:
+async def lifted(client: SlurmClient, nodes: Sequence[SlurmNode], name: str, say: Say) -> AsyncIterator[None]:
     """Slurm starts no job on a drained node, whatever reserves it: so the nodes are reserved, and their drain is lifted
-    inside of the reservation, and put back with its reason before that is deleted. If this process dies in between, the
-    reservation keeps other jobs away, and a file in `place` remembers the drains (None: the caller does). Raises
-    SlurmRefused, SlurmUnavailable, OSError; then nothing is changed, or it is put back."""
-    drained = [node for node in nodes if is_drained(node.state)]
-    left = Left(reservation=name, reasons={node.name: node.reason for node in drained})
+    inside of the reservation, and put back with its reason before that is deleted. What is done meanwhile has LIMIT_S:
+    if this process dies, the reservation keeps other jobs away, and after that time the controller puts the drains
+    back. Raises SlurmRefused, SlurmUnavailable, TimeoutError; then nothing is changed, or it is put back."""
+    reasons = {node.name: node.reason for node in nodes if is_drained(node.state)}
     making = asyncio.ensure_future(client.reserve_nodes(name, [node.name for node in nodes]))
     try:
         await to_its_end(making)
-        if place is not None:
-            await asyncio.to_thread(remember, place, left)
-        for node in drained:
-            await client.undrain_node(node)
-        yield
+        async with timeout(LIMIT_S - CLEANUP_S):
+            for node in nodes:
+                if node.name in reasons:
+                    await client.undrain_node(node)
+            yield
     finally:
         if making.exception() is None:
-            await to_its_end(put_back(client, left, place, say))
+            await to_its_end(put_back(client, name, reasons, say))
 
 
-def remember(place: Path, left: Left) -> None:
-    """Writes down what has to be put back. Raises OSError."""
-    place.mkdir(parents=True, exist_ok=True)
-    (place / UNDRAINED).write_bytes(msgspec.json.encode(left))
-
-
-async def put_back(client: SlurmClient, left: Left, place: Path | None, say: Say) -> None:
+async def put_back(client: SlurmClient, name: str, reasons: Mapping[str, str], say: Say) -> None:
     """Drains the nodes again and deletes the reservation. What fails stays reserved, and is reported. A node that a
     person has drained keeps its reason."""
-    kept = f"reservation {left.reservation} keeps jobs away for a day"
     try:
-        for node, reason in left.reasons.items():
+        for node, reason in reasons.items():
             now = await client.read_node(node)
             if now is not None and not is_drained(now.state):
                 await client.drain_node(node, reason)
-        if place is not None:
-            (place / UNDRAINED).unlink(missing_ok=True)
-        kept = f"it is yours to delete: scontrol delete reservation={left.reservation}"
-        await client.delete_reservation(left.reservation)
+        await client.delete_reservation(name)
     except (SlurmUnavailable, SlurmRefused) as error:
-        say(f"{', '.join(left.reasons)} could not be put back: {error}; {kept}")
-
-
-async def put_back_what_was_left(client: SlurmClient, place: Path, say: Say) -> None:
-    """What an earlier test that was killed has left; nothing where there is none."""
-    with contextlib.suppress(OSError, msgspec.MsgspecError):
-        left = msgspec.json.decode((place / UNDRAINED).read_bytes(), type=Left)
-        say(f"An earlier test was killed: {', '.join(left.reasons)} is drained again")
-        await put_back(client, left, place, say)
+        say(f"{', '.join(reasons)}: reservation {name} keeps jobs away, for the drain could not be put back: {error}")

@@ -281,7 +281,9 @@ class Actions:
             suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
             await quarantine.sweep(self._quarantine, suspects, self._state.slurm_nodes, drains=drains)
             permitted = drains and policy.quarantine_test
-            await self._tests.turn(self._state.slurm_nodes, self._state.jobs, permitted=permitted)
+            others = {each.node: each.reason for each in self._journal.node_entries("drained")}
+            listed = self._state.slurm_nodes, self._state.jobs, self._state.reservations
+            await self._tests.turn(*listed, others, permitted=permitted)
         except JournalError as error:
             self._writer.failed(error)
 

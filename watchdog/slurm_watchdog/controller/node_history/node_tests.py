@@ -1,13 +1,15 @@
 """Tests of nodes in quarantine that the controller starts by itself, once no job runs there. One at a time.
 
-The record of a test is the reservation in which it runs: Slurm has it, whoever dies. A controller that finds one that
-is not its own waits until that test must be over, and then puts back what it has lifted: jobs are cancelled, the node
-drained again, the reservation deleted. So no two tests of one node are ever under way.
+The record of a test of drained nodes is the reservation in which it runs: Slurm has it, whoever dies. A controller that
+finds one, its own of before or that of a person's `test-nodes`, waits until that test must be over, and then puts back
+what it has lifted: jobs are cancelled, the nodes drained again, the reservation deleted. So no two tests of one node
+are ever under way.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -16,7 +18,6 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.node_history.quarantine import VERDICTS, QuarantineTools
 from slurm_watchdog.controller.node_history.suspicion import strength_of
@@ -31,7 +32,7 @@ from slurm_watchdog.model.node_events import (
 )
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import ABSENT, OVER, USED, is_drained, is_lost, node_words, starts_jobs
-from slurm_watchdog.nodetest.conduct import Left, conduct, lifted, put_back
+from slurm_watchdog.nodetest.conduct import LIMIT_S, conduct, lifted, put_back
 from slurm_watchdog.nodetest.jobs import Terms, run_by_salloc
 from slurm_watchdog.nodetest.judge import LEAST_PEERS, NodeVerdict
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
@@ -39,11 +40,6 @@ from slurm_watchdog.slurm.commands import Commands
 
 log = logging.getLogger(__name__)
 
-OUR_MARK: Final = f"{TESTED_MARK}auto-"
-"""Begins the name of every reservation in which a controller tests."""
-LIMIT_S, CLEANUP_S = 3600.0, 120.0
-"""Of one test, and its end in which nodes are drained again. Six nodes and their links take 2 min where nothing hangs
-(docs/test-nodes.md); each job that hangs costs its own limit, minutes, and a second look the same again."""
 MOST_PEERS: Final = 5
 """Idle nodes that are tested with one in quarantine; with fewer than LEAST_PEERS no figure is compared with them."""
 PATIENCE_S: Final = 6 * 3600.0
@@ -62,15 +58,18 @@ def tester_of(config: Config, client: SlurmClient) -> Tester:
 
     async def test(name: str, names: Sequence[str]) -> Sequence[NodeVerdict]:
         terms = Terms(
-            comment=f"slurm-watchdog test-nodes of the controller {name}", program=tests.program, reservation=name,
-            words=tuple(tests.options), floors=tests.floors, cluster=config.cluster_name,
+            comment=f"slurm-watchdog test-nodes of the controller {name}",
+            program=tests.program,
+            reservation=name,
+            words=tuple(tests.options),
+            floors=tests.floors,
+            cluster=config.cluster_name,
             place=Path(config.controller.state_directory),
-        )  # fmt: skip
-        async with timeout(LIMIT_S - CLEANUP_S):
-            nodes = [node for each in names if (node := await client.read_node(each)) is not None]
-            async with lifted(client, nodes, name, None, log.warning):
-                run = partial(run_by_salloc, client, commands, terms)
-                return (await conduct(nodes, terms, run, log.info)).verdicts
+        )
+        nodes = [node for each in names if (node := await client.read_node(each)) is not None]
+        async with lifted(client, nodes, name, log.warning):
+            run = partial(run_by_salloc, client, commands, terms)
+            return (await conduct(nodes, terms, run, log.info)).verdicts
         raise AssertionError("an exit lets each exception pass")
 
     return test
@@ -87,31 +86,34 @@ class NodeTests:
         self._tools, self._tester, self._held_back, self._floors = tools, tester, held_back, floors
         self._running: asyncio.Task[None] | None = None
 
-    async def turn(self, known: Sequence[SlurmNode], jobs: Mapping[str, SlurmJob], *, permitted: bool) -> None:
-        """One round; a test is only begun if it is `permitted`. `known`, `jobs`: Slurm's newest listing."""
+    async def turn(
+        self,
+        known: Sequence[SlurmNode],
+        jobs: Mapping[str, SlurmJob],
+        reservations: Iterable[Reservation],
+        others: Mapping[str, str],
+        *,
+        permitted: bool,
+    ) -> None:
+        """One round; a test is only begun if it is `permitted`. `known`, `jobs`, `reservations`: Slurm's newest
+        listings. `others`: nodes that we have drained and that are in no quarantine, and the reasons."""
         if self._running is not None:
             if not self._running.done():
                 return
             if not self._running.cancelled() and (error := self._running.exception()) is not None:
                 log.error("a test of nodes failed", exc_info=error)
             self._running = None
-        tools, out = self._tools, self._tools.drained()
-        if not out or self._tester is None:
-            return
-        try:
-            left = [each for each in await tools.slurm.read_reservations() if each.name.startswith(OUR_MARK)]
-            for each in left:
-                if tools.wall() >= each.start_at + LIMIT_S:
-                    await self._settle(each, out, jobs)
-        except (SlurmUnavailable, SlurmRefused) as error:
-            log.warning("tests of nodes wait for Slurm: %s", error)
-            return
-        if left or not permitted or self._held_back() is not None:
+        out = self._tools.drained()
+        left = [each for each in reservations if each.name.startswith(TESTED_MARK)]
+        for each in left:
+            if self._tools.wall() >= each.start_at + LIMIT_S:
+                await self._settle(each, {**others, **out}, jobs)
+        if left or not permitted or self._tester is None or self._held_back() is not None:
             return
         for node in (each for each in known if each.name in out):
             peers = self._peers_of(node, known, out)
             if peers is not None:
-                name = f"{OUR_MARK}{secrets.token_hex(6)}"
+                name = f"{TESTED_MARK}{secrets.token_hex(6)}"
                 log.warning("%s is tested (%s)", node.name, name)
                 self._running = asyncio.create_task(self._run(self._tester, name, node.name, peers))
                 return
@@ -156,17 +158,16 @@ class NodeTests:
             log.warning("%s: %s: %s", event.node, event.kind, event.what)
             self._tools.record(event)
 
-    async def _settle(self, left: Reservation, out: Mapping[str, str], jobs: Mapping[str, SlurmJob]) -> None:
-        """What a test has left whose controller has died. What cannot be done now, the next round tries. Raises
-        SlurmRefused, SlurmUnavailable."""
-        slurm = self._tools.slurm
-        mine = {node: reason for node, reason in out.items() if node in left.nodes}
+    async def _settle(self, left: Reservation, ours: Mapping[str, str], jobs: Mapping[str, SlurmJob]) -> None:
+        """What a test has left that has died. What cannot be done now, the next round tries."""
+        mine = {node: reason for node, reason in ours.items() if node in left.nodes}
         for job in jobs.values():
-            if left.name in job.comment and job.state not in OVER:
-                await slurm.cancel(job.job_id)
-        await put_back(slurm, Left(reservation=left.name, reasons=mine), None, log.warning)
+            if job.reservation == left.name and job.state not in OVER:
+                with contextlib.suppress(SlurmUnavailable, SlurmRefused):
+                    await self._tools.slurm.cancel(job.job_id)
+        await put_back(self._tools.slurm, left.name, mine, log.warning)
         for node in mine:
-            self._record(events_of_results(left.name, node, (), self._tools, "its controller ended before it did"))
+            self._record(events_of_results(left.name, node, (), self._tools, "who tested it ended before it did"))
 
 
 # ---------------------------------------------------------------------------------------------- pure

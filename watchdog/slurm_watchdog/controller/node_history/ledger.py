@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -111,50 +111,42 @@ class NodeLedger:
         job, without = self._job_of_incident(incident), set(left_out)
         for node, place in blamed(incident) if job is not None else ():
             if job is not None and node in without and node not in job.nodes:
-                event = NodeEvent(
-                    key=f"helped:{incident.id}:{node}",
-                    node=node,
-                    kind=NodeEventKind.RESTART_HELPED,
-                    at=self._wall(),
-                    what=f"job {job.job_id} made new steps once it ran without {node}",
-                    place=place,
-                    job_id=job.job_id,
-                    chain=_chain(job),
-                    incident_id=incident.id,
+                key, what = (
+                    f"helped:{incident.id}:{node}",
+                    f"job {job.job_id} made new steps once it ran without {node}",
                 )
-                self.record(event)
+                about = {"place": place, "job_id": job.job_id, "chain": _chain(job), "incident_id": incident.id}
+                self._add(key, node, NodeEventKind.RESTART_HELPED, self._wall(), what, **about)
 
     def note_drains(self, nodes: Iterable[SlurmNode]) -> None:
         """Slurm's newest listing: who was drained by somebody else, and for a fault of the node."""
         for node in nodes:
-            if node.reason_at is None or not node.reason or not is_drained(node.state):
+            at, ours = node.reason_at, node.reason.startswith(self._our_reason)
+            if at is None or ours or not is_drained(node.state) or at < self._wall() - FORGOTTEN_S:
                 continue
-            key, old = f"drain:{node.name}:{node.reason_at:.0f}", node.reason_at < self._wall() - FORGOTTEN_S
-            ours = node.reason.startswith(self._our_reason)
-            if not (ours or old or key in self._events) and drain_meaning(node.reason) is DrainMeaning.NODE:
+            if (key := f"drain:{node.name}:{at:.0f}") not in self._events:
                 what = f"{node.name} was drained{f' by {node.reason_user}' if node.reason_user else ''}: {node.reason}"
-                kind = NodeEventKind.DRAINED
-                self.record(NodeEvent(key=key, node=node.name, kind=kind, at=node.reason_at, what=what))
+                if drain_meaning(node.reason) is DrainMeaning.NODE:
+                    self._add(key, node.name, NodeEventKind.DRAINED, at, what)
 
     def note_report(self, report: Report) -> None:
         """What a node reports: GPUs with a history, and links that fell while a job ran there."""
+        node, now = report.node, self._wall()
         for uuid in (gpu.uuid for gpu in report.gpus):
-            if self._gpu_nodes.get(uuid) != report.node and uuid in self._places:
-                self._gpu_nodes[uuid] = report.node
+            if self._gpu_nodes.get(uuid) != node and uuid in self._places:
+                self._gpu_nodes[uuid] = node
                 self._nodes = self._suspects = None
         # A link of a node that is set up or shut down falls, too.
         for seen in report.node_events if report.processes else ():
-            if seen.name not in ADAPTER or seen.backlog:
-                continue
-            at, device = self._wall() - seen.age_s, seen.device or ""
-            key = f"link:{report.node}:{device}:{at // SAME_S:.0f}"  # that it flaps is one event
-            if key not in self._events:
-                what, place = (
-                    f"{report.node}: {seen.line or seen.name}",
-                    f"{LINK_PLACE}{device}"[:120] if device else "",
-                )
-                kind = NodeEventKind.LINK_DOWN
-                self.record(NodeEvent(key=key, node=report.node, kind=kind, at=at, what=what, place=place))
+            if seen.name in ADAPTER and not seen.backlog:
+                at, device = now - seen.age_s, seen.device or ""
+                key = f"link:{node}:{device}:{at // SAME_S:.0f}"  # that it flaps is one event
+                place = f"{LINK_PLACE}{device}"[:120] if device else ""
+                self._add(key, node, NodeEventKind.LINK_DOWN, at, f"{node}: {seen.line or seen.name}", place=place)
+
+    def _add(self, key: str, node: str, kind: NodeEventKind, at: float, what: str, **about: Any) -> None:
+        if key not in self._events:
+            self.record(NodeEvent(key=key, node=node, kind=kind, at=at, what=what, **about))
 
     # ------------------------------------------------------------------------------------ what is known
 

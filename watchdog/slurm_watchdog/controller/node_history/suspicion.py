@@ -110,13 +110,19 @@ def by_node(
     `gpu_nodes`: GPU's UUID -> the node that it is in now, as far as is known: its events follow it. `renamed`: a
     node's name before -> its name now.
     """
-    found = []
-    for event in sorted(events, key=lambda each: (each.at, each.key)):
-        node, strength = gpu_nodes.get(event.place, renamed.get(event.node, event.node)), strength_of(event.kind)
+
+    def home(event: NodeEvent) -> str:
+        return gpu_nodes.get(event.place, renamed.get(event.node, event.node))
+
+    found, ordered = list[Counted](), sorted(events, key=lambda each: (each.at, each.key))
+    mended = {(home(each), each.place): each.at for each in ordered if each.kind == NodeEventKind.MENDED}
+    for event in ordered:
+        node, strength = home(event), strength_of(event.kind)
         why_not = event.withdrawn_why or ("" if strength > 0 else "it says nothing against the node")
+        if not why_not and event.at <= max(mended.get((node, part), 0.0) for part in ("", event.place)):
+            why_not = "it was mended since"
         found.append(Counted(event, node, strength, why_not))
-    mended = {(e.node, e.event.place): e.event.at for e in found if e.event.kind == NodeEventKind.MENDED}
-    for rule in (lambda standing: _mended(standing, mended), _crowds, _travelling, _one_fault):
+    for rule in (_crowds, _travelling, _one_fault):
         why = rule([each for each in found if not each.why_not])
         found = [replace(each, why_not=why[each.event.key]) if each.event.key in why else each for each in found]
     return _grouped(found, lambda each: each.node)
@@ -138,15 +144,6 @@ def _near(alike: Sequence[Counted], span_s: float) -> Iterator[tuple[Counted, Se
     for each in alike:
         at = each.event.at
         yield each, alike[bisect_left(dates, at - span_s) : bisect_right(dates, at + span_s)]
-
-
-def _mended(events: Iterable[Counted], mended: Mapping[tuple[str, str], float]) -> dict[str, str]:
-    """Those before a repair of the node or of that part."""
-
-    def at(each: Counted) -> float:
-        return max(mended.get((each.node, place), 0.0) for place in ("", each.event.place))
-
-    return {each.event.key: "it was mended since" for each in events if mended and each.event.at <= at(each)}
 
 
 def _crowds(events: Iterable[Counted]) -> dict[str, str]:

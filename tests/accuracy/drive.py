@@ -14,8 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
-from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S
+from slurm_watchdog.controller.evidence.requests import FIRST_DUMPS, LATER_DUMPS_EVERY_S, PROBE_EVERY_S, EarlyBudget
 from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.collective_records import RecordSet

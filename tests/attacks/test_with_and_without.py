@@ -48,8 +48,8 @@ from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence import collector, store
-from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.evidence.fair_slots import FairSlots
+from slurm_watchdog.controller.evidence.store import EvidenceShare
 from slurm_watchdog.controller.incidents.open_limit import within_room
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.policy.decision import decide
@@ -553,7 +553,7 @@ ROWS = {
     "a storm of one user": Row("M5", "user", storm_of_one, (("slurm_watchdog.controller.policy.guards.over_budget", lambda spent, uid, allowed, most, others: "used up" if spent.total() >= allowed else None),)),
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
     "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),
-    "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.daily_share.EvidenceShare.acquire", nothing),)),
+    "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.store.EvidenceShare.acquire", nothing),)),
     "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.LIMITS", replace(collector.LIMITS, of_one_user=collector.LIMITS.at_once)),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
     "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"slurm_watchdog.controller.state.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.health.gpu_time import GpuTime
-from slurm_watchdog.controller.health.metrics import MAX_JOBS, ControllerMetrics
+from slurm_watchdog.controller.health.metrics import MAX_JOBS, ControllerMetrics, GpuTime
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, Progress, RankGpu
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.controller.evidence.daily_share import DAY_S, EvidenceShare
+from slurm_watchdog.controller.evidence.store import DAY_S, EvidenceShare
 
 MALLORY, VICTIM = 1500, 1501
 

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import msgspec
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.evidence.early_budget import EARLY_DUMPS_AN_HOUR, HOUR_S, EarlyBudget
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers, is_due
+from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, HOUR_S, EarlyBudget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.paces import PAUSE_KEPT_S, SETTLED_AFTER, Paces
+from slurm_watchdog.controller.state.counter_clock import PAUSE_KEPT_S, SETTLED_AFTER, Paces
 from slurm_watchdog.controller.state.process_rates import ProcessRates
 from slurm_watchdog.controller.state.run import Run, new_run
 from slurm_watchdog.controller.state.run_updates import note_early_dump, note_event, note_on_disk, note_snapshot

@@ -9,8 +9,7 @@ from collections import Counter
 import pytest
 
 from slurm_watchdog.controller.evidence import requests
-from slurm_watchdog.controller.evidence.early_budget import EARLY_DUMPS_AN_HOUR
-from slurm_watchdog.controller.evidence.requests import EvidenceRequests
+from slurm_watchdog.controller.evidence.requests import EARLY_DUMPS_AN_HOUR, EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import OF_ONE_USER, CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.incidents import Finding, IncidentKind, MountProbeRequest, StackRequest, Truth

@@ -19,7 +19,7 @@ from slurm_watchdog.agent.delivery.channel import Proven
 from slurm_watchdog.agent.delivery.munge_connection import Munge, ProvenConnection
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.ingest.munge_setup import uid_of
+from slurm_watchdog.controller.app import uid_of
 from slurm_watchdog.identity.munge_decoder import BadCredential, Credential, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import (
     Session,

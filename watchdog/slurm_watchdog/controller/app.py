@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import pwd
 import signal
 import socket
 from collections.abc import Awaitable, Callable
@@ -29,12 +31,12 @@ from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
 from slurm_watchdog.controller.evidence.reach import SlurmdPort
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
-from slurm_watchdog.controller.ingest.munge_setup import open_munge
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, reload_config
 from slurm_watchdog.controller.standby import Standby
-from slurm_watchdog.identity.munge_decoder import MungeProcess
+from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeProcess, MungeUnavailable
+from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.database import Database, address_of
@@ -48,6 +50,53 @@ from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
 from slurm_watchdog.slurm.factory import make_client
 from slurm_watchdog.wire.http_server import Server
+
+log = logging.getLogger(__name__)
+
+NO_CREDENTIAL = "MUNGE:AAAA:"
+"""Asks munged for an answer, which is no."""
+
+
+def uid_of(user: str) -> int | None:
+    """The number of a user given by name or number; None where there is no such name."""
+    if user.isdecimal():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        return None
+
+
+async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
+    """The sessions, and who decodes credentials. Raises IdentityError."""
+    security = config.security
+    own = os.geteuid()
+    if uid_of(security.controller_user) != own:
+        raise IdentityError(
+            f"the controller runs as user {own}, and security.controller_user is "
+            f"{security.controller_user}: agents' credentials would "
+            "be for another user"
+        )
+    agents = uid_of(security.agent_user)
+    if agents is None:
+        log.warning(
+            "there is no user %s here: only root's agents are believed (security.agent_user)",
+            security.agent_user,
+        )
+    process = MungeProcess(security.munge_socket)
+    try:
+        await process.decode(NO_CREDENTIAL)
+    except BadCredential:
+        pass
+    except MungeUnavailable as error:
+        if "libmunge" in str(error):
+            await process.close()
+            raise IdentityError(
+                f"nodes prove themselves by MUNGE, and {error}: install munge, or set security.tls_directory"
+            ) from error
+        log.error("MUNGE does not answer (%s): no agent can prove itself until it does", error)
+    return Sessions(own, frozenset({0} if agents is None else {0, agents}), clock.monotonic), process
+
 
 log = logging.getLogger(__name__)
 

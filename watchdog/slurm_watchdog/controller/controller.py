@@ -20,11 +20,9 @@ from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
-from slurm_watchdog.controller.health.busy import BusyShare
-from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health, is_announced
+from slurm_watchdog.controller.health.cluster import BusyShare, Health, HealthInputs, health, is_announced
 from slurm_watchdog.controller.health.job_status import pulses
-from slurm_watchdog.controller.health.metrics import ControllerMetrics
-from slurm_watchdog.controller.health.unreadable import UnreadableRows
+from slurm_watchdog.controller.health.metrics import ControllerMetrics, UnreadableRows
 from slurm_watchdog.controller.incident_news import IncidentNews
 from slurm_watchdog.controller.incidents.hang_memory import REMEMBERED_S
 from slurm_watchdog.controller.incidents.judge import Judge

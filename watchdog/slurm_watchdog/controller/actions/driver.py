@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 
 from msgspec.structs import replace
@@ -18,10 +19,11 @@ from slurm_watchdog.actuate import (
     set_down,
     signals,
 )
+from slurm_watchdog.actuate import gpu_process as lever
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions import process_driver
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
+from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
 from slurm_watchdog.controller.actions.ladder.state import (
     Execute,
     Finish,
@@ -32,6 +34,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
     can_be_abandoned,
 )
 from slurm_watchdog.controller.actions.tools import Tools
+from slurm_watchdog.controller.policy.orphan_process import objection, objection_by_slurm
 from slurm_watchdog.model.actions import (
     ActionEnd,
     ActionRun,
@@ -46,6 +49,7 @@ from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.stuck_node import is_unkillable
+from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +131,7 @@ class Driver:
         process = self.run.decision.process
         if process is None:
             return await self._observer.observe(self.run)
-        world = await process_driver.observe(self.run, process, self._tools, self._taken_up_at)
+        world = await _observe(self.run, process, self._tools, self._taken_up_at)
         self._seen = world.process or self._seen
         return world
 
@@ -277,9 +281,10 @@ class Driver:
 
     async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:
         if move.operation is Operation.DRAIN:
-            reason = process_driver.drain_reason(self.run, process, self._seen, self._tools.drain_reason)
+            reason = _drain_reason(self.run, process, self._seen, self._tools.drain_reason)
             return await self._drain(move.nodes, reason)
-        return await process_driver.send(process, move.operation, self._tools)
+        ask, limit_s = self._tools.commands.ask, self._tools.command_deadline_s
+        return await lever.send(ask, process, SIGNALS[move.operation], limit_s)
 
     async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
         return await drain.drain(self._tools.slurm, nodes, reason, self._keeper("drained"))
@@ -312,3 +317,41 @@ def subject_words(decision: Decision) -> str:
     if process is not None:
         return f"process {process.pid} on {process.node}"
     return f"job {decision.fence.job_id if decision.fence else '?'}"
+
+
+async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> Observed:
+    """What an action about a process sees. Its node is asked once something was tried; Slurm about its job each time,
+    and by its listing about its user's others."""
+    seen = await lever.query(tools.commands.ask, process, tools.command_deadline_s) if run.records else None
+    now = clock.monotonic()
+    listed_at = tools.state.slurm_at
+    known = listed_at is not None and now - listed_at <= tools.listing_lasts_s
+    jobs = list(tools.state.jobs.values())
+    try:
+        job = await tools.slurm.read_job(process.job_id)
+    except SlurmUnavailable:
+        known = False
+    except SlurmRefused:
+        pass  # the id of a whole array as well: of its elements the listing knows
+    else:
+        jobs += [] if job is None else [job]
+    if run.records:
+        why_not = objection_by_slurm(process, jobs)
+    else:
+        reports = process.node in tools.state.reporting_nodes(now)
+        why_not = objection(process, tools.state.nodes.view(process.node), reports, jobs)
+    return Observed(
+        now=clock.wall(),
+        job_known=known,
+        paused=tools.paused(),
+        taken_up_at=taken_up_at,
+        process=seen,
+        process_objection=why_not,
+    )
+
+
+def _drain_reason(run: ActionRun, process: GpuProcess, seen: ProcessEnd, prefix: str) -> str:
+    """For the administrators, in Slurm's node listing. Names that a user gave go without what a terminal or a
+    parser would mind."""
+    text = f"unkillable {described(run, process, seen)}, incident {run.decision.incident_id}"
+    return f"{prefix} {re.sub(r'[^A-Za-z0-9 ,.:;()/_@+-]', '_', text)}"

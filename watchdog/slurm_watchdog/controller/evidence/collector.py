@@ -23,9 +23,7 @@ from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.fair_slots import FairSlots
-from slurm_watchdog.controller.evidence.known_collections import KnownCollections
-from slurm_watchdog.controller.evidence.ras_nodes import ras_nodes, second_node
+from slurm_watchdog.controller.evidence.fair_slots import FairSlots, KnownCollections
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.evidence.store import EvidenceStore
 from slurm_watchdog.controller.health.cluster import is_announced
@@ -44,6 +42,8 @@ from slurm_watchdog.controller.state.evidence_collection import (
     gathered_of,
     main_call,
     own_words_of,
+    ras_nodes,
+    second_node,
 )
 from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
+from collections import deque
 from collections.abc import Coroutine, Iterable
 from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.clock import monotonic
-from slurm_watchdog.controller.evidence.early_budget import EarlyBudget
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import has_ranks, ids_on
@@ -20,6 +20,33 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequest
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
 from slurm_watchdog.model.slurm import SlurmJob
+
+EARLY_DUMPS_AN_HOUR: Final = 24
+"""Of one run. A dump stops no rank (py-spy --nonblocking) and costs 17 to 28 ms of CPU a process (17 ms for 41 threads
+of 20 to 40 frames), of a rank and at most four of its workers: 0.15 s. 24 of these are 3.6 s in an hour, 0.1 % of the
+one core that a rank has at least. A training that breathes so unevenly that this is used up is judged by its limit
+alone for the rest of the hour."""
+HOUR_S: Final = 3600.0
+REMEMBERED: Final = 1024
+"""Runs, and questions: beyond so many those that may be asked again anyway are forgotten."""
+
+
+class EarlyBudget:
+    """How often a training is looked at because its step was late by its own measure; at first not at all."""
+
+    def __init__(self) -> None:
+        self._spent: dict[str, deque[float]] = {}
+
+    def spend(self, run: str, now: float) -> bool:
+        """Counts one early dump of a run; False if it has had those of an hour."""
+        spent = self._spent.setdefault(run, deque(maxlen=EARLY_DUMPS_AN_HOUR))
+        if len(spent) == EARLY_DUMPS_AN_HOUR and now - spent[0] < HOUR_S:
+            return False
+        spent.append(now)
+        if len(self._spent) > REMEMBERED:
+            self._spent = {each: times for each, times in self._spent.items() if now - times[-1] < HOUR_S}
+        return True
+
 
 log = logging.getLogger(__name__)
 
@@ -33,8 +60,6 @@ FIRST_DUMPS: Final = 3
 PROBES, PROBES_OF_USER = 512, 64
 """Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as
 he likes (FUSE)."""
-REMEMBERED: Final = 1024
-"""When what was asked; beyond so many the questions that may be asked again anyway are forgotten."""
 
 
 class EvidenceRequests:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.evidence.daily_share import EvidenceShare
 from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal
@@ -22,6 +22,36 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.wire.redact_values import masked
+
+DAY_S: Final = 86_400.0
+
+
+@dataclass
+class EvidenceShare:
+    """One loop owns it. A day begins with the first piece; a controller that starts begins a new one."""
+
+    most_bytes: int
+    """Of all evidence in a day."""
+    most_of_user: int
+    began: float = float("-inf")
+    used: int = 0
+    _of_user: dict[int, int] = field(default_factory=dict)
+    """Users as Slurm has them: a few thousand at most."""
+
+    def acquire(self, uid: int, size: int, now: float) -> str | None:
+        """Counts `size` bytes of a job of `uid`; why they are not to be kept, else None. `now` is monotonic."""
+        if now - self.began >= DAY_S:
+            self.began, self.used = now, 0
+            self._of_user.clear()
+        own = self._of_user.get(uid, 0)
+        if own + size > self.most_of_user:
+            return f"the evidence of uid {uid} has used up its share of a day (controller.evidence_per_user)"
+        if self.used + size > self.most_bytes:
+            return "all evidence has used up its share of a day (controller.evidence_per_day)"
+        self._of_user[uid] = own + size
+        self.used += size
+        return None
+
 
 MAX_COLLECTION_BYTES: Final = 96 << 20
 """Of one collection in the journal, packed; what comes beyond that is judged and not kept."""

@@ -8,7 +8,7 @@ comes from a job's user: everybody may read it.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Final
 
@@ -16,7 +16,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, plural
-from slurm_watchdog.controller.health.busy import FULL
 from slurm_watchdog.controller.health.job import (
     Blind,
     NotJudged,
@@ -240,3 +239,30 @@ def _unknown(text: str) -> Reason:
 
 def _warning(text: str) -> Reason:
     return Reason(level=Level.WARNING, text=text)
+
+
+WINDOW_S: Final = 60.0
+"""A start of all agents, or of a thousand jobs, is over by then."""
+FULL: Final = 0.95
+"""With 10,000 agents over TLS at 5 s a core was full, and decisions were late by seconds; at 10 s, with 0.68 of one,
+they were not (docs/evaluation.md)."""
+
+
+class BusyShare:
+    """One event loop owns it."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, float]] = deque()
+
+    def note(self, now: float, cpu_s: float) -> None:
+        """`cpu_s`: processor time of the loop's thread so far."""
+        self._seen.append((now, cpu_s))
+        while len(self._seen) > 1 and now - self._seen[1][0] >= WINDOW_S:
+            self._seen.popleft()
+
+    def share(self) -> float | None:
+        """Of a core, over the last WINDOW_S; None: it was not watched for so long yet."""
+        if not self._seen or self._seen[-1][0] - self._seen[0][0] < WINDOW_S:
+            return None
+        (began, before_s), (ended, after_s) = self._seen[0], self._seen[-1]
+        return (after_s - before_s) / (ended - began)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
@@ -14,16 +15,80 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from slurm_watchdog import __version__
 from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.controller.health.cluster import Health, is_announced
-from slurm_watchdog.controller.health.gpu_time import GpuTime
 from slurm_watchdog.controller.policy.guards import GUARDS
 from slurm_watchdog.controller.state.crowds import MAX_CROWDS
-from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import Delivery, Level
 from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.wire.rate_limits import CONNECTION_REASONS, REFUSED_REPORTS
+
+LONGEST_TICK_S = 60.0
+"""A longer time between two looks was a stall of the controller: of what happened in it nothing is known."""
+
+
+class GpuTime:
+    """Adds up, look by look. A job with two incidents is counted once."""
+
+    def __init__(self) -> None:
+        self._gpus: dict[str, int] = {}
+        """Job -> the most GPUs that its ranks were seen to hold: a rank that died holds none, and Slurm keeps
+        the card for it."""
+        self._still: frozenset[str] = frozenset()
+        self._looked_at: float | None = None
+
+    def gpus_of(self, job_id: str) -> int:
+        """How many GPUs a job has; 0 if unknown."""
+        return self._gpus.get(job_id, 0)
+
+    def add(self, view: ClusterView, incidents: Iterable[Incident]) -> float:
+        """GPU-seconds that jobs have been stalled since the call before, and how long each had when that was
+        found out."""
+        here = {job.job.job_id: len(job.gpu_uuids) for job in view.jobs}
+        late_s: dict[str, float] = {}
+        kept = set(here)
+        for incident in incidents:
+            kept.update(incident.job_ids)
+            if incident.state is IncidentState.FIRING and spec_of(incident.kind).stops_steps:
+                for job_id in incident.job_ids:
+                    late_s[job_id] = max(late_s.get(job_id, 0.0), incident.detected_after_s or 0.0)
+        known: Mapping[str, int] = self._gpus
+        self._gpus = {job_id: max(here.get(job_id, 0), known.get(job_id, 0)) for job_id in kept}
+        since_s = 0.0 if self._looked_at is None else min(LONGEST_TICK_S, max(0.0, view.now - self._looked_at))
+        still = frozenset(late_s) & here.keys()
+        lost = sum(self._gpus[job_id] * since_s for job_id in still & self._still)
+        lost += sum(self._gpus[job_id] * late_s[job_id] for job_id in still - self._still)
+        # One that is queued again holds no GPU, and has not come back yet.
+        self._still = still | (self._still & late_s.keys())
+        self._looked_at = view.now
+        return lost
+
+
+log = logging.getLogger(__name__)
+
+
+class UnreadableRows:
+    """Remembers what of the newest listing could not be read."""
+
+    def __init__(self, metrics: ControllerMetrics):
+        self._metrics = metrics
+        self._newest: frozenset[str] = frozenset()
+
+    def count(self, view: SlurmView) -> None:
+        """Takes a listing."""
+        odd = {f"job {job.job_id}: {name}": name for job in view.jobs for name in job.unreadable}
+        odd |= {f"node {node.name}: {name}": name for node in view.nodes for name in node.unreadable}
+        odd |= dict.fromkeys(view.dropped, "row")
+        odd |= {view.partial: "partial"} if view.partial and not view.dropped else {}
+        for what, name in odd.items():
+            self._metrics.slurm_unreadable.labels(name).inc()
+            if what not in self._newest:
+                log.warning("Slurm's listing: not known: %s", what[:300])
+        self._newest = frozenset(odd)
+
 
 PREFIX = "slurm_watchdog_"
 M = TypeVar("M", Gauge, Counter)

@@ -17,9 +17,9 @@ from slurm_watchdog.controller.incidents.correlate import (
     CorrelateSettings,
     correlate,
     lasts_in_aftermath,
+    with_hardware_cause,
 )
 from slurm_watchdog.controller.incidents.hang_memory import HangMemory
-from slurm_watchdog.controller.incidents.hardware_cause import with_hardware_cause
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents, within_room
 from slurm_watchdog.controller.incidents.settings_of_jobs import SettingsOfJobs
 from slurm_watchdog.controller.state.cluster import ClusterState

@@ -17,6 +17,8 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.ras_records import JobProcesses, ras_facts, ras_records
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
+from slurm_watchdog.controller.state.cluster import ClusterState
+from slurm_watchdog.controller.state.run import has_ranks
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.outliers import RankFacts
@@ -356,3 +358,22 @@ def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnos
 
 def _ranks(named: Set[tuple[str | None, int | None]]) -> str:
     return ", ".join(f"rank {rank} on {node}" for node, rank in sorted(named, key=lambda each: each[1] or 0))
+
+
+def ras_nodes(found: Collected, cluster: ClusterState, incidents: Iterable[Incident], now: float) -> list[str]:
+    """Nodes that may ask, the first first: they report and have a rank. One that `incidents` suspect comes last: what
+    it has may hang."""
+    run = cluster.runs.get(found.job.job_id)
+    suspected = {culprit.node for incident in incidents for culprit in incident.culprits}
+    nodes = [
+        node for node in found.job.nodes if cluster.agents.reports(node, now) and (run is None or has_ranks(run, node))
+    ]
+    return sorted(nodes, key=lambda node: node in suspected)
+
+
+def second_node(found: Collected) -> str | None:
+    """Who asks once more; None where there is an answer, or nobody listened on the first: the job has none."""
+    if found.ras is not None or len(found.ras_nodes) < 2:
+        return None
+    first, second = found.ras_nodes[:2]
+    return second if found.ras_failed or found.nodes[first].state == "failed" else None

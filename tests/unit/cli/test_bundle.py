@@ -16,9 +16,9 @@ import pytest
 from slurm_watchdog.cli.bundle import (
     bundle_files,
     check_name,
-    newest_threads,
     node_files,
     safe_name,
+    stack_lines,
     write_bundle,
 )
 from slurm_watchdog.cli.client import ClientError
@@ -161,5 +161,6 @@ def test_a_bundle_that_fails_leaves_no_half_of_a_file(tmp_path: Path) -> None:
 
 
 def test_a_dump_that_failed_in_between_hides_no_threads() -> None:
-    dumps = [{"threads": [MAIN]}, {"error": "late"}, {"unchanged": [7]}]
-    assert newest_threads(dumps) == [MAIN]
+    dumps = [{"threads": [MAIN]}, {"error": "late"}, {"threads": [], "unchanged": [7]}]
+    lines = list(stack_lines({"pid": 7, "dumps": dumps}))
+    assert lines[-1] == "    wait (queue.py:171)"

@@ -57,7 +57,7 @@ def test_every_command_explains_itself_with_an_example(command: str) -> None:
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "helper", "controller", "check-config", "notify", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "report", "story", "doctor", "run", "attach", "demo", "test-nodes", "silence", "save-all",
+        "agent", "helper", "controller", "check-config", "notify", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "report", "story", "doctor", "run", "attach", "test-nodes", "silence", "save-all",
     }  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from slurm_watchdog.base.redact import mask_line
 from slurm_watchdog.base.text import columns
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.terminal import moment
+from slurm_watchdog.parse.stacks.py_spy_json import whole_dumps
 
 MAX_NAME: Final = 80
 MAX_UNPACKED: Final = 32 << 20
@@ -189,28 +190,16 @@ def plain(document: dict[str, Any], margin: str = "") -> Iterator[str]:
 def stack_lines(rank: dict[str, Any]) -> Iterator[str]:
     """The newest dump as py-spy prints one; a process that could not be dumped has its reason there."""
     yield f"Process {rank['pid']}: {rank.get('comm', '')}"
-    dumps = rank.get("dumps", [])
-    if not dumps or dumps[-1].get("error"):
-        yield f"Error: {dumps[-1]['error'] if dumps else rank.get('error') or 'no dump came in time'}"
-        return
-    for thread in newest_threads(dumps):
+    *_, newest = ({"error": rank.get("error") or "no dump came in time"}, *whole_dumps(rank.get("dumps", [])))
+    if newest.get("error"):
+        yield f"Error: {newest['error']}"
+    for thread in newest.get("threads", []) if not newest.get("error") else ():
         yield ""
         state = "active" if thread.get("active") else "idle"
         name = f': "{thread["name"]}"' if thread.get("name") else ""
         yield f"Thread {thread['thread_id']} ({state}){name}"
         for frame in thread.get("frames", []):
             yield f"    {frame['function']} ({frame['file']}:{frame.get('line', 0)})"
-
-
-def newest_threads(dumps: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The threads of the last dump, put together from what changed since the first."""
-    current: dict[int, dict[str, Any]] = {}
-    for dump in dumps:
-        if dump.get("error"):
-            continue
-        kept = {number: current[number] for number in dump.get("unchanged", []) if number in current}
-        current = kept | {thread["thread_id"]: thread for thread in dump.get("threads", [])}
-    return list(current.values())
 
 
 def unpacked(content: str) -> bytes:

@@ -1,21 +1,17 @@
-"""`slurm-watchdog controller`, the service on the management node; `notify test` and `demo` beside it."""
+"""`slurm-watchdog controller`, the service on the management node; and `notify test` beside it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import sys
-from pathlib import Path
 
 import click
 
-import slurm_watchdog
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
-    Refusal,
     default_config_option,
     json_option,
     load_or_exit,
@@ -110,32 +106,3 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
             else f"{count(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER
         )  # fmt: skip
     sys.exit(EXIT_FINE if tried and not failed else EXIT_FOUND)
-
-
-@click.command(short_help="A real Slurm on this machine, a job that hangs, and what is done about it.")
-@click.option(
-    "--keep",
-    is_flag=True,
-    help="Leave everything up after the story until Ctrl-C: status, metrics, the page.",
-)
-def demo(keep: bool) -> None:
-    """Starts a Slurm of four nodes on this machine, freezes a filesystem, lets a rank hang, moves a job;
-    about a minute.
-
-    It needs root (namespaces), Debian's packages of Slurm, and the source tree of this program: the cluster
-    is not part of what is installed. Everything is taken down again.
-
-    \b
-    Examples:
-      slurm-watchdog demo
-      slurm-watchdog demo --keep
-    """
-    tree = Path(slurm_watchdog.__file__).resolve().parents[2]
-    if not (tree / "deploy" / "demo" / "__main__.py").exists():
-        raise Refusal(
-            ["The demo is in the source tree, not in the installed package."],
-            "Clone the repository, then in it: make demo   (KEEP=1 leaves it running)",
-        )
-    environment = {**os.environ, **({"KEEP": "1"} if keep else {})}
-    os.chdir(tree)
-    os.execve(sys.executable, [sys.executable, "-m", "deploy.demo"], environment)  # noqa: S606  a list

@@ -16,12 +16,14 @@ import click
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base.commit import read_commit
+from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.options import (
     AS_JSON,
     EXIT_UNKNOWN,
     EXIT_USAGE,
     ON_TOP,
     Refusal,
+    fail,
     needs_package,
     print_json,
 )
@@ -33,6 +35,7 @@ OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 REMOVED: Final[Mapping[str, str]] = {
     "ack": "use: slurm-watchdog silence --kind KIND --job JOB",
     "ca": "use certificates of your site's own authority, or the openssl lines of docs/authentication.md",
+    "demo": "use, in a clone of the repository: make demo",
     "drain": "use: scontrol update NodeName=NODE State=DRAIN Reason=TEXT",
     "undrain": "use: scontrol update NodeName=NODE State=RESUME",
 }
@@ -41,7 +44,7 @@ REMOVED: Final[Mapping[str, str]] = {
 COMMANDS: Final = (
     "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause",
     "pause.resume", "restart", "save_all", "check_config", "controller.notify", "replay", "test_nodes",
-    "scan_log", "group_stacks", "run", "attach", "controller.demo", "agent", "agent.helper", "controller",
+    "scan_log", "group_stacks", "run", "attach", "agent", "agent.helper", "controller",
 )  # fmt: skip
 """Modules beside this one, with the name of the command where it is another one."""
 
@@ -74,13 +77,16 @@ class Program(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         """As click's. Where JSON was asked for, wrong usage is a document, too, as every other failure is."""
+        options = takewhile(lambda word: word != "--", ctx.meta[TYPED])
+        as_json = not {"--json", "--json-object"}.isdisjoint(options)
         try:
             return super().invoke(ctx)
+        except ClientError as error:
+            fail(error, as_json)
         except click.ClickException as error:
             at = getattr(error, "ctx", None) or ctx
-            options = takewhile(lambda word: word != "--", ctx.meta[TYPED])
-            may = isinstance(at.command, click.Group) or any(each.name == AS_JSON for each in at.command.params)
-            if may and not {"--json", "--json-object"}.isdisjoint(options):
+            has_json = isinstance(at.command, click.Group) or any(each.name == AS_JSON for each in at.command.params)
+            if as_json and has_json:
                 todo = error.todo if isinstance(error, Refusal) else f"See: {at.command_path} --help"
                 print_json({"error": error.format_message(), "next": todo})
             raise

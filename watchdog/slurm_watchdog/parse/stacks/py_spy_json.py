@@ -108,7 +108,7 @@ def _walk(node: Any, header: DumpHeader, depth: int) -> list[Dump]:
     header = header.overlaid(_header_of(node))
     dumps = node.get("dumps")
     if isinstance(dumps, list) and (header.pid or header.rank is not None) and all(isinstance(d, dict) for d in dumps):
-        return [each for whole in _whole_dumps(dumps) for each in _walk(whole, header, depth + 1)]
+        return [each for whole in whole_dumps(dumps) for each in _walk(whole, header, depth + 1)]
     threads = node.get("threads")
     if isinstance(threads, list | dict):
         entries = list(threads.values()) if isinstance(threads, dict) else threads
@@ -127,7 +127,7 @@ def _walk(node: Any, header: DumpHeader, depth: int) -> list[Dump]:
     return found
 
 
-def _whole_dumps(dumps: list[Any]) -> Iterator[dict[str, Any]]:
+def whole_dumps(dumps: list[Any]) -> Iterator[dict[str, Any]]:
     """Our own evidence: each dump has the threads that changed since the one before, and the numbers of those
     that did not."""
     current: dict[Any, Any] = {}

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 
 from slurm_watchdog.controller.node_history.suspicion import (
     DAY_S,
-    SAY_FROM,
     SUSPECT_FROM,
     WINDOW_S,
     by_node,
@@ -36,6 +35,8 @@ PART_KNOWN = 0.95
 """Share of failures whose part is named: of the others only the node is known (a hang, a dead rank, a drain)."""
 RESTARTED = 0.5
 """Share of failures of a job after which the restart without the node is seen to help."""
+SAY_FROM = 3
+"""At which event within 14 days of a node the ledger is asked."""
 OF_LEMON = ":lemon"
 """End of the key of an event of a lemon's bad part."""
 PARTS = (("gpu", 0.45), ("link", 0.2), ("memory", 0.1), ("mount", 0.1), ("down", 0.1), ("slow", 0.05))

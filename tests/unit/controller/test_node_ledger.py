@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec import convert
 
-from slurm_watchdog.controller.node_history.suspicion import DAY_S, FORGOTTEN_S, SUSPECT_FROM
+from slurm_watchdog.controller.node_history.suspicion import DAY_S, FORGOTTEN_S
 from slurm_watchdog.journal.journal import Journal
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Truth
+from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Gpu
 from slurm_watchdog.model.observations import NodeEvent as LinkLine
 from slurm_watchdog.model.report import Report
@@ -160,21 +160,6 @@ def test_a_renamed_node_keeps_its_past(journal: Journal) -> None:
     ledger = a_ledger(journal, renamed={"n1": "rack1-n1"})
     assert [each.node for each in ledger.suspicions()] == ["rack1-n1"]
     assert len(ledger.history("rack1-n1")) == 1
-
-
-def test_the_third_event_is_a_fact_of_its_incident_and_the_incident_itself_is_not_one_before(journal: Journal) -> None:
-    ledger = a_ledger(journal)
-    finding = Finding(
-        kind=IncidentKind.GPU_FAULT, subject=FAULT.subject, truth=Truth.BAD, summary="Xid", culprits=FAULT.culprits
-    )
-    for number, days in enumerate((9, 5)):
-        assert ledger.facts(finding, None) == ()
-        ledger.note_incident(replace(FAULT, id=f"old{number}", opened_at=NOW - days * DAY_S))
-    (fact,) = ledger.facts(finding, None)
-    assert "n1: this is the 3rd event within 14 days (3 of them of GPU-aaaa)" in fact and "incident old1" in fact
-    ledger.note_incident(FAULT)
-    assert ledger.facts(finding, FAULT.id) == (fact,)
-    assert ledger.suspicions()[0].score >= SUSPECT_FROM
 
 
 def test_what_is_old_is_forgotten_in_memory_and_later_in_the_journal(journal: Journal) -> None:

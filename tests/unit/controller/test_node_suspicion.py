@@ -5,7 +5,6 @@ from __future__ import annotations
 from slurm_watchdog.controller.node_history.suspicion import (
     SUSPECT_FROM,
     by_node,
-    repeated,
     suspicion_of,
     suspicions,
 )
@@ -34,19 +33,10 @@ def test_suspicions_are_the_worst_first_without_those_of_whom_nothing_counts() -
     assert [each.node for each in suspicions(nodes, NOW)] == ["n2", "n1"]
 
 
-def test_the_third_event_within_14_days_is_said_with_the_two_before() -> None:
+def test_the_newest_events_are_its_reasons() -> None:
     events = by_node([event(3, place=GPU, incident_id="i1"), event(10, kind="dead_rank", incident_id="i2")])["n1"]
-    said = repeated("n1", events, NOW, None, GPU)
-    assert said is not None
-    assert said.startswith("n1: this is the 3rd event within 14 days (2 of them of GPU-aaaa); before: ")
-    assert "3 days ago (incident i1)" in said and "10 days ago (incident i2)" in said
-    assert repeated("n1", events, NOW, "i1", GPU) is None, "it is one of the two itself"
-    assert repeated("n1", events[:1], NOW, None, GPU) is None
-
-
-def test_an_event_of_more_than_14_days_ago_is_not_one_of_three() -> None:
-    events = by_node([event(3), event(15)])["n1"]
-    assert repeated("n1", events, NOW, None) is None
+    found = suspicion_of("n1", events, NOW)
+    assert "3 days ago (incident i1); " in found.reasons and found.reasons.endswith("10 days ago (incident i2)")
 
 
 def test_of_a_synthetic_year_of_1000_nodes_the_three_lemons_are_suspect_at_their_third_event() -> None:

@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.api.node_views import event_of
-from slurm_watchdog.controller.node_history.quarantine import objection_to_draining, objection_to_witnesses, sweep
+from slurm_watchdog.controller.node_history.quarantine import objection_of_events, objection_to_draining, sweep
 from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
@@ -200,7 +200,7 @@ def test_a_drain_of_ours_that_no_event_tells_of_is_looked_after(cluster: Cluster
 def test_one_user_s_programs_alone_drain_no_node(kinds: str, suffices: bool) -> None:
     pairs = [each.split("@") for each in kinds.split()]
     events = [event(n, kind=kind, chain=f"{uid}/train{n}" if uid else "") for n, (kind, uid) in enumerate(pairs)]
-    assert (objection_to_witnesses(events) is None) == suffices
+    assert (objection_of_events(events) is None) == suffices
 
 
 def nodes(**states: str) -> list[SlurmNode]:

@@ -148,10 +148,10 @@ class Controller:
         self.slow_nodes = SlowNodes(settings, self.ledger.record, clock.wall, self.ledger.events)
         self.runs = RunRecords(journal, self.writer, self.started_mono, self.started_at)
         self.judge = Judge(
-            config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, self.ledger, hangs,
+            config, self.state, left_open, lambda: uuid.uuid4().hex[:12], self._count_failure, hangs,
             self._paths.patience_s,
         )  # fmt: skip
-        self.judge.searches = self.slow_nodes.all
+        self.judge.suspects, self.judge.searches = self.ledger.suspects, self.slow_nodes.all
         self.state.filesystems.remember(left_open, self.started_mono)
         self.judge.detect(self.started_mono)
         self.crowds = Crowds()

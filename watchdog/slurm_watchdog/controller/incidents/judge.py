@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -61,16 +61,6 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
     )
 
 
-class NodePast(Protocol):
-    """What is remembered of nodes."""
-
-    def facts(self, finding: Finding, incident_id: str | None) -> tuple[str, ...]:
-        """What the past of the nodes that a finding blames adds to it, for the open incident that it belongs to."""
-
-    def suspects(self) -> tuple[NodeSuspicion, ...]:
-        """Nodes with a past, the worst first."""
-
-
 class IncidentChange(Struct, frozen=True, kw_only=True):
     """One incident before and after a judgement; `before` None: it was opened."""
 
@@ -105,16 +95,14 @@ class Judge:
         incidents: Iterable[Incident],
         new_id: Callable[[], str],
         on_failure: Callable[[str], None] = lambda kind: None,
-        past: NodePast | None = None,
         hangs: Iterable[HangPlace] = (),
         patience_of: Callable[[SlurmJob], float] = lambda job: 0.0,
     ):
         """`incidents` are those that are open at the start; `on_failure` gets the kind of a detector that failed.
-        `past`: what is remembered of nodes; None: nothing. `hangs`: where jobs hung before.
-        `patience_of`: how long a job has to make no step before it is said to stand."""
-        self._past = past
+        `hangs`: where jobs hung before. `patience_of`: how long a job makes no step before it is said to stand."""
+        self.suspects: Callable[[], tuple[NodeSuspicion, ...] | None] = lambda: None
         self.searches: Callable[[], tuple[SlowSearch, ...]] = tuple
-        """Those for nodes that make jobs slow, as they are at the moment; set by who keeps them."""
+        """Nodes with a past, and the searches for those that make jobs slow; set by who keeps them."""
         self.hangs = HangMemory(hangs)
         self.config = config
         self.state = state
@@ -173,10 +161,7 @@ class Judge:
         """The findings of every detector on the present state. One that fails is reported, the others continue."""
         asked = frozenset(incident.subject for incident in self.incidents)
         self.view, looked_at = self.state.next_view(now, asked)
-        if self._past is not None:
-            self.view = replace(self.view, suspects=self._past.suspects())
-        if searches := self.searches():
-            self.view = replace(self.view, searches=searches)
+        self.view = replace(self.view, suspects=self.suspects(), searches=self.searches())
         newest = replace(self.view, jobs=tuple(job for job in self.view.jobs if job.job.job_id in looked_at))
         groups = self._of_jobs.groups(newest)
         there = {job.job.job_id for job in self.view.jobs}
@@ -262,14 +247,10 @@ class Judge:
         return [IncidentChange(before=before.get(incident.id), after=incident) for incident in after]
 
     def _with_past(self, findings: Sequence[Finding]) -> list[Finding]:
-        open_ones = {(each.kind, each.subject): each.id for each in self.incidents}
+        ids = {(each.kind, each.subject): each.id for each in self.incidents}
         found = []
         for each in findings:
-            incident_id = open_ones.get((each.kind, each.subject))
-            said: tuple[str, ...] = ()
-            if each.truth is Truth.BAD:
-                past = () if self._past is None else self._past.facts(each, incident_id)
-                said = (*past, *self.hangs.said(incident_id))
+            said = self.hangs.said(ids.get((each.kind, each.subject))) if each.truth is Truth.BAD else ()
             found.append(replace(each, facts=(*said, *each.facts)) if said else each)
         return found
 

@@ -21,14 +21,13 @@ from slurm_watchdog.controller.node_history.suspicion import (
     blamed,
     by_node,
     events_of,
-    repeated,
     suspicions,
 )
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.knowledge.kernel_causes import ADAPTER
-from slurm_watchdog.model.incidents import Finding, Incident
+from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind
 from slurm_watchdog.model.report import Report
@@ -149,14 +148,6 @@ class NodeLedger:
             self.record(NodeEvent(key=key, node=node, kind=kind, at=at, what=what, **about))
 
     # ------------------------------------------------------------------------------------ what is known
-
-    def facts(self, finding: Finding, incident_id: str | None) -> tuple[str, ...]:
-        """What the past of the nodes that a finding blames adds to it: a sentence for each that is there for the
-        third time or more. `incident_id`: the open incident that the finding belongs to."""
-        known, now = self._known(), self._wall()
-        blames = blamed(finding) if known else ()
-        said = (repeated(node, known.get(node, ()), now, incident_id, place) for node, place in blames)
-        return tuple(each for each in said if each is not None)
 
     def events(self) -> Iterable[NodeEvent]:
         """All that still weighs something, in no order."""

@@ -8,7 +8,8 @@ quarantine began, and how it ended.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -74,28 +75,32 @@ async def sweep(
         if last is None or (each.name not in tools.drained() and last.at < (each.reason_at or 0.0)):
             tools.tell(each.name, BEGAN + each.reason)  # by a controller that died after it
     for node, drained_as in tools.drained().items():
-        try:
+        with _waiting(node):
             await _look_after(tools, node, drained_as)
-        except (SlurmUnavailable, SlurmRefused) as error:
-            log.warning("quarantine of %s waits for Slurm: %s", node, error)
     out = tools.drained()
     for node, incident_id in suspects if drains else ():
-        events = tools.of_node(node)
-        if node in out or not is_new(events):
-            continue
-        try:
-            now = await tools.slurm.read_node(node)
-            listed = [now if now is not None and each.name == node else each for each in known]
-            budget = tools.policy.max_drained_nodes, tools.policy.drained_percent
-            objection = objection_to_draining(node, listed, *budget, out) or objection_to_witnesses(events)
-            if objection is None:
-                await tools.slurm.drain_node(node, reason + incident_id)
-                tools.tell(node, BEGAN + reason + incident_id)
-                return  # one a round: the next listing counts it
-        except (SlurmUnavailable, SlurmRefused) as error:
-            log.warning("quarantine of %s waits for Slurm: %s", node, error)
-            return
-        log.info("suspect node %s stays in service: %s", node, objection)
+        objection = objection_of_events(tools.of_node(node))
+        with _waiting(node):
+            if node not in out and objection is None:
+                now = await tools.slurm.read_node(node)
+                listed = [now if now is not None and each.name == node else each for each in known]
+                budget = tools.policy.max_drained_nodes, tools.policy.drained_percent
+                objection = objection_to_draining(node, listed, *budget, out)
+                if objection is None:
+                    await tools.slurm.drain_node(node, reason + incident_id)
+                    tools.tell(node, BEGAN + reason + incident_id)
+                    return  # one a round: the next listing counts it
+        if node not in out:
+            log.info("suspect node %s stays in service: %s", node, objection)
+
+
+@contextmanager
+def _waiting(node: str) -> Iterator[None]:
+    """What Slurm does not do now, the next round tries."""
+    try:
+        yield
+    except (SlurmUnavailable, SlurmRefused) as error:
+        log.warning("quarantine of %s waits for Slurm: %s", node, error)
 
 
 async def _look_after(tools: QuarantineTools, node: str, reason: str) -> None:
@@ -162,31 +167,27 @@ def objection_to_draining(
     return f"{node} is the last node of partition {last[0]} that starts jobs" if last else None
 
 
-def is_new(events: Sequence[NodeEvent]) -> bool:
-    """Whether the node has done anything since it was last given back, or left to somebody: without that it is not
-    drained again."""
-    last = max((each.at for each in events if each.kind == NodeEventKind.QUARANTINED), default=0.0)
-    return any(each.at > last and strength_of(each.kind) > 0 and not each.withdrawn_why for each in events)
-
-
-def objection_to_witnesses(events: Iterable[NodeEvent]) -> str | None:
+def objection_of_events(events: Sequence[NodeEvent]) -> str | None:
     """Why what is known does not suffice to drain a node, a sentence; None if it does.
 
-    A program can hang on one node and nowhere else as it pleases: what the jobs of a single user show is no proof
-    against a node, unless the hardware, Slurm or an operator's test says something, too.
+    It has to have done something since it was last given back, or left to somebody. A program can hang on one node and
+    nowhere else as it pleases: what the jobs of a single user show, in their processes or logs, is no proof against a
+    node, unless the hardware, Slurm or an operator's test says something, too.
     """
+    last = max((each.at for each in events if each.kind == NodeEventKind.QUARANTINED), default=0.0)
     standing = [each for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why]
-    users = {each.chain.partition("/")[0] for each in standing if not _is_of_node(each)}
-    if len(users) > 1 or any(map(_is_of_node, standing)):
+    if not any(each.at > last for each in standing):
+        return "it has done nothing since it was given back"
+    users = {"" if _is_of_node(each) else each.chain.partition("/")[0] for each in standing}
+    if len(users) > 1 or "" in users:
         return None
     return "all that it did was in jobs of one user, and a program can do that: a person has to look"
 
 
 def _is_of_node(event: NodeEvent) -> bool:
-    """Whether it was seen of the node itself, and not of a job's processes or log."""
-    if event.kind in OWN_KINDS:
-        return not event.chain
-    return spec_of(event.kind).subject in (Subject.NODE, Subject.GPU)
+    """Whether it was seen of the node itself."""
+    own = event.kind in OWN_KINDS
+    return not event.chain if own else spec_of(event.kind).subject in (Subject.NODE, Subject.GPU)
 
 
 def verdict(since_at: float, events: Iterable[NodeEvent]) -> NodeEvent | None:

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final, TypeVar
 
 from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
-from slurm_watchdog.base.text import ago, ordinal
+from slurm_watchdog.base.text import ago
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
@@ -24,9 +24,8 @@ from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent,
 
 DAY_S: Final = 86400.0
 WINDOW_S: Final = 14 * DAY_S
-"""The third event of a node within this time is said. Meta's search for lemon nodes looks at twice that time
-(28 days: A. Kokolis et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025,
-arXiv:2410.21680)."""
+"""Events of so long are counted for people. Meta's search for lemon nodes looks at twice that time (28 days: A. Kokolis
+et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025, arXiv:2410.21680)."""
 HALF_LIFE_S: Final = 28 * DAY_S
 """After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
 FORGOTTEN_S: Final = 6 * HALF_LIFE_S
@@ -36,8 +35,6 @@ TRAVELS: Final = 3
 SAME_S: Final = 1800.0
 """What one fault sets off on its node (a dead rank, Slurm's ping, its drain) comes within SlurmdTimeout (300 s by
 default) and a restart of the node."""
-SAY_FROM: Final = 3
-"""The third event within WINDOW_S is said."""
 SUSPECT_FROM: Final = 2.25
 """A suspicion from here on is more than chance: see UNKNOWN_PART."""
 UNKNOWN_PART: Final = 0.6
@@ -46,7 +43,7 @@ node repeats itself in one part. Both figures are what names lemons best in test
 MOST_NODES: Final = 2
 """An incident that names more nodes than this knows of a trouble, and not of a bad node."""
 MAX_SAID, MAX_WHAT = 6, 400
-"""Earlier events in one sentence; characters of a sentence that are kept: a summary is about half as long."""
+"""Events in one line; characters of a sentence that are kept: a summary is about half as long."""
 
 CONFIRMED: Final = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""
@@ -232,20 +229,6 @@ def event_words(each: Counted, node: str, now: float) -> str:
     return (
         f"{kind_words(event.kind)} {ago(now - event.at)}{f', in {event.node}' if event.node != node else ''}{incident}"
     )
-
-
-def repeated(node: str, events: Iterable[Counted], now: float, but: str | None, place: str = "") -> str | None:
-    """The sentence for an incident that is held against `node`, if it is the third event or a later one within
-    WINDOW_S; None: it is not. `but`: the incident itself, which may be among `events` already. `place`: its part."""
-    standing = [each for each in events if not each.why_not and 0 <= now - each.event.at <= WINDOW_S]
-    earlier = [each for each in standing if not but or each.event.incident_id != but]
-    if len(earlier) + 1 < SAY_FROM:
-        return None
-    same = sum(bool(place) and each.event.place == place for each in earlier)
-    of_part = f" ({same + 1} of them of {place})" if same else ""
-    number = f"{ordinal(len(earlier) + 1)} event within {WINDOW_S / DAY_S:.0f} days{of_part}"
-    said = suspicion_of(node, earlier, now).reasons
-    return f"{node}: this is the {number}; before: {said}. All: slurm-watchdog nodes {node}"
 
 
 # ---------------------------------------------------------------------------------------------- incidents

@@ -236,3 +236,13 @@ def nodes(**states: str) -> list[SlurmNode]:
 def test_objections_to_draining_a_suspect(known: list[SlurmNode], why: str | None) -> None:
     found = objection_to_draining("n1", known, 1, 50)
     assert found is None if why is None else found is not None and why in found
+
+
+def test_a_drain_whose_answer_was_lost_counts_in_the_budget_although_the_listing_is_older(cluster: Cluster) -> None:
+    listing = tuple(cluster.slurm.nodes.values())
+    cluster.says_of("n2", "gpu_fault", "f2")
+    cluster.slurm.loses["drain"] = ["done"]
+    for _ in range(3):
+        cluster.now += 60.0
+        asyncio.run(sweep(cluster._tools(), (("n1", "i1"), ("n2", "i2")), listing, drains=True))
+    assert cluster.done == ["drain n1"]

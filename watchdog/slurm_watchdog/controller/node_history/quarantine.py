@@ -77,21 +77,22 @@ async def sweep(
     for node, drained_as in tools.drained().items():
         with _waiting(node):
             await _look_after(tools, node, drained_as)
-    out = tools.drained()
+    out, policy = tools.drained(), tools.policy
     for node, incident_id in suspects if drains else ():
-        objection = objection_of_events(tools.of_node(node))
+        objection = "it is in quarantine" if node in out else objection_of_events(tools.of_node(node))
+        if objection is not None:
+            log.info("suspect node %s is not drained: %s", node, objection)
+            continue
         with _waiting(node):
-            if node not in out and objection is None:
-                now = await tools.slurm.read_node(node)
-                listed = [now if now is not None and each.name == node else each for each in known]
-                budget = tools.policy.max_drained_nodes, tools.policy.drained_percent
-                objection = objection_to_draining(node, listed, *budget, out)
-                if objection is None:
-                    await tools.slurm.drain_node(node, reason + incident_id)
-                    tools.tell(node, BEGAN + reason + incident_id)
-                    return  # one a round: the next listing counts it
-        if node not in out:
-            log.info("suspect node %s stays in service: %s", node, objection)
+            now = await tools.slurm.read_node(node)
+            known = [now if now is not None and each.name == node else each for each in known]
+            objection = objection_to_draining(node, known, policy.max_drained_nodes, policy.drained_percent, out)
+            if objection is not None:
+                log.info("suspect node %s stays in service: %s", node, objection)
+                continue
+            await tools.slurm.drain_node(node, reason + incident_id)
+            tools.tell(node, BEGAN + reason + incident_id)
+        return  # one a round, also where it is not known whether it was drained: the next listing counts it
 
 
 @contextmanager

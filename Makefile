@@ -47,8 +47,7 @@ UPGRADE ?= --upgrade
 
 .PHONY: example
 example: $(STAMP)  ## config.example.yaml again, from the schema in watchdog/slurm_watchdog/config/schema.py
-	$(BIN)/python -c "from slurm_watchdog.config.example import example_config; print(example_config(), end='')" > config.example.yaml.new
-	mv config.example.yaml.new config.example.yaml
+	$(BIN)/python -m tools.docs example
 
 .PHONY: docs
 docs: $(STAMP)  ## the pages that are generated from the program, with the examples in README.md (ARGS='options cli' for some)

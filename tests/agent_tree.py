@@ -53,7 +53,7 @@ def alone(test: Callable[..., None]) -> Callable[..., None]:
 
 PERSONAL = """
 import sys, msgspec
-from slurm_watchdog.config.agent_settings import become_agent, settings_of
+from slurm_watchdog.agent.reload.settings import become_agent, settings_of
 from slurm_watchdog.config.loading import (load_config)
 settings = msgspec.structs.replace(settings_of(load_config(sys.argv[1])), personal=True)
 become_agent(settings, file=sys.argv[1])

@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.controller import Controller as Settings
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.health.cluster import Health, HealthInputs, health
@@ -55,10 +56,7 @@ class FixedController:
         self, view: ClusterView, incidents: Sequence[Incident], listen: str = "127.0.0.1:9767", said: str = ""
     ):
         """`said`: what a user has a say in: places in stacks, reasons of decisions, ends of actions."""
-        self.config = Config.model_validate({"cluster_name": "made-up"})
-        self.config = self.config.model_copy(
-            update={"controller": self.config.controller.model_copy(update={"page_listen": listen})}
-        )
+        self.config = Config(cluster_name="made-up", controller=Settings(page_listen=listen))
         past = suspicions(by_node(PAST), NOW)
         self.judge = SimpleNamespace(view=view, limits_s={}, incidents=OpenIncidents(incidents))
         self.last_tick = clock.monotonic()

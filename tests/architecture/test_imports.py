@@ -37,7 +37,7 @@ EDGES = (
 )  # fmt: skip
 WORLD = (
     "os", "socket", "subprocess", "time", "asyncio", "threading", "aiohttp", "sqlalchemy", "prometheus_client",
-    "psutil", "pydantic", "pynvml", "pyslurm", "urllib.request", "http.client",
+    "psutil", "pynvml", "pyslurm", "urllib.request", "http.client",
 )  # fmt: skip
 CONTROLLER_PACKAGES = ("aiohttp", "uvloop", "sqlalchemy")
 PURE = re.compile(r"\bPure\b")

@@ -24,7 +24,6 @@ WHEN_COPIED = ("watchdog", "tools", "tests/builders", "tests/unit/analysis", "te
 SEEN = """
 import json, sys
 from msgspec import structs
-from slurm_watchdog.config.example import example_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.status_view import open_incident
 from slurm_watchdog.controller.health.cluster import Health
@@ -42,7 +41,7 @@ metrics = ControllerMetrics()
 metrics.show_health(WELL, incidents)
 page = [structs.asdict(open_incident(each, lambda _: False)) for each in incidents]
 print(json.dumps({
-    "example": example_config(), "options": options.write(), "alerts": alerts.write(), "page": page,
+    "example": options.example(), "options": options.write(), "alerts": alerts.write(), "page": page,
     "detectors": detectors.write(),
     "causes": {kind: sorted(causes_of(kind)) for kind in ("loss_zero", "loss_spike")},
     "metrics": metrics.text().decode(),

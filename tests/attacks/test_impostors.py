@@ -32,7 +32,7 @@ from slurm_watchdog.agent.delivery.munge_connection import ProvenConnection
 from slurm_watchdog.agent.delivery.replies import MAX_REPLY_BYTES
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.identity.munge_decoder import MungeProcess
 from slurm_watchdog.identity.munge_protocol import decode_offer
 from slurm_watchdog.identity.munge_sessions import Sessions
@@ -146,7 +146,7 @@ class Stage:
         if transport == "unix":
             return unix_channel(address, MAX_REPLY_BYTES, ORDINARY)
         url = f"{'https' if transport == 'tls' else 'http'}://localhost:{address[1]}"
-        security = SecuritySettings(
+        security = Security(
             mode=transport,
             tls_directory=str(self.ca / "nodes" / "n1"),
             controller_user=str(CONTROLLER),

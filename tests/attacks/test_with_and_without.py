@@ -39,12 +39,12 @@ from slurm_watchdog.agent.metrics import AgentMetrics
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.agent.processes import identify, terminate
 from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
+from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import Service
 from slurm_watchdog.agent.workers.request_types import BlockedCall, IdentifyProcesses, ResolveCalls
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.loop import Signals
-from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.evidence import collector, store
@@ -352,7 +352,7 @@ def agent_left_behind(stage: Stage) -> bool:
 
 def evidence_without_end(stage: Stage) -> bool:
     """A job that flaps all day: a collection every five minutes, as large as one may be."""
-    settings = Config.model_validate({}).controller
+    settings = Config().controller
     share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
     kept = sum(
         store.MAX_COLLECTION_BYTES

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.routes import ROUTES, Route
 from slurm_watchdog.controller.api.web_page import Page, make_page
@@ -68,9 +69,7 @@ class Controller:
     """A controller with one incident, of which everything that a user can write is marked."""
 
     def __init__(self, path: Path) -> None:
-        self.config = Config.model_validate(
-            {"cluster_name": "c", "security": {"operators": [str(OPERATOR), "group:daemon"]}}
-        )
+        self.config = Config(cluster_name="c", security=Security(operators=(str(OPERATOR), "group:daemon")))
         self.journal = Journal(f"sqlite:///{path}/journal.sqlite")
         slurm_job = views.slurm_job(uid=OWNER, user="owner")
         blocked = views.blocked(60.0, path=f"/s/{MARK}", mount=f"/{MARK}")

@@ -80,10 +80,10 @@ assert b" 200 " in api.recv(64)
 REPORT = _python("""
 from slurm_watchdog.agent.delivery.channel import Proven
 from slurm_watchdog.agent.delivery.connect import connect
-from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.model.report import (Report)
 from slurm_watchdog.wire.codec import encode_report
-security = SecuritySettings(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
+security = Security(mode="munge", tls_directory="", controller_user="slurm-watchdog", munge_socket="")
 report = encode_report(Report(node="wd1", boot_id="b", agent_id="eve", sequence=1))
 answer = connect("http://wd1:9765", security, "wd1").post("/v1/report", report, {"Content-Type": "application/json"}, 5.0, 5.0)
 assert isinstance(answer, Proven)
@@ -152,7 +152,7 @@ ROWS: Final = {
     "the configuration": Row(": >> /etc/slurm-watchdog/config.yaml", "chmod 666 /etc/slurm-watchdog/config.yaml", "chmod 644 /etc/slurm-watchdog/config.yaml"),
     "the program": Row(f"touch {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 666 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py", f"chmod 644 {INSTALLED}/lib/python3*/site-packages/slurm_watchdog/__init__.py"),
     "signals and memory": Row(LOOK, "drop_in agent 'User=eve\\nGroup=eve'", "no_drop_in agent"),
-    "a module where root types": Row(PLANTED, "change config/agent_settings.py 's/\"-P\", //'", "restore config/agent_settings.py", by="root", given=PLANT),
+    "a module where root types": Row(PLANTED, "change base/python310.py 's/\"-P\", //'", "restore base/python310.py", by="root", given=PLANT),
     "a report of the node": Row(REPORT, r"configure 's/mode: munge/&\n  agent_user: eve/' controller", "no_configure controller"),
     "a switch that is a program": Row(
         SWITCH, "change model/kill_switch.py '/^def problem_of_path/a\\    return None' && systemctl restart slurm-watchdog-helper", "restore model/kill_switch.py; rm -f /home/ann/.profile.d/x.sh; no_configure helper",

@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.agent import Agent
+from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.kill_switch import compose_line
 from slurm_watchdog.model.observations import Blocked, EventKind, Process, Role
@@ -412,7 +412,7 @@ def look(cluster: Cluster, node: str) -> Report:
 
     program = (
         "import sys; from slurm_watchdog.config.loading import parse_config; from slurm_watchdog.agent.service import run_agent; "
-        "from slurm_watchdog.config.agent_settings import settings_of; "
+        "from slurm_watchdog.agent.reload.settings import settings_of; "
         "config = settings_of(parse_config('agent: {node_name: %s}' % sys.argv[1])); "
         "sys.exit(run_agent(config, once=True, as_json=True))"
     )

@@ -95,9 +95,11 @@ class Endurance:
         from slurm_watchdog.agent.agent import Agent
         from slurm_watchdog.agent.delivery.sender import Sender, Spool
         from slurm_watchdog.agent.metrics import AgentMetrics
+        from slurm_watchdog.agent.reload.settings import Settings
         from slurm_watchdog.agent.service import Service
         from slurm_watchdog.base import clock, loop
-        from slurm_watchdog.config.agent_settings import AgentSettings, SecuritySettings, Settings
+        from slurm_watchdog.config.agent import Agent as AgentSettings
+        from slurm_watchdog.config.security import Security
         from tests.trusting import trusting
 
         self._real = clock.monotonic
@@ -120,7 +122,7 @@ class Endurance:
                 orphan_grace=60.0,
                 log_patterns=(),
             ),
-            security=SecuritySettings(mode="unix"),  # not asked for: see trusting
+            security=Security(),  # not asked for: see trusting
             personal=True,
         )
         self.agent = Agent(settings)

@@ -161,7 +161,7 @@ def test_a_reload_changes_all_or_nothing_and_no_word_is_lost_or_told_twice(node:
     node.configure("700ms", "mode: obey\n")
     node.reload()
     node.wait(lambda: "the one before stays, whole" in node.log, "the agent's word about the error")
-    assert "c.yaml:3: mode: input should be" in node.log
+    assert "c.yaml:3: mode: must be" in node.log
     count = len(controller.reports)
     node.wait(lambda: len(controller.reports) > count + 2, "more reports")
     assert len({report.agent_id for report in controller.reports}) == 1

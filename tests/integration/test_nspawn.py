@@ -329,8 +329,8 @@ def test_what_can_not_start_like_this_is_told_and_not_tried_again_and_again(mach
         )
         said = {
             HELPER: "there is no user nobody-here",
-            AGENT: ":1: mode: input should be",
-            CONTROLLER: ":1: mode: input should be",
+            AGENT: ":1: mode: must be",
+            CONTROLLER: ":1: mode: must be",
         }
         for unit, words in said.items():
             assert machine.run("systemctl", "start", unit, check=False).returncode != 0

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import random
 from dataclasses import dataclass, field
 
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from tests.simulation.agents import SWITCH_PREFIXES, Network
 from tests.simulation.slurm import Weather
@@ -91,38 +93,40 @@ class Recipe:
         return self.hours * 3600.0
 
     def config(self) -> Config:
-        return Config.model_validate(
-            {
-                "cluster_name": "simulated",
-                "mode": self.mode,
-                "agent": {"interval": f"{self.interval_s:g}s"},
-                "controller": {
-                    "tick": f"{self.tick_s:g}s",
-                    "journal_url": "sqlite://",
-                    "agent_silent_after": f"{max(45.0, 3 * self.interval_s):g}s",
-                    "report_lifetime": f"{max(30.0, 3 * self.interval_s):g}s",
-                },
-                "slurm": {"poll_interval": f"{max(10.0, self.interval_s):g}s"},
-                "jobs": {"kill_switch": self.kill_switch, "kill_switch_prefixes": list(SWITCH_PREFIXES)},
-                "policy": {
-                    "budget": self.budget,
-                    "cooldown": f"{self.cooldown_s:g}s",
-                    "budget_percent": 100,
-                    "kinds": self.kinds,
-                    "max_drained_nodes": 2,
-                    "drained_percent": 50,
-                },
-                "detectors": {
-                    "collective_hang": {"startup_grace": "900s"},
-                    **({} if self.all_detectors else {name: {"mode": "off"} for name in OF_SPEED}),
-                },
-                "ladder": {
-                    "checkpoint_limit": "300s",
-                    "exit_limit": "30s",
-                    "mount_limit": "1200s",
-                    "confirm_limit": "900s",
-                },
-            }
+        return parse_config(
+            json.dumps(
+                {
+                    "cluster_name": "simulated",
+                    "mode": self.mode,
+                    "agent": {"interval": f"{self.interval_s:g}s"},
+                    "controller": {
+                        "tick": f"{self.tick_s:g}s",
+                        "journal_url": "sqlite://",
+                        "agent_silent_after": f"{max(45.0, 3 * self.interval_s):g}s",
+                        "report_lifetime": f"{max(30.0, 3 * self.interval_s):g}s",
+                    },
+                    "slurm": {"poll_interval": f"{max(10.0, self.interval_s):g}s"},
+                    "jobs": {"kill_switch": self.kill_switch, "kill_switch_prefixes": list(SWITCH_PREFIXES)},
+                    "policy": {
+                        "budget": self.budget,
+                        "cooldown": f"{self.cooldown_s:g}s",
+                        "budget_percent": 100,
+                        "kinds": self.kinds,
+                        "max_drained_nodes": 2,
+                        "drained_percent": 50,
+                    },
+                    "detectors": {
+                        "collective_hang": {"startup_grace": "900s"},
+                        **({} if self.all_detectors else {name: {"mode": "off"} for name in OF_SPEED}),
+                    },
+                    "ladder": {
+                        "checkpoint_limit": "300s",
+                        "exit_limit": "30s",
+                        "mount_limit": "1200s",
+                        "confirm_limit": "900s",
+                    },
+                }
+            )
         )
 
 

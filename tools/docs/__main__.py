@@ -32,6 +32,7 @@ class Page(NamedTuple):
 
 PAGES: Mapping[str, Page] = {
     "options": Page(options.FILE, options.write),
+    "example": Page(options.EXAMPLE, options.example),
     "detectors": Page(detectors.FILE, detectors.write),
     "alerts": Page(alerts.FILE, alerts.write),
     "collectors": Page(collectors.FILE, collectors.write),

@@ -25,6 +25,7 @@ from slurm_watchdog.agent.processes.jobs_here import JobsMemory
 from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
+from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.agent.validate_config import validate, why_not
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.child import frame
@@ -34,7 +35,6 @@ from slurm_watchdog.agent.workers.worker import Answer, InheritedWorker
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.observations import Event, EventKind, LogFile, Role
 from slurm_watchdog.model.protocol import JobWatch
@@ -76,7 +76,7 @@ def test_a_file_with_errors_changes_nothing_and_each_is_said(caplog: pytest.LogC
     asked, secrets = Asked(), list[str]()
     reload = reload_of(asked, secrets)
     reload.ask(1.0)
-    asked.answer(ConfigCheck(problems=("x.yaml:1: mode: input should be", "x.yaml:3: interval")))
+    asked.answer(ConfigCheck(problems=("x.yaml:1: mode: must be", "x.yaml:3: interval")))
     assert (reload.settings, secrets) == (None, [])
     assert "x.yaml:1: mode" in caplog.text
     assert "not taken (2 errors); the one before stays, whole" in caplog.text

@@ -15,11 +15,11 @@ from slurm_watchdog.agent.agent import LONGEST_INTERVAL_S, Agent
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.metrics import AgentMetrics
+from slurm_watchdog.agent.reload.settings import settings_of
 from slurm_watchdog.agent.service import OUT_OF_TURN_S, Service
 from slurm_watchdog.base.clock import monotonic
 from slurm_watchdog.base.loop import Signals
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.config.agent_settings import settings_of
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.model.protocol import DumpStacks, Reply
 from tests.trusting import trusting

@@ -120,7 +120,7 @@ def incident_of(text: str, read: dict[str, Any], report: Report) -> Incident:
         culprits=(Culprit(node="n1", path=f"/s/{text}", reason=read["error line"]),),
     )  # fmt: skip
     state = ClusterState(silent_after_s=60, report_lifetime_s=60)
-    judge = Judge(Config.model_validate({"cluster_name": "c"}), state, (), lambda: "abc123")
+    judge = Judge(Config(cluster_name="c"), state, (), lambda: "abc123")
     (change,) = judge.conclude([finding], 100.0, 1000.0)
     return change.after
 

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from slurm_watchdog.config.example import example_config
 from slurm_watchdog.config.loading import ConfigError, load_config, parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
 from slurm_watchdog.detect.loss_nan import LossNan
 from slurm_watchdog.detect.registry import DEFAULTS
+from tools.docs.options import example as example_config
 
 
 def problems(text: str) -> list[tuple[int | None, str, str]]:
@@ -54,7 +54,7 @@ def test_detectors_get_the_values_of_the_file_and_their_own_defaults() -> None:
 def test_configuration_without_settings_observes() -> None:
     config = Config()
     assert config.mode == "observe"
-    assert {config.mode_of(kind) for kind in type(config.detectors).model_fields} == {"observe"}
+    assert {config.mode_of(kind) for kind in config.detectors.__struct_fields__} == {"observe"}
 
 
 def test_the_mode_of_a_detector_overrides_the_general_one() -> None:
@@ -75,7 +75,7 @@ def test_a_bare_off_is_the_mode_and_not_yaml_s_false() -> None:
     config = parse_config("mode: act\ndetectors:\n  lingering_job:\n    mode: off\n")
     assert config.mode_of("lingering_job") == "off"
     assert parse_config("mode: off\n").mode == "off"
-    assert problems("mode: on\n") == [(1, "mode", "input should be 'off', 'observe' or 'act', got True")]
+    assert problems("mode: on\n") == [(1, "mode", "must be off, observe or act, got True")]
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_a_bare_off_is_the_mode_and_not_yaml_s_false() -> None:
 )
 def test_a_duration_that_must_be_something_is_not_zero(key: str) -> None:
     (problem,) = problems(f"{key}: 0s\n")
-    assert "greater than 0" in problem[2]
+    assert "greater than 0s" in problem[2]
 
 
 def test_every_setting_is_explained() -> None:
@@ -154,7 +154,7 @@ def test_an_unknown_key_gets_a_suggestion_or_the_list_of_known_ones() -> None:
     assert problems("controler: {}\n") == [(1, "controler", "unknown key; did you mean 'controller'?")]
     ((_, _, message),) = problems("slurm:\n  zzz: 1\n")
     keys = "client, pyslurm_python, bin_directory, token_file, slurmd_port, poll_interval, deadline"
-    assert message == f"unknown key; known keys: {keys}"
+    assert message == f"unknown key; known: {keys}"
 
 
 def test_a_key_that_is_given_twice_is_refused() -> None:
@@ -220,7 +220,7 @@ def test_an_alias_that_is_used_twice_is_fine() -> None:
     [
         ("agent: {interval: %sd}", "36500d at most"),
         ("agent: {spool_bytes: %sGiB}", "a size is"),
-        ("policy: {attempts: %s}", "less than or equal"),
+        ("policy: {attempts: %s}", "at most 1000000000"),
     ],
 )
 def test_a_number_beyond_all_use_is_refused(line: str, words: str) -> None:
@@ -374,7 +374,7 @@ def test_sizes_are_bytes(text: str, size: int) -> None:
 
 
 def test_a_loaded_configuration_cannot_be_changed() -> None:
-    with pytest.raises(ValueError, match="frozen"):
+    with pytest.raises(AttributeError, match="immutable"):
         Config().mode = "act"  # type: ignore[misc]
 
 

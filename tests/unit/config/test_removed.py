@@ -12,21 +12,13 @@ from slurm_watchdog.config.removed import REMOVED, take_removed
 
 ROWS = {
     "notify.mail.server": "use A",
-    "policy.overrides[].sender": "use B",
-    "policy.overrides[].mode=pigeon": "use C",
-    "policy.kinds.*.paper": "use D",
-    "mode=loud": "use E",
+    "ladder.paper": "use B",
+    "mode.loud": "use C",
+    "policy.kinds.node_down.x": "use D",
 }
 TEXT = """mode: loud
-notify:
-  mail:
-    server: a:1
-policy:
-  overrides:
-    - {match: {user: a}, mode: pigeon, sender: x}
-    - {match: {user: b}, mode: act, sender: y}
-  kinds:
-    node_down: {paper: true}
+notify: {mail: {server: a:1}}
+policy: {kinds: {node_down: {x: 1, drain: true}}}
 """
 
 
@@ -34,14 +26,9 @@ def test_removed_options_are_taken_out_and_each_is_named_with_its_place() -> Non
     data = yaml.safe_load(TEXT)
     assert take_removed(data, ROWS) == [
         ("notify.mail.server", "was removed and has no effect; use A"),
-        ("policy.overrides[0].sender", "was removed and has no effect; use B"),
-        ("policy.overrides[1].sender", "was removed and has no effect; use B"),
-        ("policy.overrides[0]", "pigeon was removed; use C"),
-        ("policy.kinds.node_down.paper", "was removed and has no effect; use D"),
-        ("mode", "loud was removed; use E"),
+        ("policy.kinds.node_down.x", "was removed and has no effect; use D"),
     ]
-    overrides = [{"match": {"user": "b"}, "mode": "act"}]
-    assert data == {"notify": {"mail": {}}, "policy": {"overrides": overrides, "kinds": {"node_down": {}}}}
+    assert data == {"mode": "loud", "notify": {"mail": {}}, "policy": {"kinds": {"node_down": {"drain": True}}}}
 
 
 def test_what_was_never_an_option_is_still_an_error() -> None:

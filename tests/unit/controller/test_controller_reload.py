@@ -25,7 +25,7 @@ def test_a_file_with_errors_is_not_taken_and_each_is_said(tmp_path: Path, caplog
     file = tmp_path / "config.yaml"
     file.write_text("mode: obey\nagent:\n  intervall: 5s\n")
     assert not reload_config(str(file), Config())
-    assert f"{file}:1: mode: input should be" in caplog.text
+    assert f"{file}:1: mode: must be" in caplog.text
     assert "did you mean 'interval'?" in caplog.text
     assert "the one before stays, whole" in caplog.text
     assert not reload_config(str(tmp_path / "none"), Config())

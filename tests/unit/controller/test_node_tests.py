@@ -25,7 +25,7 @@ DAY_S = 86400.0
 def cluster_with_tests(directory: Path) -> Cluster:
     """Its three other nodes are idle: fewer than a comparison takes, and the site has floors."""
     found = Cluster(directory)
-    found.policy = found.policy.model_copy(update={"quarantine_test": True})
+    found.policy = replace(found.policy, quarantine_test=True)
     found.permitted = found.floors = True
     return found
 

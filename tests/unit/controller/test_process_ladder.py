@@ -242,7 +242,7 @@ def test_a_site_turns_it_on_for_this_kind() -> None:
     [
         ("kinds: {orphan_gpu_process: {ladder: [requeue]}}", "policy.kinds.orphan_gpu_process.ladder", "[end_process]"),
         ("kinds: {collective_hang: {ladder: [end_process]}}", "policy.kinds.collective_hang.ladder", "answers orphan_gpu_process alone"),
-        ("kinds: {orphan_gpu_process: {ladder: [end_process, cancel]}}", "policy.kinds.orphan_gpu_process", "no other rung"),
+        ("kinds: {orphan_gpu_process: {ladder: [end_process, cancel]}}", "policy.kinds.orphan_gpu_process.ladder", "no other rung"),
         (
             "overrides: [{match: {user: a}, kinds: [orphan_gpu_process], ladder: [end_process]}]",
             "policy.overrides[0].kinds", "an override matches jobs",

@@ -124,7 +124,7 @@ def test_it_is_a_clock_where_the_log_tells_nothing_and_never_gives_a_step() -> N
 
 
 def test_nothing_is_looked_at_unless_it_is_declared_and_a_template_is_checked() -> None:
-    assert parse_config("").jobs.progress_files == []
+    assert parse_config("").jobs.progress_files == ()
     assert parse_config("jobs:\n  progress_files: ['{workdir}/heartbeat']\n").jobs.progress_files
     with pytest.raises(ConfigError, match=r"jobs.progress_files\[0\]"):
         parse_config("jobs:\n  progress_files: ['{home}/heartbeat']\n")

@@ -40,12 +40,12 @@ from collections import Counter
 from slurm_watchdog.agent.delivery.connect import connect_in_turn
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.model.report import Report
 
 node, directory, urls = sys.argv[1], sys.argv[2], sys.argv[3:]
 counts = Counter()
-security = SecuritySettings(mode="tls", tls_directory=directory)
+security = Security(mode="tls", tls_directory=directory)
 channel = connect_in_turn(urls, security, node)
 sender = Sender(urls[0], Spool(10**7, 600), channel, lambda outcome: counts.update([outcome]), answer_s=3.0)
 sender.start()

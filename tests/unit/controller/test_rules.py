@@ -70,13 +70,13 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
         ("kinds: {agent_silent: {ladder: [requeue]}}", "policy.kinds.agent_silent.ladder", "reported only"),
         ("kinds: {loss_nan: {ladder: [kill_switch, requeue]}}", "policy.kinds.loss_nan.ladder", "damaged"),
         ("kinds: {gpu_clock_low: {ladder: [requeue]}}", "policy.kinds.gpu_clock_low.ladder", "asked to save before"),
-        ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "known: evidence"),
+        ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "must be evidence, kill_switch"),
         ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
         ("overrides: [{mode: act}]", "policy.overrides[0].match", "missing"),
         ("overrides: [{match: {user: a}, ladder: [requeue]}]", "policy.overrides[0].kinds", "name the kinds"),
         ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "no kind of incident"),
-        ("kinds: {1: {mode: act}}", "policy.kinds[1].[key]", "string, got 1"),
-        ("no_action: ['22-7']", "policy.no_action[0]", "no time of the week"),
+        ("kinds: {1: {mode: act}}", "policy.kinds.1", "must be text, got 1"),
+        ("no_action: ['22-7']", "policy.no_action[0]", "not a time of the week"),
         ("overrides: [{match: {user: a}, no_action: ['mo 22:00-07:00']}]", "policy.overrides[0].no_action[0]", "'mo' is no day"),
         ("overrides: [{match: {users: a}}]", "policy.overrides[0].match.users", "unknown key"),
     ],
@@ -97,9 +97,10 @@ def test_two_modes_for_one_kind_that_differ_are_refused() -> None:
 
 def test_every_word_of_a_signal_s_target_is_one_of_the_actuator() -> None:
     from slurm_watchdog.actuate.signals import TARGETS
+    from slurm_watchdog.config.converting import options_of
     from slurm_watchdog.config.policy import Treatment
 
-    annotation = Treatment.model_fields["signal_to"].annotation
+    annotation = options_of(Treatment)["signal_to"].type
     assert all(word in str(annotation) for word in TARGETS)
     assert {target for target, _ in TARGETS.values()} == set(SignalTo)
 

@@ -13,6 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
+from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.standby import Standby
 from slurm_watchdog.journal.error import JournalError, NewerRelease
@@ -115,7 +116,7 @@ def test_users_on_other_machines_are_told_which_controller_is_the_active_one(
     found: Any = lease
     ports = [free_port() for _ in range(2)]
     settings = {"listen": f"127.0.0.1:{ports[0]}", "user_listen": f"127.0.0.1:{ports[1]}", "socket": f"{tmp_path}/s"}
-    standby = Standby(Config.model_validate({"controller": settings}), found)
+    standby = Standby(parse_config(json.dumps({"controller": settings})), found)
     standby.look()
 
     async def go() -> list[tuple[int, str]]:

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from slurm_watchdog.agent.delivery.connect import connect_in_turn
 from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
-from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.journal.lease import EXIT_CODE
 from slurm_watchdog.model.report import Report
 from tests.builders.controller_services import Service, seconds_until
@@ -38,7 +38,7 @@ def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report
         other = Service(tmp_path / "other", tls, url)
         services = [one, other]
         urls = [f"https://127.0.0.1:{each.port}" for each in services]
-        security = SecuritySettings(mode="tls", tls_directory=node_files(ca, "n1", time.time()).directory)
+        security = Security(mode="tls", tls_directory=node_files(ca, "n1", time.time()).directory)
         sender = Sender(
             urls[0], Spool(10**7, 600), connect_in_turn(urls, security, "n1"),
             lambda outcome: counts.update([outcome]), answer_s=ANSWER_S,

@@ -183,13 +183,8 @@ NOT_HIS = (403, {"error": "that is about no job of yours, or not for you to do"}
 
 
 def test_who_may_restart_every_job_restarts_his_own_alone_through_this_door(controller: Any) -> None:
-    controller.config = controller.config.model_copy(
-        update={
-            "security": controller.config.security.model_copy(
-                update={"may": {"restart": ["daemon"]}, "operators": ["daemon"]}
-            )
-        }
-    )
+    security = replace(controller.config.security, may={"restart": ("daemon",)}, operators=("daemon",))
+    controller.config = replace(controller.config, security=security)
     assert ask(controller, "POST", "/v1/restart", {"job_id": "7"})[0] == 200
     assert ask(controller, "POST", "/v1/restart/cancel", {"job_id": "7"})[0] == 409, "there is none to cancel"
     controller.view = replace(controller.view, job=controller.state.jobs["8"])

@@ -15,7 +15,7 @@ import pytest
 
 from slurm_watchdog.agent.delivery.connect import connect
 from slurm_watchdog.agent.delivery.sender import Sender, Spool, in_words
-from slurm_watchdog.config.agent_settings import SecuritySettings
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context, names_of
 from slurm_watchdog.model.report import Report
@@ -403,9 +403,7 @@ def test_agent_without_its_certificates_reports_what_is_missing_and_continues(
         report(connection(port, files), "n1")
     made = Path(node_files(ca, "n1", time.time()).directory)
     url = f"https://127.0.0.1:{port.number}"
-    sender = Sender(
-        url, Spool(10**6, 60), connect(url, SecuritySettings(mode="tls", tls_directory=str(tmp_path)), "n1")
-    )
+    sender = Sender(url, Spool(10**6, 60), connect(url, Security(mode="tls", tls_directory=str(tmp_path)), "n1"))
     sender.start()
     sender.put(Report(node="n1", boot_id="b", agent_id="a", sequence=1))
     until(lambda: "cannot be read" in sender.problem)

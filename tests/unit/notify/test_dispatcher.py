@@ -618,7 +618,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
     async def go() -> None:
         for _ in range(2):
             said = ["3 jobs running, 1 waiting", "job 7 runs", "job 10 (of bob <!here>) waits"]
-            told = ticking(journal, wall, pulse="1h", pulses=lambda said=said: said)
+            told = ticking(journal, wall, pulse=3600.0, pulses=lambda said=said: said)
             told.now = 3600.0 * 1000 + 10.0
             await told.run_until(told.now + 3500.0)
         assert wall.tries == []
@@ -634,7 +634,7 @@ def test_a_pulse_comes_once_an_hour_with_a_line_for_each_job_and_is_not_repeated
 
 def test_a_thousand_jobs_are_one_message_that_slack_takes(journal: Journal) -> None:
     wall = Wall()
-    told = ticking(journal, wall, pulse="1min", pulses=lambda: ["1,000 jobs running", *["x" * 300] * 1000])
+    told = ticking(journal, wall, pulse=60.0, pulses=lambda: ["1,000 jobs running", *["x" * 300] * 1000])
     asyncio.run(told.run_until(told.now + 65.0))
     assert "1,000 jobs running" in wall.texts()[0]
     assert re.search(r"9\d\d lines left out. All jobs: slurm-watchdog status", wall.everything())
@@ -653,7 +653,7 @@ def test_what_waits_for_a_receiver_that_left_is_dropped_in_writing(
 
 def test_a_slack_that_asks_for_an_hour_of_silence_hears_nothing_not_even_a_pulse(journal: Journal) -> None:
     wall = Wall(SendFailed("429", retry_after_s=3600.0))
-    told = ticking(journal, wall, pulse="1min", pulses=lambda: ["1 job running"])
+    told = ticking(journal, wall, pulse=60.0, pulses=lambda: ["1 job running"])
     began = told.now
 
     async def go() -> None:

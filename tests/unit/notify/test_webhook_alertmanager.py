@@ -231,7 +231,7 @@ notify:
         ("{mentions: {'user:ann': 'U1> <!channel'}}", "must be an id"),
         ("{api_url: 'http://slack.example/api/'}", "must be an https:// address"),
         ("{pulse: 5s}", "at least 1min"),
-        ("{messages_per_minute: 0}", "greater than or equal to 1"),
+        ("{messages_per_minute: 0}", "at least 1"),
     ],
 )
 def test_notify_settings_that_contradict_are_refused_at_load(slack: str, complaint: str) -> None:

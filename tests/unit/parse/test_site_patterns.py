@@ -3,6 +3,7 @@ for ever."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.workers.request_types import Follow
 from slurm_watchdog.agent.workers.worker_state import WorkerState
-from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.block_scan import scan
 from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
@@ -126,8 +127,11 @@ def test_the_child_that_follows_a_log_is_given_them(tmp_path: Path) -> None:
 
 
 def test_the_configuration_refuses_such_patterns_by_name() -> None:
-    assert Jobs(progress_patterns=[OURS]).progress_patterns == [OURS]
-    with pytest.raises(ValueError, match=r"jobs\.progress_patterns\[1\].*has no group"):
-        Jobs(progress_patterns=[OURS, "step"])
-    with pytest.raises(ValueError, match="more than 32"):
-        Jobs(progress_patterns=[OURS] * 33)
+    def loaded(*patterns: str) -> tuple[str, ...]:
+        return parse_config(json.dumps({"jobs": {"progress_patterns": patterns}})).jobs.progress_patterns
+
+    assert loaded(OURS) == (OURS,)
+    with pytest.raises(ConfigError, match=r"jobs\.progress_patterns\[1\].*has no group"):
+        loaded(OURS, "step")
+    with pytest.raises(ConfigError, match="more than 32"):
+        loaded(*[OURS] * 33)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-HEAVY = ("pydantic", "aiohttp", "sqlalchemy", "uvloop", "prometheus_client", "pynvml", "yaml")
+HEAVY = ("aiohttp", "sqlalchemy", "uvloop", "prometheus_client", "pynvml", "yaml")
 
 
 def loaded_by(module: str) -> set[str]:

@@ -1,7 +1,7 @@
 """The agent's process: `python -m slurm_watchdog.agent FD [--once] [--json] [--config=FILE] [--handover=FD]`,
 as `slurm-watchdog agent` becomes it by exec.
 
-FD is an inherited descriptor with the settings (see slurm_watchdog.config.agent_settings), FILE where they
+FD is an inherited descriptor with the settings (see slurm_watchdog.agent.reload.settings), FILE where they
 came from, --handover what the agent before it knew, which this process was until SIGHUP (see
 slurm_watchdog.agent.reload.handover). A fresh interpreter, because memory that was once used for checking a
 configuration and a command line is never given back.
@@ -13,10 +13,10 @@ import sys
 
 from slurm_watchdog.base import slim_imports  # noqa: F401  # isort: skip -- before msgspec
 from slurm_watchdog.agent.reload.handover import read_handover
+from slurm_watchdog.agent.reload.settings import read_settings
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.base import log_setup
 from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
-from slurm_watchdog.config.agent_settings import read_settings
 
 NAME = "slurm-watchdog"
 """What `ps` and `top` show: without it every agent is called python3."""

@@ -17,10 +17,10 @@ from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.context import make_context
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.agent.reload.handover import Handover, write_handover
+from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.config.agent_settings import Settings
 from slurm_watchdog.model.protocol import EndProcess, Reply
 from slurm_watchdog.model.report import ProcessSection, Report, with_sections
 from slurm_watchdog.wire.redact_values import masked

@@ -20,12 +20,12 @@ from slurm_watchdog.agent.proc.files import Files
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
+from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.worker import InheritedWorker
 from slurm_watchdog.base.mounts import read_mounts
-from slurm_watchdog.config.agent_settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -16,11 +16,11 @@ from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
 from slurm_watchdog.agent.reload.handover import Handover
 from slurm_watchdog.agent.reload.reload import Reload
+from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, become_agent, split_listen
 from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
-from slurm_watchdog.config.agent_settings import NO_CONTROLLER, Settings, become_agent, split_listen
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks
 from slurm_watchdog.model.report import Report

@@ -1,8 +1,7 @@
 """Imported before all else by the agent and its helper: what msgspec finds it uses, and typing_extensions is
 0.4 MiB in each of their images.
 
-It is there for pydantic's sake, which neither of them loads; from 3.11 on the standard typing has all that
-msgspec needs.
+It is there for SQLAlchemy's sake, on machines with the controller's package; msgspec does without it.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
       slurm-watchdog agent --once --json      the report that would be sent
     """
     config = load_or_exit(config_file)
-    from slurm_watchdog.config.agent_settings import NO_CONTROLLER, become_agent, settings_of
+    from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, become_agent, settings_of
 
     settings = settings_of(config)
     if not once and not settings.agent.controller_url:

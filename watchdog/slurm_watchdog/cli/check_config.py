@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 import click
+import msgspec
 
 from slurm_watchdog.cli.options import DEFAULT_CONFIG, EXIT_USAGE, json_option, print_json
 from slurm_watchdog.cli.terminal import clean, count, duration, sentence
@@ -37,8 +38,7 @@ def check_config(file: str, as_json: bool) -> None:
         config = load_config(file)
     except ConfigError as error:
         if as_json:
-            problems = [problem.model_dump() for problem in error.problems]
-            print_json({"file": file, "ok": False, "problems": problems})
+            print_json({"file": file, "ok": False, "problems": msgspec.to_builtins(error.problems)})
         else:
             click.echo(f"{clean(file)} has {count(len(error.problems), 'error')} and would be refused:")
             for line in error.lines():

@@ -3,109 +3,69 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated
 
-from pydantic import Field
-
-from slurm_watchdog.config.types import Bytes, Seconds, Section, Span, address_problems, is_url, template_problems
+from slurm_watchdog.config.types import AbsolutePath, AddressOrNone, Bytes, Seconds, Section, Span, is_url, template
 
 
-class Agent(Section):
+class Agent(Section, frozen=True):
     """The daemon on every compute node."""
 
-    controller_url: str = Field(
-        "",
-        description="Where reports go: the controller's `listen` address, such as http://mgmt1:9765, "
-        "https:// with certificates. Required on nodes: an agent without it does not start.",
-    )
-    standby_urls: list[str] = Field(
-        [],
-        description="The same of further controllers on one PostgreSQL (controller.journal_url): when one does not "
-        "take reports, the next is tried.",
-    )
-    node_name: str = Field(
-        "auto",
-        description="Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name.",
-    )
-    interval: Span = Field(5.0, description="Time between two reports.")
-    metrics_listen: str = Field(
-        "127.0.0.1:9766",
-        description="Address of the agent's /metrics for Prometheus: the node's own, to be scraped from "
-        "elsewhere; empty = none.",
-    )
-    spool_bytes: Bytes = Field(8 * 1024**2, description="Reports kept in memory while the controller is away.")
-    give_up_after: Seconds = Field(
-        0.0,
-        description="An agent whose controller has not answered for so long ends; 0s = never, as a service "
-        "should. Agents of `slurm-watchdog attach` have 10min.",
-    )
-    probe_deadline: Span = Field(
-        10.0,
-        description="A child that has not answered by then is reported as hung; it gets no new requests and "
-        "is not replaced.",
-    )
-    state_directory: str = Field(
-        "/var/lib/slurm-watchdog-agent",
-        description="Where the agent remembers how far it has read the kernel's log: on a local disk; empty "
-        "= nowhere. Not the controller's directory, for a node may run both.",
-    )
-    kernel_log: str = Field(
-        "/dev/kmsg",
-        description="The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read.",
-    )
-    helper_socket: str = Field(
-        "/run/slurm-watchdog-helper/socket",
-        description="Socket of the helper, which performs privileged operations for an agent without rights. Not "
-        "used by root, nor where it does not exist or this user may not write to it; empty = never.",
-    )
-    core_debugger: bool = Field(
-        False,
-        description="Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a "
-        "program of that user outside of the job's limits, and the user can take it over (ptrace, "
-        "/proc/PID/mem). The helper needs --core-debugger as well.",
-    )
-    mount_probe_interval: Span = Field(
-        60.0, description="Time between two probes of each filesystem that a job on this node uses."
-    )
-    mount_probe_write: list[str] = Field(
-        [],
-        description="Mount points on which the probe also writes and reads back a small file, in a "
-        "directory and as the owner of a job that runs there, such as [/scratch]. Without it, it only "
-        "looks, which a frozen filesystem still answers.",
-    )
-    checkpoint_interval: Span = Field(
-        30.0, description="Time between two looks at the checkpoint directories of a job (by its batch host)."
-    )
-    orphan_grace: Seconds = Field(
-        60.0,
-        description="Time a job's processes get after its end to let go of their GPUs before they are reported.",
-    )
-    log_patterns: list[str] = Field(
-        [],
-        description="Further logs of a job to follow, besides what Slurm and its processes name: "
-        "paths with {job_id} {user} {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out.",
-    )
+    controller_url: str = ""
+    """Where reports go: the controller's `listen` address, such as http://mgmt1:9765, https:// with
+    certificates. Required on nodes: an agent without it does not start."""
+    standby_urls: tuple[str, ...] = ()
+    """The same of further controllers on one PostgreSQL (controller.journal_url): when one does not take
+    reports, the next is tried."""
+    node_name: str = "auto"
+    """Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name."""
+    interval: Span = 5.0
+    """Time between two reports."""
+    metrics_listen: AddressOrNone = "127.0.0.1:9766"
+    """Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty =
+    none."""
+    spool_bytes: Bytes = 8 * 1024**2
+    """Reports kept in memory while the controller is away."""
+    give_up_after: Seconds = 0.0
+    """An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of
+    `slurm-watchdog attach` have 10min."""
+    probe_deadline: Span = 10.0
+    """A child that has not answered by then is reported as hung; it gets no new requests and is not
+    replaced."""
+    state_directory: AbsolutePath = "/var/lib/slurm-watchdog-agent"
+    """Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Not the
+    controller's directory, for a node may run both."""
+    kernel_log: AbsolutePath = "/dev/kmsg"
+    """The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read."""
+    helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"
+    """Socket of the helper, which performs privileged operations for an agent without rights. Not used by root,
+    nor where it does not exist or this user may not write to it; empty = never."""
+    core_debugger: bool = False
+    """Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a program of that user
+    outside of the job's limits, and the user can take it over (ptrace, /proc/PID/mem). The helper needs
+    --core-debugger as well."""
+    mount_probe_interval: Span = 60.0
+    """Time between two probes of each filesystem that a job on this node uses."""
+    mount_probe_write: tuple[str, ...] = ()
+    """Mount points on which the probe also writes and reads back a small file, in a directory and as the owner
+    of a job that runs there, such as [/scratch]. Without it, it only looks, which a frozen filesystem still
+    answers."""
+    checkpoint_interval: Span = 30.0
+    """Time between two looks at the checkpoint directories of a job (by its batch host)."""
+    orphan_grace: Seconds = 60.0
+    """Time a job's processes get after its end to let go of their GPUs before they are reported."""
+    log_patterns: tuple[Annotated[str, template("job_id", "user", "workdir", "node")], ...] = ()
+    """Further logs of a job to follow, besides what Slurm and its processes name: paths with {job_id} {user}
+    {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out."""
 
     def problems(self) -> Iterator[str]:
         if self.controller_url and not is_url(self.controller_url):
             wanted = "must begin with http:// or https:// and name a host and its port, such as http://mgmt1:9765"
-            yield f"agent.controller_url: {wanted}; got {self.controller_url!r}"
+            yield f"controller_url: {wanted}; got {self.controller_url!r}"
         scheme = self.controller_url.partition(":")[0]
         for index, url in enumerate(self.standby_urls):
             if not is_url(url) or url.partition(":")[0] != scheme:
-                yield f"agent.standby_urls[{index}]: must be an address like agent.controller_url, got {url!r}"
-        if self.metrics_listen:
-            yield from address_problems(self.metrics_listen, "agent.metrics_listen")
-        places = {
-            "state_directory": self.state_directory,
-            "kernel_log": self.kernel_log,
-            "helper_socket": self.helper_socket,
-        }
-        for name, path in places.items():
-            if path and not path.startswith("/"):
-                yield f"agent.{name}: must be an absolute path or empty, got {path!r}"
+                yield f"standby_urls[{index}]: must be an address like agent.controller_url, got {url!r}"
         for index, mount in enumerate(self.mount_probe_write):
             if not mount.startswith("/"):
-                yield f"agent.mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"
-        allowed = {"job_id", "user", "workdir", "node"}
-        for index, template in enumerate(self.log_patterns):
-            yield from template_problems(template, allowed, f"agent.log_patterns[{index}]")
+                yield f"mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"

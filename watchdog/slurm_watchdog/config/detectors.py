@@ -1,46 +1,83 @@
-"""The configuration of the detectors: one block each, from what a detector declares (detect/spec.py)."""
+"""The sections `detectors` and `thresholds` of the configuration: a block for each detector, from what it declares
+(detect/spec.py), and what is different for some jobs."""
 
 from __future__ import annotations
 
 import inspect
-from typing import Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
-from pydantic import Field, create_model
+from msgspec import UNSET, Meta, UnsetType, defstruct
+from msgspec.structs import asdict
 
+from slurm_watchdog.config.jobs import Match, floor_problems
 from slurm_watchdog.config.types import Mode, Seconds, Section
 from slurm_watchdog.detect import registry
-from slurm_watchdog.detect.spec import DetectorSpec, options_of
+from slurm_watchdog.detect.spec import Subject, options_of
 
 S = TypeVar("S")
 
 
-class Detector(Section):
+class Detector(Section, frozen=True):
     """What every detector has."""
 
-    mode: Mode | None = Field(None, description="Overrides the top-level mode for this detector.")
-    hold: Seconds = Field(0.0, description="Time the verdict has to stand before it fires.")
+    mode: Mode | None = None
+    """Overrides the top-level mode for this detector."""
+    hold: Seconds = 0.0
+    """Time the verdict has to stand before it fires."""
 
 
-def block_of(spec: DetectorSpec) -> type[Detector]:
-    """The block of one detector: `mode`, `hold`, and its own options with their texts and bounds."""
-    types = get_type_hints(spec.settings)
-    own: dict[str, Any] = {}
-    if spec.hold_s:
-        own["hold"] = (Seconds, Field(spec.hold_s, description=Detector.model_fields["hold"].description))
-    for name, option in options_of(spec.settings).items():
-        bounds = Field(ge=option.ge, gt=option.gt, le=option.le)
-        kind: Any = Seconds if option.is_duration else types[name]
-        own[name] = (Annotated[kind, bounds], Field(getattr(spec.settings, name), description=option.text))
-    doc = inspect.cleandoc(spec.settings.__doc__ or "")
-    return create_model(spec.settings.__name__, __base__=Detector, __doc__=doc, **own)
+def _own_options(settings: type[Any]) -> dict[str, Any]:
+    """Name -> type, of a detector's own options."""
+    types = get_type_hints(settings)
+    return {
+        name: Annotated[Seconds if own.is_duration else types[name], Meta(**own.bounds)]
+        for name, own in options_of(settings).items()
+    }
 
 
-_BLOCKS = {str(spec.kind): block_of(spec) for spec in registry.SPECS}
-_FIELDS: dict[str, Any] = {kind: (block, block()) for kind, block in _BLOCKS.items()}
-_Blocks: Any = create_model("_Blocks", __base__=Section, **_FIELDS)
+def _struct(name: str, base: type[Section], fields: dict[str, tuple[Any, Any]], **more: Any) -> Any:
+    listed = [(field, kind, default) for field, (kind, default) in fields.items()]
+    return defstruct(name, listed, bases=(base,), namespace=more, frozen=True, kw_only=True)
 
 
-class Detectors(_Blocks):
+_BLOCKS = {
+    str(spec.kind): _struct(
+        spec.settings.__name__,
+        Detector,
+        {
+            "hold": (Seconds, spec.hold_s),
+            **{name: (kind, getattr(spec.settings, name)) for name, kind in _own_options(spec.settings).items()},
+        },
+        __doc__=inspect.cleandoc(spec.settings.__doc__ or ""),
+    )
+    for spec in registry.SPECS
+}
+_OF_JOBS = {
+    str(spec.kind): _struct(
+        f"{spec.settings.__name__}OfJobs",
+        Section,
+        {name: (kind | UnsetType, UNSET) for name, kind in _own_options(spec.settings).items()},
+        UNKNOWN="is no option that a job may have",
+    )
+    for spec in registry.SPECS
+    if spec.subject is Subject.JOB
+}
+if TYPE_CHECKING:
+    _Blocks = Section
+    _OptionsOfJobs = Section
+else:
+    _Blocks = _struct("_Blocks", Section, {kind: (block, block()) for kind, block in _BLOCKS.items()})
+    _OptionsOfJobs = _struct(
+        "_OptionsOfJobs",
+        Section,
+        {kind: (block, block()) for kind, block in _OF_JOBS.items()},
+        UNKNOWN="judges no single job",
+    )
+
+
+class Detectors(_Blocks, frozen=True):
     """One block a detector."""
 
     def of(self, settings: type[S]) -> S:
@@ -56,3 +93,29 @@ class Detectors(_Blocks):
     def settings(self) -> registry.Settings:
         """The values of every detector."""
         return {spec.settings: self.of(spec.settings) for spec in registry.SPECS}
+
+
+class Threshold(Section, frozen=True):
+    """Options of detectors for some jobs. Of several that match a job the first one holds, alone."""
+
+    match: Match
+    """Which jobs."""
+    detectors: _OptionsOfJobs = _OptionsOfJobs()
+    """Options in place of those of `detectors`, such as {collective_hang: {floor: 2min}}."""
+    stall_after_floor: Seconds | None = None
+    """In place of `jobs.stall_after_floor`."""
+
+    def problems(self) -> Iterator[str]:
+        yield from floor_problems(self.stall_after_floor or 0.0, "stall_after_floor")
+        if self.detectors == _OptionsOfJobs() and self.stall_after_floor is None:
+            yield "detectors: changes nothing; give options of detectors, or stall_after_floor"
+
+    def settings(self, detectors: Detectors) -> registry.Settings:
+        """The values of every detector for these jobs."""
+        found = dict(detectors.settings())
+        for spec in registry.SPECS:
+            if spec.subject is Subject.JOB:
+                given = asdict(getattr(self.detectors, spec.kind)).items()
+                own = {name: value for name, value in given if value is not UNSET}
+                found[spec.settings] = replace(found[spec.settings], **own)
+        return found

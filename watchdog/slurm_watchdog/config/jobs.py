@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from pydantic import Field
-
-from slurm_watchdog.config.types import Seconds, Section, template_problems
+from slurm_watchdog.config.types import Globs, JobPath, Seconds, Section, template_problems
+from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.kill_switch import problem_of_path, problem_of_prefix
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, problem_of
 
@@ -15,78 +14,78 @@ LEAST_FLOOR_S: Final = 30.0
 """Ranks are asked for their stacks from half of a limit on, twice, and agents report every 5 s."""
 
 
-class Jobs(Section):
-    """Which jobs are watched, and what is known about them."""
+class Match(JobMatch, frozen=True):
+    """Which jobs: names or globs (*, ?, [abc]), one or a list; what is left out matches every job."""
 
-    partitions: list[str] = Field([], description="Watch jobs of these partitions only; empty = all.")
-    kill_switch: str = Field(
-        "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill",
-        description="File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on "
-        "every node of the job, as its owner. {job_id} is SLURM_JOB_ID, of an array element its own.",
-    )
-    kill_switch_prefixes: list[str] = Field(
-        [],
-        description="Directories on shared filesystems, such as /scratch, below which a kill switch may lie "
-        "as well: `kill_switch`, or what a job's owner names (Megatron's --kill-switch-path). The node's "
-        "helper takes them from this file too, if it is root's.",
-    )
-    checkpoint_trackers: list[str] = Field(
-        [],
-        description="Files that hold the step of the newest complete checkpoint, such as "
-        "'{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint "
-        "are read anyway.",
-    )
-    checkpoint_directories: list[str] = Field(
-        [],
-        description="Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, "
-        "DeepSpeed, PyTorch DCP, Hugging Face and Lightning layouts are recognised. Directories that a "
-        "trainer's command line names are found anyway.",
-    )
-    progress_patterns: list[str] = Field(
-        [],
-        description="Regular expressions for log lines of your own trainers, tried before those that are "
-        "built in: 'it (?P<step>[0-9]+)/(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) "
-        "t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or tokens), total, loss, step_seconds. They see a "
-        "line's first 300 characters; one that may take very long on some line is refused.",
-    )
-    progress_files: list[str] = Field(
-        [],
-        description="Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no "
-        "step: a heartbeat file ('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a "
-        "checkpoint that grows. That one is changed counts as progress. Never name a file that anything "
-        "else may write, such as the log.",
-    )
-    stall_after_floor: Seconds = Field(
-        0.0,
-        description="With it an owner's `stall_after` may also make the watchdog less patient with that job, down to "
-        "this time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. "
-        "0s = never less patient than without. For some jobs: `thresholds`.",
-    )
-    opt_out_comment: str = Field(
-        "watchdog=off", description="A job with these words in its --comment is watched and never touched."
-    )
+    partition: Globs = ()
+    """Of Slurm."""
+    account: Globs = ()
+    """Of Slurm."""
+    user: Globs = ()
+    """Its owner's name."""
+    job_name: Globs = ()
+    """As in --job-name."""
 
     def problems(self) -> Iterator[str]:
-        places = {"job_id", "user", "workdir"}
-        of_switch = list(template_problems(self.kill_switch, {*places, "restarts"}, "jobs.kill_switch"))
+        """What is wrong across its options."""
+        if not (self.partition or self.account or self.user or self.job_name):
+            yield ": names no partition, account, user or job_name: for all jobs use the option itself"
+
+
+class Jobs(Section, frozen=True):
+    """Which jobs are watched, and what is known about them."""
+
+    partitions: tuple[str, ...] = ()
+    """Watch jobs of these partitions only; empty = all."""
+    kill_switch: str = "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill"
+    """File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on every
+    node of the job, as its owner. {job_id} is SLURM_JOB_ID, of an array element its own."""
+    kill_switch_prefixes: tuple[str, ...] = ()
+    """Directories on shared filesystems, such as /scratch, below which a kill switch may lie as well:
+    `kill_switch`, or what a job's owner names (Megatron's --kill-switch-path). The node's helper takes them
+    from this file too, if it is root's."""
+    checkpoint_trackers: tuple[JobPath, ...] = ()
+    """Files that hold the step of the newest complete checkpoint, such as
+    '{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint are read
+    anyway."""
+    checkpoint_directories: tuple[JobPath, ...] = ()
+    """Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, DeepSpeed, PyTorch DCP,
+    Hugging Face and Lightning layouts are recognised. Directories that a trainer's command line names are found
+    anyway."""
+    progress_patterns: tuple[str, ...] = ()
+    """Regular expressions for log lines of your own trainers, tried before those that are built in: 'it
+    (?P<step>[0-9]+)/(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or
+    tokens), total, loss, step_seconds. They see a line's first 300 characters; one that may take very long on
+    some line is refused."""
+    progress_files: tuple[JobPath, ...] = ()
+    """Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no step: a heartbeat
+    file ('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. That one
+    is changed counts as progress. Never name a file that anything else may write, such as the log."""
+    stall_after_floor: Seconds = 0.0
+    """With it an owner's `stall_after` may also make the watchdog less patient with that job, down to this
+    time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. 0s = never less
+    patient than without. For some jobs: `thresholds`."""
+    opt_out_comment: str = "watchdog=off"
+    """A job with these words in its --comment is watched and never touched."""
+
+    def problems(self) -> Iterator[str]:
+        wrong = template_problems(self.kill_switch, "job_id", "user", "workdir", "restarts")
+        of_switch = [f"kill_switch: {each}" for each in wrong]
         if "{job_id}" not in self.kill_switch:
-            of_switch.append("jobs.kill_switch: must contain {job_id}, or one job's switch would end another job")
+            of_switch.append("kill_switch: must contain {job_id}, or one job's switch would end another job")
         for index, prefix in enumerate(self.kill_switch_prefixes):
             if (problem := problem_of_prefix(prefix, hidden=True)) is not None:
-                of_switch.append(f"jobs.kill_switch_prefixes[{index}]: {problem}")
+                of_switch.append(f"kill_switch_prefixes[{index}]: {problem}")
         if not of_switch and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
-            of_switch.append(f"jobs.kill_switch: {problem}")
+            of_switch.append(f"kill_switch: {problem}")
         yield from of_switch
-        yield from floor_problems(self.stall_after_floor, "jobs.stall_after_floor")
-        for name in ("checkpoint_trackers", "checkpoint_directories", "progress_files"):
-            for index, template in enumerate(getattr(self, name)):
-                yield from template_problems(template, places, f"jobs.{name}[{index}]")
+        yield from floor_problems(self.stall_after_floor, "stall_after_floor")
         if len(self.progress_patterns) > MAX_PATTERNS:
-            yield f"jobs.progress_patterns: more than {MAX_PATTERNS} patterns"
+            yield f"progress_patterns: more than {MAX_PATTERNS} patterns"
         for index, pattern in enumerate(self.progress_patterns):
             problem = problem_of(pattern)
             if problem is not None:
-                yield f"jobs.progress_patterns[{index}]: {pattern[:80]!r} {problem}"
+                yield f"progress_patterns[{index}]: {pattern[:80]!r} {problem}"
 
 
 def floor_problems(seconds: float, where: str) -> Iterator[str]:
@@ -95,7 +94,7 @@ def floor_problems(seconds: float, where: str) -> Iterator[str]:
         yield f"{where}: 0s or at least {LEAST_FLOOR_S:.0f}s, got {seconds:g}s: two dumps of stacks have to fit in"
 
 
-def _misplaced(template: str, prefixes: list[str]) -> str | None:
+def _misplaced(template: str, prefixes: tuple[str, ...]) -> str | None:
     """Why no run's switch could lie where the template says; where a job works is only known when it runs."""
     workdir = f"{prefixes[0].rstrip('/')}/x" if prefixes else "/home/ann"
     values = {"job_id": "1", "restarts": "0", "user": "ann", "workdir": workdir}

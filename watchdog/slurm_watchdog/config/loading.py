@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import re
-from typing import Any, Final, get_args, get_origin
+from typing import Any, Final
 
 import yaml
-from pydantic import BaseModel, ValidationError
+from msgspec.structs import replace
 
-from slurm_watchdog.base.python310 import is_class
+from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.config.converting import Wrong, convert
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.removed import take_removed
 from slurm_watchdog.config.schema import Config
@@ -21,7 +21,7 @@ MAX_VALUES: Final = 100_000
 """With all aliases written out: a few lines of YAML can stand for billions of values."""
 
 
-class ConfigProblem(BaseModel):
+class ConfigProblem(Struct, frozen=True, kw_only=True):
     """One thing that is wrong in a configuration file."""
 
     path: str
@@ -58,7 +58,7 @@ def load_config(file: str, *, with_knowledge: bool = True) -> Config:
     if problems:
         found = [ConfigProblem(path="knowledge.directory", line=None, message=each) for each in problems]
         raise ConfigError(file, found)
-    return config.with_site_texts(texts)
+    return replace(config, site_texts=texts)
 
 
 def _read(file: str) -> str:
@@ -82,28 +82,30 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     """Checks the text of a configuration file; `file` is its name in messages. Raises ConfigError."""
     try:
         node, data = _parse_yaml(text)
-        lines, duplicates = _lines_by_path(node)
     except _BadYaml as error:
         raise ConfigError(file, [ConfigProblem(path="", line=error.line, message=str(error))]) from error
-    if data is None:
-        data = {}
     if not isinstance(data, dict):
         raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
+    lines, duplicates = _lines_by_path(node)
+    wrong: Wrong = []
+    removed = take_removed(data)
+    config: Config = convert(Config, _with_credentials(data), "", wrong)
     problems = [ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates]
-    data = _with_credentials(data)
-    removed = [
-        ConfigProblem(path=path, line=_nearest_line(path, lines), message=message)
-        for path, message in take_removed(data)
-    ]
-    try:
-        config = Config.model_validate(data).with_warnings(ConfigError(file, removed).lines())
-    except ValidationError as error:
-        for each in error.errors():
-            problems.extend(_explain(each, lines))
-        config = None
-    if problems or config is None:
+    problems += _with_lines(wrong, lines)
+    if problems:
         raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
-    return config
+    return replace(config, warnings=tuple(ConfigError(file, _with_lines(removed, lines)).lines()))
+
+
+def _with_lines(found: Wrong, lines: dict[str, int]) -> list[ConfigProblem]:
+    """With the line of each, or of what it is in."""
+    problems = []
+    for path, message in found:
+        near = path
+        while near and near not in lines:
+            near = near[: max(near.rfind("."), near.rfind("["), 0)]
+        problems.append(ConfigProblem(path=path, line=lines.get(near), message=message))
+    return problems
 
 
 class _BadYaml(Exception):
@@ -114,14 +116,27 @@ class _BadYaml(Exception):
         self.line = line
 
 
+class _Values(yaml.constructor.SafeConstructor):
+    """Makes values of a text's nodes."""
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        try:
+            return super().construct_object(node, deep)
+        except ValueError as error:  # a date or a number for YAML, and none that exists
+            kind, said = node.tag.rpartition(":")[2], node.value
+            said = said if len(said) <= 40 else f"{said[:40]}…"
+            message = f"{said} is no {kind} that exists ({error}); put text in quotes"
+            raise _BadYaml(message, node.start_mark.line + 1) from error
+
+
 def _parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
-    """The text's nodes, which know their lines, and its values. Raises _BadYaml."""
-    node: yaml.Node | None = None
+    """The text's nodes, which know their lines, and its values; of nothing an empty mapping. Raises _BadYaml."""
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
         if _values_in(node, {}) > MAX_VALUES:
             raise _BadYaml(f"has more than {MAX_VALUES:,} values, with its aliases (*name) written out")
-        return node, yaml.safe_load(text)
+        data = None if node is None else _Values().construct_document(node)
+        return node, {} if data is None else data
     except yaml.reader.ReaderError as error:
         place = text.count("\n", 0, error.position) + 1
         raise _BadYaml(f"is not valid YAML: the character #x{error.character:04x} is not allowed", place) from error
@@ -131,9 +146,6 @@ def _parse_yaml(text: str) -> tuple[yaml.Node | None, Any]:
         raise _BadYaml(message, mark.line + 1 if mark else None) from error
     except RecursionError as error:
         raise _BadYaml("is nested too deeply, or has an alias (*name) that contains itself") from error
-    except ValueError as error:  # a date or a number for YAML, and none that exists
-        message, line = _bad_scalar(node, str(error))
-        raise _BadYaml(message, line) from error
 
 
 def _values_in(node: yaml.Node | None, known: dict[int, int]) -> int:
@@ -146,24 +158,6 @@ def _values_in(node: yaml.Node | None, known: dict[int, int]) -> int:
             inner = node.value
         known[id(node)] = 1 + sum(_values_in(each, known) for each in inner)
     return known[id(node)]
-
-
-def _bad_scalar(node: yaml.Node | None, reason: str) -> tuple[str, int | None]:
-    """The sentence about the first value that YAML takes for a date or number and that is none, and its line."""
-    if isinstance(node, yaml.ScalarNode):
-        try:
-            yaml.constructor.SafeConstructor().construct_object(node)
-        except ValueError as error:
-            kind = node.tag.rpartition(":")[2]
-            said = node.value if len(node.value) <= 40 else f"{node.value[:40]}…"
-            return f"{said} is no {kind} that exists ({error}); put text in quotes", node.start_mark.line + 1
-    elif isinstance(node, yaml.CollectionNode):
-        for each in node.value:
-            for part in each if isinstance(each, tuple) else (each,):
-                found = _bad_scalar(part, reason)
-                if found[1] is not None:
-                    return found
-    return f"is not valid YAML: {reason}", None
 
 
 def _with_credentials(value: Any) -> Any:
@@ -197,57 +191,3 @@ def _lines_by_path(node: yaml.Node | None) -> tuple[dict[str, int], list[tuple[s
 
     walk(node, "")
     return lines, duplicates
-
-
-def _explain(error: Any, lines: dict[str, int]) -> list[ConfigProblem]:
-    """pydantic's error in our words, with its line. A cross-field check holds several."""
-    path = ""
-    for part in error["loc"]:
-        path += f"[{part}]" if isinstance(part, int) else (f".{part}" if path else str(part))
-    message = str(error["msg"]).removeprefix("Value error, ")
-    if not path or message.startswith(f"{path}."):
-        found = []
-        for sentence in message.splitlines():
-            where, _, rest = sentence.partition(": ")
-            found.append(ConfigProblem(path=where, line=_nearest_line(where, lines), message=rest))
-        return found
-    if error["type"] == "extra_forbidden":
-        parent, _, key = path.rpartition(".")
-        message = f"unknown key{_did_you_mean(parent, key)}"
-    elif error["type"] == "missing":
-        message = "is missing"
-    elif error["type"] == "model_type":
-        message = "must be a mapping of keys and values"
-    elif isinstance(error["input"], bool) and error["type"] == "string_type":
-        message += ": YAML reads on, off, yes and no as true and false, so write them in quotes"
-    elif isinstance(error["input"], str | int | float) and repr(error["input"]) not in message:
-        message = f"{message}, got {error['input']!r}"
-    return [ConfigProblem(path=path, line=_nearest_line(path, lines), message=message[:1].lower() + message[1:])]
-
-
-def _nearest_line(path: str, lines: dict[str, int]) -> int | None:
-    while path:
-        if path in lines:
-            return lines[path]
-        path = re.sub(r"(\.?\[[^\[\]]*\]|\.[^.\[]+|^[^.\[]+|.)$", "", path)  # `.[key]`: a key that is none
-    return None
-
-
-def _section_in(annotation: Any) -> type[BaseModel] | None:
-    """The section that an option is, or is a list of; None if it is neither."""
-    inside = get_args(annotation)[0] if get_origin(annotation) is list else annotation
-    return inside if is_class(inside) and issubclass(inside, BaseModel) else None
-
-
-def _did_you_mean(parent: str, key: str) -> str:
-    from difflib import get_close_matches
-
-    section: type[BaseModel] = Config
-    for part in parent.split(".") if parent else []:
-        field = section.model_fields.get(part.partition("[")[0])
-        inner = _section_in(None if field is None else field.annotation)
-        if inner is None:
-            return ""
-        section = inner
-    close = get_close_matches(key, section.model_fields, n=1)
-    return f"; did you mean {close[0]!r}?" if close else f"; known keys: {', '.join(section.model_fields)}"

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator
+from msgspec import Meta
 
-from slurm_watchdog.config.types import Seconds, Section, Span, file_problems, is_url
+from slurm_watchdog.config.types import AbsolutePath, Link, Seconds, Section, Span, checked, is_url, shown
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
 _MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
 
 
-def url_problems(url: str, where: str) -> Iterator[str]:
+def _secure_url(url: str) -> None:
     """https, or http where tokens and texts don't leave this machine's network by accident: on the loopback address."""
     try:
         parts = urlsplit(url)
@@ -23,100 +24,84 @@ def url_problems(url: str, where: str) -> Iterator[str]:
         host, parts = None, urlsplit("")
     local = parts.scheme == "http" and host in ("127.0.0.1", "localhost", "::1")
     if not (parts.scheme == "https" and host) and not local:
-        yield f"{where}: must be an https:// address, got {url!r}"
+        raise ValueError(f"must be an https:// address, got {shown(url)}")
 
 
-class Slack(Section):
+def _url(url: str) -> None:
+    if not is_url(url):
+        raise ValueError(f"must be http://HOST:PORT, got {shown(url)}")
+
+
+class Slack(Section, frozen=True):
     """Messages to Slack, through an incoming webhook or as a bot. A bot opens a thread for each incident."""
 
-    webhook_url_file: str = Field(
-        "", description="A file with the webhook's address, which is a secret; empty = no webhook."
-    )
-    token_file: str = Field(
-        "", description="A file with a bot's token (xoxb-…, scope chat:write), in the place of the webhook."
-    )
-    channel: str = Field(
-        "", description="Where the bot writes: the id of a channel that it was invited to, such as C024BE91L."
-    )
-    api_url: str = Field("https://slack.com/api/", description="Slack's own API; another one for GovSlack.")
-    messages_per_minute: int = Field(5, ge=1, le=60, description="Never more. More than that is sent as a digest.")
-    mentions: dict[str, str] = Field(
-        {},
-        description="Users and groups to mention when an incident is critical or an action failed: "
-        "{'user:ann': U024BE7LH, 'partition:large': S0604QSJC, default: here}. Values: the id of a member "
-        "or of a user group, here, channel.",
-    )
-    pulse: Seconds = Field(
-        0.0,
-        description="Every so often a line about each job (since when, where, step, speed, or what it waits "
-        "for), such as 1h; 0s = never.",
-    )
+    webhook_url_file: AbsolutePath = ""
+    """A file with the webhook's address, which is a secret; empty = no webhook."""
+    token_file: AbsolutePath = ""
+    """A file with a bot's token (xoxb-…, scope chat:write), in the place of the webhook."""
+    channel: str = ""
+    """Where the bot writes: the id of a channel that it was invited to, such as C024BE91L."""
+    api_url: Annotated[str, checked(_secure_url)] = "https://slack.com/api/"
+    """Slack's own API; another one for GovSlack."""
+    messages_per_minute: Annotated[int, Meta(ge=1, le=60)] = 5
+    """Never more. More than that is sent as a digest."""
+    mentions: dict[str, str] = {}
+    """Users and groups to mention when an incident is critical or an action failed: {'user:ann': U024BE7LH,
+    'partition:large': S0604QSJC, default: here}. Values: the id of a member or of a user group, here,
+    channel."""
+    pulse: Seconds = 0.0
+    """Every so often a line about each job (since when, where, step, speed, or what it waits for), such as 1h;
+    0s = never."""
 
     def problems(self) -> Iterator[str]:
-        yield from file_problems(self.webhook_url_file, "notify.slack.webhook_url_file")
-        yield from file_problems(self.token_file, "notify.slack.token_file")
         if self.token_file and self.webhook_url_file:
-            yield "notify.slack.token_file: name a token or a webhook, not both"
+            yield "token_file: name a token or a webhook, not both"
         if self.token_file and not self.channel:
-            yield "notify.slack.channel: required with token_file: where the bot writes"
-        yield from url_problems(self.api_url, "notify.slack.api_url")
+            yield "channel: required with token_file: where the bot writes"
         for key, value in self.mentions.items():
             if not _MENTION_KEY.fullmatch(key):
-                yield f"notify.slack.mentions: must be user:NAME, partition:NAME or default, got {key!r}"
+                yield f"mentions: must be user:NAME, partition:NAME or default, got {key!r}"
             if not _MENTION_ID.fullmatch(value):
-                yield f"notify.slack.mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
+                yield f"mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
         if 0 < self.pulse < 60:
-            yield "notify.slack.pulse: must be 0s or at least 1min"
+            yield "pulse: must be 0s or at least 1min"
 
 
-class Webhook(Section):
+class Webhook(Section, frozen=True):
     """Every event as JSON, to an address of your own: at least once, in order."""
 
-    url_file: str = Field("", description="A file with its address, which may be a secret; empty = no webhook.")
-    token_file: str = Field("", description="A file with a token that goes along as a bearer; empty = none.")
-
-    def problems(self) -> Iterator[str]:
-        yield from file_problems(self.url_file, "notify.webhook.url_file")
-        yield from file_problems(self.token_file, "notify.webhook.token_file")
+    url_file: AbsolutePath = ""
+    """A file with its address, which may be a secret; empty = no webhook."""
+    token_file: AbsolutePath = ""
+    """A file with a token that goes along as a bearer; empty = none."""
 
 
-class Alertmanager(Section):
+class Alertmanager(Section, frozen=True):
     """Incidents as alerts, straight to Alertmanager: without them Prometheus's rules on our metrics still ring."""
 
-    urls: list[str] = Field(
-        [], description="Addresses of all Alertmanagers of one cluster, such as ['http://alerts:9093']."
-    )
-
-    def problems(self) -> Iterator[str]:
-        for index, url in enumerate(self.urls):
-            if not is_url(url):
-                yield f"notify.alertmanager.urls[{index}]: must be http://HOST:PORT, got {url!r}"
+    urls: tuple[Annotated[str, checked(_url)], ...] = ()
+    """Addresses of all Alertmanagers of one cluster, such as ['http://alerts:9093']."""
 
 
-class Heartbeat(Section):
+class Heartbeat(Section, frozen=True):
     """A request to an address outside that rings when none comes (a dead man's switch): sent only by a controller
     that completes its ticks and sees."""
 
-    url_file: str = Field("", description="A file with its address, which may be a secret; empty = none is sent.")
-    every: Span = Field(60.0, description="So often.")
+    url_file: AbsolutePath = ""
+    """A file with its address, which may be a secret; empty = none is sent."""
+    every: Span = 60.0
+    """So often."""
 
-    def problems(self) -> Iterator[str]:
-        yield from file_problems(self.url_file, "notify.heartbeat.url_file")
 
-
-class Notify(Section):
+class Notify(Section, frozen=True):
     """Who is notified. Where nothing is configured, messages go to the controller's log."""
 
-    external_url: str = Field(
-        "",
-        description="The page's address as people reach it, such as https://watchdog.example.org: messages "
-        "and alerts then link to it.",
-    )
-    runbook_url: str = Field(
-        "",
-        description="Address of your runbook for a kind of incident, with {kind} in it; messages and alerts "
-        "then link to it.",
-    )
+    external_url: Link = ""
+    """The page's address as people reach it, such as https://watchdog.example.org: messages and alerts then
+    link to it."""
+    runbook_url: Link = ""
+    """Address of your runbook for a kind of incident, with {kind} in it; messages and alerts then link to
+    it."""
 
     slack: Slack = Slack()
     webhook: Webhook = Webhook()
@@ -128,10 +113,3 @@ class Notify(Section):
         slack, webhook = self.slack, self.webhook
         named = (slack.webhook_url_file, slack.token_file, webhook.url_file, webhook.token_file)
         return [path for path in (*named, self.heartbeat.url_file) if path]
-
-    @field_validator("external_url", "runbook_url")
-    @classmethod
-    def _is_address(cls, value: str) -> str:
-        if value and not (re.fullmatch(r"https?://[^\s<>|]{1,500}", value) and is_url(value)):
-            raise ValueError("has to be an address that begins with http:// or https://")
-        return value

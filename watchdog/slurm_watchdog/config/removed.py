@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 FIXED: Final = "the value that was shipped now holds everywhere"
@@ -46,42 +46,19 @@ REMOVED: Final[Mapping[str, str]] = {
     "security.may.force_drain": "use scontrol",
     "security.page_acts_as": "use the commands: the page shows",
 }
-"""What to use instead, a clause, by the dotted path of the option. `[]` stands for any item of a list, `*` for any key.
-A path that ends with `=VALUE` is a value that was removed: the option is left out, or the item of a list that has it.
-A row stays for one release."""
+"""What to use instead, a clause, by the dotted path of the option. A row stays for one release."""
 
 
 def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
-    """Takes the removed options out of a file's values, in place.
-
-    Returns the path of each in this file (`policy.overrides[0].mode`), with the sentence about it.
-    """
+    """Takes the removed options out of a file's values, in place. Returns the path of each, with the sentence
+    about it."""
     found: list[tuple[str, str]] = []
     for path, instead in rows.items():
-        path, _, value = path.partition("=")
-        for at in list(_take(data, path.replace("[]", ".[]").split("."), value, "")):
-            what = f"{value} was removed" if value else "was removed and has no effect"
-            found.append((at, f"{what}; {instead}"))
+        *sections, name = path.split(".")
+        inside: Any = data
+        for section in sections:
+            inside = inside.get(section) if isinstance(inside, dict) else None
+        if isinstance(inside, dict) and name in inside:
+            del inside[name]
+            found.append((path, f"was removed and has no effect; {instead}"))
     return found
-
-
-def _take(data: Any, path: list[str], value: str, where: str) -> Iterator[str]:
-    """Takes away what is at `path` below `data`, which is at `where` in the file. Gives the path of each."""
-    key, rest = path[0], path[1:]
-    if key == "[]":
-        items = list(enumerate(data)) if isinstance(data, list) else []
-        for index, item in items:
-            at = f"{where}[{index}]"
-            if value and len(rest) == 1 and isinstance(item, dict) and item.get(rest[0]) == value:
-                data.remove(item)
-                yield at
-            elif rest and not (value and len(rest) == 1):
-                yield from _take(item, rest, value, at)
-        return
-    for name in [each for each in data if key in ("*", each)] if isinstance(data, dict) else []:
-        at = f"{where}.{name}" if where else str(name)
-        if rest:
-            yield from _take(data[name], rest, value, at)
-        elif not value or data[name] == value:
-            del data[name]
-            yield at

@@ -4,141 +4,97 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from ipaddress import ip_network
 from typing import Final, Literal
 
-from pydantic import Field
-
-from slurm_watchdog.config.types import Section
-from slurm_watchdog.identity.secret_files import CREDENTIALS
+from slurm_watchdog.config.types import AbsolutePath, Name, Section
 
 COMMANDS: Final = ("pause", "restart", "silence", "mend")
 OF_NO_ACCOUNT: Final = ("pause", "mend")
 """Commands that are about no job of an account."""
 PROXY_HEADER: Final = re.compile(r"(?i)(x|remote)-[a-z0-9-]{1,60}")
 """No header that browsers send of their own."""
-LOOPBACK = ("127.0.0.1", "::1", "localhost")
 
 Identity = Literal["tls", "munge"]
 """What services can be set to; `slurm-watchdog run` has a socket of its own: see slurm_watchdog.identity.transport."""
 
 
-class Security(Section):
+class Security(Section, frozen=True):
     """Who may speak to the controller, and which controller agents obey."""
 
-    mode: Literal["auto", "tls", "munge"] = Field(
-        "auto",
-        description="How nodes and controller prove to each other who they are; the same on all machines. "
-        "tls: certificates on both ends (docs/authentication.md). munge: by the MUNGE that Slurm has, with "
-        "nothing to set up. auto = tls where tls_directory is set, else munge.",
-    )
-    tls_directory: str = Field(
-        "",
-        description="Directory of ca.crt, with agent.crt and agent.key on a node, controller.crt and "
-        "controller.key on the management node, such as /etc/slurm-watchdog/tls. They are read again when "
-        "they change. agent.controller_url then begins with https://.",
-    )
-    certificate_domain: str = Field(
-        "",
-        description="Removed from the names in nodes' certificates before they are compared with Slurm's names, "
-        "such as cluster.example.org: for certificates of a site's own authority.",
-    )
-    controller_user: str = Field(
-        "slurm-watchdog",
-        min_length=1,
-        description="With munge: who runs the controller, by name or number. Nobody else can read what "
-        "agents prove themselves with. The number has to be the same on all machines.",
-    )
-    agent_user: str = Field(
-        "slurm-watchdog-agent",
-        min_length=1,
-        description="With munge: who runs the agents, by name or number; agents of root are accepted, too.",
-    )
-    munge_socket: str = Field(
-        "", description="Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."
-    )
-    page_token_file: str = Field(
-        "",
-        description="A file with the password of the controller's page (any user name), readable by the "
-        "controller alone. Without it the page has to stay on the loopback address and shows what everybody "
-        "may see: the map, jobs, and that there are incidents.",
-    )
-    page_proxy_header: str = Field(
-        "",
-        description="The header in which the site's reverse proxy names the user that has logged in, such as "
-        "X-Remote-User. The proxy sends the page's password (Authorization: Bearer), which nobody else should then "
-        "have. Users see on the page what the commands show them. Empty = no proxy.",
-    )
-    page_proxies: list[str] = Field(
-        ["127.0.0.1", "::1"], description="Addresses or networks from which `page_proxy_header` is believed."
-    )
-    operators: list[str] = Field(
-        [],
-        description="Who may see the evidence of every job (log lines, frames, paths, variables), beside "
-        "root and the controller's user: names of users, and `group:NAME`. Others see it of their own jobs; "
-        "of other jobs they are shown what happened, and where.",
-    )
-    may: dict[str, list[str]] = Field(
-        {},
-        description="Who else may use a command, beside those who may anyway (root, the controller's user, and where "
-        "it says so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. "
-        "Commands: pause (and resume), restart (and save-all), silence, mend (nodes "
-        "--mended). Slurm's accounting says who is an operator, and a coordinator of the job's account.",
-    )
-    check_node_address: bool = Field(
-        True, description="Accept a node's report only from the address that Slurm has for that node."
-    )
+    mode: Literal["auto", "tls", "munge"] = "auto"
+    """How nodes and controller prove to each other who they are; the same on all machines. tls: certificates on
+    both ends (docs/authentication.md). munge: by the MUNGE that Slurm has, with nothing to set up. auto = tls
+    where tls_directory is set, else munge."""
+    tls_directory: AbsolutePath = ""
+    """Directory of ca.crt, with agent.crt and agent.key on a node, controller.crt and controller.key on the
+    management node, such as /etc/slurm-watchdog/tls. They are read again when they change. agent.controller_url
+    then begins with https://."""
+    certificate_domain: str = ""
+    """Removed from the names in nodes' certificates before they are compared with Slurm's names, such as
+    cluster.example.org: for certificates of a site's own authority."""
+    controller_user: Name = "slurm-watchdog"
+    """With munge: who runs the controller, by name or number. Nobody else can read what agents prove themselves
+    with. The number has to be the same on all machines."""
+    agent_user: Name = "slurm-watchdog-agent"
+    """With munge: who runs the agents, by name or number; agents of root are accepted, too."""
+    munge_socket: str = ""
+    """Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."""
+    page_token_file: str = ""
+    """A file with the password of the controller's page (any user name), readable by the controller alone.
+    Without it the page has to stay on the loopback address and shows what everybody may see: the map, jobs, and
+    that there are incidents."""
+    page_proxy_header: str = ""
+    """The header in which the site's reverse proxy names the user that has logged in, such as X-Remote-User.
+    The proxy sends the page's password (Authorization: Bearer), which nobody else should then have. Users see
+    on the page what the commands show them. Empty = no proxy."""
+    page_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
+    """Addresses or networks from which `page_proxy_header` is believed."""
+    operators: tuple[str, ...] = ()
+    """Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the
+    controller's user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are
+    shown what happened, and where."""
+    may: dict[str, tuple[str, ...]] = {}
+    """Who else may use a command, beside those who may anyway (root, the controller's user, and where it says
+    so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. Commands:
+    pause (and resume), restart (and save-all), silence, mend (nodes --mended). Slurm's accounting says who is
+    an operator, and a coordinator of the job's account."""
+    check_node_address: bool = True
+    """Accept a node's report only from the address that Slurm has for that node."""
 
     def asks_slurm(self) -> bool:
         """Whether somebody may something for what he is in Slurm's accounting."""
         return any(name.startswith("slurm:") for names in self.may.values() for name in names)
 
     def problems(self) -> Iterator[str]:
-        yield from self._page_problems()
-        for command, names in self.may.items():
-            if command not in COMMANDS:
-                yield f"security.may.{command[:60]}: is no command that has a right; known: {', '.join(COMMANDS)}"
-            for name in names:
-                if name.startswith("slurm:") and name not in ("slurm:operator", "slurm:coordinator"):
-                    yield f"security.may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"
-                if not name or (name == "slurm:coordinator" and command in OF_NO_ACCOUNT):
-                    yield f"security.may.{command}: {name!r} is for what concerns jobs of an account"
+        from ipaddress import ip_network  # only here: the agent does without it
 
-    def _page_problems(self) -> Iterator[str]:
         if self.page_proxy_header and not self.page_token_file:
-            yield "security.page_proxy_header: needs a password of the page (security.page_token_file)"
+            yield "page_proxy_header: needs a password of the page (security.page_token_file)"
         if self.page_proxy_header and not PROXY_HEADER.fullmatch(self.page_proxy_header):
-            yield "security.page_proxy_header: a name that begins with X- or Remote-, such as X-Remote-User"
+            yield "page_proxy_header: a name that begins with X- or Remote-, such as X-Remote-User"
         for each in self.page_proxies:
             try:
                 ip_network(each, strict=False)
             except ValueError:
-                yield f"security.page_proxies: {each[:60]!r} is no address and no network"
+                yield f"page_proxies: {each[:60]!r} is no address and no network"
+        for command, names in self.may.items():
+            if command not in COMMANDS:
+                yield f"may.{command[:60]}: is no command that has a right; known: {', '.join(COMMANDS)}"
+            for name in names:
+                if name.startswith("slurm:") and name not in ("slurm:operator", "slurm:coordinator"):
+                    yield f"may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"
+                if not name or (name == "slurm:coordinator" and command in OF_NO_ACCOUNT):
+                    yield f"may.{command}: {name!r} is for what concerns jobs of an account"
+        if self.mode == "tls" and not self.tls_directory:
+            yield "tls_directory: required by security.mode: tls; see docs/authentication.md"
+        if self.identity() == "munge" and not self.check_node_address:
+            yield (
+                "check_node_address: must be true with security.mode: munge, which proves the user; "
+                "the address proves the node"
+            )
 
     def identity(self) -> Identity:
         """How nodes prove who they are, `auto` resolved."""
         if self.mode != "auto":
             return self.mode
         return "tls" if self.tls_directory else "munge"
-
-
-def problems_of(security: Security, url: str) -> list[str]:
-    """Problems across options, a key and a sentence each. `url` is agent.controller_url, empty where it is not set."""
-    problems = []
-    mode = security.identity()
-    if security.tls_directory and not security.tls_directory.startswith(("/", CREDENTIALS)):
-        problems.append(f"security.tls_directory: must be an absolute path, got {security.tls_directory!r}")
-    if mode == "tls" and not security.tls_directory:
-        problems.append("security.tls_directory: required by security.mode: tls; see docs/authentication.md")
-    scheme = "https://" if mode == "tls" else "http://"
-    if url and not url.startswith(scheme):
-        problems.append(
-            f"agent.controller_url: must begin with {scheme} because nodes prove themselves by {mode} "
-            f"(security), got {url!r}"
-        )
-    if mode == "munge" and not security.check_node_address:
-        problems.append(
-            "security.check_node_address: must be true with security.mode: munge, which proves the user; "
-            "the address proves the node"
-        )
-    return problems

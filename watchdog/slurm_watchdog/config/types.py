@@ -7,16 +7,10 @@ every duration is seconds and every size is bytes.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Annotated, Literal
-from urllib.parse import urlsplit
+from collections.abc import Callable, Iterable, Iterator
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
-
-from slurm_watchdog.identity.secret_files import CREDENTIALS
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
+from msgspec import Meta, Struct
 
 _DURATION_UNITS_S = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SIZE_UNITS = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
@@ -26,7 +20,6 @@ MAX_DURATION_S = 36_500 * 86400.0
 """A century: dates are computed with it."""
 MAX_SIZE = 1 << 60
 """An EiB."""
-MAX_COUNT = 10**9
 
 
 def parse_duration(value: object) -> float:
@@ -35,11 +28,12 @@ def parse_duration(value: object) -> float:
     parts = _DURATION_PART.findall(text.replace(" ", ""))
     if not parts or "".join(n + u for n, u in parts) != text.replace(" ", ""):
         raise ValueError(
-            f"a duration needs a number and a unit ({', '.join(_DURATION_UNITS_S)}), such as 5s or 10min; got {value!r}"
+            f"a duration needs a number and a unit ({', '.join(_DURATION_UNITS_S)}), such as 5s or 10min; "
+            f"got {shown(value)}"
         )
     seconds = sum(float(number) * _DURATION_UNITS_S[unit] for number, unit in parts)
     if seconds > MAX_DURATION_S:
-        raise ValueError(f"a duration is {format_duration(MAX_DURATION_S)} at most; got {value!r:.60}")
+        raise ValueError(f"a duration is {format_duration(MAX_DURATION_S)} at most; got {shown(value)}")
     return seconds
 
 
@@ -47,10 +41,12 @@ def parse_size(value: object) -> int:
     """Bytes of a size such as `8MiB`. Raises ValueError for anything else."""
     match = _SIZE.fullmatch(value.strip()) if isinstance(value, str) else None
     if match is None:
-        raise ValueError(f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {value!r}")
+        raise ValueError(
+            f"a size needs a number and a unit ({', '.join(_SIZE_UNITS)}), such as 8MiB; got {shown(value)}"
+        )
     size = float(match[1]) * _SIZE_UNITS[match[2]]
     if size > MAX_SIZE:
-        raise ValueError(f"a size is {format_size(MAX_SIZE)} at most; got {value!r:.60}")
+        raise ValueError(f"a size is {format_size(MAX_SIZE)} at most; got {shown(value)}")
     return int(size)
 
 
@@ -74,12 +70,12 @@ def format_size(size: int) -> str:
     return f"{size}B"
 
 
-Seconds = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration)]
-Span = Annotated[Seconds, Field(gt=0)]
-"""A duration that cannot be nothing: a clock that ticks every 0 s, or a limit that everybody is beyond."""
-Bytes = Annotated[int, BeforeValidator(parse_size), PlainSerializer(format_size)]
-Percent = Annotated[float, Field(ge=0, le=100)]
-Count = Annotated[int, Field(ge=0, le=MAX_COUNT)]
+def shown(value: object) -> str:
+    """What was given, as a sentence names it."""
+    try:
+        return f"{value!r:.60}"
+    except ValueError:  # Python writes no number of more than 4,300 digits
+        return "a number with thousands of digits"
 
 
 def read_off(value: object) -> object:
@@ -87,24 +83,22 @@ def read_off(value: object) -> object:
     return "off" if value is False else value
 
 
-Mode = Annotated[Literal["off", "observe", "act"], BeforeValidator(read_off)]
+def _one_or_more(value: object) -> object:
+    return [value] if isinstance(value, str) else value
 
 
 def split_address(address: str) -> tuple[str, int]:
     """Host and port of `host:port`; ("", 0) if it is none."""
-    host, separator, port = address.rpartition(":")
-    if (
-        not separator
-        or not host
-        or not (port.isascii() and port.isdigit() and len(port) <= 5)
-        or not 0 < int(port) < 65536
-    ):
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) < 65536):
         return "", 0
     return host.strip("[]"), int(port)
 
 
 def is_url(text: str) -> bool:
     """Whether it is an address of a host, http:// or https://, whose port exists."""
+    from urllib.parse import urlsplit  # only here: the agent does without it
+
     try:
         parts = urlsplit(text)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -112,45 +106,73 @@ def is_url(text: str) -> bool:
         return False
 
 
-def address_problems(address: str, where: str) -> Iterator[str]:
-    if split_address(address) == ("", 0):
-        yield f"{where}: must be HOST:PORT such as 127.0.0.1:9765, got {address!r}"
+def _address(text: str) -> None:
+    if split_address(text) == ("", 0):
+        raise ValueError(f"must be HOST:PORT such as 127.0.0.1:9765, got {shown(text)}")
 
 
-def file_problems(file: str, where: str) -> Iterator[str]:
-    """What is wrong with the name of a file that holds a secret; an empty name is fine."""
-    if "://" in file:
-        yield f"{where}: must be the name of a file that holds the address, and this is an address"
-    elif file and not file.startswith(("/", CREDENTIALS)):
-        yield f"{where}: must be an absolute path such as /etc/slurm-watchdog/secret, got {file!r}"
+def _address_or_none(text: str) -> None:
+    if text:
+        _address(text)
 
 
-def refuse(problems: Iterable[str]) -> None:
-    """Each a key and a sentence about it: `_explain` takes them apart again."""
-    found = "\n".join(problems)
-    if found:
-        raise ValueError(found)
+def _path(text: str) -> None:
+    if "://" in text:  # which may be a secret
+        raise ValueError("must be the name of a file that holds the address, and this is an address")
+    if text and not text.startswith("/"):
+        raise ValueError(f"must be an absolute path such as /etc/slurm-watchdog/secret, got {shown(text)}")
 
 
-def template_problems(template: str, allowed: set[str], where: str) -> Iterator[str]:
+def _link(text: str) -> None:
+    if text and not (re.fullmatch(r"https?://[^\s<>|]{1,500}", text) and is_url(text)):
+        raise ValueError(f"must be an address that begins with http:// or https://, got {shown(text)}")
+
+
+def template_problems(template: str, *allowed: str) -> Iterator[str]:
+    """What is wrong with a path that has placeholders."""
     if not template.startswith(("/", "{workdir}")):
-        yield f"{where}: must be an absolute path or begin with {{workdir}}, got {template!r}"
+        yield f"must be an absolute path or begin with {{workdir}}, got {shown(template)}"
     for name in re.findall(r"\{([^}]*)\}", template):
         if name not in allowed:
             known = " ".join("{" + each + "}" for each in sorted(allowed))
-            yield f"{where}: unknown placeholder {{{name}}}; known: {known}"
+            yield f"unknown placeholder {{{name[:60]}}}; known: {known}"
 
 
-class Section(BaseModel):
-    """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading."""
+def template(*allowed: str) -> Meta:
+    """A path with these placeholders."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=False, allow_inf_nan=False)
+    def check(text: str) -> None:
+        for problem in template_problems(text, *allowed):
+            raise ValueError(problem)
+
+    return checked(check)
+
+
+def checked(check: Callable[[str], None]) -> Meta:
+    """A value that `check` takes; it raises ValueError with the sentence."""
+    return Meta(extra={"check": check})
+
+
+Seconds = Annotated[float, Meta(extra={"read": parse_duration, "write": format_duration})]
+Span = Annotated[Seconds, Meta(gt=0)]
+"""A duration that cannot be nothing: a clock that ticks every 0 s, or a limit that everybody is beyond."""
+Bytes = Annotated[int, Meta(extra={"read": parse_size, "write": format_size})]
+Percent = Annotated[float, Meta(ge=0, le=100)]
+Count = Annotated[int, Meta(ge=0, le=10**9)]
+Name = Annotated[str, Meta(min_length=1)]
+Globs = Annotated[tuple[Name, ...], Meta(extra={"read": _one_or_more})]
+Mode = Annotated[Literal["off", "observe", "act"], Meta(extra={"read": read_off})]
+Address = Annotated[str, checked(_address)]
+AddressOrNone = Annotated[str, checked(_address_or_none)]
+AbsolutePath = Annotated[str, checked(_path)]
+Link = Annotated[str, checked(_link)]
+JobPath = Annotated[str, template("job_id", "user", "workdir")]
+
+
+class Section(Struct, frozen=True, kw_only=True):
+    """A block of the file: unknown keys are errors, values are not coerced, nothing changes after loading. The
+    docstring below an option is its text in config.example.yaml and docs/options.md."""
 
     def problems(self) -> Iterable[str]:
-        """What is wrong across its options: a key and a sentence each."""
+        """What is wrong across its options: `key: sentence` each."""
         return ()
-
-    @model_validator(mode="after")
-    def _checks(self) -> Self:
-        refuse(self.problems())
-        return self

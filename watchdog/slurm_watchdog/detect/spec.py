@@ -6,7 +6,7 @@ alert rules, documentation) is derived from these values: see slurm_watchdog.det
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -27,24 +27,26 @@ class Option:
     text: str
     is_duration: bool = False
     """Seconds in Python; written with a unit in the file."""
-    ge: float | None = None
-    gt: float | None = None
-    le: float | None = None
+    bounds: Mapping[str, Any]
+    """`gt`, `ge` and `le`, as msgspec.Meta has them."""
 
 
 def option(default: float, text: str, *, ge: float | None = None, le: float | None = None) -> Any:
     """A field of a settings class: a number from `ge` to `le`."""
-    return field(default=default, metadata={_OPTION: Option(text=text, ge=ge, le=le)})
+    return field(
+        default=default,
+        metadata={_OPTION: Option(text=text, bounds={n: v for n, v in (("ge", ge), ("le", le)) if v is not None})},
+    )
 
 
 def span(default_s: float, text: str) -> Any:
     """A field of a settings class: a duration in seconds, longer than none."""
-    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, gt=0)})
+    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, bounds={"gt": 0})})
 
 
 def span_or_never(default_s: float, text: str) -> Any:
     """A field of a settings class: a duration in seconds; 0 switches something off."""
-    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, ge=0)})
+    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, bounds={"ge": 0})})
 
 
 def share(default: float, text: str) -> Any:

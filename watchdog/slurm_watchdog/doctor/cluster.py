@@ -119,7 +119,7 @@ def examine_partitions(config: Config, partitions: Sequence[str]) -> Iterator[Ad
     parts = [(f"policy.overrides[{number}]", each.match.partition) for number, each in enumerate(policy)]
     parts += [(f"thresholds[{number}]", each.match.partition) for number, each in enumerate(config.thresholds)]
     named = (key.removeprefix("partition:") for key in slack if key.startswith("partition:"))
-    parts += [("notify.slack.mentions", [name]) for name in named]
+    parts += [("notify.slack.mentions", (name,)) for name in named]
     for part, globs in parts if partitions else ():
         if globs and not any(fnmatchcase(name, glob) for name in partitions for glob in globs):
             facts = {"part": part, "wanted": Names(globs), "partitions": Names(partitions)}

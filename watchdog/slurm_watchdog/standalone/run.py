@@ -18,12 +18,12 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from slurm_watchdog.agent.delivery.connect import UNIX
+from slurm_watchdog.agent.reload.settings import Settings, settings_of, write_settings
 from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.python310 import run_module
-from slurm_watchdog.config.agent_settings import Settings, settings_of, write_settings
 from slurm_watchdog.config.policy import Treatment
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import Section
@@ -99,7 +99,7 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
     directory = wanted.directory
     node = socket.gethostname().partition(".")[0]
     own: dict[str, Any] = {
-        "cluster_name": base.cluster_name if "cluster_name" in base.model_fields_set else node,
+        "cluster_name": node if base.cluster_name == Config().cluster_name else base.cluster_name,
         "mode": wanted.mode,
         "agent": {"node_name": node, "metrics_listen": "", "state_directory": str(directory / "agent")},
         "controller": {
@@ -112,16 +112,16 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
         "slurm": {"poll_interval": 1.0},
         "jobs": {
             "kill_switch": str(directory / "kill-{job_id}.{restarts}" / "kill"),
-            "kill_switch_prefixes": [str(directory)],
-            "partitions": [],
-            "checkpoint_directories": list(wanted.checkpoints) or base.jobs.checkpoint_directories,
+            "kill_switch_prefixes": (str(directory),),
+            "partitions": (),
+            "checkpoint_directories": wanted.checkpoints or base.jobs.checkpoint_directories,
         },
         "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
     }
     # One node, so no culprit to find: a command that makes no progress beyond its limit is restarted.
-    still = {"stalled_progress": Treatment(ladder=[Rung.EVIDENCE, Rung.REQUEUE])}
-    policy = base.policy.model_copy(update={"kinds": {**still, **base.policy.kinds}})
-    return _with_values(base, own).model_copy(update={"policy": policy})
+    still = {"stalled_progress": Treatment(ladder=(Rung.EVIDENCE, Rung.REQUEUE))}
+    own["policy"] = msgspec.structs.replace(base.policy, kinds={**still, **base.policy.kinds})
+    return _with_values(base, own)
 
 
 def _with_values(section: S, own: Mapping[str, Any]) -> S:
@@ -130,7 +130,7 @@ def _with_values(section: S, own: Mapping[str, Any]) -> S:
         key: _with_values(getattr(section, key), value) if isinstance(value, Mapping) else value
         for key, value in own.items()
     }
-    return section.model_copy(update=update)
+    return msgspec.structs.replace(section, **update)
 
 
 def free_port(preferred: int = 0) -> int:
@@ -331,8 +331,7 @@ def agent_settings(config: Config) -> Settings:
     agent = msgspec.structs.replace(
         settings.agent, controller_url=f"{UNIX}{Path(config.controller.state_directory) / AGENTS_SOCKET}"
     )
-    security = msgspec.structs.replace(settings.security, mode="unix")
-    return msgspec.structs.replace(settings, agent=agent, security=security)
+    return msgspec.structs.replace(settings, agent=agent)
 
 
 def own_job_id(environ: Mapping[str, str]) -> str:

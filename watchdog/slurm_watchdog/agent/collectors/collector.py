@@ -24,7 +24,7 @@ from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.config.agent_settings import AgentSettings
+from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.model.report import Report
 
 S = TypeVar("S", bound=Struct)
@@ -109,7 +109,7 @@ class CollectorContext:
     """What collectors are made from: how this agent runs, and what several of them share."""
 
     workers: WorkerPool
-    settings: AgentSettings
+    settings: Agent
     """The section `agent` of the configuration."""
     node: str
     """Slurm's name of this node."""

@@ -14,13 +14,13 @@ from typing import Final
 
 import msgspec
 
+from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import CheckConfig
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import sd_notify
-from slurm_watchdog.config.agent_settings import Settings
 
 log = logging.getLogger(__name__)
 

@@ -385,7 +385,7 @@ class ReadGpus(Request[GpuReading], frozen=True):
 
 class CheckConfig(Request[ConfigCheck], frozen=True):
     """Whether the configuration in `file` can take the place of the `running` one, JSON of
-    slurm_watchdog.config.agent_settings.Settings."""
+    slurm_watchdog.agent.reload.settings.Settings."""
 
     task = "check_config"
     file: Path

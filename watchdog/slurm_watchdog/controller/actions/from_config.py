@@ -60,13 +60,13 @@ def rule_book_of(config: Config) -> RuleBook:
         kinds=_kinds(policy),
         overrides=tuple(
             Override(
-                match=override.match.value(),
-                kinds=tuple(override.kinds),
+                match=override.match,
+                kinds=override.kinds,
                 change=_change(override, f"policy.overrides[{index}]"),
             )
             for index, override in enumerate(policy.overrides)
         ),
-        no_action=tuple(policy.no_action),
+        no_action=policy.no_action,
     )
 
 
@@ -82,8 +82,8 @@ def _change(treatment: Treatment, source: str) -> RuleChange:
     return RuleChange(
         source=source,
         **{name: getattr(treatment, name) for name in SAME_IN_A_RULE},
-        ladder=None if treatment.ladder is None else tuple(treatment.ladder),
+        ladder=treatment.ladder,
         cooldown_s=treatment.cooldown,
-        no_action=None if treatment.no_action is None else tuple(treatment.no_action),
+        no_action=treatment.no_action,
         rung_limits=tuple(sorted(limits.items())),
     )

@@ -30,7 +30,7 @@ class SettingsOfJobs:
         self._general = (config.detectors.settings(), config.jobs.stall_after_floor)
         self._of_some = tuple(
             (
-                each.match.value(),
+                each.match,
                 each.settings(config.detectors),
                 config.jobs.stall_after_floor if each.stall_after_floor is None else each.stall_after_floor,
             )

@@ -1,8 +1,7 @@
-"""The agent's settings as plain values: what is left of the configuration once it has been checked.
+"""The settings of an agent process: the section `agent` of the configuration, and what it needs of others.
 
-The schema is slurm_watchdog.config.schema, which needs pydantic: 14 MiB that the agent does without. The
-command `agent` loads and checks the file, writes these values down and becomes the agent, a fresh interpreter
-that has never seen the rest.
+The command `agent` loads and checks the file, writes these values down and becomes the agent, a fresh interpreter that
+has never seen the rest: no YAML, no options of detectors.
 """
 
 from __future__ import annotations
@@ -14,58 +13,28 @@ from typing import TYPE_CHECKING, Final, NoReturn
 import msgspec
 
 from slurm_watchdog.base.python310 import run_module
-from slurm_watchdog.identity.transport import Transport
+from slurm_watchdog.config.agent import Agent
+from slurm_watchdog.config.security import Security
 from slurm_watchdog.knowledge.site_rows import SiteText
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-
 
 NO_CONTROLLER: Final = (
     "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, "
     "or https:// with security.mode: tls"
 )
 """An agent has no default address: any host could hold it."""
-
-
-class AgentSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The section `agent` of the configuration, field by field; durations are seconds, sizes bytes. See
-    slurm_watchdog.config.schema.Agent."""
-
-    controller_url: str
-    node_name: str
-    interval: float
-    metrics_listen: str
-    spool_bytes: int
-    probe_deadline: float
-    state_directory: str
-    kernel_log: str
-    mount_probe_interval: float
-    mount_probe_write: tuple[str, ...]
-    checkpoint_interval: float
-    orphan_grace: float
-    log_patterns: tuple[str, ...]
-    helper_socket: str = ""
-    core_debugger: bool = False
-    give_up_after: float = 0.0
-    standby_urls: tuple[str, ...] = ()
-
-
-class SecuritySettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What of the section `security` concerns the agent."""
-
-    mode: Transport
-    """How this node and the controller prove who they are."""
-    tls_directory: str = ""
-    controller_user: str = "slurm-watchdog"
-    munge_socket: str = ""
+OF_SECURITY: Final = ("tls_directory", "controller_user", "munge_socket")
+"""Options of the section `security` that concern an agent, beside `mode`."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent process."""
 
-    agent: AgentSettings
-    security: SecuritySettings
+    agent: Agent
+    security: Security
+    """What concerns the agent, with `auto` resolved."""
     kill_switch_prefixes: tuple[str, ...] = ()
     """`jobs.kill_switch_prefixes` of the configuration."""
     site_texts: tuple[SiteText, ...] = ()
@@ -76,18 +45,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
-    agent = {name: getattr(config.agent, name) for name in type(config.agent).model_fields}
-    security = {name: getattr(config.security, name) for name in ("tls_directory", "controller_user", "munge_socket")}
-    return msgspec.convert(
-        {
-            "agent": agent,
-            "security": {**security, "mode": config.security.identity()},
-            "kill_switch_prefixes": config.jobs.kill_switch_prefixes,
-            "site_texts": config.site_texts,
-            # One that ends without its controller is a step inside of a user's own job (`attach`).
-            "personal": config.agent.give_up_after > 0,
-        },
-        Settings,
+    security = {name: getattr(config.security, name) for name in OF_SECURITY}
+    return Settings(
+        agent=config.agent,
+        security=Security(mode=config.security.identity(), **security),
+        kill_switch_prefixes=config.jobs.kill_switch_prefixes,
+        site_texts=config.site_texts,
+        # One that ends without its controller is a step inside of a user's own job (`attach`).
+        personal=config.agent.give_up_after > 0,
     )
 
 

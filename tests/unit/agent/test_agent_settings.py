@@ -9,22 +9,16 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 
+from slurm_watchdog.agent.reload.settings import Settings, read_settings, settings_of, split_listen, write_settings
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.config.agent import Agent
-from slurm_watchdog.config.agent_settings import (
-    AgentSettings,
-    SecuritySettings,
-    read_settings,
-    settings_of,
-    split_listen,
-    write_settings,
-)
 from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.security import Security
 from tests import helper_process
 
 TEXT = """
@@ -33,18 +27,25 @@ security: {tls_directory: /etc/tls}
 """
 
 
-def test_every_field_of_the_configuration_is_in_the_settings() -> None:
-    assert set(AgentSettings.__struct_fields__) == set(Agent.model_fields)
-
-
 def test_settings_are_the_values_of_the_checked_configuration() -> None:
     config = parse_config(TEXT)
     settings = settings_of(config)
-    for name in AgentSettings.__struct_fields__:
-        value, expected = getattr(settings.agent, name), getattr(config.agent, name)
-        assert value == (tuple(expected) if isinstance(expected, list) else expected)
+    assert settings.agent == config.agent
     assert (settings.agent.interval, settings.agent.spool_bytes) == (0.25, 1024**2)
-    assert settings.security == SecuritySettings(mode="tls", tls_directory="/etc/tls")
+    assert settings.security == Security(mode="tls", tls_directory="/etc/tls")
+
+
+def test_what_concerns_no_agent_does_not_make_it_start_again() -> None:
+    more = "security: {tls_directory: /etc/tls, operators: [ann], may: {pause: [ann]}}"
+    assert settings_of(parse_config(TEXT)) == settings_of(
+        parse_config(TEXT.replace("security: {tls_directory: /etc/tls}", more))
+    )
+
+
+def test_settings_of_an_agent_of_a_release_with_more_options_are_read() -> None:
+    settings = settings_of(parse_config(TEXT))
+    text = msgspec.json.encode(settings).replace(b'"agent":{', b'"agent":{"spool_age":600.0,')
+    assert msgspec.json.decode(text, type=Settings) == settings
 
 
 def test_settings_survive_being_handed_over() -> None:
@@ -59,7 +60,7 @@ def test_an_address_is_split() -> None:
 
 def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:
     heavy = {
-        "pydantic", "yaml", "click", "jinja2", "asyncio", "prometheus_client", "http.client", "email", "ssl", "pynvml", "json",
+        "yaml", "click", "jinja2", "asyncio", "prometheus_client", "http.client", "email", "ssl", "pynvml", "json",
         "typing_extensions", "statistics", "random",
     }  # fmt: skip
     modules = ("__main__", "delivery.sender", "delivery.connect", "delivery.munge_connection", "metrics")

@@ -17,8 +17,6 @@ from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.doctor import cluster, finding, node, script
-from slurm_watchdog.doctor.deadline import examine_in_time, parse_findings
-from slurm_watchdog.doctor.deadline import run as run_command
 from slurm_watchdog.doctor.finding import Advice, Level, Names, examine, exit_code, rules
 from slurm_watchdog.model.documents import Status
 from slurm_watchdog.slurm.access import Access, hides_jobs, token_note
@@ -248,9 +246,9 @@ def test_names_are_counted_and_folded() -> None:
 
 
 def test_a_command_that_does_not_end_is_left_after_its_deadline() -> None:
-    code, said = run_command(["sleep", "60"], 0.2)
+    code, said = node.run(["sleep", "60"], 0.2)
     assert (code, said.partition(";")[0]) == (None, "sleep: no answer within 0.2 s")
-    code, said = run_command(["/no/such/program"])
+    code, said = node.run(["/no/such/program"])
     assert (code, "No such file" in said) == (None, True)
 
 
@@ -293,9 +291,19 @@ def test_the_munge_that_is_asked_is_the_one_of_the_configuration(
 
 
 def test_a_look_that_is_not_finished_in_time_says_so_and_claims_nothing_else() -> None:
-    (found,) = examine_in_time(0.0, "n1", None)
-    assert (found.rule, found.level, found.where) == ("deadline", Level.UNKNOWN, "n1")
-    assert "it waits in" in found.evidence
+    late = run("--node", "--deadline", "1ms", "--json")
+    (found,) = json.loads(late.stdout)["findings"]
+    assert (late.exit_code, found["rule"], found["level"]) == (3, "deadline", "unknown")
+    assert "it waits in" in found["evidence"]
+
+
+def test_with_a_deadline_a_child_looks_and_prints_what_it_finds() -> None:
+    within, plain = (
+        run("--node", *more, "--only", "state_space,nvlm", "--json") for more in (("--deadline", "60s"), ())
+    )
+    assert json.loads(within.stdout) == json.loads(plain.stdout)
+    assert (within.exit_code, plain.exit_code) == (3, 3)
+    assert "only" in [each["rule"] for each in json.loads(within.stdout)["findings"]]
 
 
 def test_a_misspelt_finding_is_unknown_and_not_health() -> None:
@@ -303,25 +311,6 @@ def test_a_misspelt_finding_is_unknown_and_not_health() -> None:
     assert (wrong.level, wrong.evidence, "nvml" in wrong.add) == (Level.UNKNOWN, "--only nvlm", True)
     assert exit_code([wrong]) == 3
     assert node.misspelt(node.rule_names()) == ()
-
-
-def test_findings_of_the_child_process_are_returned_unchanged() -> None:
-    row = {
-        "rule": "nvml",
-        "level": "critical",
-        "sentence": "It is gone.",
-        "evidence": "7",
-        "add": "look",
-        "where": "n1",
-    }
-    document = {"what": "node", "subject": "n1", "level": "critical", "findings": [row]}
-    (found,) = parse_findings(json.dumps(document), "n1")
-    assert found == Advice(
-        rule="nvml", level=Level.CRITICAL, sentence="It is gone.", evidence="7", add="look", where="n1"
-    )
-    for text in (b"", b"{}", b'{"findings": [{"level": "odd"}]}', b'{"findings": 3}'):
-        (found,) = parse_findings(text, "n1")
-        assert found.level is Level.UNKNOWN
 
 
 # ------------------------------------------------------------------------------------------------ the command

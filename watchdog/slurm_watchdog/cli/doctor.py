@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
+PROGRAM = "from slurm_watchdog.cli.main import main; main()"
 MAX_SCRIPT_BYTES = 4 << 20
 """Slurm takes scripts of up to 4 MiB (max_script_size)."""
 
@@ -102,7 +104,12 @@ def doctor(
     elif on_node:
         host = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.split(".")[0]
         what, subject = "node", host if config.agent.node_name == "auto" else config.agent.node_name
-        found = _examine_node(config, subject, deadline, only, file)
+        if deadline is None:
+            found = _examine_node(config, subject, only)
+        else:
+            given = {"--only": only, "--config": file}
+            options = [word for name, value in given.items() if value is not None for word in (name, value)]
+            found = _examine_in_time(deadline, subject, *options, *(["--json"] if as_json else []))
     else:
         what, subject = "cluster", config.cluster_name
         found = cluster.examine_cluster(config, _status(socket_path, config_file))
@@ -126,22 +133,31 @@ def _status(socket_path: str | None, config_file: str | None) -> Status | str:
         return error.what
 
 
-def _examine_node(
-    config: Config, node: str, deadline_s: float | None, only: str | None, file: str | None
-) -> Iterator[Advice]:
-    """This node, as a place for an agent; with a deadline from a child, which is left behind if it does not answer in
-    time. With `only` these rules, and that the look was not finished: a node of which nothing is known is not well."""
-    from slurm_watchdog.doctor.deadline import examine_in_time
+def _examine_node(config: Config, node: str, only: str | None) -> Iterator[Advice]:
+    """This node, as a place for an agent; of what was found these rules alone."""
     from slurm_watchdog.doctor.finding import examine
     from slurm_watchdog.doctor.node import misspelt, read_node
 
-    if deadline_s is None:
-        found = examine("node", read_node(config, "agent", node))
-    else:
-        found = examine_in_time(deadline_s, node, file)
     wanted = [name.strip() for name in only.split(",")] if only is not None else []
-    yield from (each for each in found if only is None or each.rule in ("deadline", *wanted))
+    found = examine("node", read_node(config, "agent", node))
+    yield from (each for each in found if only is None or each.rule in wanted)
     yield from misspelt(wanted)
+
+
+def _examine_in_time(deadline_s: float, node: str, *options: str) -> tuple[Advice, ...]:
+    """The same in a child, which prints what it finds and ends this process with its code; one that does not end in
+    time is left behind, and is the finding: a node of which nothing is known is not well."""
+    from subprocess import DEVNULL
+
+    from slurm_watchdog.doctor.finding import examine
+    from slurm_watchdog.doctor.node import run
+
+    code, said = run([*run_code(PROGRAM), "doctor", "--node", *options], deadline_s, DEVNULL)
+    if code in LEVEL_NAMES and said:
+        click.echo(said)
+        sys.exit(code)
+    waits = said if code is None else f"the child that looks ended with {code} and printed {said[-100:]!r}"
+    return examine("look", {"where": node, "waits": waits})
 
 
 def _print_findings(what: str, subject: str, advice: Iterable[Advice], as_json: bool) -> NoReturn:

@@ -16,14 +16,12 @@ import click
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base.commit import read_commit
-from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.options import (
     AS_JSON,
     EXIT_UNKNOWN,
     EXIT_USAGE,
     ON_TOP,
     Refusal,
-    fail,
     needs_package,
     print_json,
 )
@@ -81,8 +79,6 @@ class Program(click.Group):
         as_json = not {"--json", "--json-object"}.isdisjoint(options)
         try:
             return super().invoke(ctx)
-        except ClientError as error:
-            fail(error, as_json)
         except click.ClickException as error:
             at = getattr(error, "ctx", None) or ctx
             has_json = isinstance(at.command, click.Group) or any(each.name == AS_JSON for each in at.command.params)

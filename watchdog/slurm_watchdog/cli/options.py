@@ -245,7 +245,7 @@ job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=c
 
 def fail(error: ClientError, as_json: bool, code: int | None = None) -> NoReturn:
     """Prints what failed and what to do, for people or for a program, and ends the process: with code 2 if the request
-    was wrong, otherwise 3, unknown. Of an error that a command does not catch main does it."""
+    was wrong, otherwise 3, unknown."""
     if as_json:
         print_json({"error": error.what, "next": error.todo})
     click.echo(clean(error.what), err=True)

@@ -12,9 +12,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from slurm_watchdog.base.text import duration, plural
-from slurm_watchdog.doctor.deadline import last_words, run
 from slurm_watchdog.doctor.finding import Advice, Names, examine
-from slurm_watchdog.doctor.node import read_node
+from slurm_watchdog.doctor.node import last_words, read_node, run
 from slurm_watchdog.doctor.script import examine_script, parse_script
 from slurm_watchdog.slurm.node_names import expand_nodes
 

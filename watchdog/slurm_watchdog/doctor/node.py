@@ -9,14 +9,15 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
+from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urlsplit
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.mounts import mount_of, read_mounts
-from slurm_watchdog.doctor.deadline import DEADLINE_S, last_words, run
 from slurm_watchdog.doctor.finding import Advice, Facts, examine, rules
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import make_context, read_expiry
@@ -24,6 +25,9 @@ from slurm_watchdog.identity.tls import make_context, read_expiry
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
+DEADLINE_S: Final = 10.0
+LAST_CHARS: Final = 200
+"""Of what a command said."""
 MUNGE_LIFE_S: Final = 300.0
 """A credential's life in a munged that was not told otherwise."""
 OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
@@ -37,6 +41,40 @@ DIRECTORY_PROGRAM: Final = (
     "import os,sys; p=sys.argv[1]; s=os.statvfs(p); print(int(os.access(p, os.W_OK|os.X_OK)), s.f_bavail*s.f_frsize)"
 )
 UNITS: Final = Path("/run/systemd/system")
+
+
+def run(argv: Sequence[str], deadline_s: float = DEADLINE_S, stderr: int = STDOUT) -> tuple[int | None, str]:
+    """(exit code, output) of a command; (None, why) for one that could not be run to its end. One that can't
+    be ended is left."""
+    try:
+        process = Popen(list(argv), stdin=DEVNULL, stdout=PIPE, stderr=stderr, start_new_session=True)
+    except OSError as error:
+        return None, f"{argv[0]}: {error.strerror}"
+    try:
+        said, _ = process.communicate(timeout=deadline_s)
+    except TimeoutExpired:
+        waits = read_wait(process.pid)
+        process.kill()  # not waited for: one that sits in the kernel does not end
+        return None, f"{argv[0]}: no answer within {deadline_s:g} s; it waits in {waits}"
+    return process.returncode, said.decode(errors="replace").strip()
+
+
+def last_words(said: str) -> str:
+    """The last line of what a command said, cut at a word: its first lines are mostly what led to it."""
+    line = (said.strip().splitlines() or [""])[-1].strip()
+    return line if len(line) <= LAST_CHARS else f"… {line[-LAST_CHARS:].partition(' ')[2]}"
+
+
+def read_wait(pid: int) -> str:
+    """The kernel function in which a process waits, with the command of the child that it waits for, if it has one."""
+    places, children = [], ""
+    with suppress(OSError):
+        children = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    for each in (str(pid), *children.split()):
+        with suppress(OSError):
+            place, name = Path(f"/proc/{each}/wchan").read_text(), Path(f"/proc/{each}/comm").read_text()
+            places.append(f"{name.strip()}: {place if place not in ('', '0') else 'user code'}")
+    return ", ".join(places) or "an unknown place"
 
 
 def rule_names() -> tuple[str, ...]:

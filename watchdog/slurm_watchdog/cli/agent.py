@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
-from slurm_watchdog.cli.options import EXIT_USAGE, load_or_exit, service_options
+from slurm_watchdog.cli.options import Refusal, load_or_exit, service_options
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -43,21 +42,11 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
 
     settings = settings_of(config)
     if not once and not settings.agent.controller_url:
-        click.echo(f"{config_file}: {NO_CONTROLLER}", err=True)
-        sys.exit(EXIT_USAGE)
+        raise Refusal([f"{config_file}: {NO_CONTROLLER}"])
     try:
         become_agent(settings, once=once, as_json=as_json, file=config_file)
     except OSError as error:
-        from slurm_watchdog.agent.service import run_agent
-        from slurm_watchdog.base import log_setup
-
-        log_setup.set_up()
-        logging.getLogger(__name__).warning(
-            "%s can't be started again (%s): the agent keeps the memory that reading its configuration took",
-            sys.executable,
-            error,
-        )
-        sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(config_file)))
+        raise Refusal([f"The agent cannot be started: {sys.executable}: {error.strerror}"]) from error
 
 
 @click.command(short_help="Performs the agent's privileged operations.", hidden=True)

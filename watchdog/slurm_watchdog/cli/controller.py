@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import sys
 
 import click
@@ -88,6 +86,9 @@ def send_test(config_file: str, severity: str, as_json: bool) -> None:
       slurm-watchdog notify test --severity critical
       slurm-watchdog notify test --config my.yaml --json
     """
+    import asyncio
+    import logging
+
     from slurm_watchdog.model.incidents import Severity
     from slurm_watchdog.notify.dispatcher import try_receivers
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import secrets
@@ -83,6 +82,8 @@ def test_nodes(**asked: Any) -> None:
       slurm-watchdog test-nodes --partition gpu --idle --shared /scratch
       slurm-watchdog test-nodes n7 n8 n[20-24] --only cpu,memory,network --json
     """
+    import asyncio
+
     import msgspec
 
     from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
@@ -106,6 +107,7 @@ def test_nodes(**asked: Any) -> None:
 
 async def _test(asked: Mapping[str, Any]) -> Report:
     """What came of it. SIGINT and SIGTERM cancel it, and with it its jobs."""
+    import asyncio
     from functools import partial
 
     from msgspec.structs import replace

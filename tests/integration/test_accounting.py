@@ -13,8 +13,8 @@ import pytest
 
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
+from slurm_watchdog.slurm.command_line import read_people
 from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.people import read_people
 from tests.captures.slurm.record_accounting import MONTHS_S, PREEMPTION, tell_story
 from tests.rig import accounting
 from tests.rig.cluster import Cluster

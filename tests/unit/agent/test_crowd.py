@@ -8,8 +8,7 @@ from dataclasses import dataclass, field, replace
 from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.proc.table import CROWD_AT_ONCE, ProcessTable
-from slurm_watchdog.agent.processes.crowd import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, pick_crowd
-from slurm_watchdog.agent.processes.reader import ProcessReader
+from slurm_watchdog.agent.processes.reader import HELPERS_OF_JOB, RECONSIDER_EVERY, WATCHED, ProcessReader, pick_crowd
 from slurm_watchdog.agent.processes.report_rows import choose
 from slurm_watchdog.model.observations import BY_SLURM, Role
 

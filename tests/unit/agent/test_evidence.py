@@ -29,7 +29,7 @@ from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
-from slurm_watchdog.agent.processes.environment import choose, parse_settings
+from slurm_watchdog.agent.processes.identify import choose, parse_settings
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
 from slurm_watchdog.agent.workers.worker_state import WorkerState

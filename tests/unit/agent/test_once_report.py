@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 
-from slurm_watchdog.agent.once_report import show_report
+from slurm_watchdog.agent.service import show_report
 from slurm_watchdog.model.observations import (
     Blocked,
     Checkpoint,

@@ -1,4 +1,4 @@
-"""slurm_watchdog.agent.proc.sleep_time: real processes that sleep."""
+"""slurm_watchdog.agent.evidence.stacks: real processes that sleep."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import time
 
 import pytest
 
+from slurm_watchdog.agent.evidence.stacks import FOR_EVER_S, read_sleep_s
 from slurm_watchdog.agent.proc.files import read_call_name
-from slurm_watchdog.agent.proc.sleep_time import FOR_EVER_S, read_sleep_s
 
 C_LIBRARY = "import ctypes; c = ctypes.CDLL(None); "
 SLEEPS = {

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.files.supervisor_status import read_supervisor
+from slurm_watchdog.agent.helper.requests import read_supervisor
 from slurm_watchdog.agent.workers.request_types import ReadSupervisor
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.controller.state.cluster import ClusterState

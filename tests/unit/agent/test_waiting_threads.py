@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from slurm_watchdog.agent.evidence.waiting_threads import waiting_threads
+from slurm_watchdog.agent.evidence.stacks import waiting_threads
 from slurm_watchdog.model.evidence import WaitingThreads
 
 

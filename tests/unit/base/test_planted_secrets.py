@@ -20,7 +20,7 @@ from slurm_watchdog.agent.evidence.last_lines import clean_end
 from slurm_watchdog.agent.evidence.last_lines import parse_record as parse_kernel_record
 from slurm_watchdog.agent.evidence.stacks import parse_dump
 from slurm_watchdog.agent.logs.events import make_event
-from slurm_watchdog.agent.processes.environment import parse_settings
+from slurm_watchdog.agent.processes.identify import parse_settings
 from slurm_watchdog.base.log_setup import MaskingFormatter
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.config.schema import Config

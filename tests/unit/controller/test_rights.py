@@ -21,8 +21,8 @@ from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.node_events import NodeEvent
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmPerson
+from slurm_watchdog.slurm.command_line import parse_people
 from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.people import parse_people
 from tests.builders.asking import asked
 from tests.builders.open_doors import OWNER, STRANGE, Controller
 

@@ -25,7 +25,7 @@ SURFACES = """
 import sys
 from msgspec.structs import replace
 from slurm_watchdog.agent.metrics import AgentMetrics
-from slurm_watchdog.agent.once_report import show_report
+from slurm_watchdog.agent.service import show_report
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.wire.codec import decode_report, encode_report
 from slurm_watchdog.wire.delta import changes_between, make_whole

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.supervisor.endings import stopped_by
-from slurm_watchdog.supervisor.steps import Step, nodes_of, own_steps, parse_steps
+from slurm_watchdog.supervisor.launcher import Step, nodes_of, own_steps, parse_steps
 
 CANCELLED = "slurmstepd-n1: error: *** STEP 1.0 ON n1 CANCELLED AT 2026-11-23T13:05:01 ***\n"
 SCANCEL = (

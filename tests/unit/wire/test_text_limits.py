@@ -10,8 +10,7 @@ import pytest
 from msgspec import inspect
 
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import decode_report
-from slurm_watchdog.wire.text_limits import ELLIPSIS, MAX_LENGTHS, MAX_NAME, UNCUT_FIELDS, may_have_long_text
+from slurm_watchdog.wire.codec import ELLIPSIS, MAX_LENGTHS, MAX_NAME, UNCUT_FIELDS, decode_report, may_have_long_text
 from tests.builders.wire_fill import filled
 
 LONG = 10_000

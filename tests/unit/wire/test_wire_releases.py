@@ -13,8 +13,7 @@ from msgspec import inspect
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.codec import WireError, decode_reply, decode_report
-from slurm_watchdog.wire.forward_compat import OPEN_LISTS
+from slurm_watchdog.wire.codec import OPEN_LISTS, WireError, decode_reply, decode_report
 from tests.builders.wire_fill import filled, promise
 
 CAPTURES = Path(__file__).parents[2] / "captures/wire"

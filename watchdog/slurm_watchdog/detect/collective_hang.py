@@ -22,11 +22,13 @@ end is reported after 5 min (the first rank of its node after 15), and never act
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.hang_proof import early_stacks, nothing_at_work, proof_of_hang
+from slurm_watchdog.analysis.hang_proof import early_stacks, nothing_at_work, proof_of_hang, who_never_joins
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.lateness import late_after_s
 from slurm_watchdog.analysis.limit_by_stacks import (
@@ -47,7 +49,6 @@ from slurm_watchdog.analysis.progress_limit import (
     with_a_step,
 )
 from slurm_watchdog.analysis.rank_activity import loop_state
-from slurm_watchdog.analysis.rendezvous import not_joined
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
@@ -61,15 +62,14 @@ from slurm_watchdog.diagnose.hang_findings import (
     spinning_finding,
     standing_alone,
 )
-from slurm_watchdog.diagnose.hang_words import facts_of
-from slurm_watchdog.diagnose.never_joins import not_joining
+from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.shipped_limits import SHIPPED
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, StackRequest, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,3 +297,71 @@ SPEC = DetectorSpec(
     ladder=(Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE),
     alerts=("SlurmWatchdogJobHangs",),
 )
+
+
+MAX_NAMED: Final = 8
+MAX_WORLD: Final = 1 << 20
+"""What a process says about the number of ranks is a user's word."""
+
+
+def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | None:
+    """`finding` as BAD, with the absent ranks, if dump after dump every rank there is waits for the others to
+    join and `patience_s` have gone by without a step; None: it is not so, or not known.
+
+    Never acted on: the others may still be started, and a restart would not start them either.
+    """
+    absent = absent_ranks(job)
+    if job.progress is not None or not absent or job.run_age_s < patience_s:
+        return None
+    voted = vote(job.snapshots, job.ranks)
+    joining = voted.groups and all(group.place is Place.RENDEZVOUS for group in voted.groups)
+    if not joining or voted.moving is not False or voted.missing or voted.undumped:
+        return None
+    here = {rank.node for rank in job.ranks}
+    empty = [node for node in job.job.nodes if node not in here]
+    where = f"; {_few(empty)} {'has' if len(empty) == 1 else 'have'} no rank at all" if empty else ""
+    there = len(job.ranks)
+    return finding.bad(
+        f"Job {job.job.job_id} does not start: after {job.run_age_s:.0f} s {there} "
+        f"{'rank waits' if there == 1 else 'ranks wait'} for the others to join, and of "
+        f"{'rank' if len(absent) == 1 else 'ranks'} {_few(absent)} (of {there + len(absent)} in all) no "
+        f"process has been seen{where}.",
+        duration_s=job.run_age_s,
+        culprits=tuple(Culprit(rank=rank, reason="no process of it has been seen") for rank in absent[:MAX_NAMED]),
+    )
+
+
+def absent_ranks(job: JobView) -> tuple[int, ...]:
+    """The ranks that its processes say there are and of which none was seen, on nodes that all report."""
+    world = max((rank.process.world_size or 0 for rank in job.ranks), default=0)
+    if job.silent_nodes or world > MAX_WORLD:
+        return ()
+    known = {rank.process.rank for rank in job.ranks}
+    return tuple(rank for rank in range(world) if rank not in known)
+
+
+def _few(values: Sequence[object]) -> str:
+    shown = ", ".join(map(str, values[:6]))
+    return shown if len(values) <= 6 else f"{shown}, …"
+
+
+STILL_SHARE: Final = 0.5
+"""Of the patience with a start: dumps begin after half of it (analysis.stepless_runs.STEPLESS_AFTER)."""
+
+
+def not_joining(job: JobView, finding: Finding, patience_s: float) -> Finding | None:
+    """`finding` as BAD, with the ranks that all others wait for to join and that are stuck before they do, once
+    `patience_s` have gone by without a step, half of them in the same place; None: it is not so, or not known.
+
+    Never acted on: what a program does before it begins is hardly known.
+    """
+    seen = who_never_joins(job, STILL_SHARE * patience_s) if job.run_age_s >= patience_s else None
+    if seen is None:
+        return None
+    culprits, voted, still_s = seen
+    return finding.bad(
+        f"Job {job.job.job_id} does not start: no step for {job.run_age_s:.0f} s; {held_up_by(culprits, voted)} "
+        f"to join, and nobody has moved for {still_s:.0f} s.",
+        duration_s=job.run_age_s,
+        culprits=culprits,
+    )

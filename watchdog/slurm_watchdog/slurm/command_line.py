@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from math import isfinite
 
 from msgspec.structs import replace
 
@@ -22,9 +23,10 @@ from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_n
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
 from slurm_watchdog.slurm.commands import ALWAYS, Answer, Commands, Right, first_line, run
 from slurm_watchdog.slurm.error_messages import parse_refusal
+from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
+from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
-from slurm_watchdog.slurm.people import read_people
 from slurm_watchdog.slurm.pyslurm_child import user_name
 from slurm_watchdog.slurm.request_guard import (
     Observe,
@@ -42,7 +44,70 @@ from slurm_watchdog.slurm.request_guard import (
     require_running,
     require_unchanged,
 )
-from slurm_watchdog.slurm.reservation import list_reservations
+
+TIMES = ("StartTime", "EndTime")
+
+
+def list_reservations(text: str) -> tuple[tuple[Reservation, ...], tuple[str, ...]]:
+    """The answer of `scontrol --oneliner show reservation`, times as seconds since the epoch: the reservations, and
+    a sentence about each that cannot be read and is left out. Raises ParseError for what is no such answer."""
+    found, left_out = [], []
+    for line in text.splitlines():
+        if not line.strip() or line.startswith("No reservations"):
+            continue
+        row = _values(line)
+        if not row.get("ReservationName"):
+            raise ParseError(f"no reservation: {line[:80]!r}")
+        try:
+            found.append(_reservation(row))
+        except (KeyError, ValueError) as error:
+            name, times = row["ReservationName"], " ".join(f"{key}={row.get(key, '')}" for key in TIMES)
+            left_out.append(f"Slurm's reservation {name[:80]} is left out, it cannot be read ({times[:80]}): {error}")
+    return tuple(found), tuple(left_out)
+
+
+def _values(line: str) -> dict[str, str]:
+    """The first value of each key: a Comment, free text, comes last, and may have any `Nodes=` in it."""
+    found: dict[str, str] = {}
+    for word in line.split():
+        key, is_value, value = word.partition("=")
+        if is_value:
+            found.setdefault(key, value)
+    return found
+
+
+def _reservation(row: Mapping[str, str]) -> Reservation:
+    """Raises KeyError and ValueError."""
+    begin, end = (float(row[key]) for key in TIMES)
+    if not (isfinite(begin) and isfinite(end)):
+        raise ValueError("its times are no dates")
+    flags = tuple(row.get("Flags", "").split(","))
+    return Reservation(
+        name=row["ReservationName"], start_at=begin, end_at=end, nodes=expand_nodes(row.get("Nodes", "")), flags=flags
+    )
+
+
+FORMAT = "format=user,adminlevel,coordinators"
+
+
+async def read_people(commands: Commands) -> tuple[SlurmPerson, ...]:
+    """Everybody who is more than a user. Raises SlurmUnavailable."""
+    answer = await commands.run("sacctmgr", "-nP", "show", "user", "withcoord", FORMAT)
+    return parse_people(listing_text(answer, "sacctmgr"))
+
+
+def parse_people(text: str) -> tuple[SlurmPerson, ...]:
+    """What `sacctmgr -nP show user withcoord` prints: `ann|None|vision,physics`. Raises ParseError."""
+    found = []
+    for line in filter(None, map(str.strip, text.splitlines())):
+        user, *more = line.split("|")
+        if len(more) != 2 or not user:
+            raise ParseError(f"no user of Slurm's accounting: {line[:80]!r}")
+        operator, accounts = more[0] in ("Operator", "Administrator"), tuple(filter(None, more[1].split(",")))
+        if operator or accounts:
+            found.append(SlurmPerson(user=user, is_operator=operator, coordinates=accounts))
+    return tuple(found)
+
 
 log = logging.getLogger(__name__)
 

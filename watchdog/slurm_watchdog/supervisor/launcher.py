@@ -12,15 +12,17 @@ import signal
 import socket
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import psutil
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.checkpoint_options import directories_in
+from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.addresses import read_addresses
 from slurm_watchdog.supervisor.allocation import Allocation
 from slurm_watchdog.supervisor.bounded import answer_of
@@ -31,7 +33,42 @@ from slurm_watchdog.supervisor.placement import Placement, arguments, environmen
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, own_paths, shim_text
-from slurm_watchdog.supervisor.steps import Step, nodes_of, own_steps, parse_steps
+
+_STEP = re.compile(r"^StepId=\S+?\.(\d{1,10})\s(.*)\bSrunHost:Pid=([^\s:]+):(\d{1,10})", re.MULTILINE)
+_NODES = re.compile(r"\bNodeList=(\S+)")
+"""Before the name of the step, which may be anything."""
+
+
+class Step(NamedTuple):
+    """A step, and the srun that started it."""
+
+    number: str
+    host: str
+    pid: int
+    nodes: str = ""
+    """As Slurm writes a list of nodes; empty: not known."""
+
+
+def parse_steps(text: str) -> Iterator[Step]:
+    """The numbered steps; those of the batch script and of Slurm itself are left out."""
+    for number, facts, host, pid in _STEP.findall(text):
+        nodes = _NODES.search(facts)
+        yield Step(number, host, int(pid), nodes[1] if nodes is not None else "")
+
+
+def own_steps(steps: Iterable[Step], host: str, pids: Collection[int]) -> list[Step]:
+    """Those that a process of `pids` on this host has started."""
+    short = host.partition(".")[0]
+    return [each for each in steps if each.host.partition(".")[0] == short and each.pid in pids]
+
+
+def nodes_of(step: Step) -> tuple[str, ...]:
+    """Where it runs; nothing where Slurm does not say."""
+    try:
+        return expand_nodes(step.nodes)
+    except ParseError:
+        return ()
+
 
 NO_OPTIONS: Final = (
     "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",

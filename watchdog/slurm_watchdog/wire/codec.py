@@ -2,14 +2,112 @@
 
 from __future__ import annotations
 
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 import msgspec
 
-from slurm_watchdog.model.protocol import Reply
+from slurm_watchdog.model.observations import EventKind, FaultSeverity
+from slurm_watchdog.model.protocol import Command, Reply
 from slurm_watchdog.model.report import Report
-from slurm_watchdog.wire.forward_compat import read_newer
-from slurm_watchdog.wire.text_limits import cut_texts, may_have_long_text
+
+# Messages of a newer release: an event or command of an unknown type is left out, and the rest is decoded.
+# Only what may be missing without accusing anybody: a process or a GPU that was left out would look gone, so their
+# words are closed, and new ones take a new version of the wire.
+
+T = TypeVar("T")
+
+OPEN_LISTS: Final[dict[type, dict[str, tuple[str, frozenset[str]]]]] = {
+    Report: {"events": ("kind", frozenset(EventKind)), "node_events": ("severity", frozenset(FaultSeverity))},
+    Reply: {"commands": ("type", frozenset(str(each.__struct_config__.tag) for each in get_args(Command)))},
+}
+"""Lists of a message of which an element may have a word that is not known: its key, and the words that are."""
+
+
+def read_newer(data: bytes, kind: type[T]) -> T | None:
+    """The message in `data` without the elements whose word is not known; None if that was not what is wrong
+    with it."""
+    try:
+        tree: Any = msgspec.json.decode(data)
+        if not isinstance(tree, dict) or not _drop_unknown(tree, OPEN_LISTS[kind]):
+            return None
+        return msgspec.convert(tree, kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def _drop_unknown(tree: dict[str, Any], lists: dict[str, tuple[str, frozenset[str]]]) -> bool:
+    """Takes such elements out of `tree`; whether there were any."""
+    found = False
+    for name, (key, known) in lists.items():
+        elements = tree.get(name)
+        if not isinstance(elements, list):
+            continue
+        kept = [each for each in elements if not _is_new(each, key, known)]
+        found = found or len(kept) != len(elements)
+        tree[name] = kept
+    return found
+
+
+def _is_new(element: object, key: str, known: frozenset[str]) -> bool:
+    word = element.get(key) if isinstance(element, dict) else None
+    return isinstance(word, str) and word not in known
+
+
+# How long a single text of a report may be.
+# A report has at most 8 MiB, and its rows are counted (slurm_watchdog.controller.state.report_bounds); that one of
+# them holds 4 MiB in a name would make every bound in rows worthless. Agents cut what they send far below this, so
+# what is cut here comes from a node that is not ours any more. Results are no part of it: their evidence is bounded
+# by the report, and kept within shares of a day.
+
+MAX_NAME: Final = 256
+"""Characters of a name: of a process (15), node (64), user (32), job, GPU, phase, state."""
+MAX_SENTENCE: Final = 1024
+MAX_PATH: Final = 4096
+"""linux/limits.h"""
+MAX_LENGTHS: Final[dict[str, int]] = {
+    **dict.fromkeys(("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH),
+    **dict.fromkeys(("line", "error", "problems", "reason"), MAX_SENTENCE),
+}
+"""Field -> the most characters of its text; of all others MAX_NAME. Agents send lines of 500 at most."""
+UNCUT_FIELDS: Final = frozenset({"results"})
+ELLIPSIS: Final = "…"
+
+
+def may_have_long_text(data: bytes) -> bool:
+    """Whether a text longer than the shortest limit may be in this JSON. May be wrong only in saying yes."""
+    if len(data) <= MAX_NAME:
+        return False
+    # Without escaped backslashes every `\"` is within a text, and of what the other quotation marks divide
+    # every second piece is one. What lies between two texts counts nothing: the numbers of eight ranks are
+    # longer than any name, in each report.
+    plain = data.replace(b"\\\\", b"..").replace(b'\\"', b"..")
+    return max(map(len, plain.split(b'"')[1::2]), default=0) > MAX_NAME
+
+
+def cut_texts(report: Report) -> Report:
+    """The report with no text longer than its field may be; what is cut ends in `…`. The same object where
+    there is none."""
+    return _cut(report, MAX_NAME)  # type: ignore[no-any-return]
+
+
+def _cut(value: Any, limit: int) -> Any:
+    match value:
+        case str():
+            return value if len(value) <= limit else value[: limit - 1] + ELLIPSIS
+        case tuple():
+            cut = tuple([_cut(each, limit) for each in value])
+            return cut if any(new is not old for new, old in zip(cut, value, strict=True)) else value
+        case msgspec.Struct():
+            found = {}
+            for name in value.__struct_fields__:
+                old = getattr(value, name)
+                new = old if name in UNCUT_FIELDS else _cut(old, MAX_LENGTHS.get(name, MAX_NAME))
+                if new is not old:
+                    found[name] = new
+            return msgspec.structs.replace(value, **found) if found else value
+        case _:
+            return value
+
 
 Message = TypeVar("Message", Report, Reply)
 

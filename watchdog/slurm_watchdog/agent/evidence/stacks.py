@@ -12,31 +12,116 @@ import math
 import os
 import re
 import shutil
+import struct
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.evidence.tool import Means, Ran, run_tools
-from slurm_watchdog.agent.evidence.waiting_threads import waiting_threads
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_stat, read_words
-from slurm_watchdog.agent.proc.sleep_time import read_sleep_s
 from slurm_watchdog.agent.proc.socket_bytes import read_socket_bytes
-from slurm_watchdog.agent.proc.system_call import parse_io_bytes
+from slurm_watchdog.agent.proc.system_call import SystemCall, int32, parse_io_bytes, parse_syscall
 from slurm_watchdog.agent.processes.owner import read_refusal
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE
 from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
-from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
+from slurm_watchdog.knowledge.syscalls import name_of
+from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack, WaitingThreads
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
+
+# How long a process has asked the kernel to let it sleep: a retry sleeps for seconds, what sleeps for days hangs.
+# The time stands in the memory of the process, where its system call points to. It is read only if the thread is in
+# this very call, and believed only if it still is afterwards.
+
+FOR_EVER_S: Final = 1e9
+"""Of a sleep without an end, and the most that is said."""
+TIMER_ABSTIME: Final = 1  # linux/time.h
+CLOCKS: Final = (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC)
+TIMES_OF_SELECT: Final = {"select": 1e-6, "pselect6": 1e-9}
+"""Call -> unit of the second number of its timeout (timeval, timespec), in seconds. Of no descriptors it is a sleep:
+that of Python up to 3.10."""
+_TWO_NUMBERS: Final = struct.Struct("=qq")  # struct timespec and struct timeval of 64-bit machines
+
+
+def read_sleep_s(pid: int) -> float | None:
+    """Seconds after which the main thread of `pid` wakes by itself: exact where it has said until when, else counted
+    from the beginning of its sleep. None: it does not sleep, or that cannot be known."""
+    try:
+        line = read_file(f"/proc/{pid}/task/{pid}/syscall")
+        call = parse_syscall(line)
+        if call is None or call.number < 0:
+            return None
+        seconds = _asked_s(pid, call, name_of(call.number, os.uname().machine))
+        same = read_file(f"/proc/{pid}/task/{pid}/syscall") == line
+    except (OSError, ValueError, struct.error):
+        return None
+    return min(max(0.0, seconds), FOR_EVER_S) if seconds is not None and same else None
+
+
+def _asked_s(pid: int, call: SystemCall, name: str) -> float | None:
+    if name == "pause":
+        return FOR_EVER_S
+    if name == "nanosleep":
+        return _read_s(pid, call.args[0])
+    if name == "clock_nanosleep":
+        clock, absolute = int32(call.args[0]), call.args[1] & TIMER_ABSTIME
+        if clock not in CLOCKS:
+            return None
+        return _read_s(pid, call.args[2]) - (time.clock_gettime(clock) if absolute else 0.0)
+    if name in TIMES_OF_SELECT and call.args[0] == 0:
+        return _read_s(pid, call.args[4], TIMES_OF_SELECT[name]) if call.args[4] else FOR_EVER_S
+    return None
+
+
+def _read_s(pid: int, pointer: int, unit_s: float = 1e-9) -> float:
+    """The time at `pointer` in the memory of `pid`. Raises OSError and struct.error."""
+    with opened(f"/proc/{pid}/mem", os.O_RDONLY) as fd:
+        seconds, rest = _TWO_NUMBERS.unpack(os.pread(fd, _TWO_NUMBERS.size, pointer))
+    return float(seconds + rest * unit_s)
+
+
+MOST_THREADS: Final = 256
+"""More are not looked at, and then nothing is said: 15 µs each."""
+
+LOOKS: Final = 3
+"""A thread may wake between the reading of its state and that of its system call."""
+
+
+def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
+    """Of the process `pid`, counted by name, state and system call. None where that cannot be known of all."""
+    try:
+        numbers = [name for name in os.listdir(f"/proc/{pid}/task") if name != str(pid)]
+    except OSError:
+        return None
+    if len(numbers) > MOST_THREADS:
+        return None
+    found: Counter[tuple[str, str, str]] = Counter()
+    for number in numbers:
+        with suppress(OSError, ValueError):  # it has ended meanwhile
+            for _ in range(LOOKS):
+                stat = read_stat(f"{pid}/task/{number}")
+                call = read_call_name(f"/proc/{pid}/task/{number}")
+                if call is not None or stat.state == "R":
+                    break
+            else:
+                return None
+            found[stat.comm, stat.state, call or ""] += 1
+    rows = sorted(found.items())
+    return tuple(WaitingThreads(name=name, state=state, call=call, threads=n) for (name, state, call), n in rows)
+
 
 ONE_DUMP_S = 10.0
 """py-spy takes 15 to 30 ms a process; what takes this long does not come."""

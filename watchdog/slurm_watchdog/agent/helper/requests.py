@@ -9,6 +9,7 @@ whatever path it gets, it can do no more than that user.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -19,9 +20,10 @@ import msgspec
 from slurm_watchdog.agent.checkpoints import scan
 from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
-from slurm_watchdog.agent.files.supervisor_status import read_supervisor
+from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs import follow
 from slurm_watchdog.agent.processes import identify, open_mounts, shared_memory, terminate, thread_calls
+from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Function
 from slurm_watchdog.agent.workers.request_types import (
@@ -55,7 +57,26 @@ from slurm_watchdog.agent.workers.request_types import (
     WriteSwitch,
 )
 from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, RUN_NAME, problem_of_path
+from slurm_watchdog.model.supervisor import MAX_STATUS_BYTES, STATUS_FILE, parse_status
+
+
+def read_supervisor(request: ReadSupervisor, worker: WorkerState) -> SupervisorFile | None:
+    """The status in the directory of a run; None: there is none. Raises OSError, also for one that cannot be used."""
+    try:
+        fd = open_log(f"{request.base}/{request.name}/{STATUS_FILE}")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    with closing(fd):
+        data = os.read(fd, MAX_STATUS_BYTES + 1)
+        age_s = max(0.0, clock.wall() - os.fstat(fd).st_mtime)
+    try:
+        return SupervisorFile(status=parse_status(data), age_s=age_s)
+    except ValueError as problem:
+        raise OSError(0, str(problem)) from None
+
 
 KERNEL_LOG: Final = "/dev/kmsg"
 MAX_REQUEST: Final = 2 << 20

@@ -102,7 +102,7 @@ class Entry:
     switches: int | None = None
     runnable_s: float | None = None
     crowd: bool = False
-    """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.crowd)."""
+    """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.reader)."""
     _held: tuple[str, int] | None = None
     """State and switches when it was last seen in one of NEVER_SWITCHED_TO; None if the last look found another one."""
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
-from slurm_watchdog.agent.proc.entry import LASTING_STATES, NEVER_SWITCHED_TO, Entry
+from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, NEVER_SWITCHED_TO, Entry
 from slurm_watchdog.agent.proc.files import Files, read_file, read_runnable_s
 from slurm_watchdog.agent.proc.job_membership import assign
 from slurm_watchdog.agent.proc.process_facts import Key, ProcessFacts
@@ -26,7 +27,6 @@ from slurm_watchdog.agent.proc.system_call import (
     parse_switches,
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
-from slurm_watchdog.agent.processes.crowd import RECONSIDER_EVERY, pick_crowd
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.directives import directives_of
 from slurm_watchdog.agent.processes.identify import mount_target
@@ -37,13 +37,57 @@ from slurm_watchdog.agent.processes.identity_cache import (
 )
 from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.processes.process_row import describe
+from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
+from slurm_watchdog.base.fair_share import fair_share
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
 from slurm_watchdog.model.report import JobDirectives
+
+# Which members of jobs are looked at in every tick, where there are too many: the others are a crowd, looked at in
+# turn.
+# Of 55,000 processes of one user a report names some dozens (report_rows), and a look at each of them in every tick
+# would cost a seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when
+# its turn comes: then it is watched like a rank.
+
+HELPERS_OF_JOB: Final = 256
+"""Of one job on this node, looked at in every tick: four times what a report names (report_rows.HELPERS_OF_JOB)."""
+WATCHED: Final = 4096
+"""Of all jobs on this node: twice what a report names."""
+RECONSIDER_EVERY: Final = 120
+"""Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
+sooner: one that hangs, or changes."""
+
+
+def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
+    """The members of jobs (`mine`) that are one of a crowd, by pid. `before`: those that were watched, who
+    stay so where there is room."""
+    rows = list(mine)
+    if len(rows) <= HELPERS_OF_JOB:
+        return set()
+
+    def order(entry: Entry) -> tuple[bool, bool, int, int]:
+        assert entry.member is not None
+        pid, start_ticks = entry.key
+        return (entry.stat.state not in HANGS, pid not in before, ORDER[entry.member.role], start_ticks)
+
+    quiet: dict[str, list[Entry]] = {}
+    kept: list[Entry] = []
+    for entry in rows:
+        assert entry.member is not None
+        if entry.member.role is Role.HELPER and entry.stat.state not in HANGS:
+            quiet.setdefault(entry.member.job_id, []).append(entry)
+        else:
+            kept.append(entry)
+    for helpers in quiet.values():
+        kept += helpers if len(helpers) <= HELPERS_OF_JOB else sorted(helpers, key=order)[:HELPERS_OF_JOB]
+    chosen, _ = fair_share(kept, WATCHED, lambda entry: entry.known.uid, order)
+    watched = {entry.known.pid for entry in chosen}
+    return {entry.known.pid for entry in rows if entry.known.pid not in watched}
+
 
 __all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
 
@@ -80,7 +124,7 @@ class ProcessReader:
     """Of each job whose log says it: pid, as the job sees it -> rank."""
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Members of jobs that the last look left aside, by job and user: too many
-    (slurm_watchdog.agent.processes.crowd)."""
+    (slurm_watchdog.agent.processes.reader)."""
     _mine: list[Entry] = field(default_factory=list)
     """Those that are looked at in every tick."""
     _assigned_for: Mapping[str, int] = field(default_factory=dict)

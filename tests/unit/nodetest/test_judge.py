@@ -237,6 +237,7 @@ def test_what_looks_bad_once_is_not_reported_and_is_measured_again_beside_peers(
     assert named(report) == []
     again = jobs.asked[len(NODES) + len(ring(NODES)) :]
     assert [each.nodes[0] for each in again].count("n3") == 1 and len(again) == 5
+    assert all(each.words[-2:] == ("--only", "mount") for each in again if each.nodes != ("n3",))
 
 
 def test_a_shared_directory_that_is_slower_for_all_by_now_names_no_one() -> None:

@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
@@ -34,6 +35,8 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 
 NODE_MINUTES, PAIR_MINUTES = 15, 5
 """Limits of a job on one node and on two: more than the program takes (`--within` of node_test.py)."""
+SHORT_PARTS: Final = frozenset({"cpu", "memory", "disk", "mount"})
+"""Of the program that is shipped, whose names are those of the places that they measure."""
 FILE: Final = "node-tests.jsonl"
 MOST_BYTES, MOST_TESTS = 16 << 20, 20
 """Of the end of the file, some 20,000 tests; of a node that make what is usual for it."""
@@ -73,8 +76,8 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
         shared = set(known[names[0]].partitions).intersection(*(known[name].partitions for name in names))
         return NodeJob(names, (*terms.words, *more), minutes, terms.partition or min(shared, default=""))
 
-    def alone(names: Iterable[str]) -> list[NodeJob]:
-        return [job((name,), NODE_MINUTES) for name in names]
+    def alone(names: Iterable[str], *more: str) -> list[NodeJob]:
+        return [job((name,), NODE_MINUTES, *more) for name in names]
 
     def paired(pairs: Iterable[tuple[str, str]]) -> list[NodeJob]:
         addresses = {name: node.address or name for name, node in known.items()}
@@ -87,11 +90,17 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     links = await measure("pair", paired(ring(able if terms.pairs else [])))
     verdicts = {each.node: each for each in judge_nodes(list(singles.values()), floors, past)}
     doubtful = [name for name in able if singles[name].disturbed or verdicts[name].truth is Truth.BAD]
+    # What nodes share (a filesystem, a host) may be slower for a while: what was bad is measured on peers, too.
+    bad = [verdicts[name] for name in doubtful if verdicts[name].truth is Truth.BAD]
+    parts = {place.partition(":")[0] for each in bad for place in each.by_place}
+    only = ("--only", ",".join(sorted(parts))) if parts <= SHORT_PARTS and not terms.program else ()
     well = [singles[name] for name, each in verdicts.items() if each.truth is Truth.OK]
-    near = dict.fromkeys(each.name for name in doubtful for each in peers_of(singles[name], well)[:LEAST_PEERS])
-    beside, half = list(near), len(near) // 2
-    again = await measure("again: node", alone([*beside[:half], *doubtful, *beside[half:]]))
-    # What nodes share (a filesystem, a host) may be slower for a while: the second look has its own peers.
+    near = dict.fromkeys(each.name for one in bad for each in peers_of(singles[one.node], well)[:LEAST_PEERS])
+    beside, half = alone(near, *only), len(near) // 2
+    again = await measure("again: node", [*beside[:half], *alone(doubtful), *beside[half:]])
+    for name, each in again.items():
+        figures = {**singles[name].figures, **each.figures}
+        again[name] = replace(each, like=singles[name].like, figures=figures)
     too_few = [] if len(again) > LEAST_PEERS else [each for name, each in singles.items() if name not in again]
     for second in judge_nodes([*again.values(), *too_few], floors, past):
         name = second.node

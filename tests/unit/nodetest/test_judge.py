@@ -188,16 +188,16 @@ class Jobs:
         self._rate, self.asked, self.cancelled = rate, list[NodeJob](), 0
 
     async def run(self, job: NodeJob) -> Measured:
-        look = 1 + sum(each.nodes == job.nodes for each in self.asked)
+        look = 1 + sum(each.names == job.names for each in self.asked)
         self.asked.append(job)
         if len(job.nodes) == 2:
-            lines = [Line(node=job.nodes[1], part="network", state="ok", figures=(figure("pair_out", 90.0),))]
-            return measured(job.name, lines)
-        values = {key: self._rate(job.nodes[0], key, look) for key in (*WELL, "mount_read /s")}
+            lines = [Line(node=job.names[1], part="network", state="ok", figures=(figure("pair_out", 90.0),))]
+            return measured(" ".join(job.names), lines)
+        values = {key: self._rate(job.names[0], key, look) for key in (*WELL, "mount_read /s")}
         if None in values.values():
-            return measured(job.name, (), "its nodes were not free")
+            return measured(" ".join(job.names), (), "its nodes were not free")
         figures = tuple(figure(key, value) for key, value in values.items() if value is not None)
-        return measured(job.name, [Line(node=job.nodes[0], part="x", state="ok", like="X", figures=figures)])
+        return measured(" ".join(job.names), [Line(node=job.names[0], part="x", state="ok", like="X", figures=figures)])
 
 
 def conducted(jobs: Jobs, **more: Any) -> Report:
@@ -236,8 +236,8 @@ def test_what_looks_bad_once_is_not_reported_and_is_measured_again_beside_peers(
     report = conducted(jobs)
     assert named(report) == []
     again = jobs.asked[len(NODES) + len(ring(NODES)) :]
-    assert [each.nodes[0] for each in again].count("n3") == 1 and len(again) == 5
-    assert all(each.words[-2:] == ("--only", "mount") for each in again if each.nodes != ("n3",))
+    assert [each.names[0] for each in again].count("n3") == 1 and len(again) == 5
+    assert all(each.words[-2:] == ("--only", "mount") for each in again if each.names != ("n3",))
 
 
 def test_a_shared_directory_that_is_slower_for_all_by_now_names_no_one() -> None:
@@ -263,30 +263,34 @@ def test_a_node_that_is_not_free_is_not_judged() -> None:
     ]
 
 
+def job_on(*names: str) -> NodeJob:
+    return NodeJob(tuple(SlurmNode(name=n, address=n, state="IDLE", partitions=("gpu", n)) for n in names), ())
+
+
 @pytest.mark.parametrize(("at_once", "most"), [(1, 1), (3, 3), (100, 3)])
 def test_no_two_jobs_share_a_node_and_none_is_left_when_cancelled(at_once: int, most: int) -> None:
     running: list[NodeJob] = []
     seen = [0]
 
     async def slow(job: NodeJob) -> Measured:
-        assert not {n for other in running for n in other.nodes} & set(job.nodes)
+        assert not {n for other in running for n in other.names} & set(job.names)
         running.append(job)
         seen[0] = max(seen[0], len(running))
         try:
             await asyncio.sleep(0.01)
         finally:
             running.remove(job)
-        return measured(job.name, ())
+        return measured(" ".join(job.names), ())
 
     async def all_of_them() -> dict[str, Measured]:
-        return await run_all([NodeJob(pair, (), 1) for pair in ring(NODES)], slow, at_once, lambda ended: None)
+        return await run_all([job_on(*pair) for pair in ring(NODES)], slow, at_once, lambda ended: None)
 
     assert len(asyncio.run(all_of_them())) == 6 and seen[0] == most and running == []
 
 
 def test_a_job_is_exclusive_bounded_late_in_the_queue_and_says_whose_it_is() -> None:
-    options = job_options(NodeJob(("n1", "n2"), (), 7, "gpu"), Terms(comment="of ann", reservation="r"))
+    options = job_options(job_on("n1", "n2"), Terms(comment="of ann", reservation="r"))
     assert {
-        "--exclusive", "--mem=0", "--time=7", "--nice=10000", "--nodelist=n1,n2", "--nodes=2", "--partition=gpu",
+        "--exclusive", "--mem=0", "--time=5", "--nice=10000", "--nodelist=n1,n2", "--nodes=2", "--partition=gpu",
         "--comment=of ann", "--reservation=r", "--job-name=slurm-watchdog-test",
     } <= set(options)  # fmt: skip

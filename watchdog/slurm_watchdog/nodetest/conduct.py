@@ -24,6 +24,7 @@ from slurm_watchdog.nodetest.judge import (
     LEAST_PEERS,
     Measured,
     NodeVerdict,
+    Pair,
     confirmed,
     judge_nodes,
     peers_of,
@@ -33,8 +34,6 @@ from slurm_watchdog.nodetest.judge import (
 )
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
-NODE_MINUTES, PAIR_MINUTES = 15, 5
-"""Limits of a job on one node and on two: more than the program takes (`--within` of node_test.py)."""
 SHORT_PARTS: Final = frozenset({"cpu", "memory", "disk", "mount"})
 """Of the program that is shipped, whose names are those of the places that they measure."""
 FILE: Final = "node-tests.jsonl"
@@ -72,19 +71,16 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
 
         return await run_all(jobs, run, terms.at_once, ended)
 
-    def job(names: tuple[str, ...], minutes: int, *more: str) -> NodeJob:
-        shared = set(known[names[0]].partitions).intersection(*(known[name].partitions for name in names))
-        return NodeJob(names, (*terms.words, *more), minutes, terms.partition or min(shared, default=""))
-
     def alone(names: Iterable[str], *more: str) -> list[NodeJob]:
-        return [job((name,), NODE_MINUTES, *more) for name in names]
+        return [NodeJob((known[name],), (*terms.words, *more)) for name in names]
 
-    def paired(pairs: Iterable[tuple[str, str]]) -> list[NodeJob]:
-        addresses = {name: node.address or name for name, node in known.items()}
-        return [job(p, PAIR_MINUTES, "--pair", p[0], addresses[p[0]], secrets.token_hex(16)) for p in pairs]
+    def paired(pairs: Iterable[Pair]) -> list[NodeJob]:
+        both = [(known[first], known[second]) for first, second in pairs]
+        how = [("--pair", first.name, first.address or first.name, secrets.token_hex(16)) for first, _ in both]
+        return [NodeJob(pair, (*terms.words, *words)) for pair, words in zip(both, how, strict=True)]
 
     singles = await measure("node", alone(known))
-    past = usual(terms, {name: each.like for name, each in singles.items()})
+    past = usual(terms, singles)
     # A node that hangs in a part is named for that, and Slurm may not get its job off it for minutes.
     able = [name for name in known if not singles[name].missing and not singles[name].hangs]
     links = await measure("pair", paired(ring(able if terms.pairs else [])))
@@ -125,34 +121,30 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
 
 
 class PastTest(Struct, frozen=True, kw_only=True):
-    """One test of one node: a line of the file."""
+    """One test of one node against which nothing was found: a line of the file."""
 
     node: str
-    like: str = ""
-    cluster: str = ""
-    words: tuple[str, ...] = ()
+    same: tuple[str, ...] = ()
+    """Only tests with the same words here may be compared: of the hardware, the cluster and the test."""
     figures: Mapping[str, float] = {}
-    truth: str = "unknown"
 
 
 def keep(terms: Terms, report: Report) -> None:
     """Adds what was measured to the file. Raises OSError."""
-    truths, data = {each.node: each.truth.value for each in report.verdicts}, b""
+    bad, data = {each.node for each in report.verdicts if each.truth is Truth.BAD}, b""
     for each in report.nodes:
-        figures, truth = {key: figure.value for key, figure in each.figures.items()}, truths[each.name]
-        test = PastTest(
-            node=each.name, like=each.like, cluster=terms.cluster, words=terms.words, figures=figures, truth=truth
-        )
-        data += msgspec.json.encode(test) + b"\n" if figures else b""
+        figures = {key: figure.value for key, figure in each.figures.items()}
+        test = PastTest(node=each.name, same=(each.like, terms.cluster, *terms.words), figures=figures)
+        data += msgspec.json.encode(test) + b"\n" if figures and each.name not in bad else b""
     if terms.place is not None and data:
         terms.place.mkdir(parents=True, exist_ok=True)
         with open(os.open(terms.place / FILE, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "ab") as file:
             file.write(data)
 
 
-def usual(terms: Terms, likes: Mapping[str, str]) -> dict[str, list[Mapping[str, float]]]:
-    """Node to the figures of its newest tests that may be compared: the same test of the same hardware, not bad."""
-    found: dict[str, list[Mapping[str, float]]] = {}
+def usual(terms: Terms, singles: Mapping[str, Measured]) -> dict[str, list[Mapping[str, float]]]:
+    """Node to the figures of its newest tests that may be compared."""
+    found: dict[str, list[Mapping[str, float]]] = {name: [] for name in singles}
     lines: list[bytes] = []
     with contextlib.suppress(OSError):
         if terms.place is not None:
@@ -162,9 +154,9 @@ def usual(terms: Terms, likes: Mapping[str, str]) -> dict[str, list[Mapping[str,
     for line in reversed(lines):
         with contextlib.suppress(msgspec.MsgspecError, RecursionError):
             test = msgspec.json.decode(line, type=PastTest)
-            same = (test.like, test.words, test.cluster) == (likes.get(test.node), terms.words, terms.cluster)
-            if same and test.truth != "bad" and len(found.get(test.node, ())) < MOST_TESTS:
-                found.setdefault(test.node, []).append(test.figures)
+            own, now = found.get(test.node, []), singles.get(test.node, Measured(name=""))
+            if test.same == (now.like, terms.cluster, *terms.words) and len(own) < MOST_TESTS:
+                own.append(test.figures)
     return found
 
 

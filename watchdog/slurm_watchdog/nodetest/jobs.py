@@ -21,6 +21,7 @@ from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.uncancelled import to_its_end
+from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.nodetest.judge import MAX_LINE, Line, Measured, measured, parse_line
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
@@ -35,6 +36,8 @@ CHOOSE: Final = (
 )
 """For sh: our own interpreter where the node has it, else the system's."""
 ALLOCATION: Final = re.compile(r"^salloc: .* job allocation (\d+)")
+MINUTES: Final = {1: 15, 2: 5}
+"""Limits of a job on one node and on two: more than the program takes (`--within` of node_test.py)."""
 GRACE_S, SETTLE_S = 60.0, 5.0
 """Beyond a job's limit, for Slurm to end it (KillWait, 30 s as shipped); for a job to end after its last line."""
 PLACES: Final = Path(__file__).with_name("node_test.py"), Path(__file__).parents[3] / "deploy/node-test/node_test.py"
@@ -64,17 +67,15 @@ class Terms(Struct, frozen=True, kw_only=True):
 
 
 class NodeJob(NamedTuple):
-    """One job: its nodes, the words that the program gets on each, and its limit."""
+    """One job: its nodes, and the words that the program gets on each."""
 
-    nodes: tuple[str, ...]
+    nodes: tuple[SlurmNode, ...]
     words: tuple[str, ...]
-    minutes: int
-    partition: str = ""
 
     @property
-    def name(self) -> str:
-        """Of what it measures."""
-        return " ".join(self.nodes)
+    def names(self) -> tuple[str, ...]:
+        """Of its nodes."""
+        return tuple(node.name for node in self.nodes)
 
 
 Run = Callable[[NodeJob], Awaitable[Measured]]
@@ -82,12 +83,14 @@ Run = Callable[[NodeJob], Awaitable[Measured]]
 
 
 def job_options(job: NodeJob, terms: Terms) -> list[str]:
-    """For salloc: exclusive with all memory of the nodes, low priority, bounded."""
-    given = {"--partition": job.partition, "--account": terms.account, "--reservation": terms.reservation}
+    """For salloc: exclusive with all memory of the nodes, low priority, bounded, in a partition that they share."""
+    shared = set(job.nodes[0].partitions).intersection(*(node.partitions for node in job.nodes))
+    partition, number = terms.partition or min(shared, default=""), len(job.nodes)
+    given = {"--partition": partition, "--account": terms.account, "--reservation": terms.reservation}
     return [
         *(f"--job-name={JOB_NAME}", f"--comment={terms.comment}", "--exclusive", "--mem=0", f"--nice={NICE}"),
-        *(f"--nodes={len(job.nodes)}", f"--ntasks={len(job.nodes)}", "--ntasks-per-node=1"),
-        *(f"--nodelist={','.join(job.nodes)}", f"--time={job.minutes}"),
+        *(f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(job.names)}", f"--time={MINUTES[number]}"),
         *(f"{name}={value}" for name, value in given.items() if value),
     ]
 
@@ -112,9 +115,9 @@ async def run_by_salloc(client: SlurmClient, commands: Commands, terms: Terms, j
                 preexec_fn=die_with_parent,
             )
     except OSError as error:
-        return measured(job.name, (), f"{error.filename or 'salloc'} cannot be started: {error.strerror}")
-    heard = _Heard(job.nodes)
-    why, limit_s = "it ended without a result", 60.0 * job.minutes + GRACE_S
+        return measured(" ".join(job.names), (), f"{error.filename or 'salloc'} cannot be started: {error.strerror}")
+    heard = _Heard(job.names)
+    why, limit_s = "it ended without a result", 60.0 * MINUTES[len(job.nodes)] + GRACE_S
     try:
         async with timeout(terms.wait_s):
             await heard.read(process, lambda: bool(heard.lines))
@@ -128,7 +131,7 @@ async def run_by_salloc(client: SlurmClient, commands: Commands, terms: Terms, j
             with contextlib.suppress(SlurmUnavailable, SlurmRefused):  # then it ends by its limit
                 await to_its_end(client.cancel(heard.job_id))
     why = f"{why} ({heard.other})" if heard.other and not heard.lines else why
-    return measured(job.name, heard.lines, "" if heard.is_complete() else why)
+    return measured(" ".join(job.names), heard.lines, "" if heard.is_complete() else why)
 
 
 class _Heard:
@@ -176,14 +179,15 @@ async def run_all(
     todo, busy, found = list(jobs), dict[asyncio.Future[Measured], NodeJob](), dict[str, Measured]()
     try:
         while todo or busy:
-            taken = {node for job in busy.values() for node in job.nodes}
-            while len(busy) < at_once and (job := next((j for j in todo if taken.isdisjoint(j.nodes)), None)):
+            taken = {node for job in busy.values() for node in job.names}
+            while len(busy) < at_once and (job := next((j for j in todo if taken.isdisjoint(j.names)), None)):
                 todo.remove(job)
-                taken |= set(job.nodes)
+                taken |= set(job.names)
                 busy[asyncio.ensure_future(run(job))] = job
             done, _ = await asyncio.wait(busy, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
-                found[busy.pop(task).name] = task.result()
+                found[task.result().name] = task.result()
+                busy.pop(task)
                 ended(task.result())
     finally:
         for task in busy:

@@ -41,7 +41,7 @@ def slack(batch: list[str]) -> None:
         told, site = story(text), Site(cluster=text)
         check_slack(card(told, site, mentions))
         check_slack(updated(told, site))
-        check_slack(reply(told, mentions, first=False))
+        check_slack(reply(told, mentions))
         for notice in told:
             digest.add(notice)
     for message in (digest.message("c"), listing(batch[0], batch, "end")):

@@ -54,7 +54,7 @@ def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_its
             "alertname": "SlurmWatchdogIncident", "cluster": "a", "kind": "collective_hang", "severity": "page",
             "incident": "i1", "job_id": "7",
         }  # fmt: skip
-        assert alert["annotations"]["job"] == "gpt of ann in large"
+        assert alert["annotations"]["job"] == "7 gpt of ann in large"
         paged = wait_for(lambda: receivers.alerts("page"))[0]
         assert paged["status"] == "firing"
         assert paged["annotations"]["summary"].startswith('CRITICAL: job 7: a "name" {{ .Labels }} <!channel> ')

@@ -20,8 +20,7 @@ from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackPoster
-from slurm_watchdog.notify.slack_messages import Payload, card, reply, updated
-from slurm_watchdog.notify.slack_messages import message as message_with
+from slurm_watchdog.notify.slack_messages import Payload, card, evidence, reply, updated
 from slurm_watchdog.notify.wording import Message, message_of
 from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace, told
 from tests.builders.slack_server import (
@@ -71,8 +70,8 @@ def every_message(text: str) -> list[Payload]:
         card(story, LINKED, mentions),
         card(story, SITE, mentions, whole=False),
         updated(story[:5], LINKED),
-        reply(story, mentions, first=False),
-        reply(story, mentions, first=True),
+        reply(story, mentions),
+        evidence(story),
     ]
 
 
@@ -388,7 +387,7 @@ def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_pa
         poster = SlackPoster(slack.bot(tmp_path))
         thread = await poster.post(message)
         assert thread == f"{CHANNEL}/1700000000.000000"
-        assert await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}, first=False), thread, loud=True) == thread
+        assert await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}), thread, loud=True) == thread
         (first,) = slack.in_channel()
         (answer,) = slack.below(first)
         assert answer["reply_broadcast"] is True
@@ -403,7 +402,7 @@ def test_where_the_first_message_was_removed_the_next_one_stands_by_itself(tmp_p
     async def send(slack: FakeSlack) -> None:
         poster = SlackPoster(slack.bot(tmp_path))
         gone = f"{CHANNEL}/1600000000.000000"
-        await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], {}, first=False), gone)
+        await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], {}), gone)
         assert len(slack.in_channel()) == 1
         await poster.revise(gone, card([notice(Topic.RESOLVED, incident=OVER)], SITE, {}))
 
@@ -472,5 +471,10 @@ def test_cut_text_ends_with_no_half_of_an_escape() -> None:
 
 
 def test_sentences_one_behind_the_other_end_with_a_stop_and_begin_with_a_capital() -> None:
-    said = message_with(["it hangs", "job 7 was restarted…", "over after 26 s"], [], "")
-    assert said["text"] == "it hangs. Job 7 was restarted… Over after 26 s"
+    over = replace(OVER, resolution="")
+    decided = notice(Topic.DECIDED, decision=replace(DECISION, reason="stuck…"))
+    said = reply([notice(Topic.RESOLVED, incident=over), decided, notice(Topic.ENDED, run=FAILED)], {})
+    assert said["text"] == (
+        "over after 2 h 00 min: job 7: rank 3 waits alone. Job 7 is being restarted gracefully: stuck… "
+        "Job 7 NEEDS YOU, its restart failed: no checkpoint"
+    )

@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
@@ -39,8 +40,8 @@ from slurm_watchdog.notify.notification import (
     Topic,
     to_row,
 )
-from slurm_watchdog.notify.programs import ALERTED, Numbered, Programs, post_alerts, post_events, write_log
-from slurm_watchdog.notify.slack import SlackChannel, SlackPoster, card_poster
+from slurm_watchdog.notify.programs import ALERTED, Programs, post_alerts, post_alone, post_events, write_log
+from slurm_watchdog.notify.slack import SlackChannel, SlackPoster, post_cards
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -63,21 +64,7 @@ FORGET_AFTER_S = 14 * 86400.0
 TIDY_EVERY_S = 600.0
 
 
-class Channel(Protocol):
-    """A notification backend: Slack, or programs (a webhook, Alertmanager, the log)."""
-
-    name: str
-    """In the outbox; at most 32 characters."""
-    topics: frozenset[Topic]
-    """The topics that it sends."""
-
-    async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
-        """Send what is due of the oldest rows, within a deadline of its own, and mark them as done.
-
-        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
-        what comes first still to be done, and JournalError. `now` is a date.
-        """
-        ...
+Channel: TypeAlias = "SlackChannel | Programs"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,9 +96,7 @@ class Worker:
         self._failing_since: float | None = None
         self._error = ""
         self._failures = 0
-        """Since the newest success."""
-        self._idle_failed = False
-        """The last failure was of what is no row (repeated alerts): the next such turn without a failure clears it."""
+        """Since something was sent, dropped or has expired."""
         self._retry_at = 0.0
         self._backlog: tuple[int, float | None] = (0, None)
 
@@ -153,6 +138,7 @@ class Worker:
         if first is not None and now - first.added_at > STALE_AFTER_S:
             dropped = self._outbox.expire(name, now - STALE_AFTER_S)
             count(name, "dropped", dropped)
+            self._failures = 0
             LOG.error("%d messages to %s are dropped: a day old, last failure: %s", dropped, name, self._error)
             return 0.0
         # A clock that was set back must not keep a message for longer than any retry takes.
@@ -161,22 +147,23 @@ class Worker:
         try:
             wait_s = await self.channel.send_due(self._outbox, now)
         except SendFailed as error:
-            return self._failed(error, now, idle=first is None)
+            return self._failed(error, now)
         sent = first is not None and self._outbox.first(name) != first
         if sent:
             count(name, "sent", 1)
-        if sent or (first is None and self._idle_failed):
+        if sent or (first is None and self._failures):  # what had failed was a repeat, or the status of jobs
             self._failing_since, self._failures = None, 0
         return wait_s
 
-    def _failed(self, error: SendFailed, now: float, *, idle: bool) -> float:
+    def _failed(self, error: SendFailed, now: float) -> float:
         """Drops what will never be taken; returns the pause until the next try."""
         name, item, asked_s = self.channel.name, self._outbox.first(self.channel.name), error.retry_after_s
         self._failing_since = now if self._failing_since is None else self._failing_since
-        self._error, self._idle_failed = error.reason, idle
+        self._error = error.reason
         about = "a repeat" if item is None else f"message {item.id} about {item.incident_id}"
         if item is not None and error.permanent:
             self._outbox.done_all(name, (item.id,))
+            self._failures = 0
             self._notifier.sources.count(name, "dropped", 1)
             LOG.error("%s to %s is dropped: %s", about, name, error.reason)
             return 0.0
@@ -288,22 +275,17 @@ class Notifier:
             worker.added.set()
 
     def _notice(self, topic: Topic, incident: Incident, **what: Any) -> Notice:
-        jobs = [job for job in map(self.sources.job_of, incident.job_ids[:KEPT_JOBS]) if job is not None]
+        jobs = filter(None, map(self.sources.job_of, incident.job_ids[:KEPT_JOBS]))
+        notes = [msgspec.convert(job, JobNote, from_attributes=True) for job in jobs]
         return Notice(
             topic=topic,
             at=self.wall(),
             incident=incident,
             caller=self._caller,
             acted_on=incident.id in self.sources.acting(),
-            jobs=tuple(
-                JobNote(
-                    job_id=job.job_id, user=job.user, partition=job.partition, account=job.account, name=job.name,
-                    gpus=self.sources.gpus_of(job.job_id),
-                )
-                for job in jobs
-            ),
+            jobs=tuple(replace(note, gpus=self.sources.gpus_of(note.job_id)) for note in notes),
             **what,
-        )  # fmt: skip
+        )
 
     def firing(self) -> list[Notice]:
         """A notice of each incident that fires, for a receiver that has to be told again."""
@@ -377,21 +359,13 @@ async def try_receivers(config: Config, severity: Severity, now: float) -> dict[
     over = replace(test, state=IncidentState.RESOLVED, resolved_at=now, resolution="The test is over.")
     story = [Notice(topic=Topic.OPENED, at=now, incident=test), Notice(topic=Topic.RESOLVED, at=now, incident=over)]
     site, notify = _site(config), config.notify
-    posts: dict[str, Callable[[Sequence[Numbered]], Awaitable[object]]] = {}
+    tries: dict[str, Coroutine[Any, Any, None]] = {}
     if notify.slack.token_file or notify.slack.webhook_url_file:
         where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"
-        posts[f"slack ({where})"] = card_poster(SlackPoster(notify.slack), site, notify.slack.mentions)
+        tries[f"slack ({where})"] = post_cards(SlackPoster(notify.slack), site, notify.slack.mentions, story)
     if notify.webhook.url_file:
-        posts["webhook"] = partial(post_events, notify.webhook, site)
+        tries["webhook"] = post_alone(partial(post_events, notify.webhook, site), story)
     for url in notify.alertmanager.urls:
-        posts[f"alertmanager {url}"] = partial(post_alerts, [url], site)
-
-    async def attempt(post: Callable[[Sequence[Numbered]], Awaitable[object]]) -> str | None:
-        try:
-            for numbered in enumerate(story, 1):
-                await post([numbered])
-        except SendFailed as error:
-            return error.reason
-        return None
-
-    return dict(zip(posts, await asyncio.gather(*map(attempt, posts.values())), strict=True))
+        tries[f"alertmanager {url}"] = post_alone(partial(post_alerts, [url], site), story)
+    errors = await asyncio.gather(*tries.values(), return_exceptions=True)
+    return {name: None if error is None else str(error) for name, error in zip(tries, errors, strict=True)}

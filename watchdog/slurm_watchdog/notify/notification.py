@@ -63,8 +63,8 @@ class JobNote(Struct, frozen=True, kw_only=True):
 
     @property
     def words(self) -> str:
-        """`llm of ann in gpu`."""
-        parts = (("", self.name), ("of", self.user), ("in", self.partition))
+        """`4711 llm of ann in gpu`."""
+        parts = (("", self.job_id), ("", self.name), ("of", self.user), ("in", self.partition))
         return " ".join(f"{word} {name}".strip() for word, name in parts if name)
 
 

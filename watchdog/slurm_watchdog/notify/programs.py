@@ -29,8 +29,6 @@ BATCH = 100
 GAP_S = 1.0
 REPEAT_S = 60.0
 """What fires is sent to Alertmanager again so often: its resolve_timeout is 5 min as shipped."""
-OURS = frozenset({"pending_mono", "clear_mono", "heard_mono"})
-"""Fields of an incident that mean something to the controller's own clock only."""
 SEVERITIES = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "none"}
 """The words of deploy/prometheus/alerts.yaml, so that one routing serves both."""
 LABEL_LIMIT = 200
@@ -68,7 +66,7 @@ class Programs:
         self._repeated_at = float("-inf")
 
     async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
-        """See dispatcher.Channel. News go before repeats."""
+        """See SlackChannel. News go before repeats."""
         if news := pending_notices(outbox, self.name, BATCH):
             try:
                 await self._post(news)
@@ -96,24 +94,28 @@ async def post_events(settings: Webhook, site: Site, notices: Sequence[Numbered]
     await post_json(url, document, receiver="the webhook", token=token)
 
 
+async def post_alone(post: Callable[[Sequence[Numbered]], Awaitable[None]], story: Sequence[Notice]) -> None:
+    """Each notice in a request of its own."""
+    for numbered in enumerate(story, 1):
+        await post([numbered])
+
+
 def event_json(notice: Notice, site: Site) -> dict[str, Any]:
     """The JSON of one event: the sentence for people, and every value by its name in the journal."""
-    incident = msgspec.to_builtins(notice.incident)
-    event: dict[str, Any] = msgspec.to_builtins(
-        {
-            "event": notice.topic,
-            "at": notice.at,
-            "text": message_of(notice).sentence,
-            "needs_person": notice.needs_person,
-            "links": {"page": site.page(notice.incident), "runbook": site.runbook(notice.incident)},
-            "incident": {key: value for key, value in incident.items() if key not in OURS},
-            "jobs": notice.jobs,
-            "decision": notice.decision,
-            "action": notice.run,
-            "said": notice.said if notice.topic is Topic.NOTED else notice.said[1:],
-        }
-    )
-    return event
+    event = {
+        "event": notice.topic,
+        "at": notice.at,
+        "text": message_of(notice).sentence,
+        "needs_person": notice.needs_person,
+        "links": {"page": site.page(notice.incident), "runbook": site.runbook(notice.incident)},
+        "incident": notice.incident,
+        "jobs": notice.jobs,
+        "decision": notice.decision,
+        "action": notice.run,
+        "said": notice.said if notice.topic is Topic.NOTED else notice.said[1:],
+    }
+    plain: dict[str, Any] = msgspec.to_builtins(event)
+    return plain
 
 
 async def post_alerts(urls: Sequence[str], site: Site, notices: Sequence[Numbered]) -> None:
@@ -159,8 +161,8 @@ def alerts_json(notice: Notice, site: Site) -> list[dict[str, Any]]:
         **({"endsAt": _date(incident.resolved_at or notice.at)} if over else {}),
         **({"generatorURL": site.page(incident)} if site.external_url else {}),
     }
-    acted = SEVERITIES[Severity.WARNING if incident.severity is Severity.CRITICAL else incident.severity]
     usual = SEVERITIES[incident.severity]
+    acted = "ticket" if usual == "page" else usual
     severities = dict.fromkeys((usual, acted) if over else (acted if notice.acted_on else usual,))
     shown = {key: one_line(value, LABEL_LIMIT) for key, value in labels.items() if value}
     return [alert | {"labels": shown | {"severity": severity}} for severity in severities]

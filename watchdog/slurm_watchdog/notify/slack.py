@@ -6,17 +6,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.http import DEADLINE_S, SendFailed, post_json, read_secret, read_url, without
-from slurm_watchdog.notify.notification import Site, Topic
+from slurm_watchdog.notify.notification import Notice, Site, Topic
 from slurm_watchdog.notify.programs import Numbered, pending_notices
-from slurm_watchdog.notify.slack_messages import Digest, Payload, card, listing, reply, updated
-from slurm_watchdog.notify.wording import messages_of
+from slurm_watchdog.notify.slack_messages import Digest, Payload, card, evidence, listing, reply, updated
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.notify import Slack
@@ -52,22 +51,6 @@ ROWS_AT_ONCE = 200
 POLL_S = 5.0
 
 
-class Poster(Protocol):
-    """A destination of Slack messages. Both methods have their own deadline and raise SendFailed."""
-
-    threads: bool
-    """Whether `post` can put a message below another one."""
-
-    async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
-        """Deliver; returns the name of the thread that begins with it, None if there are none. `loud`: a
-        reply that the channel sees, too."""
-        ...
-
-    async def revise(self, thread: str, message: Payload) -> None:
-        """Put `message` in the place of the first one of a thread."""
-        ...
-
-
 class SlackPoster:
     """Posts to the incoming webhook, or as the bot (scope chat:write), whose file the configuration names; it is read
     for each message, and what is in it appears in no log and no exception. A thread's name is `CHANNEL/TIMESTAMP`."""
@@ -77,7 +60,8 @@ class SlackPoster:
         self.threads = bool(settings.token_file)
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
-        """See Poster."""
+        """Returns the name of the thread that begins with it, None if there are none. `loud`: a reply that the channel
+        sees, too. Raises SendFailed."""
         if not self.threads:
             url = read_url(self._settings.webhook_url_file, "notify.slack.webhook_url_file")
             await post_json(url, message, receiver="Slack", deadline_s=self._deadline_s)
@@ -91,7 +75,7 @@ class SlackPoster:
         return thread if thread or not (begun and where) else f"{where}/{begun}"
 
     async def revise(self, thread: str, message: Payload) -> None:
-        """See Poster. A message that is not there any more needs no change."""
+        """Puts `message` in the place of the first one of a thread, if that is still there. Raises SendFailed."""
         channel, _, at = thread.partition("/")
         shown = {key: message[key] for key in ("text", "blocks", "link_names")}
         await self._call("chat.update", shown | {"channel": channel, "ts": at})
@@ -119,22 +103,15 @@ class SlackPoster:
         raise SendFailed(f"Slack answered: {safe(without([token], code), 100)}", permanent=code in OF_THE_MESSAGE)
 
 
-def card_poster(
-    poster: Poster, site: Site, mentions: dict[str, str]
-) -> Callable[[Sequence[Numbered]], Awaitable[None]]:
-    """Posts notices of one incident, where Slack can in the place of the first."""
+async def post_cards(poster: SlackPoster, site: Site, mentions: dict[str, str], story: Sequence[Notice]) -> None:
+    """Posts notices of one incident, each in the place of the first where that can be changed. Raises SendFailed."""
     thread: str | None = None
-
-    async def post(notices: Sequence[Numbered]) -> None:
-        nonlocal thread
-        for _, notice in notices:
-            message = card([notice], site, mentions)
-            if thread is None:
-                thread = await poster.post(message)
-            else:
-                await poster.revise(thread, message)
-
-    return post
+    for notice in story:
+        message = card([notice], site, mentions)
+        if thread is None:
+            thread = await poster.post(message)
+        else:
+            await poster.revise(thread, message)
 
 
 class MessageRate:
@@ -171,7 +148,7 @@ class SlackChannel:
 
     def __init__(
         self,
-        poster: Poster,
+        poster: SlackPoster,
         site: Site,
         settings: Slack,
         pulses: Callable[[], Sequence[str]] = tuple,
@@ -184,7 +161,11 @@ class SlackChannel:
         """Number of the newest interval that has its pulse."""
 
     async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
-        """See dispatcher.Channel."""
+        """Sends what is due of the oldest rows, and marks them as done.
+
+        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
+        what comes first still to be done, and JournalError. `now` is a date.
+        """
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
             return wait_s
@@ -213,34 +194,28 @@ class SlackChannel:
     async def _post_story(self, outbox: SqlOutbox, rows: Sequence[Numbered], now: float, *, whole: bool) -> None:
         """Posts all waiting notices of one incident, in one message or two: one in the channel, one in its thread."""
         story = [notice for _, notice in rows]
-        incident, threads = story[0].incident, self._poster.threads
-        thread = outbox.thread_of(self.name, incident.id) if threads else None
-        over = next((notice for notice in story if notice.topic is Topic.RESOLVED), None)
+        incident, threads, mentions = story[0].incident, self._poster.threads, self._mentions
+        thread = known = outbox.thread_of(self.name, incident.id) if threads else None
+        over = [notice for notice in story if notice.topic is Topic.RESOLVED]
         if thread is None:
-            thread = await self._post(card(story, self._site, self._mentions, whole=whole or not threads), None, now)
+            whole = whole or not threads
+            thread = await self._post(card(story, self._site, mentions, whole=whole), None, now)
             if thread is not None:
                 outbox.keep_thread(self.name, incident.id, thread, now)
-                if not whole and any(each.evidence for each in messages_of(story)):
-                    await self._post(reply(story, self._mentions, first=True), thread, now)
-        elif any(notice.topic is not Topic.RESOLVED for notice in story):
+                if not whole and (more := evidence(story)) is not None:
+                    await self._post(more, thread, now)
+        elif len(over) < len(story):
             loud = any(notice.urgent for notice in story)
-            await self._post(reply(story, self._mentions, first=False), thread, now, loud=loud)
-            if over is None:
-                await self._revise(thread, updated(story, self._site), incident.id)
+            await self._post(reply(story, mentions), thread, now, loud=loud)
         outbox.done_all(self.name, [number for number, _ in rows])
-        if thread is None or over is None:
-            return
-        cause = over.incident.inhibited_by
-        if cause is not None and outbox.thread_of(self.name, cause) is None:
+        cause = over[0].incident.inhibited_by if over else None
+        if thread and cause is not None and outbox.thread_of(self.name, cause) is None:
             outbox.keep_thread(self.name, cause, thread, now)  # its cause takes this message over
-        await self._revise(thread, card([over], self._site, {}), incident.id)
-
-    async def _revise(self, thread: str, message: Payload, incident_id: str) -> None:
-        """Edits the first message of a thread; that notifies no user."""
-        try:
-            await self._poster.revise(thread, message)
-        except SendFailed as error:
-            LOG.warning("the first message about %s stays as it is: %s", incident_id, error.reason)
+        if thread and (over or known):
+            try:  # an edit notifies no user
+                await self._poster.revise(thread, card(over, self._site, {}) if over else updated(story, self._site))
+            except SendFailed as error:
+                LOG.warning("the first message about %s stays as it is: %s", incident.id, error.reason)
 
     async def _post(self, message: Payload, thread: str | None, now: float, *, loud: bool = False) -> str | None:
         # Counted before: the message may have been posted although its answer was lost.

@@ -15,11 +15,11 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.text import cut, duration, fold, plural, safe
+from slurm_watchdog.base.text import cut, fold, plural, safe
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Severity
 from slurm_watchdog.notify.notification import Notice, Site, Topic
-from slurm_watchdog.notify.wording import DONE, SEVERITY_WORDS, message_of, messages_of, named, with_subject
+from slurm_watchdog.notify.wording import DONE, SEVERITY_WORDS, Message, message_of, messages_of, render
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -33,8 +33,10 @@ HEADER_LIMIT = 150
 """https://docs.slack.dev/reference/block-kit/blocks/header-block"""
 FIELD_LIMIT = 300
 """Slack takes 2,000 in each of ten: https://docs.slack.dev/reference/block-kit/blocks/section-block"""
-MENTIONED_GPU_HOURS = 0.01
 MAX_MENTIONS = 5
+MENTIONED = {"h": "!", "c": "!", "S": "!subteam^"}
+"""By the first letter: here, channel, a group; all others are members."""
+STOPS = (".", "!", "?", "…", ":")
 MARKS = {
     Severity.CRITICAL: "\N{LARGE RED CIRCLE}",
     Severity.WARNING: "\N{LARGE YELLOW CIRCLE}",
@@ -63,19 +65,17 @@ def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str], *, wh
     `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is
     the configuration's.
     """
-    said, incident = messages_of(story), story[-1].incident
-    evidence = [line for each in said for line in each.evidence] if whole else []
+    incident = story[-1].incident
     links = [(site.page(incident), "Incident"), (site.runbook(incident), "Runbook")]
     # Addresses of the configuration, which has checked them, with ids of ours in them; words of ours.
     words = " · ".join(f"<{address.replace('&', '&amp;')}|{name}>" for address, name in links if address)
-    facts = _facts(story, site)
-    before = [
-        {"type": "header", "text": _plain(safe(_headline(story), HEADER_LIMIT))},
-        {"type": "section", "fields": [_plain(f"{name}\n{safe(value, FIELD_LIMIT)}") for name, value in facts]},
-    ]
     after = [{"type": "context", "elements": [_marked(words)]}] if words else []
-    sentences = [each.sentence for each in said]
-    shown = message(sentences, evidence, said[-1].todo, [*after, *mention_block(wanted(story, mentions))])
+    headline, *facts = _head(story, site)
+    before = [
+        {"type": "header", "text": _plain(safe(headline, HEADER_LIMIT))},
+        {"type": "section", "fields": [_plain(safe(each, FIELD_LIMIT).replace(": ", "\n", 1)) for each in facts]},
+    ]
+    shown = _message(messages_of(story), [*after, *mention_block(wanted(story, mentions))], whole=whole)
     return shown | {"text": f"[{safe(site.cluster, LINE_LIMIT)}] {shown['text']}", "blocks": before + shown["blocks"]}
 
 
@@ -85,21 +85,28 @@ def updated(story: Sequence[Notice], site: Site) -> Payload:
     return card([replace(story[0], topic=Topic.OPENED, decision=None, run=None), *news[-3:]], site, {}, whole=False)
 
 
-def reply(story: Sequence[Notice], mentions: Mapping[str, str], *, first: bool) -> Payload:
-    """A reply in the thread of an incident; `first`: the card already has the sentences and mentions."""
-    said = messages_of(story)
-    evidence = [line for each in said for line in each.evidence]
-    sentences = [each.sentence for each in (said[1:] if first else said)] or ["Evidence"]
-    return message(sentences, evidence, said[-1].todo, mention_block(() if first else wanted(story, mentions)))
+def reply(story: Sequence[Notice], mentions: Mapping[str, str]) -> Payload:
+    """News in the thread of an incident."""
+    return _message(messages_of(story), mention_block(wanted(story, mentions)))
 
 
-def message(sentences: Sequence[str], evidence: Sequence[str], todo: str, after: Sequence[Payload] = ()) -> Payload:
+def evidence(story: Sequence[Notice]) -> Payload | None:
+    """The first reply: the evidence that the card left out; None if there was none."""
+    first, *others = messages_of(story)
+    some = any(each.evidence for each in (first, *others))
+    return _message([first._replace(sentence="Evidence"), *others]) if some else None
+
+
+def _message(said: Sequence[Message], after: Sequence[Payload] = (), *, whole: bool = True) -> Payload:
     """Sentences, evidence, what to do. Every text is made harmless here."""
-    head = [safe(sentence, SENTENCE_LIMIT) for sentence in sentences[:4]]
-    shown = [line for line in evidence if line.strip()]
+    head = [safe(each.sentence, SENTENCE_LIMIT) for each in said[:4]]
+    shown = [line for each in said for line in each.evidence if whole and line.strip()]
     more = [f"and {len(shown) - FACT_LIMIT} more"] if len(shown) > FACT_LIMIT else []
     lines = _bulleted([*shown[:FACT_LIMIT], *more], LINE_LIMIT)
-    return _payload(_running(head), ["\n".join(head), *lines, safe(todo, SENTENCE_LIMIT)], after)
+    text = head[0]  # then each with a capital behind a stop
+    for each in head[1:]:
+        text += f"{'' if text.endswith(STOPS) else '.'} {each[:1].upper()}{each[1:]}"
+    return _payload(text, ["\n".join(head), *lines, safe(said[-1].todo, SENTENCE_LIMIT)], after)
 
 
 def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
@@ -114,11 +121,8 @@ def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, .
 
 def mention_block(ids: Iterable[str]) -> list[Payload]:
     """The block that calls people: ids of the configuration, which has checked them."""
-    words = [
-        f"<!{each}>" if each in ("here", "channel") else f"<!subteam^{each}>" if each.startswith("S") else f"<@{each}>"
-        for each in ids
-    ]
-    return [{"type": "section", "text": _marked(" ".join(words))}] if words else []
+    words = " ".join(f"<{MENTIONED.get(each[0], '@')}{each}>" for each in ids)
+    return [{"type": "section", "text": _marked(words)}] if words else []
 
 
 def _plain(text: str) -> Payload:
@@ -136,55 +140,28 @@ def _payload(text: str, texts: Iterable[str], after: Sequence[Payload] = ()) -> 
     return {"text": cut(text, 2 * SENTENCE_LIMIT), "blocks": [*blocks, *after], **quiet}
 
 
-def _running(sentences: Sequence[str]) -> str:
-    """Sentences one behind the other, each but the last with its stop, each but the first with a capital."""
-    stopped = [each if each.endswith((".", "!", "?", "…", ":")) else f"{each}." for each in sentences[:-1]]
-    first, *others = [*stopped, *sentences[-1:]]
-    return " ".join([first, *(each[:1].upper() + each[1:] for each in others)])
-
-
-def _headline(story: Sequence[Notice]) -> str:
-    """The first clause of what is wrong, without its brackets, and the state of the response:
-    `Rank 2 on n3 of job 4711 is stopped (needs a person)`."""
-    incident = story[-1].incident
+def _head(story: Sequence[Notice], site: Site) -> list[str]:
+    """The headline, which is the first clause of what is wrong, without its brackets, and the state of the response
+    (`Rank 2 on n3 of job 4711 is stopped (needs a person)`); then the fields, `Name: value`."""
+    incident, is_over = story[-1].incident, any(each.topic is Topic.RESOLVED for each in story)
     text = re.sub(r"\(pid \d+ on (\S+?)\)", r"on \1", incident.summary)
     while (shorter := re.sub(r"\s*\([^()]*\)", "", text)) != text:
         text = shorter
-    clause = with_subject(incident, re.split(r"[:;]\s|\.(?:\s|$)", text, maxsplit=1)[0])
-    newest = next((each for each in reversed(story) if each.topic in (Topic.DECIDED, Topic.ENDED)), None)
-    if _is_over(story):
-        return f"{MARK_OVER} {clause} (over)"
-    state = ""
-    if story[-1].needs_person:
-        state = " (needs a person)"
-    elif newest is not None and newest.decision is not None and newest.decision.acts:
-        state = f" ({DONE[newest.decision.action]}: under way)"
-    return f"{MARKS[incident.severity]} {clause}{state}"
-
-
-def _is_over(story: Sequence[Notice]) -> bool:
-    return any(each.topic is Topic.RESOLVED for each in story)
-
-
-def _facts(story: Sequence[Notice], site: Site) -> list[tuple[str, str]]:
-    """(name, value) of the fields; names are ours."""
-    first, incident, over = story[0], story[-1].incident, _is_over(story)
-    lasted_s = max(0.0, (incident.resolved_at or story[-1].at) - incident.opened_at)
-    jobs = [f"{job.job_id} {job.words}" for job in first.jobs] or incident.job_ids[:5]
-    gpus = sum(job.gpus for job in first.jobs)
-    hours = gpus * lasted_s / 3600.0
-    lost = f"about {hours:{',.0f' if hours >= 10 else '.2g'}} GPU hours ({plural(gpus, 'GPU')})"
-    more = f" and {len(incident.culprits) - 1} more" if len(incident.culprits) > 1 else ""
-    since = datetime.fromtimestamp(incident.opened_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC")
-    noticed = f", noticed after {duration(incident.detected_after_s)}" if incident.detected_after_s else ""
-    facts = [
-        ("Cluster", site.cluster),
-        ("Job", "; ".join(jobs)),
-        ("Where", f"{named(incident.culprits[0])}{more}" if incident.culprits else ""),
-        ("Lasted", duration(lasted_s)) if over else ("Since", since + noticed),
-        ("Lost" if over else "Lost so far", lost if hours >= MENTIONED_GPU_HOURS else ""),
-    ]
-    return [(name, value) for name, value in facts if value]
+    state = ""  # of the newest that decided or did something
+    for each in story:
+        if each.decision is not None and each.decision.acts:
+            state = f" ({DONE[each.decision.action]}: under way)"
+        elif each.topic in (Topic.DECIDED, Topic.ENDED):
+            state = ""
+    return render(
+        "card",
+        first=story[0], last=story[-1], incident=incident, site=site, is_over=is_over, state=state,
+        mark=MARK_OVER if is_over else MARKS[incident.severity],
+        clause=re.split(r"[:;]\s|\.(?:\s|$)", text, maxsplit=1)[0],
+        lasted_s=max(0.0, (incident.resolved_at or story[-1].at) - incident.opened_at),
+        since=datetime.fromtimestamp(incident.opened_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        gpus=sum(job.gpus for job in story[0].jobs),
+    )  # fmt: skip
 
 
 # ------------------------------------------------------------------------------------------------- many in one

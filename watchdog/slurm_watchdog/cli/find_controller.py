@@ -36,22 +36,20 @@ from slurm_watchdog.standalone.own_runs import (
 
 
 def find_socket(socket_path: str | None, config_file: str | None) -> str:
-    """The socket that the options, the environment or the configuration name, in this order. A broken file of the
-    service must not keep anybody from `pause`: it costs a warning and the default is used."""
-    from slurm_watchdog.config.loading import ConfigError, load_config
-
+    """The socket that the options, the environment or the configuration name, in this order."""
     service = service_paths()
     if socket_path:
         return socket_path
     if config_file is not None:
         return load_or_exit(config_file, with_knowledge=False).controller.socket
-    try:
-        if os.access(service.config, os.R_OK):
-            return load_config(service.config, with_knowledge=False).controller.socket
-    except ConfigError:
-        broken = f"{service.config} has errors, so the socket is taken to be {service.socket}"
-        click.echo(f"{broken}; see: slurm-watchdog check-config {service.config}", err=True)
-    return service.socket
+    if not os.access(service.config, os.R_OK):
+        return service.socket
+    import yaml
+
+    try:  # this key alone: errors elsewhere must not keep anybody from `pause`, and to check all takes a second
+        return str(yaml.safe_load(Path(service.config).read_text(encoding="utf-8"))["controller"]["socket"])
+    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
+        return service.socket
 
 
 def own_instead(socket_path: str | None, config_file: str | None) -> list[OwnRun]:
@@ -93,15 +91,13 @@ class Asked:
         """For the controller that was named, this machine's, or the user's own and only run; with `or_journal` else for
         the journal of the user's newest run that has ended, or of the newest that has the incident. Raises ClientError.
         """
-        from slurm_watchdog.cli.past import client_of_journal
-
         if self.journal is not None:
-            return client_of_journal(self.journal)
+            return _past(self.journal)
         is_over = self.or_journal and not os.access(service_paths().config, os.R_OK)
         is_over = is_over and _is_absent(self.socket_path, self.config_file) and not running_runs(own_place())
         for run in ended_runs(own_place()) if is_over else ():
             try:
-                client = client_of_journal(run.directory)
+                client = _past(run.directory)
                 if incident_id is not None:
                     client.incident(incident_id)
             except ClientError:
@@ -137,6 +133,12 @@ def asks_controller(*, or_journal: bool = False, refused: int = EXIT_USAGE) -> C
         return journal_option(whole) if or_journal else whole
 
     return decorate
+
+
+def _past(journal: str) -> Client:
+    from slurm_watchdog.cli.past import client_of_journal
+
+    return client_of_journal(journal)
 
 
 def own_place() -> Path:

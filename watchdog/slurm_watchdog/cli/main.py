@@ -7,9 +7,10 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import takewhile
+from pkgutil import iter_modules
 from typing import Any, Final
 
 import click
@@ -39,18 +40,37 @@ REMOVED: Final[Mapping[str, str]] = {
 }
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
-COMMANDS: Final = (
+MODULES: Final = (
     "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause",
     "pause.resume", "restart", "save_all", "check_config", "controller.notify", "replay", "test_nodes",
     "scan_log", "group_stacks", "run", "attach", "agent", "agent.helper", "controller",
 )  # fmt: skip
 """Modules beside this one, with the name of the command where it is another one."""
-
-ABSENT: Final[set[str]] = set()
-"""Commands that are not installed here."""
+PLACES: Final = {each.rpartition(".")[2].replace("_", "-"): each for each in MODULES}
 
 TYPED: Final = "slurm_watchdog.typed"
 """In the meta of click's context: the words of the command line."""
+
+
+class Commands(Mapping[str, click.Command]):
+    """The commands that are installed: the package for nodes lacks most. Each is imported once it is asked for."""
+
+    def __init__(self) -> None:
+        here = {each.name for each in iter_modules([os.path.dirname(__file__)])}
+        self._names = [name for name, place in PLACES.items() if place.partition(".")[0] in here]
+
+    def __getitem__(self, name: str) -> click.Command:
+        if name not in self._names:
+            raise KeyError(name)
+        module, _, attribute = PLACES[name].partition(".")
+        found: click.Command = getattr(importlib.import_module(f"slurm_watchdog.cli.{module}"), attribute or module)
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
 
 
 class Program(click.Group):
@@ -69,7 +89,7 @@ class Program(click.Group):
         """As click's. Raises UsageError that names the alternative for a command that was removed."""
         if args[0] in REMOVED:
             ctx.fail(f"slurm-watchdog {args[0]} was removed; {REMOVED[args[0]]}")
-        if args[0] in ABSENT:
+        if args[0] in PLACES and args[0] not in list(self.commands):
             raise Refusal([f"slurm-watchdog {args[0]} is not in the package for nodes."], ON_TOP)
         return super().resolve_command(ctx, args)
 
@@ -112,20 +132,6 @@ def _print_version(context: click.Context, _parameter: click.Parameter, asked: b
         context.exit()
 
 
-def _load_commands(group: click.Group) -> None:
-    """Adds each command that is installed: the package for nodes lacks most of them."""
-    for each in COMMANDS:
-        module, _, name = each.partition(".")
-        try:
-            loaded = importlib.import_module(f"slurm_watchdog.cli.{module}")
-        except ModuleNotFoundError as error:
-            if not (error.name or "").startswith("slurm_watchdog."):
-                raise
-            ABSENT.add((name or module).replace("_", "-"))
-            continue
-        group.add_command(getattr(loaded, name or module))
-
-
 def _open_streams() -> None:
     """Standard streams that print every character; one that was closed (`>&-`) is /dev/null, and not None."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
@@ -138,6 +144,7 @@ def _open_streams() -> None:
 
 @click.group(
     cls=Program,
+    commands=Commands(),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 fine, 1 something found, 2 wrong usage or configuration, 3 unknown (the controller gave no "
     "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
@@ -165,8 +172,6 @@ def main() -> None:
       slurm-watchdog agent --once          what the agent sees on this node
     """
 
-
-_load_commands(main)
 
 if __name__ == "__main__":
     main()

@@ -12,27 +12,34 @@ TESTED_MARK = "slurm-watchdog-test-"
 
 
 class NodeEventKind(StrEnum):
-    """Kinds of events that no detector declares; all others have the kind of their incident."""
+    """Kinds of events that no detector declares; all others have the kind of their incident. How strongly each speaks
+    against a node, from 0, nothing, to 1, the node itself is proven broken; and what anybody may read of it: no word
+    comes from a user. A job that was slow in each run with the node and fast in each without it is proof by several
+    runs, and nearly makes a suspect by itself: but a job's log is its owner's word, and so it takes one thing more."""
 
-    TEST_FAILED = "test_failed"
-    TEST_PASSED = "test_passed"
-    TESTED = "tested"
-    """The controller has tested it, and could not judge it, or not the part that is suspect."""
-    USER_TEST_FAILED = "user_test_failed"
-    USER_TEST_PASSED = "user_test_passed"
-    """Of tests that a user ran for himself: to be read, held against nobody, and no reason to give a node back."""
-    DRAINED = "drained"
-    LINK_DOWN = "link_down"
-    RESTART_HELPED = "restart_helped"
-    SLOWED_JOB = "slowed_job"
-    SLOWED_ONCE = "slowed_once"
-    """The same by too few runs: what made them slow may have been something else."""
-    QUARANTINED = "quarantined"
-    """We have drained it because it is suspect, given it back, or left it to somebody else."""
-    BY_OPERATOR = "by_operator"
-    GPU_MOVED = "gpu_moved"
+    strength: float
+    words: str
+
+    def __new__(cls, value: str, strength: float = 0.0, words: str = "") -> NodeEventKind:
+        kind = str.__new__(cls, value)
+        kind._value_, kind.strength, kind.words = value, strength, words
+        return kind
+
+    TEST_FAILED = "test_failed", 1.0, "a test of it failed"
+    TEST_PASSED = "test_passed", 0.0, "a test of it passed"
+    TESTED = "tested", 0.0, "a test of it was not enough to judge it"
+    USER_TEST_FAILED = "user_test_failed", 0.0, "a user's own test of it failed"
+    USER_TEST_PASSED = "user_test_passed", 0.0, "a user's own test of it passed"
+    DRAINED = "drained", 0.9, "it was drained"
+    LINK_DOWN = "link_down", 0.9, "a network link of it was down"
+    RESTART_HELPED = "restart_helped", 1.0, "a job ran well again without it"
+    SLOWED_JOB = "slowed_job", 2.2, "a job is slow with it and fast without it"
+    SLOWED_ONCE = "slowed_once", 0.9, "a job was slow with it and is fast without it, which is not confirmed"
+    QUARANTINED = "quarantined", 0.0, "its quarantine began or ended"
+    BY_OPERATOR = "by_operator", 0.0, "an operator had it drained or given back"
+    GPU_MOVED = "gpu_moved", 0.0, "a GPU with a history came or went"
     """These two are of earlier releases."""
-    MENDED = "mended"
+    MENDED = "mended", 0.0, "it was mended"
 
 
 class NodeEvent(Struct, frozen=True, kw_only=True):

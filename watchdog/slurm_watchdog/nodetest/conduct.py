@@ -63,11 +63,8 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     began_at, known, floors = clock.wall(), {node.name: node for node in nodes}, terms.floors
 
     async def measure(what: str, jobs: Sequence[NodeJob]) -> dict[str, Measured]:
-        done = list[Measured]()
-
-        def ended(found: Measured) -> None:
-            done.append(found)
-            say(f"{what} {len(done)} of {len(jobs)}: {found.name} {found.missing or 'measured'}")
+        def ended(number: int, found: Measured) -> None:
+            say(f"{what} {number} of {len(jobs)}: {found.name} {found.missing or 'measured'}")
 
         return await run_all(jobs, run, terms.at_once, ended)
 

@@ -173,7 +173,7 @@ async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
 
 
 async def run_all(
-    jobs: Sequence[NodeJob], run: Run, at_once: int, ended: Callable[[Measured], None]
+    jobs: Sequence[NodeJob], run: Run, at_once: int, ended: Callable[[int, Measured], None]
 ) -> dict[str, Measured]:
     """What came of each by its name, `at_once` of them running. No two that run share a node."""
     todo, busy, found = list(jobs), dict[asyncio.Future[Measured], NodeJob](), dict[str, Measured]()
@@ -188,7 +188,7 @@ async def run_all(
             for task in done:
                 found[task.result().name] = task.result()
                 busy.pop(task)
-                ended(task.result())
+                ended(len(found), task.result())
     finally:
         for task in busy:
             task.cancel()

@@ -221,7 +221,8 @@ def _judge(
     for figure in node.figures.values():
         values = _values_of(figure, node, peers)
         was = [each[figure.key] for each in past if figure.key in each] if "past" in figure.against else []
-        compared |= has_floor(figure, floors) or len(values) >= LEAST_PEERS or len(was) >= LEAST_PAST
+        has_floor = figure.key in floors or figure.name in floors
+        compared |= has_floor or len(values) >= LEAST_PEERS or len(was) >= LEAST_PAST
         worse = _worse(figure, floors, values, f"on {len(values)} peers")
         if not worse and len(was) >= LEAST_PAST and _is_worse_now(figure, values):
             worse = _against(figure, was, "in its earlier tests")
@@ -258,11 +259,6 @@ def _values_of(figure: Figure, node: Measured, peers: Sequence[Measured]) -> lis
     alike = [each for each in everywhere if (each.name, each.like) == (figure.name, figure.like)]
     found = [e.value for e in alike if e is not figure and (figure.siblings or e.about == figure.about)]
     return [] if figure.sole and any(_behind(figure, each) <= 0 for each in found) else found
-
-
-def has_floor(figure: Figure, floors: Floors) -> bool:
-    """Whether the site has set what it accepts."""
-    return figure.key in floors or figure.name in floors
 
 
 def _worse(figure: Figure, floors: Floors, others: Sequence[float], where: str) -> str:

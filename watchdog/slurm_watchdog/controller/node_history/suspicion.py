@@ -47,38 +47,17 @@ MAX_SAID, MAX_WHAT = 6, 400
 
 CONFIRMED: Final = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""
-OWN_KINDS: Final[Mapping[str, tuple[float, str]]] = MappingProxyType(
-    {
-        NodeEventKind.TEST_FAILED: (1.0, "a test of it failed"),
-        NodeEventKind.TEST_PASSED: (0.0, "a test of it passed"),
-        NodeEventKind.TESTED: (0.0, "a test of it was not enough to judge it"),
-        NodeEventKind.USER_TEST_FAILED: (0.0, "a user's own test of it failed"),
-        NodeEventKind.USER_TEST_PASSED: (0.0, "a user's own test of it passed"),
-        NodeEventKind.DRAINED: (0.9, "it was drained"),
-        NodeEventKind.LINK_DOWN: (0.9, "a network link of it was down"),
-        NodeEventKind.RESTART_HELPED: (1.0, "a job ran well again without it"),
-        NodeEventKind.SLOWED_JOB: (2.2, "a job is slow with it and fast without it"),
-        NodeEventKind.SLOWED_ONCE: (0.9, "a job was slow with it and is fast without it, which is not confirmed"),
-        NodeEventKind.QUARANTINED: (0.0, "its quarantine began or ended"),
-        NodeEventKind.BY_OPERATOR: (0.0, "an operator had it drained or given back"),
-        NodeEventKind.GPU_MOVED: (0.0, "a GPU with a history came or went"),
-        NodeEventKind.MENDED: (0.0, "it was mended"),
-    }
-)
-"""Kinds that no detector declares: how strongly each speaks against a node, from 0, nothing, to 1, the node itself is
-proven broken; and what anybody may read of it: no word comes from a user. A job that was slow in each run with the node
-and fast in each without it is proof by several runs, and nearly makes a suspect by itself: but a job's log is its
-owner's word, and so it takes one thing more."""
+OWN_KINDS: Final = frozenset(NodeEventKind)
 
 
 def strength_of(kind: str) -> float:
     """How strongly a kind speaks against a node. Of an incident its detector declares it."""
-    return OWN_KINDS[kind][0] if kind in OWN_KINDS else spec_of(kind).blames_node
+    return NodeEventKind(kind).strength if kind in OWN_KINDS else spec_of(kind).blames_node
 
 
 def kind_words(kind: str) -> str:
     """An event of this kind, for everybody."""
-    return OWN_KINDS[kind][1] if kind in OWN_KINDS else spec_of(kind).sentence
+    return NodeEventKind(kind).words if kind in OWN_KINDS else spec_of(kind).sentence
 
 
 @dataclass(frozen=True, slots=True)

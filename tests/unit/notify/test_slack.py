@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,14 +15,13 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.base.text import cut, safe
 from slurm_watchdog.config.notify import Slack
-from slurm_watchdog.model.actions import Action, Verdict
-from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.actions import RESTARTING, Action, Verdict
+from slurm_watchdog.model.incidents import Culprit, GpuProcess
 from slurm_watchdog.notify.http import SendFailed
-from slurm_watchdog.notify.notification import JobNote, Notice, Topic
+from slurm_watchdog.notify.notification import Caller, JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload, card, evidence, reply, updated
-from slurm_watchdog.notify.wording import Message, message_of
-from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace, told
+from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace
 from tests.builders.slack_server import (
     CHANNEL,
     SECRET,
@@ -44,6 +43,7 @@ HOSTILE = [
     "*bold* `code` :skull:",
 ]
 LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
+CAPTURE = Path(__file__).parents[2] / "captures" / "notices.txt"
 MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
 
 
@@ -118,79 +118,63 @@ def test_any_text_stays_text(text: str) -> None:
 # ------------------------------------------------------------------------------------------------- words
 
 
-def test_an_incident_says_what_who_and_what_to_do() -> None:
-    said = told(INCIDENT)
-    assert said.sentence == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
-    assert said.evidence == ("rank 3 on n1 pid 42: the only one in forward", "no step for 90 s")
-    assert "slurm-watchdog explain i1" in said.todo
-
-
-@pytest.mark.parametrize(
-    ("change", "sentence", "todo"),
-    [
-        ({}, "job 7 is being restarted gracefully: a rank is stuck", "slurm-watchdog pause"),
-        ({"verdict": Verdict.OBSERVED}, "job 7 would have been restarted gracefully, but was not touched: a rank is stuck",
-         "slurm-watchdog restart --exclude n1 7"),
-        ({"verdict": Verdict.SUPPRESSED, "by": "storm"},
-         "job 7 was not restarted gracefully (guard: storm): a rank is stuck", "slurm-watchdog restart --exclude n1 7"),
-        ({"action": Action.NONE, "fence": None}, "job 7: alert only: a rank is stuck", "explain i1"),
-    ],
-)  # fmt: skip
-def test_a_decision_says_what_by_whom_and_what_to_do(change: dict[str, Any], sentence: str, todo: str) -> None:
-    said = told(INCIDENT, replace(DECISION, **change))
-    assert said.sentence == sentence
-    assert todo in said.todo
-
-
-@pytest.mark.parametrize(
-    ("exclude", "command"),
-    [
-        ((), "slurm-watchdog restart --now 7"),
-        (
-            ("n1", "n2"),
-            "slurm-watchdog restart --now --exclude n1,n2 7",
-        ),
-    ],
+PROCESS = GpuProcess(
+    node="n1", boot_id="b", pid=4711, start_ticks=1, uid=7, user="eve", comm="python", job_id="6", minors=(0,)
 )
-def test_a_loop_that_does_not_turn_is_not_restarted_by_a_kill_switch(exclude: tuple[str, ...], command: str) -> None:
-    decision = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, exclude=exclude)
-    said = told(INCIDENT, decision)
-    assert said.sentence.startswith("job 7 would have been requeued, but was not touched")
-    assert command in said.todo
+END = RUN.end
+assert END is not None
+HANG = replace(
+    INCIDENT, summary="Rank 3 (pid 41 on n1) of job 7 is stopped (SIGSTOP): 3 ranks wait.",
+    culprits=(Culprit(node="n1", rank=3, gpu_uuid="GPU-5"), Culprit(node="n2")),
+)  # fmt: skip
+JOB = JobNote(job_id="7", user="ann", partition="large", name="llm", gpus=256)
+GPU = "GPU 0 (GPU-77 (H100)) on n1 fell off the bus: Xid 79"
+OBSERVED = replace(DECISION, verdict=Verdict.OBSERVED)
+REQUEUE = replace(OBSERVED, action=Action.REQUEUE)
+INSTEAD = {"requeue by hand": REQUEUE, "by hand": replace(REQUEUE, exclude=()), "observed": OBSERVED} | {
+    action: replace(OBSERVED, action=action, exclude=()) for action in Action if action is not Action.END_PROCESS
+}
+STORIES: dict[str, list[Notice]] = {
+    "opened": [notice()],
+    "job named": [notice(incident=replace(INCIDENT, summary="Job 7 hangs."))],
+    "another job named": [notice(incident=replace(INCIDENT, summary="Job 77 writes to /a.b/c and waits"))],
+    "many jobs": [notice(incident=replace(INCIDENT, job_ids=tuple("1234567"), severity="warning"))],
+    "no job": [notice(incident=replace(INCIDENT, job_ids=(), subject="node:n1", summary=GPU))],
+    "who and where": [notice(incident=HANG, jobs=(JOB,))],
+    "diagnosed": [notice(Topic.DIAGNOSED, said=("Rank 3 waits for its data loader.", "7 ranks: in all_reduce"))],
+    "silenced": [notice(Topic.NOTED, said=("silenced by ann",))],
+    "decided": [notice(Topic.DECIDED, decision=DECISION)],
+    "decided, asked": [notice(Topic.DECIDED, decision=replace(DECISION, asked_by="ann", exclude=()))],
+    "suppressed": [notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.SUPPRESSED, by="storm"))],
+    "not yet": [notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.SUPPRESSED, by="blind"))],
+    "alert only": [notice(Topic.DECIDED, decision=replace(DECISION, action=Action.NONE, fence=None))],
+    "restarting": [notice(Topic.DECIDED, decision=replace(DECISION, action=Action.NONE, by=RESTARTING))],
+    "process": [notice(Topic.DECIDED, decision=replace(OBSERVED, action=Action.END_PROCESS, process=PROCESS))],
+    "ended": [notice(Topic.ENDED, run=RUN)],
+    "needless": [notice(Topic.ENDED, run=replace(FAILED, end=replace(END, ok=False, needless=True)))],
+    "failed": [notice(Topic.ENDED, run=FAILED)],
+    "under run": [notice(Topic.DECIDED, decision=REQUEUE, caller=Caller.RUN)],
+    "over": [notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,))],
+    "all": [
+        notice(), notice(Topic.DECIDED, decision=DECISION), notice(Topic.ENDED, run=RUN),
+        notice(Topic.RESOLVED, incident=replace(OVER, resolution=END.detail)),
+    ],
+} | {f"instead: {name}": [notice(Topic.DECIDED, decision=each)] for name, each in INSTEAD.items()}  # fmt: skip
 
 
-def test_a_job_is_named_once() -> None:
-    named = replace(INCIDENT, summary="Job 7 hangs.")
-    assert told(named).sentence == "CRITICAL: Job 7 hangs. Noticed after 60 s."
-    other = replace(INCIDENT, summary="Job 77 hangs.")
-    assert told(other).sentence.startswith("CRITICAL: job 7: Job 77 hangs.")
-
-
-def test_outcome_message_has_the_resumed_step_and_the_loss_or_asks_for_a_person() -> None:
-    said = told(INCIDENT, RUN)
-    assert said.sentence == "job 7 was restarted: runs on n2; it was down for 12 min, 20 steps done again"
-    assert said.evidence == ("Continues from step 500", "requeue_hold: done, held")
-    assert "Nodes to look at: n1" in said.todo
-    said = told(INCIDENT, FAILED)
-    assert said.sentence == "job 7 NEEDS YOU, its restart failed: no checkpoint"
-    assert "scontrol show job 7" in said.todo
-
-
-def test_an_action_that_was_not_needed_wakes_nobody() -> None:
-    assert FAILED.end is not None
-    needless = replace(FAILED, end=replace(FAILED.end, needless=True, detail="the job makes steps again"))
-    said = told(INCIDENT, needless)
-    assert said.sentence == "job 7: its restart was not needed: the job makes steps again"
-    assert said.todo == "Nothing to do"
-    assert [notice(Topic.ENDED, run=run).needs_person for run in (needless, FAILED)] == [False, True]
-
-
-def test_a_resolved_incident_says_how_long_it_lasted() -> None:
-    assert message_of(notice(Topic.RESOLVED, incident=OVER)) == Message(
-        sentence="over after 2 h 00 min: job 7: steps again",
-        evidence=("Was: rank 3 waits alone.",),
-        todo="Nothing to do. What happened: slurm-watchdog explain i1",
-    )
+def test_what_people_read_of_each_thing_that_happens() -> None:
+    """In Slack, whole; `NOTICES=write pytest …` writes them."""
+    told = []
+    messages = {name: card(story, SITE, MENTIONS) for name, story in STORIES.items()}
+    messages |= {
+        f"updated: {name}": updated([notice(), *STORIES[name]], SITE)
+        for name in ("decided", "suppressed", "ended", "failed")
+    }
+    for name, message in messages.items():
+        told += [f"== {name}", message["text"], *(text["text"] for _, text in shown(message)), ""]
+    if os.environ.get("NOTICES") == "write":
+        CAPTURE.write_text("\n".join(told))
+    assert "\n".join(told) == CAPTURE.read_text()
 
 
 # ------------------------------------------------------------------------------------------------- mentions
@@ -232,67 +216,6 @@ def test_only_what_needs_somebody_mentions_anybody(each: Notice, loud: bool) -> 
     message = card([each], SITE, MENTIONS)
     assert bool(marked(message)) is loud
     assert not marked(card([each], SITE, {}))
-
-
-# ------------------------------------------------------------------------------------------------- header and fields
-
-
-JOB = JobNote(job_id="7", user="ann", partition="large", name="llm", gpus=256)
-
-
-def top_of(message: Payload) -> tuple[str, list[str]]:
-    """The header, and the fields."""
-    found = shown(message)
-    return found[0][1]["text"], [text["text"] for where, text in found if where == "field"]
-
-
-def test_a_message_has_a_headline_and_the_facts_as_fields() -> None:
-    hang = replace(
-        INCIDENT, summary="Job 7 hangs after step 120: no step for 60 s (limit 60 s); rank 3 waits.",
-        culprits=(Culprit(node="n1", rank=3, gpu_uuid="GPU-5"), Culprit(node="n2")),
-    )  # fmt: skip
-    header, facts = top_of(card([notice(Topic.OPENED, incident=hang, jobs=(JOB,))], SITE, {}))
-    assert header == "\N{LARGE RED CIRCLE} Job 7 hangs after step 120"
-    assert facts == [
-        "Cluster\na", "Job\n7 llm of ann in large", "Where\nrank 3 on n1 GPU-5 and 1 more",
-        "Since\n1970-01-01 00:01:40 UTC, noticed after 60 s",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("summary", "headline"),
-    [
-        ("Rank 2 (pid 35 on n3) of job 7 is stopped (SIGSTOP): 3 ranks wait.", "Rank 2 on n3 of job 7 is stopped"),
-        ("Rank 3 (pid 41 on n1) of job 7 was killed (SIGKILL). 5 live on.", "Rank 3 on n1 of job 7 was killed"),
-        ("GPU 0 (GPU-77 (H100)) on n1 fell off the bus: Xid 79", "job 7: GPU 0 on n1 fell off the bus"),
-        ("Job 7 ended FAILED after step 39; rank 2 (pid 9) exited", "Job 7 ended FAILED after step 39"),
-        ("Job 7 writes to /a.b/c and waits", "Job 7 writes to /a.b/c and waits"),
-    ],
-)
-def test_the_headline_is_a_clause_with_its_verb(summary: str, headline: str) -> None:
-    header, _ = top_of(card([notice(incident=replace(INCIDENT, summary=summary))], SITE, {}))
-    assert header == f"\N{LARGE RED CIRCLE} {headline}"
-
-
-@pytest.mark.parametrize(
-    ("last", "ends"),
-    [
-        (notice(Topic.DECIDED, decision=replace(DECISION, action=Action.REQUEUE)), "(requeued: under way)"),
-        (notice(Topic.DECIDED, decision=replace(DECISION, verdict=Verdict.OBSERVED)), "(needs a person)"),
-        (notice(Topic.ENDED, run=FAILED), "(needs a person)"),
-        (notice(Topic.ENDED, run=RUN), "rank 3 waits alone"),
-    ],
-)
-def test_the_headline_of_an_updated_message_says_whether_a_person_is_needed(last: Notice, ends: str) -> None:
-    header, _ = top_of(updated([notice(Topic.OPENED), last], SITE))
-    assert header.startswith("\N{LARGE RED CIRCLE} job 7: rank 3 waits alone")
-    assert header.endswith(ends)
-
-
-def test_slack_message_of_a_resolved_incident_is_green_with_the_lost_gpu_hours() -> None:
-    header, facts = top_of(card([notice(Topic.RESOLVED, incident=OVER, jobs=(JOB,))], SITE, {}))
-    assert header == "\N{LARGE GREEN CIRCLE} job 7: rank 3 waits alone (over)"
-    assert facts[-2:] == ["Lasted\n2 h 00 min", "Lost\nabout 512 GPU hours (256 GPUs)"]
 
 
 # ------------------------------------------------------------------------------------------------- the webhook

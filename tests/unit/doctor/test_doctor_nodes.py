@@ -200,6 +200,8 @@ def test_the_code_is_that_of_a_monitoring_plugin() -> None:
     assert exit_code([]) == 0
     assert exit_code([some[Level.WARNING], some[Level.UNKNOWN], some[Level.HINT]]) == 3
     assert exit_code([some[Level.UNKNOWN], some[Level.CRITICAL]]) == 2
+    other = Advice(rule="x", level=Level.HINT, sentence="y.")
+    assert finding.ranked([some[Level.HINT], other, some[Level.WARNING]]) == (some[Level.WARNING], some[Level.HINT])
 
 
 def test_the_configuration_of_slurm_is_read_as_scontrol_prints_it() -> None:

@@ -95,7 +95,7 @@ def examine_answers(
         todo = todo or "slurm-watchdog status  # shows it until it is mended"
         yield from examine("note", {"what": what[:1].upper() + what[1:].rstrip("."), "todo": todo})
     for each in status.deliveries:
-        failing = each.failing_s and duration(each.failing_s)
+        failing = None if each.failing_s is None else duration(each.failing_s)
         waiting = plural(each.waiting, "notification")
         yield from examine("delivery", {"failing": failing, "delivery": each, "waiting": waiting})
     yield from examine_jobs(status.jobs)

@@ -120,8 +120,11 @@ def holds(word: str, facts: Facts) -> bool:
 
 
 def ranked(found: Iterable[Advice]) -> tuple[Advice, ...]:
-    """The same, the worst first."""
-    return tuple(sorted(found, key=lambda each: ORDER.index(each.level)))
+    """The same, the worst first, and each hint once, however often a script has what it is about."""
+    kept: dict[Advice | str, Advice] = {}
+    for each in found:
+        kept.setdefault(each.rule if each.level is Level.HINT else each, each)
+    return tuple(sorted(kept.values(), key=lambda each: ORDER.index(each.level)))
 
 
 def exit_code(advice: Iterable[Advice]) -> int:

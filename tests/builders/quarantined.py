@@ -76,7 +76,7 @@ class Cluster:
         tests = NodeTests(tools, self.tester.test, lambda: self.held_back, floors=self.floors)
         listed = tuple(self.slurm.nodes.values()), self.test_jobs, tuple(self.slurm.reservations.values())
         await tests.turn(*listed, {"n4": "slurm-watchdog: Xid 79"}, permitted=self.permitted)
-        await tests.ended()
+        await asyncio.gather(*asyncio.all_tasks() - {asyncio.current_task()})
 
     @property
     def test_jobs(self) -> dict[str, SlurmJob]:

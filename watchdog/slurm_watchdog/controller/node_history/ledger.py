@@ -5,7 +5,6 @@ One event loop owns it. The journal has everything; in memory is what still weig
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -57,12 +56,11 @@ class NodeLedger:
         self._journal, self._writer, self._job_of, self._wall = journal, writer, job_of, wall
         self._our_reason, self._renamed = our_reason, renamed
         self._events: dict[str, NodeEvent] = {}
-        self._of_incident: dict[str, set[str]] = defaultdict(set)
+        self._of_incident: dict[str, set[str]] = {}
         """Incident -> the keys of its events, withdrawn ones too."""
         self._places = set[str]()
         """Parts of nodes that have a history."""
-        for each in journal.node_events.since(wall() - FORGOTTEN_S):
-            self._keep(each)
+        self._keep_all(journal.node_events.since(wall() - FORGOTTEN_S))
         self._gpu_nodes: dict[str, str] = {}
         """Of GPUs that have a history: where each was seen last."""
         self._nodes: dict[str, list[Counted]] | None = None
@@ -77,15 +75,16 @@ class NodeLedger:
         event = replace(event, what=one_line(event.what, MAX_WHAT))
         if self._events.get(event.key) == event:
             return
-        self._keep(event)
+        self._keep_all((event,))
         self._nodes = self._suspects = None
         self._writer.write_or_queue(lambda: self._journal.node_events.save(event))
         self._forget()
 
-    def _keep(self, event: NodeEvent) -> None:
-        self._events[event.key] = event
-        self._of_incident[event.incident_id].add(event.key)
-        self._places.add(event.place)
+    def _keep_all(self, events: Iterable[NodeEvent]) -> None:
+        for event in events:
+            self._events[event.key] = event
+            self._of_incident.setdefault(event.incident_id, set()).add(event.key)
+            self._places.add(event.place)
 
     def note_incident(self, incident: Incident) -> None:
         """An incident is, or has become, something else: the events that it made follow it. What another
@@ -110,10 +109,7 @@ class NodeLedger:
         job, without = self._job_of_incident(incident), set(left_out)
         for node, place in blamed(incident) if job is not None else ():
             if job is not None and node in without and node not in job.nodes:
-                key, what = (
-                    f"helped:{incident.id}:{node}",
-                    f"job {job.job_id} made new steps once it ran without {node}",
-                )
+                key, what = f"helped:{incident.id}:{node}", f"job {job.job_id} made new steps without {node}"
                 about = {"place": place, "job_id": job.job_id, "chain": _chain(job), "incident_id": incident.id}
                 self._add(key, node, NodeEventKind.RESTART_HELPED, self._wall(), what, **about)
 
@@ -186,8 +182,9 @@ class NodeLedger:
         now = self._wall()
         if now - self._forgotten_at >= DAY_S:
             self._forgotten_at = now
-            for key in [key for key, each in self._events.items() if each.at < now - FORGOTTEN_S]:
-                self._of_incident[self._events.pop(key).incident_id].discard(key)
+            kept = [each for each in self._events.values() if each.at >= now - FORGOTTEN_S]
+            self._events, self._of_incident, self._places = {}, {}, set()
+            self._keep_all(kept)
             self._writer.write_or_queue(lambda: self._journal.node_events.prune(now - KEPT_S))
 
 

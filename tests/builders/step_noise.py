@@ -8,8 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from slurm_watchdog.controller.state.counter_clock import KEPT_TIMES
-from slurm_watchdog.controller.state.step_history import StepHistory
+from slurm_watchdog.controller.state.counter_clock import KEPT_TIMES, StepHistory
 from slurm_watchdog.detect.slow_job import SlowJob, detect
 from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.incidents import Finding, Truth

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from slurm_watchdog.controller.state.step_history import StepHistory
+from slurm_watchdog.controller.state.counter_clock import StepHistory
 from slurm_watchdog.controller.state.wait_tally import WaitTally
 from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.rank_waits import DumpedRank, RankKey, WaitBlock, WaitDump

@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
 from slurm_watchdog.agent.collectors.presentation import job_label
-from slurm_watchdog.agent.metrics import MAX_ROWS, AgentMetrics, probe_label
-from slurm_watchdog.agent.prometheus_text import MAX_REQUEST
+from slurm_watchdog.agent.metrics import MAX_REQUEST, MAX_ROWS, AgentMetrics, probe_label
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.model.observations import (
     Blocked,

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurm_watchdog.agent.evidence import cores
-from slurm_watchdog.agent.evidence.core_program import notes_of, parse_program, read_program
+from slurm_watchdog.agent.evidence.cores import notes_of, parse_program, read_program
 from slurm_watchdog.agent.workers.request_types import ReadCore
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.gpu.convert import (
+from slurm_watchdog.agent.gpu.nvml_health import TABLE
+from slurm_watchdog.agent.gpu.reader import (
     ECC_EVENT,
     THROTTLE,
     XID_EVENT,
@@ -17,7 +18,6 @@ from slurm_watchdog.agent.gpu.convert import (
     parse_throttle,
     without_values,
 )
-from slurm_watchdog.agent.gpu.nvml_health import TABLE
 from slurm_watchdog.agent.workers.answer_types import GpuHealthRow, GpuRow
 from slurm_watchdog.knowledge.xids import XIDS, describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, MigInstance, NodeEvent

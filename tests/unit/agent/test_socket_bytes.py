@@ -1,4 +1,4 @@
-"""slurm_watchdog.agent.proc.socket_bytes: real processes that wait for real connections."""
+"""slurm_watchdog.agent.evidence.stacks: real processes that wait for real connections."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from slurm_watchdog.agent.evidence.stacks import read_socket_bytes
 from slurm_watchdog.agent.proc.files import read_call_name
-from slurm_watchdog.agent.proc.socket_bytes import read_socket_bytes
 
 CONNECT = "import socket, sys; c = socket.create_connection(('127.0.0.1', int(sys.argv[1]))); "
 WAITS = {

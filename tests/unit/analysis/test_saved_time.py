@@ -1,4 +1,4 @@
-"""slurm_watchdog.analysis.saved_time: a restart is compared with what came before it, and with nothing else."""
+"""slurm_watchdog.analysis.lost_time: a restart is compared with what came before it, and with nothing else."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.saved_time import savings
+from slurm_watchdog.analysis.lost_time import savings
 from slurm_watchdog.model.lost_time import Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
 

@@ -12,9 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.events import make_event
-from slurm_watchdog.controller.state.counter_clock import Counter, CounterClock
+from slurm_watchdog.controller.state.counter_clock import LEVEL_BLOCKS, Counter, CounterClock, DatedLines, StepHistory
 from slurm_watchdog.controller.state.progress_clock import apply_step, main_clock
-from slurm_watchdog.controller.state.step_history import LEVEL_BLOCKS, DatedLines, StepHistory
 from slurm_watchdog.detect import slow_job
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.model.cluster_view import StepTime

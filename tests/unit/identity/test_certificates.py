@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.identity.certificates import parse_der_end, parse_end, read_end
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles, check_secret, real_path
+from slurm_watchdog.identity.tls import parse_der_end, parse_end, read_end
 from tests.builders.identity_files import DAY_S, issue, make_authority
 
 

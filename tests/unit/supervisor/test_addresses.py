@@ -7,8 +7,8 @@ import threading
 import time
 from typing import Any
 
-from slurm_watchdog.supervisor.addresses import MAX_NAMES, read_addresses, usable
 from slurm_watchdog.supervisor.allocation import Allocation
+from slurm_watchdog.supervisor.launcher import MAX_NAMES, read_addresses, usable
 from slurm_watchdog.supervisor.placement import Addresses
 
 NODES = tuple(f"n{number}" for number in range(1, 101))

@@ -352,7 +352,6 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     """Step of one that is newer and not complete."""
     writing: bool = False
     """A newer one is incomplete and grew since the look before."""
-    writing_bytes: int | None = None
     looked_age_s: float = 0.0
     """Since the look that showed this."""
     error: str | None = None

@@ -87,8 +87,6 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     het_offset: int | None = None
     component_ids: tuple[str, ...] = ()
     """Of a heterogeneous job that was folded into its first component: the other components' numbers, as `raw_id`."""
-    script_path: str = ""
-    """What was given to sbatch; empty for a script that came by standard input."""
     not_requeueable: str = ""
     """Why a requeue would not do what it should under this release of Slurm, a sentence; empty if it would."""
     starts_again: str = ""

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, count, groupby, islice
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
@@ -20,16 +21,80 @@ from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
+from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Finding, Incident, IncidentState, Truth
 from slurm_watchdog.model.slurm import SlurmView
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 from slurm_watchdog.replay.decisions import OF_THE_CONTROLLER, ReplayDecisions
 from slurm_watchdog.replay.slurm import SlurmListing
-from slurm_watchdog.replay.stacks import StackDumps
 from slurm_watchdog.trace import records
 from slurm_watchdog.trace.read import Moment, in_order, moments, read_blocks, read_records, typical_interval_s
-from slurm_watchdog.trace.records import BadLine, ParseStats
+from slurm_watchdog.trace.records import BadLine, ParseStats, Stack
 from slurm_watchdog.trace.to_report import Node
+
+DUMP_DEADLINE_S = 25.0
+"""Stacks that have not come by then are missing from their dump: the controller waits as long
+(evidence.DUMP_DEADLINE_S)."""
+
+
+@dataclass
+class _Dump:
+    begun_at: float
+    stacks: dict[str, list[ProcessStack]] = field(default_factory=dict)
+    """By node."""
+    wanted: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass
+class StackDumps:
+    """Those that are not whole yet, by what agents call the job."""
+
+    tally: ParseStats
+    state: ClusterState
+    listing: SlurmListing
+    _open: dict[str, _Dump] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self._open)
+
+    def add_stack(self, record: Stack, now: float) -> None:
+        """One process's stacks."""
+        try:
+            stack = msgspec.convert(record.stack, ProcessStack)
+        except msgspec.ValidationError:
+            self.tally.ignore("a stack that is none of ours")
+            return
+        job_id, name = str(record.job_id), record.node
+        dump = self._open.get(job_id)
+        if dump is not None and len(dump.stacks.get(name, ())) >= dump.wanted.get(name, record.of):
+            self._end(job_id, now)  # this node is in the next one already
+            dump = None
+        if dump is None:
+            dump = self._open[job_id] = _Dump(now)
+        dump.wanted[name] = record.of
+        dump.stacks.setdefault(name, []).append(stack)
+
+    def end_those_due(self, now: float) -> None:
+        """Hands over the dumps that are whole, or have waited long enough."""
+        for job_id in list(self._due(now)):
+            self._end(job_id, min(now, self._open[job_id].begun_at + DUMP_DEADLINE_S))
+
+    def _due(self, now: float) -> Iterator[str]:
+        for job_id, dump in self._open.items():
+            job = self.listing.running(job_id)
+            whole = job is not None and all(
+                len(dump.stacks.get(name, ())) >= dump.wanted.get(name, 1) for name in job.nodes
+            )
+            if whole or now - dump.begun_at >= DUMP_DEADLINE_S:
+                yield job_id
+
+    def _end(self, process_job_id: str, now: float) -> None:
+        dump, job = self._open.pop(process_job_id), self.listing.running(process_job_id)
+        if job is not None:
+            stacks = tuple(stack for name in sorted(dump.stacks) for stack in dump.stacks[name])
+            silent = tuple(name for name in job.nodes if name not in dump.stacks)
+            self.state.runs.add_snapshot(job.job_id, job.restarts, stacks, silent, now)
+
 
 LOOKED_AHEAD = 500
 """Moments that are read before the first is judged, to see how often agents report."""

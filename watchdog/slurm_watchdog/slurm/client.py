@@ -99,13 +99,13 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     the node."""
 
 
-class SlurmReads(Protocol):
-    """Questions. None of them changes anything."""
+class SlurmClient(Protocol):
+    """One Slurm cluster. Each call returns or raises within the client's deadline; what changes something raises
+    SlurmUnavailable, SlurmRefused."""
 
     def notes(self) -> tuple[str, ...]:
         """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a
         token that ends."""
-        ...
 
     async def read_view(self) -> SlurmView:
         """All jobs, finished ones included while Slurm remembers them, and all nodes, in one listing of each.
@@ -113,36 +113,27 @@ class SlurmReads(Protocol):
         `excluded_nodes` of these jobs may be empty: only `read_job` is sure to know it. Raises
         SlurmUnavailable rather than return a list with something missing.
         """
-        ...
 
     async def read_job(self, job_id: str) -> SlurmJob | None:
         """One job with its excluded nodes; None only if Slurm answers that there is no such job.
 
         Raises SlurmUnavailable, or SlurmRefused if `job_id` is not the name of one job (a whole array).
         """
-        ...
 
     async def read_node(self, node: str) -> SlurmNode | None:
         """One node with the reason of its state, when that was given and by whom; None if there is none of that name.
 
         Raises SlurmUnavailable.
         """
-        ...
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
         """Every reservation that can be read. Raises SlurmUnavailable."""
-        ...
 
     async def read_script(self, job_id: str) -> bytes:
         """The batch script as it was submitted, of a job that Slurm still remembers.
 
         Raises SlurmUnavailable, SlurmRefused (NO_SUCH_JOB, NO_PERMISSION, NOT_BATCH).
         """
-        ...
-
-
-class SlurmJobLevers(Protocol):
-    """What can be done to one job. Each raises SlurmUnavailable, SlurmRefused."""
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
         """Stop the run and put the job back into the queue, held. It may still be completing on return.
@@ -150,42 +141,30 @@ class SlurmJobLevers(Protocol):
         With `only_unfinished` a job that has ended, or is ending by itself, is refused and not run again;
         one that is already requeued and held is left so, without an error.
         """
-        ...
 
     async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
         """Replace the whole list of nodes that the pending job must not get: give the existing ones, too."""
-        ...
 
     async def release(self, job_id: str) -> None:
         """Let a held job run. Without effect on one that is not held."""
-        ...
 
     async def hold(self, job_id: str) -> None:
         """Keep a pending job from starting."""
-        ...
 
     async def cancel(self, job_id: str) -> None:
         """End the job. One that is unknown or has ended is no error."""
-        ...
 
     async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
         """Send a signal (`USR1`, `TERM`, …) to processes of a running job, which continues if they handle it.
 
         Returning means that Slurm accepted it, not that a process has received it.
         """
-        ...
 
     async def submit(self, submission: Submission) -> str:
         """Submit a new job; returns its id. After SlurmUnavailable there may or may not be one: look for it first."""
-        ...
-
-
-class SlurmNodeLevers(Protocol):
-    """What can be done to one node; it takes an administrator. Each raises SlurmUnavailable, SlurmRefused."""
 
     async def drain_node(self, node: str, reason: str) -> None:
         """No new job on this node; those that run there continue. Replaces the reason of an earlier drain."""
-        ...
 
     async def undrain_node(self, node: SlurmNode) -> None:
         """Take our drain back, if reason and time are still those of `node` as it was read after our drain.
@@ -193,22 +172,14 @@ class SlurmNodeLevers(Protocol):
         Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
         Refused (CHANGED) if it was changed since.
         """
-        ...
 
     async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
         """A reservation `name` of these nodes for our own user and a day, for maintenance: no job of others starts
         there, those that run there continue. Slurm refuses a name that is there already."""
-        ...
 
     async def delete_reservation(self, name: str) -> None:
         """Give the nodes of a reservation back."""
-        ...
 
     async def set_node_down(self, node: str, reason: str) -> None:
         """The node counts as lost, with this reason: every job there ends at once, also one whose processes
         cannot be killed."""
-        ...
-
-
-class SlurmClient(SlurmReads, SlurmJobLevers, SlurmNodeLevers, Protocol):
-    """One Slurm cluster. Each call returns or raises within the client's deadline."""

@@ -220,7 +220,6 @@ def _job(row: dict[str, str]) -> SlurmJob:
         array_tasks=row["arraytaskid"] if in_array else "",
         het_job_id="" if row["hetjobid"] in {"N/A", "0"} else row["hetjobid"],
         het_offset=fields.read("het_offset", _offset, offset, None),
-        script_path=_given(row["command"]),
         unreadable=tuple(fields.unreadable),
     )
 

@@ -184,7 +184,6 @@ def _job(row: JobRow, fields: Fields) -> SlurmJob:
         array_tasks=waiting if element is None else str(element),
         het_job_id=str(row.heterogeneous_id) if row.heterogeneous_id else "",
         het_offset=(row.heterogeneous_offset or 0) if row.heterogeneous_id else None,
-        script_path=row.command or "",
         unreadable=tuple(dict.fromkeys(fields.unreadable)),
     )
 

@@ -5,7 +5,9 @@ to be over, for three seconds."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+import subprocess
 import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
@@ -63,7 +65,41 @@ from slurm_watchdog.supervisor.state import (
     Tick,
     status_of,
 )
-from slurm_watchdog.supervisor.voice import Voice
+
+END_S = 1.0
+"""At the end, for what is still to be written."""
+
+
+class Voice:
+    """Says lines, and is never held up by them: what the child has no room for is lost."""
+
+    def __init__(self) -> None:
+        """Nothing is started before the first line."""
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pids(self) -> set[int]:
+        """The child, if there is one."""
+        return {self._child.pid} if self._child is not None else set()
+
+    def say(self, text: str) -> None:
+        """One line, begun with our name."""
+        line = f"slurm-watchdog: {' '.join(text.split())}\n".encode()
+        with contextlib.suppress(OSError):
+            if self._child is None:
+                self._child = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=2, start_new_session=True)
+                assert self._child.stdin is not None
+                os.set_blocking(self._child.stdin.fileno(), False)
+            assert self._child.stdin is not None
+            os.write(self._child.stdin.fileno(), line)
+
+    def close(self) -> None:
+        """Waits for the last line, if its file answers."""
+        if self._child is not None and self._child.stdin is not None:
+            self._child.stdin.close()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._child.wait(END_S)
+
 
 POLL_S: Final = 0.5
 """Between two looks for orders: each is a list of a small directory in memory, a tenth of a millisecond."""

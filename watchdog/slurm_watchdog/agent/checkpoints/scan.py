@@ -109,9 +109,7 @@ def _scan_directory(directory: str, this: Scan, row: ScannedDirectory) -> Scanne
             age_s=max(0.0, this.wall - complete.at_ns / 1e9), size_bytes=size.size_bytes,
         )  # fmt: skip
     if writing is not None:
-        footprint = writing.footprint
-        size_bytes = footprint.size_bytes if footprint is not None and footprint.whole else None
-        row = replace(row, writing_step=writing.candidate.step, writing_bytes=size_bytes)
+        row = replace(row, writing_step=writing.candidate.step)
     return replace(
         row, was_read=True, layout=layout, writing=bool(growing), error="; ".join(this.notes) or None,
         memory=CheckpointMemory(footprints=this.footprints, size=size),

@@ -6,7 +6,6 @@ The program munge makes the credential, in a child with a deadline: munged may h
 
 from __future__ import annotations
 
-import logging
 import re
 import subprocess
 from collections.abc import Callable
@@ -27,8 +26,6 @@ from slurm_watchdog.identity.munge_protocol import (
     new_session,
 )
 from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, NotKept, Response
-
-log = logging.getLogger(__name__)
 
 MUNGE_S: Final = 10.0
 CREDENTIAL: Final = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")

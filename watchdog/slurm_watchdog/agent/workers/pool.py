@@ -218,11 +218,6 @@ class WorkerPool:
             found.append(f"helper: {self.helper.problem}")
         return tuple(found)
 
-    def limited_users(self) -> dict[int, int]:
-        """Users who were refused a child in the last minute, with how many of theirs hang. May be called from
-        any thread."""
-        return self._admission.limited_users(self._looked_at)
-
     def filenos(self) -> list[int]:
         """Descriptors that become readable when an answer comes, or a child or the spawner dies."""
         return [self._waiter.fileno()]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,8 +9,6 @@ from functools import partial
 from slurm_watchdog.agent.workers.answer_types import ThreadFacts
 from slurm_watchdog.agent.workers.child_state import APART_S, STARVED, Look, look_at, why_no_answer
 from slurm_watchdog.agent.workers.worker import Answer, Worker, record_look
-
-log = logging.getLogger(__name__)
 
 STARVED_LOOKS = 3
 """In a row, before a hung child counts as one without CPU: with a second between them."""

@@ -16,7 +16,6 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
 from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 
-DAY_S = 86400.0
 Guard = Callable[[Incident, PolicyInput, GuardLimits], str | None]
 """Returns the reason to take the action away, or None."""
 

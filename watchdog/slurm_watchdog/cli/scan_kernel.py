@@ -35,8 +35,7 @@ def read_kernel_logs(paths: Sequence[str]) -> Answer:
         verdict, whole = read_file(path, partial(_judge, scan))
         unread, damaged = unread or verdict is None, damaged or not whole
         if verdict is not None:
-            left_out = verdict.dropped + scan.left_out
-            found.append((path, replace(verdict, messages=scan.counted, dropped=left_out)))
+            found.append((path, replace(verdict, messages=scan.lines if scan.speaks else 0)))
 
     def show() -> None:
         for path, verdict in found:
@@ -98,7 +97,7 @@ def summary(verdict: KernelVerdict) -> str:
         return "no line in which the kernel speaks."
     lines = [line for line in verdict.lines if line.role != "news"]
     if not lines:
-        return f"{count(verdict.messages, 'line')} of the kernel, no fault in them."
+        return f"no fault in its {count(verdict.messages, 'line')}."
     first = min(lines, key=_weight)
     broken = any(line.may_exclude_node for line in lines)
     parts = [f"{_what(first)} (line {first.number})"]

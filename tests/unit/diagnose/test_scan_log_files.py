@@ -4,9 +4,12 @@ is by another file."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from slurm_watchdog.cli.main import main
 from slurm_watchdog.diagnose.logs.case import LogVerdict
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.grouping import base_of, group, rotated_parts
@@ -144,3 +147,12 @@ def test_parts_of_a_rotated_log_are_put_in_order_and_numbers_without_a_log_are_n
     }
     numbered = ["std.0", "std.1", "std.2"]
     assert [base_of(path, numbered) for path in numbered] == numbered
+
+
+def test_a_bar_with_the_word_of_its_end_in_its_line_is_read_beside_a_log_with_times(tmp_path: Path) -> None:
+    bars = "".join(f"  2%|#     | {n}/1000 [00:{n:02d}<30:00,  2.00s/it]\r" for n in range(1, 30))
+    aborted = "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.\n"
+    (tmp_path / "job-12.out").write_text(STARTED + steps(10, 60))
+    (tmp_path / "job-12.err").write_text(bars.rstrip("\r") + aborted + ENDED)
+    done = CliRunner().invoke(main, ["scan-log", str(tmp_path)])
+    assert (done.exit_code, "its last step is 59" in done.stdout) == (0, True), done.output

@@ -91,7 +91,8 @@ def last_words(digests: Sequence[Digest]) -> list[float | None]:
         return [None] * len(digests)
     steps = [_last_steps(digest) for digest in digests]
     latest = sorted(
-        (place for place, found in enumerate(steps) if found), key=lambda place: -digests[place].stamped[-1][1]
+        (place for place, found in enumerate(steps) if found and digests[place].stamped),
+        key=lambda place: -digests[place].stamped[-1][1],
     )
     words: list[float | None] = []
     for place in range(len(digests)):

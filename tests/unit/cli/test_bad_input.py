@@ -68,7 +68,7 @@ def test_a_time_that_no_log_was_seen_at_is_refused(tmp_path: Path, time: str) ->
 
 
 def test_a_misspelt_kind_gets_a_suggestion(tmp_path: Path) -> None:
-    assert "did you mean collective_hang?" in run("incidents", "--kind", "colective_hang").stderr
+    assert "did you mean 'collective_hang'?" in run("incidents", "--kind", "colective_hang").stderr
 
 
 def test_silences_are_listed_without_options(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ import msgspec
 import pytest
 
 from slurm_watchdog.cli import status as command
-from slurm_watchdog.model.documents import Job, Status
+from slurm_watchdog.model.documents import Status
 from tests.builders.cli import HOSTILE, FakeController, job, status
 
 PROGRAM = [str(Path(sys.executable).with_name("slurm-watchdog"))]
@@ -71,21 +71,6 @@ def test_a_sparkline_shows_changes_and_no_noise(values: tuple[float, ...], line:
     assert command.sparkline(values) == line
 
 
-@pytest.mark.parametrize(
-    ("age_s", "limit_s", "bar"),
-    [
-        (0.0, 60.0, "░░░░░░░░░░"),
-        (30.0, 60.0, "█████░░░░░"),
-        (600.0, 60.0, "██████████"),
-        (None, 60.0, ""),
-        (5.0, None, ""),
-        (5.0, 0.0, ""),
-    ],
-)
-def test_a_gauge_shows_how_much_of_the_limit_has_passed(age_s: float | None, limit_s: float | None, bar: str) -> None:
-    assert command.gauge(Job(job_id="7", progress_age_s=age_s, limit_s=limit_s)) == bar
-
-
 def test_jobs_in_trouble_come_first_then_those_near_their_limit() -> None:
     rows = jobs({}, {"progress_age_s": 55.0}, {"ranks_alive": 7}, {"progress_age_s": 90.0}, {"progress_age_s": None})
     assert re.findall(r"^(\d) +train", drawn(status(jobs=rows)), re.MULTILINE) == ["3", "2", "1", "0", "4"]
@@ -104,7 +89,6 @@ def test_the_screen_has_incidents_jobs_with_their_curves_and_nodes() -> None:
     assert re.search(r"- Rank 3 waits. \(for [\d.]+ d: slurm-watchdog explain 7f3a99\)", text)
     assert "More: slurm-watchdog incidents" in text
     assert "▁" * 10 + "█" * 10 in text
-    assert "█████░░░░░" in text
     assert "2 nodes reporting, 2 silent: n[3-4]" in text
 
 

@@ -26,13 +26,6 @@ RECONNECT_LIMIT_S: Final = 120.0
 UNSEEN_ANSWERS: Final = 3
 """Answers in a row without an action, after which it is not waited for: an older controller hides it."""
 ORDER: Final = ("cannot be asked", "failed", "under way", "not needed", "done")
-STYLES: Final = {
-    "cannot be asked": "bold red",
-    "failed": "bold red",
-    "under way": "yellow",
-    "not needed": "",
-    "done": "green",
-}
 ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 
@@ -142,7 +135,7 @@ def _news(rows: Sequence[Row]) -> list[str]:
     ended = [row for row in rows if row.action is not None and row.action.end is not None]
     waiting = [row for row in rows if row.state == "under way"]
     saved = sum(row.has_saved for row in waiting)
-    return render("asked", drawn_columns(), ended=ended, jobs=len(rows), waits=len(waiting), saved=saved, styles=STYLES)
+    return render("asked", drawn_columns(), ended=ended, jobs=len(rows), waits=len(waiting), saved=saved)
 
 
 def print_rows(rows: Sequence[Row], asked: Asked) -> None:
@@ -154,4 +147,4 @@ def print_rows(rows: Sequence[Row], asked: Asked) -> None:
         | {"state": row.state, "why": row.why, "incident_id": row.incident_id}
         for row in ranked
     ]
-    asked.answer({"jobs": jobs}, lambda: show("asked_jobs", rows=ranked, styles=STYLES))
+    asked.answer({"jobs": jobs}, lambda: show("asked_jobs", rows=ranked))

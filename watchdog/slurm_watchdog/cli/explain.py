@@ -9,7 +9,7 @@ import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
-from slurm_watchdog.cli.incidents import STYLES, hints_of
+from slurm_watchdog.cli.incidents import hints_of
 from slurm_watchdog.cli.options import (
     Refusal,
 )
@@ -80,7 +80,7 @@ def print_explanation(found: Explanation, now: float) -> None:
     evidence = [(each, *_shown(each)) for each in found.evidence if each.document is not None]
     large = [each for each in found.evidence if each.document is None]
     hints = hints_of(incident)
-    show("explain", found=found, now=now, styles=STYLES, facts=facts, hints=hints, evidence=evidence, large=large)
+    show("explain", found=found, now=now, facts=facts, hints=hints, evidence=evidence, large=large)
 
 
 def _shown(each: Evidence) -> tuple[Diagnosis | None, list[str]]:

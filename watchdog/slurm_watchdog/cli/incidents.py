@@ -24,21 +24,16 @@ from slurm_watchdog.model.incidents import Culprit
 if TYPE_CHECKING:
     from slurm_watchdog.knowledge.remediation_hints import Hint
 
-STYLES = {"firing": "bold red", "pending": "yellow", "resolved": "dim", "explained": "dim"}
-
 
 def _known_kinds(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
     """The kinds, if all are: a misspelt one has no incidents, which looks like health. Raises click.BadParameter."""
     if value:
-        from difflib import get_close_matches
-
+        from slurm_watchdog.config.converting import did_you_mean
         from slurm_watchdog.detect.registry import KINDS
 
         for each in value:
             if each not in KINDS:
-                near = get_close_matches(each, KINDS, n=1)
-                meant = f"; did you mean {near[0]}?" if near else f"; known are: {', '.join(KINDS)}"
-                raise click.BadParameter(f"{each!r} is no kind of incident{meant}")
+                raise click.BadParameter(f"{each!r} is no kind of incident{did_you_mean(each, tuple(KINDS))}")
     return value
 
 
@@ -93,8 +88,8 @@ def incidents(
     found = [each for each, _ in chosen]
     firing = sum(map(is_wrong, found))
     rows = [{**row, "hints": [hint.as_json() for hint in hints_of(each)]} for each, row in chosen if asked.as_json]
-    values = {"found": found, "firing": firing, "job_id": job_id, "styles": STYLES}
-    asked.answer(rows, lambda: show("incidents", state=shown_state, named=named, **values))
+    values = {"found": found, "firing": firing, "job_id": job_id, "state": shown_state}
+    asked.answer(rows, lambda: show("incidents", named=named, **values))
     sys.exit(EXIT_FOUND if firing else EXIT_FINE)
 
 

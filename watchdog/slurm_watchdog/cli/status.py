@@ -50,7 +50,6 @@ FRESH_S: Final = 30.0
 """An older sentence of an incident shows its age: one that is judged is renewed every few seconds."""
 BARS: Final = "▁▂▃▄▅▆▇█"
 SPARKLINE_STEPS: Final = 24
-BAR_WIDTH: Final = 10
 LINES_AROUND_JOBS: Final = 8
 WRAPPED_LINES: Final = 3
 """Of one sentence, with --watch."""
@@ -117,7 +116,7 @@ def screen(found: Status, columns: int | None, **changes: Any) -> list[str]:
     values: dict[str, Any] = {"found": found, "jobs": jobs, "rows": len(jobs), "watched": False, "shown": MAX_SHOWN}
     values |= {"headline": f"{LEVEL_NAMES[code]}: {found.headline}", "style": LEVEL_STYLES[code]}
     values |= {"reasons": [each for each in jobs if each[1].reason][:MAX_JOB_REASONS], "fresh_s": FRESH_S}
-    return render("status", columns, now=clock.wall(), gauge=gauge, sparkline=sparkline, **values | changes)
+    return render("status", columns, now=clock.wall(), sparkline=sparkline, **values | changes)
 
 
 def frame(found: Status, columns: int, height: int, note: str, **changes: Any) -> list[str]:
@@ -206,12 +205,6 @@ def _lost(document: Any) -> str:
 def exit_code(answer: Status | None) -> int:
     """As a monitoring plugin's; a level that is not known, or no answer, is unknown."""
     return EXIT_UNKNOWN if answer is None else CODES.get(answer.level, EXIT_UNKNOWN)
-
-
-def gauge(job: Job) -> str:
-    """How much of its limit a job's progress age has used up."""
-    filled = min(BAR_WIDTH, max(0, round(BAR_WIDTH * _used(job))))
-    return "█" * filled + "░" * (BAR_WIDTH - filled) if job.progress_age_s is not None and job.limit_s else ""
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 import msgspec
@@ -13,7 +13,7 @@ import msgspec
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
 from slurm_watchdog.cli.options import job_argument
 from slurm_watchdog.cli.terminal import as_text, show
-from slurm_watchdog.model.documents import ActionRun, Explanation
+from slurm_watchdog.model.documents import Explanation
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
 
@@ -53,11 +53,11 @@ def story(
     known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
     told = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
     rows = [(each, each) for each in before] + [(run, ends.get(at, run)) for at, run in enumerate(found.runs)]
-    values = {
-        "job_id": job_id, "job": found.jobs[0] if found.jobs else None, "incidents": len(explained), "why_not": why_not,
-        "rows": [run_row(*row) for row in sorted(rows, key=lambda row: row[0].began_at)],
-        "events": sorted((event for each, _ in explained for event in _events(each)), key=lambda event: event[0]),
-    }  # fmt: skip
+    rows.sort(key=lambda row: row[0].began_at)
+    happened = [(each, evidence_words(each)) for each, _ in explained]
+    happened.sort(key=lambda each: each[0].incident.opened_at or 0.0)
+    values: dict[str, Any] = {"job_id": job_id, "job": found.jobs[0] if found.jobs else None, "why_not": why_not}
+    values |= {"rows": [run_row(*row) for row in rows], "incidents": happened}
     whole = {"report": document, "incidents": [each for _, each in explained], "accounting": told}
     asked.answer(whole, lambda: show("story", **values))
 
@@ -123,21 +123,7 @@ def _exit_words(exit_code: str) -> str:
     return f"exit code {code}" if code not in ("", "0") else ""
 
 
-def _events(found: Explanation) -> Iterable[tuple[float, str, str]]:
-    incident = found.incident
-    if incident.opened_at is not None:
-        yield incident.opened_at, incident.id, incident.summary
-        if evidence := _evidence_words(found):
-            yield incident.opened_at, incident.id, f"evidence: {evidence}"
-    for action in found.actions:
-        if action.end is not None:
-            yield action.end.ended_at, incident.id, f"{action.action}: {action.end.detail or action.end.outcome}"
-        elif action.verdict == "allowed":
-            at = max((each.intent_at for each in action.operations), default=None)
-            yield at or incident.fired_at or incident.opened_at or 0.0, incident.id, _under_way(action)
-
-
-def _evidence_words(found: Explanation) -> str:
+def evidence_words(found: Explanation) -> str:
     """On what the incident rests, in a sentence: the newest diagnosis that says more than its summary, else its
     facts."""
     summary = found.incident.summary
@@ -149,11 +135,3 @@ def _evidence_words(found: Explanation) -> str:
     facts = [each for each in map(as_text, found.incident.evidence) if each.rstrip(".") != summary.rstrip(".")]
     more = f"; and {len(facts) - MAX_FACTS} more" if len(facts) > MAX_FACTS else ""
     return "; ".join(facts[:MAX_FACTS]) + more
-
-
-def _under_way(action: ActionRun) -> str:
-    """An action that has not ended: what it does now, or waits for."""
-    now = action.operations[-1] if action.operations else None
-    doing = "" if now is None else f", {now.operation}{'' if now.outcome is None else f' ({now.outcome})'}"
-    waits = "" if action.waiting is None else f", waits: {action.waiting.what}"
-    return f"{action.action}: under way{doing}{waits}"

@@ -112,6 +112,11 @@ def who(each: Any) -> str:
     return " ".join(f"{word} {value}".strip() for word, value in known if value is not None) or each.mount or "unknown"
 
 
+def with_reason(each: Any) -> str:
+    """A culprit, and why it is one, or why nothing is known of it."""
+    return f"{who(each)}: {each.reason or 'no reason given'}"
+
+
 def as_text(document: object) -> str:
     """A piece of evidence for people: words as they are, anything else as JSON."""
     return document if isinstance(document, str) else json.dumps(document, indent=2, ensure_ascii=False)
@@ -180,7 +185,20 @@ def _environment() -> Environment:
         undefined=StrictUndefined,
         lstrip_blocks=True,
     )
-    for each in (advice, as_text, count, duration, fold_nodes, hours, moment, more, node_time, plural, who):
+    for each in (
+        advice,
+        as_text,
+        count,
+        duration,
+        fold_nodes,
+        hours,
+        moment,
+        more,
+        node_time,
+        plural,
+        who,
+        with_reason,
+    ):
         environment.filters[each.__name__] = each
     return environment
 

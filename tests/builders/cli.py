@@ -73,6 +73,15 @@ def run(*arguments: str, socket: Path | None = None, **environment: str) -> Resu
     )
 
 
+def has(found: Any, given: Any) -> bool:
+    """Whether JSON has all that is `given`; it may have more keys."""
+    if isinstance(given, dict):
+        return isinstance(found, dict) and all(key in found and has(found[key], each) for key, each in given.items())
+    if isinstance(given, list):
+        return isinstance(found, list) and len(found) == len(given) and all(map(has, found, given))
+    return bool(found == given)
+
+
 def job(**changes: Any) -> dict[str, Any]:
     return {
         "job_id": "4711", "name": "gpt", "user": "ann", "state": "RUNNING", "nodes": ["n1", "n2", "n3"], "restarts": 1,

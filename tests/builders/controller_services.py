@@ -11,6 +11,7 @@ from pathlib import Path
 
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.model.documents import Paused, Status
 
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"
 
@@ -45,7 +46,7 @@ class Service:
 
     def is_active(self) -> bool:
         try:
-            self.client.status()
+            self.client.get(Status, "/v1/status")
         except ClientError:
             return False
         return True
@@ -53,7 +54,7 @@ class Service:
     def refusal(self) -> str:
         """What a command is answered here; empty while there is no answer."""
         try:
-            self.client.pause("")
+            self.client.post(Paused, "/v1/pause")
         except ClientError as error:
             return str(error) if error.code == "standby" else ""
         return ""

@@ -20,12 +20,13 @@ from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.cli.save_all import parse_date
 from slurm_watchdog.model.actions import OperationOutcome
-from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob
+from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob, Status
 from tests.builders.cli import (
     HOSTILE,
     FakeController,
     action,
     explanation,
+    has,
     incident,
     job,
     operation,
@@ -93,10 +94,10 @@ def test_status_of_a_controller_that_gives_no_level_is_unknown(controller: FakeC
 def test_status_as_json_is_the_document_of_the_controller_with_the_same_exit_code(
     controller: FakeController,
 ) -> None:
-    document = status(level="critical", more="kept")
+    document = status(level="critical")
     controller.answers["GET", "/v1/status"] = document
     result = run("status", "--json", socket=controller.path)
-    assert json.loads(result.stdout) == {"schema_version": 1, **document}
+    assert has(json.loads(result.stdout), {"schema_version": 1, **document})
     assert result.exit_code == 2
 
 
@@ -187,7 +188,7 @@ def test_the_deadline_holds_for_the_whole_request_even_if_bytes_trickle_in(tmp_p
         threading.Thread(target=server.handle_request, daemon=True).start()
         began = time.monotonic()
         with pytest.raises(ClientError, match=r"did not answer on .* within 0.3 s"):
-            Client(str(tmp_path / "slow"), deadline_s=0.3).status()
+            Client(str(tmp_path / "slow"), deadline_s=0.3).get(Status, "/v1/status")
         assert time.monotonic() - began < 2
 
 
@@ -211,7 +212,7 @@ def test_incidents_as_json_is_the_list(controller: FakeController) -> None:
     controller.answers["GET", "/v1/incidents"] = [incident()]
     (row,) = json.loads(run("incidents", "--json", socket=controller.path).stdout)
     hints = row.pop("hints")
-    assert row == incident()
+    assert has(row, incident())
     assert hints and all(set(hint) == {"usually", "try_next", "documented"} for hint in hints)
 
 
@@ -219,7 +220,7 @@ def test_explain_as_json_is_the_document(controller: FakeController) -> None:
     controller.answers["GET", "/v1/incidents/7f3a"] = explanation()
     document = json.loads(run("explain", "7f3a", "--json", socket=controller.path).stdout)
     hints = document.pop("hints")
-    assert document == {"schema_version": 1, **explanation()}
+    assert has(document, {"schema_version": 1, **explanation()})
     assert hints and all(set(hint) == {"usually", "try_next", "documented"} for hint in hints)
 
 
@@ -253,7 +254,7 @@ def test_explain_as_json_fetches_what_is_too_large_to_come_with_the_rest(control
     controller.answers["GET", "/v1/incidents/7f3a"] = explanation(evidence=[piece])
     controller.answers["GET", "/v1/incidents/7f3a/evidence/5"] = {"node": "n1", "ranks": []}
     result = run("explain", "7f3a", "--json", socket=controller.path)
-    assert json.loads(result.stdout)["evidence"] == [{**piece, "document": {"node": "n1", "ranks": []}}]
+    assert has(json.loads(result.stdout)["evidence"], [{**piece, "document": {"node": "n1", "ranks": []}}])
 
 
 def test_a_diagnosis_names_the_culprit_and_is_something_found(controller: FakeController) -> None:
@@ -312,7 +313,7 @@ def test_pause_and_resume_send_the_reason_and_say_what_it_means(controller: Fake
     }
 
 
-HELD = {"id": "s1", "what": "node n1", "by": "ann", "reason": "a cable", "at": 1.0, "until": 3600.0}
+HELD = {"id": "s1", "nodes": ["n1"], "by": "ann", "reason": "a cable", "at": 1.0, "until": 3600.0}
 
 
 def test_silence_sends_what_is_selected_and_lists_what_holds(controller: FakeController) -> None:
@@ -350,7 +351,7 @@ def test_save_all_asks_those_that_can_be_asked_and_lists_the_others_first(contro
     assert lines[0] == "2 jobs, 1 of them cannot be asked."
     rows = [line.split()[0] for line in lines if line.startswith(("7 ", "8 "))]
     assert rows == ["8", "7"]
-    assert controller.requests[1][2] == {"wish": "hold", "before": None, "reason": "move", "job_ids": ["7"]}
+    assert has(controller.requests[1][2], {"wish": "hold", "before": None, "reason": "move", "job_ids": ["7"]})
     document = json.loads(run("save-all", "7", "8", "9", "--json", socket=controller.path).stdout)
     assert [(row["job_id"], row["state"]) for row in document["jobs"]] == [
         ("8", "cannot be asked"), ("9", "cannot be asked"), ("7", "done"),
@@ -452,7 +453,7 @@ def test_restart_of_several_jobs_moves_all_of_them(controller: FakeController) -
     controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
     told = run("restart", "7", "8", "--exclude", "n1", "--no-wait", socket=controller.path)
     assert "under way" in told.stdout and told.exit_code == 1, "one was not allowed"
-    assert controller.requests[1][2] == {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]}
+    assert has(controller.requests[1][2], {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]})
 
 
 def test_status_me_asks_for_ones_own(controller: FakeController) -> None:

@@ -64,7 +64,7 @@ NOT_TAKEN = b'{"error": "This controller is the standby; the active one is mgmt2
 
 def test_an_answer_of_the_controllers_user_to_this_request_is_believed(answers: dict[str, Any]) -> None:
     answers["body"] = sealed(DIGEST)
-    assert MungeExchange(answers["address"], 5.0)("GET", "/v1/status", None) == (404, "", b'{"error": "no"}')
+    assert MungeExchange(answers["address"], 5.0)("GET", "/v1/status", b"") == (404, "", b'{"error": "no"}')
     assert answers["authorization"] == f"Munge MUNGE:{DIGEST}:"
 
 
@@ -77,14 +77,14 @@ def test_no_other_answer_is(answers: dict[str, Any], monkeypatch: pytest.MonkeyP
     ):
         answers["body"] = body
         with pytest.raises(ExchangeFailed, match=words):
-            ask("GET", "/v1/status", None)
+            ask("GET", "/v1/status", b"")
     answers["body"] = sealed(DIGEST)
     monkeypatch.setenv("MADE_BY", "78")
     with pytest.raises(ExchangeFailed, match="is not the controller"):
-        ask("GET", "/v1/status", None)
+        ask("GET", "/v1/status", b"")
     answers["status"], answers["body"] = 403, b'{"error": "this door is for users"}'
     with pytest.raises(ExchangeFailed, match="refuses: this door is for users"):
-        ask("GET", "/v1/status", None)
+        ask("GET", "/v1/status", b"")
 
 
 def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
@@ -92,7 +92,7 @@ def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
         MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)._send("GET", "/", b"", {})
     assert "controller.user_listen" in caught.value.todo
     with pytest.raises(ExchangeFailed, match="knows no user no-such-user-here"):
-        MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", None)
+        MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", b"")
 
 
 @contextlib.contextmanager
@@ -134,7 +134,7 @@ def test_of_two_controllers_the_active_one_answers(answers: dict[str, Any], meth
         )
         ask = MungeExchanges(addresses, 5.0)
         for _ in range(2):
-            assert ask(method, "/v1/status", None)[0] == 404
+            assert ask(method, "/v1/status", b"")[0] == 404
     assert answers["asked"] == 2
 
 
@@ -142,18 +142,18 @@ def test_a_restart_that_one_may_have_taken_is_not_asked_of_the_other(answers: di
     answers["body"] = sealed(DIGEST)
     with a_port(None) as cut_off:
         with pytest.raises(ExchangeFailed, match="cannot be asked"):
-            MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("POST", "/v1/restart", {"job_id": "7"})
+            MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("POST", "/v1/restart", b"{}")
         assert "asked" not in answers
     with a_port(None) as cut_off:
-        assert MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("GET", "/v1/status", None)[0] == 404
+        assert MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("GET", "/v1/status", b"")[0] == 404
 
 
 def test_without_an_active_one_both_say_why(answers: dict[str, Any]) -> None:
     with a_port() as standby, pytest.raises(ExchangeFailed, match=r"is the standby.*cannot be asked") as caught:
-        MungeExchanges(f"{standby},{NOBODY_THERE}", 5.0)("GET", "/v1/status", None)
+        MungeExchanges(f"{standby},{NOBODY_THERE}", 5.0)("GET", "/v1/status", b"")
     assert "has to be active" in caught.value.todo
     with a_port() as standby, pytest.raises(ExchangeFailed, match="is the standby") as caught:
-        MungeExchanges(standby, 5.0)("GET", "/v1/status", None)
+        MungeExchanges(standby, 5.0)("GET", "/v1/status", b"")
     assert caught.value.todo.startswith("Name both controllers: munge://127.0.0.1:")
     with pytest.raises(ExchangeFailed, match="is no address"):
         MungeExchanges(f"{NOBODY_THERE},", 5.0)

@@ -44,8 +44,8 @@ WARY = status(
         {"id": "aa02", "kind": "slow_job", "state": "pending", "summary": "Job 1 is slow.", "opened_at": AT},
     ],
     incidents={"firing": 2, "pending": 1, "resolved": 2},
-    silences=[{"id": "s1", "what": "node n1", "by": "ann", "reason": "a cable", "at": 1.0, "until": AT}],
-    left_out=[{"count": 12, "whose": "processes", "uid": 1501, "job_id": "4712", "meaning": "their ranks are not judged", "what": "processes", "age_s": 1.0}],
+    silences=[{"id": "s1", "nodes": ["n1"], "by": "ann", "reason": "a cable", "at": 1.0, "until": AT}],
+    left_out=[{"count": 12, "whose": "processes", "uid": 1501, "job_id": "4712", "what": "processes", "age_s": 1.0}],
 )  # fmt: skip
 DIAGNOSIS = {
     "ranks": 8, "missing": [], "is_hang": True, "class": "collective_hang",
@@ -150,8 +150,8 @@ ALLOWED = {
 SILENCES = {
     "id": "s1",
     "silences": [
-        {"id": "s1", "what": "node n1", "by": "ann", "reason": HOSTILE, "at": 1.0, "until": AT},
-        {"id": "s2", "what": "job 7", "by": "bob"},
+        {"id": "s1", "nodes": ["n1"], "by": "ann", "reason": HOSTILE, "at": 1.0, "until": AT},
+        {"id": "s2", "jobs": ["7"], "by": "bob", "at": 1.0, "until": AT},
     ],
 }
 STORY = {("GET", "/v1/report?job=7&from=0"): REPORT, ("GET", "/v1/incidents?job=7"): [incident()],

@@ -13,7 +13,6 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from slurm_watchdog.cli import client as cli_client
 from slurm_watchdog.cli.bundle import bundle_files
 from slurm_watchdog.controller.api.answers import without_kernel_lines
 from slurm_watchdog.controller.api.asking import operators_of
@@ -116,14 +115,10 @@ def test_explain_page_and_bundle_of_two_incidents_show_the_same_stacks_to_those_
         "taken 4 s after the incident began", "taken 2 s after the incident began",
     )  # fmt: skip
 
-    class Client(cli_client.Client):
-        def __init__(self) -> None:
-            pass
+    def fetch(piece: Any) -> Any:
+        return asyncio.run(answers(door(), f"/v1/incidents/{piece['incident']}/evidence/{piece['number']}"))[0]
 
-        def evidence(self, incident_id: str, number: int) -> Any:
-            return asyncio.run(answers(door(), f"/v1/incidents/{incident_id}/evidence/{number}"))[0]
-
-    files = bundle_files(told, lambda piece: Client().piece(told, piece))
+    files = bundle_files(told, fetch)
     bundle = {file.name: file.data for file in files}
     assert "stacks/n1/rank-3.txt" in bundle
     assert json.loads(bundle["diagnosis.json"]) == SHARED

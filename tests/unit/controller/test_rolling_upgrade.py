@@ -17,6 +17,7 @@ import sqlalchemy as sa
 import slurm_watchdog
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.journal.tables import SCHEMA_VERSION
+from slurm_watchdog.model.documents import Paused, PauseRequest, Status
 from tests.builders.controller_services import Service, environment_of, seconds_until
 from tests.builders.identity_files import controller_files, make_authority, node_files
 from tests.builders.postgresql import postgresql_server
@@ -135,7 +136,7 @@ def test_standby_first_then_the_other_and_whichever_release_the_agents_have_no_r
                 agents.append(Reporter(node, directory, urls, release, tmp_path / node))
             try:
                 seconds_until(other.refusal, "the second is the standby")
-                one.client.pause("upgrade")
+                one.client.post(Paused, "/v1/pause", body=PauseRequest(reason="upgrade"))
                 seconds_until(lambda: all(each.is_heard() for each in agents), "the old one takes reports of both")
 
                 other.end()  # the standby first
@@ -146,7 +147,7 @@ def test_standby_first_then_the_other_and_whichever_release_the_agents_have_no_r
                 assert one.end() == 0
                 seconds_until(other.is_active, "the new release takes over")
                 assert value("SELECT version FROM journal_schema") == SCHEMA_VERSION + 1
-                paused = other.client.status()[0].paused
+                paused = other.client.get(Status, "/v1/status").paused
                 assert paused is not None and paused.reason == "upgrade"
                 seconds_until(lambda: all(each.is_heard() for each in agents), "the new one takes reports of both")
 
@@ -167,7 +168,9 @@ def test_standby_first_then_the_other_and_whichever_release_the_agents_have_no_r
                 seconds_until(one.refusal, "the first is the new release, too")
                 other.end()
                 seconds_until(one.is_active, "and can take over")
-                assert (paused := one.client.status()[0].paused) is not None and paused.reason == "upgrade"
+                assert (
+                    paused := one.client.get(Status, "/v1/status").paused
+                ) is not None and paused.reason == "upgrade"
                 seconds_until(lambda: all(each.is_heard() for each in agents), "every report arrives")
                 for each in agents:
                     assert not set(each.counts()) - {"made", "sent", "failed"}, each.counts()

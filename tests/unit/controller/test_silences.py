@@ -154,7 +154,7 @@ def test_an_operator_silences_lists_and_ends(tmp_path: Path) -> None:
         ("GET", "/v1/status", None),
     )  # fmt: skip
     (one,) = told["silences"]
-    assert (one["id"], one["what"], one["reason"]) == (made["id"], "node n1", "a cable")
+    assert (one["id"], one["nodes"], one["reason"]) == (made["id"], ["n1"], "a cable")
     assert seen["silences"] == told["silences"]
     assert [each["quiet"].partition(" until ")[0] for each in seen["open"]] == [f"silenced by uid {OPERATOR}"]
     (status, left), (again, _) = asked(

@@ -16,6 +16,7 @@ from slurm_watchdog.agent.delivery.sender import Sender
 from slurm_watchdog.agent.delivery.spool import Spool
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.journal.lease import EXIT_CODE
+from slurm_watchdog.model.documents import Paused, PauseRequest, Status
 from slurm_watchdog.model.report import Report
 from tests.builders.controller_services import Service, seconds_until
 from tests.builders.identity_files import controller_files, make_authority, node_files
@@ -59,12 +60,12 @@ def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report
             # Between two renewals that a busy machine has delayed nobody holds the lease.
             seconds_until(lambda: f":{one.port}" in other.refusal(), "the second says who is active")
             assert "standby" in other.refusal()
-            one.client.pause("storage")
+            one.client.post(Paused, "/v1/pause", body=PauseRequest(reason="storage"))
 
             one.process.kill()
             took_s = seconds_until(under_load(other.is_active), "the standby takes over from one that was killed")
             assert took_s <= BUSY_S
-            paused = other.client.status()[0].paused
+            paused = other.client.get(Status, "/v1/status").paused
             assert paused is not None and paused.reason == "storage"
 
             one.process.wait(10)
@@ -73,10 +74,10 @@ def test_of_two_controllers_one_acts_whatever_becomes_of_the_other_and_no_report
             other.process.send_signal(signal.SIGSTOP)
             took_s = seconds_until(under_load(one.is_active), "the standby takes over from one that does not move")
             assert took_s <= BUSY_S
-            one.client.resume()
+            one.client.post(Paused, "/v1/resume")
             other.process.send_signal(signal.SIGCONT)
             assert other.process.wait(10) == EXIT_CODE
-            assert one.is_active() and one.client.status()[0].paused is None
+            assert one.is_active() and one.client.get(Status, "/v1/status").paused is None
 
             other.start()
             seconds_until(other.refusal, "the one that was stopped is the standby now")

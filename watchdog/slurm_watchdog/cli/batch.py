@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import click
+from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
@@ -15,10 +16,20 @@ from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, fail
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, render, show
-from slurm_watchdog.model.documents import ActionRun, Answered, SelectedJob
+from slurm_watchdog.model.actions import Wish
+from slurm_watchdog.model.documents import (
+    MAX_AT_ONCE,
+    MAX_FOLLOWED,
+    ActionRun,
+    Answered,
+    AnsweredAll,
+    FollowRequest,
+    Progress,
+    SaveRequest,
+    Selected,
+    SelectedJob,
+)
 
-AT_ONCE: Final = 50
-"""Jobs of one request: the controller takes no more."""
 SAVED: Final = ("wait_checkpoint", "done")
 LOOK_EVERY_S: Final = 1.0
 RECONNECT_LIMIT_S: Final = 120.0
@@ -31,7 +42,7 @@ ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 def named_jobs(client: Client, job_ids: Sequence[str]) -> list[SelectedJob]:
     """These jobs; all that run if none is named. Raises ClientError."""
-    running = {job.job_id: job for job in client.running_jobs()}
+    running = {job.job_id: job for job in client.get(Selected, "/v1/requests/jobs").jobs}
     if not job_ids:
         return list(running.values())
     gone = "it does not run, or is not watched"
@@ -88,19 +99,19 @@ class Row:
             self.why = action.operations[-1].operation.replace("_", " ")
 
 
-def ask_many(client: Client, jobs: Sequence[SelectedJob], body: dict[str, Any], asked: Asked, *, wait: bool) -> int:
+def ask_many(client: Client, jobs: Sequence[SelectedJob], body: SaveRequest, asked: Asked, *, wait: bool) -> int:
     """Asks for the same of all jobs that can be asked, follows it to its end unless not to `wait`, and prints what
     became of each. Returns the exit code: 1 if it was not done to all, or no job was selected. Raises ClientError."""
     rows = {job.job_id: Row(job) for job in jobs}
     able = [job_id for job_id, row in rows.items() if row.state == "under way"]
-    for start in range(0, len(able), AT_ONCE):
-        some = able[start : start + AT_ONCE]
-        for answered in client.ask_jobs({**body, "job_ids": some}):
+    for start in range(0, len(able), MAX_AT_ONCE):
+        some = structs.replace(body, job_ids=tuple(able[start : start + MAX_AT_ONCE]))
+        for answered in client.post(AnsweredAll, "/v1/requests", body=some).jobs:
             rows[answered.job_id].take(answered)
     if wait:
         follow(client, list(rows.values()), asked, lambda: _news(list(rows.values())))
     print_rows(list(rows.values()), asked)
-    fine = {"done", "not needed"} | ({"under way"} if body["wish"] == "restart" and not wait else set())
+    fine = {"done", "not needed"} | ({"under way"} if body.wish is Wish.RESTART and not wait else set())
     good = bool(rows) and all(row.state in fine for row in rows.values())
     return EXIT_FINE if good else EXIT_FOUND
 
@@ -111,7 +122,7 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
     try:
         while left := {row.incident_id: row for row in rows if row.is_followed}:
             try:
-                found = client.progress(list(left))
+                found = _progress(client, tuple(left))
             except ClientError as error:
                 if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
                     fail(error, asked.as_json, EXIT_UNKNOWN)
@@ -128,6 +139,14 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
                 wait_readable((), LOOK_EVERY_S)
     except KeyboardInterrupt:
         click.echo("No longer following; what was begun continues: slurm-watchdog status", err=True)
+
+
+def _progress(client: Client, incident_ids: tuple[str, ...]) -> dict[str, ActionRun]:
+    found: dict[str, ActionRun] = {}
+    for start in range(0, len(incident_ids), MAX_FOLLOWED):
+        some = FollowRequest(incident_ids=incident_ids[start : start + MAX_FOLLOWED])
+        found |= client.post(Progress, "/v1/requests/progress", body=some).actions
+    return found
 
 
 def _news(rows: Sequence[Row]) -> list[str]:

@@ -6,9 +6,10 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import click
+from msgspec import to_builtins
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
@@ -76,7 +77,7 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
         _diagnose_files(given, config_file, as_json)
     try:
         client = choose(socket_path, config_file)
-        found, document = _collect(client, given[0], quiet=as_json)
+        found = _collect(client, given[0], quiet=as_json)
     except ClientError as error:
         wrong = error.http_status in (400, 403)
         fail(error, as_json, None if wrong else EXIT_UNKNOWN)
@@ -84,7 +85,7 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
         what = f"Job {given[0]} has ended or was restarted while its ranks were asked."
         fail(ClientError(what, "See: slurm-watchdog status"), as_json, EXIT_UNKNOWN)
     if as_json:
-        print_json({"job_id": given[0], "took_s": found.age_s, **document["diagnosis"]})
+        print_json(to_builtins(found.diagnosis) | {"job_id": given[0], "took_s": found.age_s})
     else:
         for node in found.nodes:
             if node.state == "failed":
@@ -94,16 +95,19 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
     sys.exit(EXIT_UNKNOWN if is_hang is None else EXIT_FOUND if is_hang else EXIT_FINE)
 
 
-def _collect(client: Client, job_id: str, *, quiet: bool) -> tuple[DiagnosisProgress, Any]:
+def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
     """Asks the nodes, and waits until all have answered or it is over. Raises ClientError."""
-    started, _ = client.start_diagnosis(job_id)
+    from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
+    from slurm_watchdog.model.documents import JobRequest
+
+    started = client.post(DiagnosisProgress, "/v1/diagnose", body=JobRequest(job_id=job_id))
     began, nodes = clock.monotonic(), count(len(started.nodes), "node")
     with click.progressbar(length=len(started.nodes), label=f"Asking {nodes}", file=sys.stderr, hidden=quiet) as bar:
         while True:
-            found, document = client.diagnosis(started.id)
+            found = client.get(DiagnosisProgress, "/v1/diagnose/{}", started.id)
             bar.update(sum(node.state != "asked" for node in found.nodes) - bar.pos)
             if found.state == "done":
-                return found, document
+                return found
             if clock.monotonic() - began > COLLECTION_LIMIT_S:
                 raise ClientError(f"The evidence of job {job_id} was not complete within {COLLECTION_LIMIT_S:.0f} s.")
             wait_readable((), POLL_S)

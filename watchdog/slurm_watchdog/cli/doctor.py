@@ -127,8 +127,10 @@ def _read(path: str) -> str:
 
 def _status(socket_path: str | None, config_file: str | None) -> Status | str:
     """What the controller reports, or why it does not."""
+    from slurm_watchdog.model.documents import Status
+
     try:
-        return choose(socket_path, config_file).status()[0]
+        return choose(socket_path, config_file).get(Status, "/v1/status")
     except ClientError as error:
         return error.what
 

@@ -54,10 +54,12 @@ def explain(
     client = asked.client(incident_id)
     if bundle_file is not None:
         check_name(bundle_file)
-    found, document = client.incident(incident_id)
+    found = client.get(Explanation, "/v1/incidents/{}", incident_id)
+    document = msgspec.to_builtins(found)
 
     def fetch(piece: Any) -> Any:
-        return client.piece(document, piece)
+        stored_with = piece["incident"] or found.incident.id
+        return client.get(dict, "/v1/incidents/{}/evidence/{}", stored_with, piece["number"])
 
     if bundle_file is not None:
         files = write_bundle(bundle_file, document, fetch)

@@ -25,6 +25,7 @@ from slurm_watchdog.cli.options import (
     service_paths,
 )
 from slurm_watchdog.cli.terminal import clean, moment
+from slurm_watchdog.model.documents import Explanation
 from slurm_watchdog.standalone.own_runs import (
     OwnRun,
     ended_runs,
@@ -99,7 +100,7 @@ class Asked:
             try:
                 client = _past(run.directory)
                 if incident_id is not None:
-                    client.incident(incident_id)
+                    client.get(Explanation, "/v1/incidents/{}", incident_id)
             except ClientError:
                 continue
             click.echo(f"From the journal of your {clean(describe(run))}", err=True)

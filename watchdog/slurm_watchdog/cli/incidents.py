@@ -5,9 +5,10 @@ from __future__ import annotations
 import pwd
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
+from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
@@ -83,36 +84,35 @@ def incidents(
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
     """
     owner = _uid(user)
-    both = asked.client().incidents(job_id)
-    chosen = wanted(list(zip(*both, strict=True)), clock.wall(), kind, state, owner, since_s, limit)
-    found = [each for each, _ in chosen]
+    known = asked.client().get(list[Incident], "/v1/incidents", job=job_id)
+    found = wanted(known, clock.wall(), kind, state, owner, since_s, limit)
     firing = sum(map(is_wrong, found))
-    rows = [{**row, "hints": [hint.as_json() for hint in hints_of(each)]} for each, row in chosen if asked.as_json]
+    whole = found if asked.as_json else []
+    rows = [structs.asdict(each) | {"hints": [hint.as_json() for hint in hints_of(each)]} for each in whole]
     values = {"found": found, "firing": firing, "job_id": job_id, "state": shown_state}
     asked.answer(rows, lambda: show("incidents", named=named, **values))
     sys.exit(EXIT_FOUND if firing else EXIT_FINE)
 
 
 def wanted(
-    rows: Sequence[tuple[Incident, Any]],
+    incidents: Sequence[Incident],
     now: float,
     kinds: Sequence[str] = (),
     states: Sequence[str] = (),
     owner_uid: int | None = None,
     since_s: float | None = None,
     limit: int | None = None,
-) -> list[tuple[Incident, Any]]:
-    """Those of `rows` (incident, its document) that are asked for, in their order; empty and None: all."""
+) -> list[Incident]:
+    """Those that are asked for, in their order; empty and None: all."""
     found = [
-        row
-        for row in rows
-        for each in row[:1]
+        each
+        for each in incidents
         if (not kinds or each.kind in kinds)
         and (not states or shown_state(each) in states)
         and (owner_uid is None or owner_uid in each.owner_uids)
         and (since_s is None or (each.opened_at is not None and each.opened_at >= now - since_s))
     ]
-    newest = sorted(range(len(found)), key=lambda at: found[at][0].opened_at or 0.0)[-(limit or len(found)) :]
+    newest = sorted(range(len(found)), key=lambda at: found[at].opened_at or 0.0)[-(limit or len(found)) :]
     return [found[at] for at in sorted(newest)]
 
 

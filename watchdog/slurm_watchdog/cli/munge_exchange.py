@@ -46,7 +46,7 @@ class MungeExchanges:
         connect_s = min(CONNECT_S, deadline_s) if len(each) > 1 else deadline_s
         self._all = [MungeExchange(address, deadline_s, connect_s) for address in each]
 
-    def __call__(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
+    def __call__(self, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
         """The first answer; from then on the one that gave it is asked first. What changes something is asked of
         another one only if the one before has not taken it. Raises ExchangeFailed."""
         failures: list[ExchangeFailed] = []
@@ -81,14 +81,13 @@ class MungeExchange:
         self._user = found[1] or DEFAULT_USER
         self._socket = ["--socket", munge_socket] if munge_socket else []
 
-    def __call__(self, method: str, target: str, body: object) -> tuple[int, str, bytes]:
+    def __call__(self, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
         """(status, its words, body) of the answer. Raises ExchangeFailed."""
-        data = b"" if body is None else json.dumps(body).encode()
-        digest = request_digest(method, target, data)
+        digest = request_digest(method, target, body)
         uid = self._uid()
         argv = ["munge", "--restrict-uid", str(uid), "--cipher", "aes128", *self._socket]
         credential = self._run(argv, digest.encode()).strip()
-        status, answer = self._send(method, target, data, {"Authorization": f"Munge {credential}"})
+        status, answer = self._send(method, target, body, {"Authorization": f"Munge {credential}"})
         if status != 200:  # said before who asks was known: nobody vouches for it, and nothing follows from it
             what = f"{self._host} refuses: {_word(answer, 'error') or 'it gives no reason'}"
             if _word(answer, "code") == STANDBY:

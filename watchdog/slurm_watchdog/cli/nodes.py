@@ -11,7 +11,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND
 from slurm_watchdog.cli.terminal import show
-from slurm_watchdog.model.node_documents import NodeEventRequest, NodeTable
+from slurm_watchdog.model.node_documents import NodeEventAdded, NodeEventRequest, NodeHistory, NodeTable
 
 
 @click.command()
@@ -36,7 +36,10 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
         raise click.UsageError("--mended needs a NODE")
     client = asked.client()
     if node is not None and mended is not None:
-        client.add_node_event(node, NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended))
-    found, document = client.nodes() if node is None else client.node(node)
-    asked.answer(document, lambda: show("nodes" if node is None else "node", found=found, now=clock.wall()))
+        event = NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended)
+        client.post(NodeEventAdded, "/v1/nodes/{}/events", node, body=event)
+    found: NodeTable | NodeHistory = (
+        client.get(NodeTable, "/v1/nodes") if node is None else client.get(NodeHistory, "/v1/nodes/{}", node)
+    )
+    asked.answer(found, lambda: show("nodes" if node is None else "node", found=found, now=clock.wall()))
     sys.exit(EXIT_FOUND if (found.suspects if isinstance(found, NodeTable) else found.suspect) else EXIT_FINE)

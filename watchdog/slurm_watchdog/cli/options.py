@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
+from msgspec import to_builtins
 
 from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
 from slurm_watchdog.cli.client import ClientError
@@ -265,7 +266,7 @@ def versioned(document: object) -> object:
 
     The version rises when a key is taken away or changes its meaning, not when one is added.
     """
-    context = click.get_current_context(silent=True)
+    document, context = to_builtins(document), click.get_current_context(silent=True)
     if isinstance(document, list) and context is not None and JSON_OBJECT in context.meta:
         document = {"items": document}
     return {"schema_version": JSON_SCHEMA_VERSION, **document} if isinstance(document, dict) else document

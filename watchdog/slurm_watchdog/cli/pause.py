@@ -6,6 +6,7 @@ import click
 
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.terminal import sentence
+from slurm_watchdog.model.documents import Paused, PauseRequest
 
 
 @click.command()
@@ -18,10 +19,10 @@ def pause(asked: Asked, reason: str) -> None:
     Example:
       slurm-watchdog pause "storage maintenance until Monday"
     """
-    answer, document = asked.client().pause(reason)
+    answer = asked.client().post(Paused, "/v1/pause", body=PauseRequest(reason=reason))
     why = f" ({answer.paused.reason})" if answer.paused and answer.paused.reason else ""
     said = f"Paused{why}: nothing is acted on until `slurm-watchdog resume`. Watching and alerts continue."
-    asked.answer(document, lambda: sentence(said))
+    asked.answer(answer, lambda: sentence(said))
 
 
 @click.command(short_help="Ends a pause.")
@@ -34,4 +35,4 @@ def resume(asked: Asked) -> None:
       slurm-watchdog resume
     """
     said = "Resumed: the mode of each detector decides again what is acted on."
-    asked.answer(asked.client().resume()[1], lambda: sentence(said))
+    asked.answer(asked.client().post(Paused, "/v1/resume"), lambda: sentence(said))

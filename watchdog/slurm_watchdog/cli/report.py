@@ -69,8 +69,8 @@ def report(
         raise click.UsageError("--week and --from exclude each other")
     now = clock.wall()
     query |= {"from": str(now - WEEK_S if since is None else since), "to": str(now if until is None else until)}
-    found, document = asked.client().report({name: value for name, value in query.items() if value})
-    asked.answer(document, lambda: print_report(found, save_s))
+    found = asked.client().get(Report, "/v1/report", **query)
+    asked.answer(found, lambda: print_report(found, save_s))
 
 
 def print_report(found: Report, save_s: float) -> None:

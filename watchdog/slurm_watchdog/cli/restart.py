@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
 
 import click
-import msgspec
+from msgspec import structs
 
 from slurm_watchdog.cli.batch import Row, ask_many, follow, named_jobs
 from slurm_watchdog.cli.client import Client, ClientError
@@ -21,7 +20,15 @@ from slurm_watchdog.cli.options import (
     print_json,
 )
 from slurm_watchdog.cli.terminal import clean, drawn_columns, render, sentence, show
-from slurm_watchdog.model.documents import Accepted, SelectedJob
+from slurm_watchdog.model.actions import Wish
+from slurm_watchdog.model.documents import (
+    Answered,
+    Cancelled,
+    JobRequest,
+    RestartRequest,
+    SaveRequest,
+    SelectedJob,
+)
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")
@@ -81,14 +88,15 @@ def restart(
         raise click.UsageError("name one JOB, or, without --now and --cancel, several")
     client = asked.client()
     if len(job_ids) > 1:
-        body = {"wish": "restart", "exclude": exclude, "reason": reason}
+        body = SaveRequest(job_ids=(), wish=Wish.RESTART, exclude=tuple(exclude), reason=reason)
         sys.exit(ask_many(client, named_jobs(client, job_ids), body, asked, wait=not no_wait))
     (job_id,) = job_ids
     if how == "cancel":
         said = f"The restart of job {job_id} is cancelled; the job is left as it is."
-        asked.answer(client.cancel_restart(job_id), lambda: sentence(said))
+        cancelled = client.post(Cancelled, "/v1/restart/cancel", body=JobRequest(job_id=job_id))
+        asked.answer(cancelled, lambda: sentence(said))
         return
-    accepted, document = _ask(client, asked, job_id, exclude, reason, how == "now")
+    accepted = _ask(client, asked, job_id, exclude, reason, how == "now")
     if not asked.as_json:
         show("restart", job_id=job_id, accepted=accepted)
     row = Row(SelectedJob(job_id=job_id), incident_id=accepted.incident_id)
@@ -104,21 +112,22 @@ def restart(
                 "The owner of the job may see it, and those named in security.operators: slurm-watchdog status has its "
                 "state.",
             )
-        document |= msgspec.to_builtins({"operations": row.action.operations, "end": row.action.end})
     if asked.as_json:
-        print_json(document)
+        end = {} if row.action is None else {"operations": row.action.operations, "end": row.action.end}
+        print_json(structs.asdict(accepted) | end)
     is_fine = accepted.verdict == "allowed" and (row.action is None or row.action.end is None or row.action.end.ok)
     sys.exit(EXIT_FINE if is_fine else EXIT_FOUND)
 
 
-def _ask(client: Client, asked: Asked, job_id: str, exclude: list[str], reason: str, now: bool) -> tuple[Accepted, Any]:
+def _ask(client: Client, asked: Asked, job_id: str, exclude: list[str], reason: str, now: bool) -> Answered:
     """Asks for the restart; of a job that hangs a person at a terminal is asked whether it may be requeued at once."""
+    body = RestartRequest(job_id=job_id, exclude=tuple(exclude), reason=reason, now=now)
     try:
-        return client.restart(job_id, exclude, reason, now)
+        return client.post(Answered, "/v1/restart", body=body)
     except ClientError as error:
         if error.code != "hangs" or asked.as_json or not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise
         sentence(f"{clean(error.what[:1].upper() + error.what[1:].removesuffix(': ask with --now'))}.")
         if not click.confirm("Requeue it now?", err=True):
             raise
-    return client.restart(job_id, exclude, reason, True)
+    return client.post(Answered, "/v1/restart", body=structs.replace(body, now=True))

@@ -19,6 +19,8 @@ from slurm_watchdog.cli.options import (
     no_selectors,
 )
 from slurm_watchdog.cli.terminal import count, sentence
+from slurm_watchdog.model.actions import Wish
+from slurm_watchdog.model.documents import SaveRequest
 
 
 def date_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -88,5 +90,5 @@ def save_all(
     if jobs and not asked.as_json:
         deaf = sum(bool(job.why_not) for job in jobs)
         sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
-    body = {"wish": "hold" if hold else "save", "before": before_at, "reason": reason}
+    body = SaveRequest(job_ids=(), wish=Wish.HOLD if hold else Wish.SAVE, before=before_at, reason=reason)
     sys.exit(ask_many(client, jobs, body, asked, wait=not no_wait))

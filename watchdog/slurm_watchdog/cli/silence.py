@@ -8,6 +8,7 @@ from click.core import ParameterSource
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import expand_nodes, seconds_of
 from slurm_watchdog.cli.terminal import show
+from slurm_watchdog.model.documents import SilenceRequest, Silences
 
 DEFAULT_FOR = "2h"
 
@@ -46,15 +47,16 @@ def silence(
       slurm-watchdog silence
       slurm-watchdog silence --end 3f2a9c11
     """
-    selectors = {"kinds": list(kinds), "jobs": list(jobs), "nodes": nodes}
+    selects = bool(kinds or jobs or nodes)
     given = click.get_current_context().get_parameter_source
-    if end_id is None and not any(selectors.values()) and (reason or given("for_s") is ParameterSource.COMMANDLINE):
+    if end_id is None and not selects and (reason or given("for_s") is ParameterSource.COMMANDLINE):
         raise click.UsageError("name what to silence: --kind, --job or --node")
     client = asked.client()
     if end_id is not None:
-        answer, document = client.end_silence(end_id)
-    elif any(selectors.values()):
-        answer, document = client.silence(selectors, for_s, reason)
+        answer = client.post(Silences, "/v1/silences/{}/end", end_id)
+    elif selects:
+        body = SilenceRequest(kinds=kinds, jobs=jobs, nodes=tuple(nodes), for_s=for_s, reason=reason)
+        answer = client.post(Silences, "/v1/silences", body=body)
     else:
-        answer, document = client.silences()
-    asked.answer(document, lambda: show("silences", silences=answer.silences, made=answer.id, before=""))
+        answer = client.get(Silences, "/v1/silences")
+    asked.answer(answer, lambda: show("silences", silences=answer.silences, made=answer.id, before=""))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, describe, own_instead
 from slurm_watchdog.cli.options import (
@@ -103,8 +104,8 @@ def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
     client = asked.client()
     if watching:
         sys.exit(_watch(client, every_s, asked.as_json))
-    answer, document = client.status(me=me)
-    asked.answer(document, lambda: _print(answer, document))
+    answer = client.get(Status, "/v1/status", me=1 if me else None)
+    asked.answer(answer, lambda: _print(answer, None))
     sys.exit(exit_code(answer))
 
 
@@ -116,6 +117,7 @@ def screen(found: Status, columns: int | None, **changes: Any) -> list[str]:
     values: dict[str, Any] = {"found": found, "jobs": jobs, "rows": len(jobs), "watched": False, "shown": MAX_SHOWN}
     values |= {"headline": f"{LEVEL_NAMES[code]}: {found.headline}", "style": LEVEL_STYLES[code]}
     values |= {"reasons": [each for each in jobs if each[1].reason][:MAX_JOB_REASONS], "fresh_s": FRESH_S}
+    values |= {"meanings": CAPS}
     return render("status", columns, now=clock.wall(), sparkline=sparkline, **values | changes)
 
 
@@ -186,7 +188,8 @@ def _watch(client: Client, every_s: float, as_json: bool) -> int:
 def _look(client: Client) -> tuple[Status | None, Any]:
     """The status, and the document with it or with the reason why there is none."""
     try:
-        return client.status()
+        found = client.get(Status, "/v1/status")
+        return found, found
     except ClientError as error:
         return None, {"error": error.what, "next": error.todo}
 

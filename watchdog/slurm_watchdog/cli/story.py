@@ -13,7 +13,8 @@ import msgspec
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
 from slurm_watchdog.cli.options import job_argument
 from slurm_watchdog.cli.terminal import as_text, show
-from slurm_watchdog.model.documents import Explanation
+from slurm_watchdog.model.documents import Explanation, Incident
+from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
 
@@ -45,20 +46,20 @@ def story(
       slurm-watchdog story 4711_3 --no-accounting
     """
     client = asked.client()
-    found, document = client.report({"job": job_id, "from": "0"})
-    incidents, _ = client.incidents(job_id)
-    explained = [client.incident(each.id) for each in incidents[:MAX_INCIDENTS]]
+    found = client.get(Report, "/v1/report", job=job_id, **{"from": 0})
+    incidents = client.get(list[Incident], "/v1/incidents", job=job_id)[:MAX_INCIDENTS]
+    explained = [client.get(Explanation, "/v1/incidents/{}", each.id) for each in incidents]
     recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
     before, ends = paired(found.runs, recorded)
     known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
     told = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
     rows = [(each, each) for each in before] + [(run, ends.get(at, run)) for at, run in enumerate(found.runs)]
     rows.sort(key=lambda row: row[0].began_at)
-    happened = [(each, evidence_words(each)) for each, _ in explained]
+    happened = [(each, evidence_words(each)) for each in explained]
     happened.sort(key=lambda each: each[0].incident.opened_at or 0.0)
     values: dict[str, Any] = {"job_id": job_id, "job": found.jobs[0] if found.jobs else None, "why_not": why_not}
     values |= {"rows": [run_row(*row) for row in rows], "incidents": happened}
-    whole = {"report": document, "incidents": [each for _, each in explained], "accounting": told}
+    whole = {"report": found, "incidents": explained, "accounting": told}
     asked.answer(whole, lambda: show("story", **values))
 
 

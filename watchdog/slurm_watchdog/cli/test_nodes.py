@@ -29,7 +29,7 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.terminal import clean, show
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_documents import NodeEventRequest
+from slurm_watchdog.model.node_documents import NodeEventAdded, NodeEventRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -205,6 +205,7 @@ def tell_controller(report: Report, config_file: str | None) -> None:
     found += [(each.node, "test_passed", "", f"test-nodes: well, beside {each.peers} peers") for each in well]
     try:
         for node, kind, place, what in found:
-            client.add_node_event(node, NodeEventRequest(kind=kind, id=run, place=place, what=what))
+            event = NodeEventRequest(kind=kind, id=run, place=place, what=what)
+            client.post(NodeEventAdded, "/v1/nodes/{}/events", node, body=event)
     except ClientError as error:
         click.echo(f"The controller does not remember all of it: {clean(error.what)}", err=True)

@@ -12,6 +12,7 @@ from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import ActionEnd, Wish
 from slurm_watchdog.model.incidents import Culprit
+from slurm_watchdog.model.silence import Silence
 
 
 class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -156,28 +157,11 @@ class Delivery(Answer, frozen=True, kw_only=True):
     """Age of the oldest of these."""
 
 
-class Silence(Answer, frozen=True, kw_only=True):
-    """What people are not notified of."""
-
-    id: str
-    what: str = ""
-    reason: str = ""
-    by: str = ""
-    at: float | None = None
-    until: float | None = None
-
-
 class Silences(Answer, frozen=True, kw_only=True):
     """Those that hold, and the id of the one that was just made."""
 
     id: str | None = None
     silences: tuple[Silence, ...] = ()
-
-
-class LeftOut(Shortage, frozen=True, kw_only=True):
-    """What the controller has no room for, lately."""
-
-    meaning: str = ""
 
 
 class Reason(Answer, frozen=True, kw_only=True):
@@ -203,7 +187,8 @@ class Status(Answer, frozen=True, kw_only=True):
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
     silences: tuple[Silence, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[Shortage, ...] = ()
+    """What the controller has no room for, lately."""
     deliveries: tuple[Delivery, ...] = ()
     waiting: Mapping[str, str] = {}
     """Job -> why its restart does not come about."""
@@ -222,26 +207,15 @@ class DecisionSummary(Answer, frozen=True, kw_only=True):
     outcome: str | None = None
 
 
-class Incident(Answer, frozen=True, kw_only=True):
-    id: str
-    kind: str
-    state: str
-    severity: str = ""
-    job_id: str | None = None
-    job_ids: tuple[str, ...] = ()
-    """All jobs that it is about."""
-    opened_at: float | None = None
+class Incident(OpenIncident, frozen=True, kw_only=True):
     fired_at: float | None = None
     resolved_at: float | None = None
     detected_after_s: float | None = None
     culprits: tuple[Culprit, ...] = ()
-    summary: str = ""
     evidence: tuple[Any, ...] = ()
     """Sentences."""
     decisions: tuple[DecisionSummary, ...] = ()
     resolution: str = ""
-    inhibited_by: str | None = None
-    """The incident that explains this one."""
     owner_uids: tuple[int, ...] = ()
     """Owners of its jobs, as far as Slurm has named them; empty for a caller who may not see its details."""
     details_for: str = ""
@@ -267,15 +241,15 @@ class Evidence(Answer, frozen=True, kw_only=True):
 
 
 class Operation(Answer, frozen=True, kw_only=True):
-    """As `OperationRecord`, of any release."""
+    """An `OperationRecord` of any release."""
 
     operation: str
     attempt: int = 1
+    intent_at: float
     outcome: str | None = None
     """None while it is being tried."""
-    detail: str = ""
-    intent_at: float
     outcome_at: float | None = None
+    detail: str = ""
 
 
 class Waiting(Answer, frozen=True, kw_only=True):
@@ -285,15 +259,10 @@ class Waiting(Answer, frozen=True, kw_only=True):
     until: float | None = None
 
 
-class ActionRun(Answer, frozen=True, kw_only=True):
+class ActionRun(DecisionSummary, frozen=True, kw_only=True):
+    """What was done for one decision."""
+
     decision_id: str
-    action: str = ""
-    verdict: str = ""
-    by: str = ""
-    reason: str = ""
-    rule: str = ""
-    """The part of the configuration, or the wish, that gave the ladder."""
-    ladder: tuple[str, ...] = ()
     operations: tuple[Operation, ...] = ()
     waiting: Waiting | None = None
     end: ActionEnd | None = None
@@ -306,16 +275,6 @@ class Explanation(Answer, frozen=True, kw_only=True):
     timeline: tuple[Moment, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     actions: tuple[ActionRun, ...] = ()
-
-
-class Accepted(Answer, frozen=True, kw_only=True):
-    """What policy said to a restart that a person asked for."""
-
-    incident_id: str
-    decision_id: str
-    verdict: str
-    by: str = ""
-    reason: str = ""
 
 
 class SelectedJob(Answer, frozen=True, kw_only=True):
@@ -337,12 +296,14 @@ class Selected(Answer, frozen=True, kw_only=True):
 
 
 class Answered(Answer, frozen=True, kw_only=True):
-    """What policy said to one of many requests."""
+    """What policy said to what a person asked for of a job."""
 
-    job_id: str
+    job_id: str = ""
     verdict: str
+    by: str = ""
     reason: str = ""
-    incident_id: str | None = None
+    incident_id: str = ""
+    decision_id: str = ""
 
 
 class AnsweredAll(Answer, frozen=True, kw_only=True):
@@ -408,5 +369,5 @@ class SilenceRequest(Answer, frozen=True, kw_only=True):
 class Cancelled(Answer, frozen=True, kw_only=True):
     """A restart that was ended before it began."""
 
-    job_id: str
+    job_id: str = ""
     cancelled: bool = True

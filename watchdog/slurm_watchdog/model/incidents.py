@@ -65,8 +65,9 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-class Culprit(Struct, frozen=True, kw_only=True):
-    """Who is named. Fields that are not known stay None; an empty list of culprits names nobody."""
+class Culprit(Struct, frozen=True, kw_only=True, omit_defaults=False):
+    """Who is named. Fields that are not known stay None, and are there in JSON, for scripts; an empty list of culprits
+    names nobody."""
 
     node: str | None = None
     rank: int | None = None

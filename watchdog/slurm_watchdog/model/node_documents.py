@@ -19,9 +19,9 @@ class NodeEventRequest(Answer, frozen=True, kw_only=True):
 
 
 class NodeEventAdded(Answer, frozen=True, kw_only=True):
-    node: str
-    kind: str
-    key: str
+    node: str = ""
+    kind: str = ""
+    key: str = ""
 
 
 class NodeSuspicion(Answer, frozen=True, kw_only=True):

@@ -7,11 +7,10 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import msgspec
+from msgspec import structs
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.capped import CAPS
-from slurm_watchdog.base.structs import picked
 from slurm_watchdog.controller.api import journal_view, node_views
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
 from slurm_watchdog.controller.api.report_view import Unfit, report_asked
@@ -20,10 +19,11 @@ from slurm_watchdog.controller.api.status_view import own_status, status_of
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
-from slurm_watchdog.model.documents import ControllerState, LeftOut, Pause, SlurmState, Status
+from slurm_watchdog.model.documents import ControllerState, Pause, SlurmState, Status
 from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.node_documents import NodeHistory, NodeTable
+from slurm_watchdog.model.silence import Silence
 
 SHOWN_LEFT_OUT: Final = 20
 MAX_REPORTS: Final = 4
@@ -43,11 +43,10 @@ class Api:
         found = self.controller.journal.paused()
         return None if found is None else Pause(reason=found[0], by=found[1], at=found[2])
 
-    def silences(self, asked: Asked) -> tuple[documents.Silence, ...]:
+    def silences(self, asked: Asked) -> tuple[Silence, ...]:
         """Those that hold; reasons, which are words of users, are for operators."""
-        names = ("id", "by", "at", "until", *(("reason",) if self.who.is_operator(asked) else ()))
-        held = self.controller.silences.listed()
-        return tuple(picked(documents.Silence, each, *names, what=each.words) for each in held)
+        whole, held = self.who.is_operator(asked), self.controller.silences.listed()
+        return tuple(structs.replace(each, owner=None, reason=each.reason if whole else "") for each in held)
 
     def overall(self, asked: Asked) -> Status:
         """The status as far as everybody who may open the page may see it."""
@@ -59,8 +58,8 @@ class Api:
             found = own_status(*known, c.health(), only)
         else:
             found = status_of(*known, self.who.sees(asked), c.health(), c.silences.words_of)
-            found = msgspec.structs.replace(found, silences=self.silences(asked))
-        return msgspec.structs.replace(found, mode=c.config.mode, paused=self.paused(), slurm=slurm)
+            found = structs.replace(found, silences=self.silences(asked))
+        return structs.replace(found, mode=c.config.mode, paused=self.paused(), slurm=slurm)
 
     def find(self, asked: Asked) -> Incident:
         """The incident with the id in the path, or the only one whose id begins so, of those that may be shown. Raises
@@ -82,17 +81,17 @@ def status(api: Api, asked: Asked) -> Status:
         warming_up=now - c.warm_up_began < c.config.controller.warm_up,
         journal_error=c.journal_error,
     )
-    found = msgspec.structs.replace(api.overall(asked), controller=controller)
+    found = structs.replace(api.overall(asked), controller=controller)
     if api.who.only(asked) is not None:
         return found
     is_operator = api.who.is_operator(asked)
-    return msgspec.structs.replace(
+    return structs.replace(
         found,
         slurm=SlurmState(age_s=found.slurm.age_s, error=c.slurm_error, notes=tuple(c.slurm_notes())),
-        left_out=tuple(picked(LeftOut, each, meaning=CAPS[each.what]) for each in c.left_out(now)[:SHOWN_LEFT_OUT]),
+        left_out=tuple(c.left_out(now)[:SHOWN_LEFT_OUT]),
         waiting=c.actions.stuck(),
         deliveries=tuple(  # what a receiver answered is for operators, for it may repeat a message
-            each if is_operator else msgspec.structs.replace(each, error="") for each in c.notifier.deliveries()
+            each if is_operator else structs.replace(each, error="") for each in c.notifier.deliveries()
         ),
     )
 

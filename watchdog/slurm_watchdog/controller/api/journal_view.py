@@ -98,7 +98,8 @@ def action_of(run: ActionRun, waiting: tuple[str, float | None] | None = None) -
     """One action with every operation that was climbed, and what it waits for and until when (wall clock), where it
     waits."""
     return picked(
-        documents.ActionRun, run.decision, decision_id=run.decision.id, operations=run.records, end=run.end,
+        documents.ActionRun, run.decision, decision_id=run.decision.id, end=run.end,
+        operations=tuple(picked(documents.Operation, each) for each in run.records),
         waiting=None if waiting is None else documents.Waiting(what=waiting[0], until=waiting[1]),
     )  # fmt: skip
 

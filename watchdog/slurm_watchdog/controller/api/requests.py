@@ -18,10 +18,10 @@ from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_
 from slurm_watchdog.controller.api.journal_view import action_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.detect.registry import KINDS
+from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.documents import (
     LONGEST_S,
-    Accepted,
     Answered,
     AnsweredAll,
     Cancelled,
@@ -53,7 +53,7 @@ MAX_OF_OWNER: Final = 10
 # ------------------------------------------------------------------------------------------------ one job
 
 
-async def restart(api: Api, asked: Asked, given: RestartRequest) -> Accepted:
+async def restart(api: Api, asked: Asked, given: RestartRequest) -> Answered:
     """Moves a job gracefully, off some nodes if given; the answer says what policy says to it."""
     c, job_id = api.controller, checked_job(given.job_id)
     exclude = checked_nodes(given.exclude)
@@ -67,7 +67,12 @@ async def restart(api: Api, asked: Asked, given: RestartRequest) -> Accepted:
     if hang is not None and not given.now:
         raise RequestRefused(409, _needs_now(api, hang, job.job_id), code="hangs")
     incident, decision = c.decider.ask_restart(job, exclude, reason_of(given.reason), name, at_once=given.now)
-    return picked(Accepted, decision, "verdict", "by", "reason", incident_id=incident.id, decision_id=decision.id)
+    return _answered(job, incident, decision)
+
+
+def _answered(job: SlurmJob, incident: Incident, decision: Decision) -> Answered:
+    ids = {"job_id": job.job_id, "incident_id": incident.id, "decision_id": decision.id}
+    return picked(Answered, decision, "verdict", "by", "reason", **ids)
 
 
 def _needs_now(api: Api, hang: Incident, job_id: str) -> str:
@@ -173,7 +178,7 @@ def _ask_one(
     incident, decision = api.controller.decider.ask_restart(
         job, exclude, reason_of(given.reason), name, wish=given.wish, within_s=within_s
     )
-    return picked(Answered, decision, "verdict", "reason", job_id=job_id, incident_id=incident.id)
+    return _answered(job, incident, decision)
 
 
 async def progress(api: Api, asked: Asked, given: FollowRequest) -> Progress:

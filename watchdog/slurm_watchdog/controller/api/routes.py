@@ -68,7 +68,7 @@ ROUTES: Final = (
     Route("POST", "/v1/silences/{id}/end", requests.end_silence, documents.Silences),
     Route("POST", "/v1/pause", requests.pause, documents.Paused, documents.PauseRequest),
     Route("POST", "/v1/resume", requests.resume, documents.Paused),
-    Route("POST", "/v1/restart", requests.restart, documents.Accepted, documents.RestartRequest, users=True),
+    Route("POST", "/v1/restart", requests.restart, documents.Answered, documents.RestartRequest, users=True),
     Route("POST", "/v1/restart/cancel", requests.cancel_restart, documents.Cancelled, documents.JobRequest, users=True),
     Route("GET", "/v1/requests/jobs", requests.selected, documents.Selected),
     Route("POST", "/v1/requests", requests.ask_jobs, documents.AnsweredAll, documents.SaveRequest),

@@ -110,7 +110,7 @@ function cluster(all) {
     ...(open.length ? open.map(incidentCard) : [make("p", {}, all.filter ? "No incident that the filter leaves." : all.level === "ok" ? "Nothing." : "No incident; see the headline for what is not known.")]),
     all.open.length > 50 ? make("p", {}, link(`all ${all.open.length} incidents`, "incidents")) : null,
     ...doing(all),
-    ...all.silences.map((each) => make("p", { class: "faint" }, `No messages about ${each.what} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`)),
+    ...all.silences.map((each) => make("p", { class: "faint" }, `No messages about ${["kinds", "jobs", "nodes"].filter((name) => each[name]).map((name) => `${name.slice(0, -1)} ${each[name].join(",")}`).join(", ")} until ${clock(each.until)}, silenced by ${each.by}${each.reason ? `: ${each.reason}` : ""} (${each.id})`)),
     make("h2", {}, `Jobs (${all.jobs.length})`),
     all.jobs.length ? table("Running jobs that are watched", JOB_HEADINGS, nearestFirst(all.jobs).map(jobRow)) : make("p", {}, all.slurm.age_s !== null ? "No job is running." : "Not known: Slurm has not answered."),
     make("h2", {}, `Nodes and their GPUs (${all.map.length})`),

@@ -108,13 +108,6 @@ def test_json_carries_hostile_text_escaped(controller: FakeController) -> None:
     assert json.loads(result.stdout)["jobs"][0]["name"] == HOSTILE
 
 
-def test_a_terminal_gets_colour_unless_no_color_is_set(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/status"] = status()
-    coloured = run("status", socket=controller.path, FORCE_COLOR="1", TERM="xterm").stdout
-    assert "\x1b[32m" in coloured
-    assert "\x1b[3" not in run("status", socket=controller.path, FORCE_COLOR="1", NO_COLOR="1", TERM="xterm").stdout
-
-
 # --------------------------------------------------------------------------------------------- failures
 
 

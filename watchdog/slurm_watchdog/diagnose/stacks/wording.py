@@ -96,13 +96,7 @@ def people(culprits: Sequence[Culprit]) -> str:
 
 def fold(ranks: Sequence[int]) -> str:
     """`0-3,7`."""
-    parts: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if parts and parts[-1][1] == rank - 1:
-            parts[-1][1] = rank
-        else:
-            parts.append([rank, rank])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
+    return ",".join(fold_names(map(str, ranks)))
 
 
 def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[StackGroup, ...]:

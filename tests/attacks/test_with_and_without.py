@@ -353,7 +353,7 @@ def agent_left_behind(stage: Stage) -> bool:
 def evidence_without_end(stage: Stage) -> bool:
     """A job that flaps all day: a collection every five minutes, as large as one may be."""
     settings = Config().controller
-    share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_user)
+    share = EvidenceShare(settings.evidence_per_day, settings.evidence_per_day // 4)
     kept = sum(
         store.MAX_COLLECTION_BYTES
         for _ in range(288)

@@ -133,8 +133,10 @@ def test_a_job_that_waits_in_several_partitions_is_in_each_of_them() -> None:
 
 
 def test_limits_of_the_configuration_reach_the_ladder() -> None:
-    limits = ladder_limits_of(rules("ladder: {signal_limit: 7s, end_limit: 8s}\npolicy: {exclusion_lifetime: 9s}\n"))
-    assert (limits.signal_s, limits.end_s, limits.exclusion_s) == (7.0, 8.0, 9.0)
+    limits = ladder_limits_of(
+        rules("ladder: {signal_limit: 7s, confirm_limit: 8s}\npolicy: {exclusion_lifetime: 9s}\n")
+    )
+    assert (limits.signal_s, limits.confirm_s, limits.exclusion_s) == (7.0, 8.0, 9.0)
 
 
 @pytest.mark.parametrize(

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.lingering_job import detect
+from slurm_watchdog.detect.lingering_job import LingeringJob, detect
 from slurm_watchdog.model.cluster_view import ErrorLine, ProcessView
 from slurm_watchdog.model.incidents import Finding, StackRequest, Truth
 from slurm_watchdog.model.observations import Event, EventKind, Process, Role
 from tests.builders.logged_runs import errors
 from tests.builders.rank_activity import card, rank
 from tests.builders.views import COMPUTE, RECV, blocked, cluster, job, progress, seen, slurm_job, snapshot, stack
-
-
-@dataclass(frozen=True)
-class Settings:
-    grace: float = 30.0
-    supervised_grace: float = 8.0
 
 
 def left(*ranks: int, lines=RECV):
@@ -33,7 +26,7 @@ LINGERS = {"processes": THREE_LEFT, "progress": progress(45.0), "snapshots": lef
 
 
 def judge(**changes) -> Finding:
-    (finding,) = detect(cluster(job(**changes)), Settings(), CollectiveHang())
+    (finding,) = detect(cluster(job(**changes)), LingeringJob(), CollectiveHang())
     return finding
 
 

@@ -3,15 +3,13 @@ line, as agents report it) and with `scan-log`, and nobody is accused who only e
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.detect import dead_rank
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.dead_rank import DeadRank
-from slurm_watchdog.detect.log_error import detect
+from slurm_watchdog.detect.log_error import LogError, detect
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import judge_job
 from slurm_watchdog.diagnose.logs.root_cause import (
@@ -33,12 +31,6 @@ from tests.builders.failed_logs import DEFAULTS
 from tests.builders.views import cluster, job, progress, seen, slurm_job
 
 PIDS = {0: 4710, 1: 4711, 2: 4712, 3: 4713}
-
-
-@dataclass(frozen=True)
-class Waits:
-    gone_for: float = 3.0
-    recent: float = 600.0
 
 
 def live(text: str, nodes: tuple[str, ...] = ("n1",), known: bool = True) -> Cause | None:
@@ -285,16 +277,18 @@ def test_lines_after_we_ended_a_run_are_no_cause_and_earlier_ones_were_reported(
     assert find_cause(replace(past_of(raised), touched_at=error.at + 1.0)) is not None
     ours = replace(past_of(raised + VICTIM_OF_TERM), restarts=0, touched_at=error.at + 0.0005)
     after = job(job=slurm_job(restarts=1), past=(ours,))
-    assert [f.truth for f in detect(cluster(after), Waits(), CollectiveHang()) if f.subject == "run:7.0"] == [Truth.OK]
+    assert [f.truth for f in detect(cluster(after), LogError(), CollectiveHang()) if f.subject == "run:7.0"] == [
+        Truth.OK
+    ]
     alone = replace(ours, touched_at=None)
-    told = detect(cluster(job(job=slurm_job(restarts=1), past=(alone,))), Waits(), CollectiveHang())
+    told = detect(cluster(job(job=slurm_job(restarts=1), past=(alone,))), LogError(), CollectiveHang())
     assert [f.truth for f in told if f.subject == "run:7.0"] == [Truth.BAD]
 
 
 def test_a_worker_that_was_killed_is_reported_of_a_run_that_was_followed_by_another() -> None:
     (finding,) = [
         f
-        for f in detect(cluster(job(job=slurm_job(restarts=1), past=(past_of(COMPOSER),))), Waits(), CollectiveHang())
+        for f in detect(cluster(job(job=slurm_job(restarts=1), past=(past_of(COMPOSER),))), LogError(), CollectiveHang())
         if f.subject == "run:7.0"
     ]  # fmt: skip
     assert finding.truth is Truth.BAD

@@ -11,6 +11,8 @@ from slurm_watchdog.base.structs import Struct
 WINDOW = 100
 """Losses before the newest ones that say what is usual."""
 LEAST = 20
+PERCENT = 10.0
+"""Above the median of the usual losses, besides: where they hardly vary, deviations alone say little."""
 NEWEST = 3
 """So many in a row have to be high: one outlier is a bad batch. As many have to be low again for the end."""
 LEARN_EVERY = 20
@@ -28,7 +30,9 @@ class Spike(Struct, frozen=True):
     """The median before."""
 
 
-def find_spikes(losses: Sequence[float], deviations: float, percent: float, least: int = LEAST) -> list[Spike]:
+def find_spikes(
+    losses: Sequence[float], deviations: float, percent: float = PERCENT, least: int = LEAST
+) -> list[Spike]:
     """The spikes of `losses` (finite, oldest first): NEWEST in a row that are `deviations` and `percent` above the
     usual ones. The first `least` say what is usual.
 

@@ -138,7 +138,7 @@ def _settings(config: Config | None) -> Settings:
         return Settings(CollectiveHang(), LossNan().steps)
     spike, steps = config.detectors.of(LossSpike), config.detectors.of(LossNan).steps
     own = compile_patterns(config.jobs.progress_patterns)
-    return Settings(config.detectors.of(CollectiveHang), steps, spike.deviations, spike.percent, own)
+    return Settings(config.detectors.of(CollectiveHang), steps, spike.deviations, own)
 
 
 def digest_of(path: str, settings: Settings, blocks: Iterator[Block]) -> Digest:

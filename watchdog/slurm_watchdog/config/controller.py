@@ -52,8 +52,6 @@ class Controller(Section, frozen=True):
     evidence_per_day: Bytes = 2 * 1024**3
     """At most this much evidence is kept of one day, packed; beyond it incidents are judged and reported
     without keeping their evidence. Times `evidence_keep`, this bounds the journal."""
-    evidence_per_user: Bytes = 512 * 1024**2
-    """… and at most this much of the jobs of one user."""
 
     def problems(self) -> Iterator[str]:
         if self.journal_url and "://" not in self.journal_url:

@@ -34,8 +34,6 @@ class Ladder(Section, frozen=True):
     """For a job that has saved for the kill switch to end by itself, before it is requeued anyway."""
     signal_limit: Span = 300.0
     """For a job to save or to end after a signal; then the next rung is tried."""
-    end_limit: Span = 300.0
-    """For Slurm to end a job that was cancelled, before it is submitted again."""
     step_limit: Span = 120.0
     """For one request to Slurm, retries included."""
     mount_limit: Seconds = 86400.0

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -36,13 +37,15 @@ NAMED = 16
 HUNG_TASK = "hung_task"
 ENDED = "its main thread has ended (a zombie, as after SIGKILL); another thread of it is in this call"
 
+UNSURE_FOR_S: Final = 300.0
+"""In the same call before it is acted on, where no step is known to be overdue."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class DriverStall:
     """A process of a job sleeps in a driver's call that does not return, and no step is made."""
 
     blocked_for: float = span(60.0, "Time in the same call.")
-    unsure_for: float = span(300.0, "The same before it is acted on, where no step is known to be overdue.")
 
 
 def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
@@ -82,10 +85,10 @@ def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
     if rose_s is None and process.process.role is not Role.RANK:
         return finding.unknown(f"no rank of job {job_id} sleeps in a driver, and its steps are not known")
     over, overdue = has_ended(job), _is_overdue(job)
-    patient = longest_s < settings.unsure_for or _is_usual(job) or saves_now(job)
+    patient = longest_s < UNSURE_FOR_S or _is_usual(job) or saves_now(job)
     if rose_s is not None and not over and not overdue and patient:
         return finding.unknown(f"no step of job {job_id} is known to be overdue, and {_what(blocked, driver)}")
-    sure = not over and (overdue or (longest_s >= settings.unsure_for and not saves_now(job)))
+    sure = not over and (overdue or (longest_s >= UNSURE_FOR_S and not saves_now(job)))
     culprits = tuple(_culprit(view, job, *each) for each in long)
     nodes = tuple(sorted({each.node for each in culprits if each.node}))
     few = len(nodes) <= MOST_NODES

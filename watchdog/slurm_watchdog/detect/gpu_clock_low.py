@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Final
 
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, share
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, share
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -32,6 +32,9 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 OWN_SHARE: Final = 0.07
 """It also has to be slower than its own past by more than this, unless the card says what holds it back."""
 
+PEERS: Final = 3
+"""Busy GPUs of the same model to compare with, at least: a median of fewer is one of them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuClockLow:
@@ -39,7 +42,6 @@ class GpuClockLow:
     `policy.kinds` has a ladder for it."""
 
     percent: float = share(10.0, "Slower than the median of the job's busy GPUs by more than this.")
-    peers: int = option(3, "Busy GPUs of the same model to compare with, at least.", ge=0)
 
 
 def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
@@ -55,11 +57,11 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         clock_hz = each.view.recent_sm_clock_hz
         if each.view.busy_since is not None and clock_hz is not None:
             groups.setdefault(each.view.gpu.name, []).append((each, clock_hz))
-    if job.silent_nodes or not any(len(group) > settings.peers for group in groups.values()):
+    if job.silent_nodes or not any(len(group) > PEERS for group in groups.values()):
         return finding
     slow: list[tuple[RankGpu, float, float]] = []
     for group in groups.values():
-        if len(group) <= settings.peers:
+        if len(group) <= PEERS:
             continue
         usual_hz = median(clock_hz for _, clock_hz in group)
         low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz, settings)]

@@ -16,6 +16,7 @@ GPU that was never used. Acted on only where the job makes no step for 15 min, t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,7 +25,7 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.diagnose.stacks.vote import vote
 from slurm_watchdog.knowledge.stack_frames import Place
@@ -38,19 +39,21 @@ BUSY_RATIO = 0.5
 """A GPU below this may be one that idles, where it is not known since when it is as it is."""
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
+IDLE_FOR_S: Final = 60.0
+"""While the job makes no step beyond its limit."""
+IDLE_WHILE_STEPS_S: Final = 900.0
+"""While the job makes steps."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpuIdleRank:
     """The GPU of one rank does nothing while those of its peers are busy. Acted on only where `policy.kinds`
-    has a ladder for it, and the job makes no step for `idle_for_while_steps`."""
-
-    idle_for: float = span(60.0, "Time it has to be idle while the job makes no step beyond its limit.")
-    idle_for_while_steps: float = span(900.0, "Time it has to be idle while the job makes steps.")
+    has a ladder for it, and the job makes no step for 15 min."""
 
 
 def detect(view: ClusterView, settings: GpuIdleRank, hang: LimitSettings) -> list[Finding]:
     """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
-    return [_job_finding(job, view.now, hang, settings) for job in view.jobs if job.gpus]
+    return [_job_finding(job, view.now, hang) for job in view.jobs if job.gpus]
 
 
 def idle_ranks(job: JobView, now: float, idle_for_s: float) -> list[RankGpu]:
@@ -77,7 +80,7 @@ def _may_idle(each: RankGpu) -> bool:
     return ratio is None or ratio < BUSY_RATIO
 
 
-def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdleRank) -> Finding:
+def _job_finding(job: JobView, now: float, hang: LimitSettings) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = SPEC.about_job(job_id).ok(f"no GPU of job {job_id} is idle among busy ones")
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:
@@ -88,8 +91,8 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
     if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
         doing = progress.phase or "writing a checkpoint"
         return finding.unknown(f"job {job_id} is {doing}")
-    stands = progress.age_s >= max(settings.idle_for, progress_limit(job, hang).seconds)
-    idle_for_s = settings.idle_for if stands else settings.idle_for_while_steps
+    stands = progress.age_s >= max(IDLE_FOR_S, progress_limit(job, hang).seconds)
+    idle_for_s = IDLE_FOR_S if stands else IDLE_WHILE_STEPS_S
     idle = idle_ranks(job, now, idle_for_s)
     if not stands:
         idle = [each for each in idle if _steps_since(job, each.view.idle_since or now) >= LEAST_STEPS]
@@ -111,7 +114,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: GpuIdl
         culprits=culprits,
         facts=tuple(_fact(each) for each in quiet[:8]),
         duration_s=now - min(each.view.idle_since or now for each in quiet),
-        actionable=stands and progress.age_s >= settings.idle_for_while_steps,
+        actionable=stands and progress.age_s >= IDLE_WHILE_STEPS_S,
     )
 
 

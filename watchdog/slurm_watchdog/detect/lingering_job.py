@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -75,16 +76,16 @@ KILLED_GRACE_S = 3.0
 """As `supervised_grace`, where srun says that a signal ended the rank's task, so that nothing starts it again, and the
 step is late by the job's own measure."""
 
+SUPERVISED_GRACE_S: Final = 8.0
+"""In place of `grace` where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to
+wait."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LingeringJob:
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
     grace: float = span(30.0, "Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).")
-    supervised_grace: float = span(
-        8.0,
-        "The same where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to wait.",
-    )
 
 
 def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
@@ -131,7 +132,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Limit
     finding = replace(finding, duration_s=age_s)
     grace_s = soon_s = settings.grace
     if _ends_by_nobody(job):
-        grace_s, soon_s = (min(grace_s, each) for each in (settings.supervised_grace, KILLED_GRACE_S))
+        grace_s, soon_s = (min(grace_s, each) for each in (SUPERVISED_GRACE_S, KILLED_GRACE_S))
     if age_s >= STACKS_FROM_SHARE * soon_s:
         finding = replace(finding, wanted=(_stacks_wanted(job_id, age_s, grace_s, settings.grace),))
     ended = f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago"

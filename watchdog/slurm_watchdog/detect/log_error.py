@@ -15,6 +15,7 @@ Note: the time limit and preemption are normal ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -25,7 +26,7 @@ from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.log_signatures import log_table
@@ -53,42 +54,38 @@ LEAST_REPORTED_S = 60.0
 RISES = 2
 """Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded."""
 
+GONE_FOR_S: Final = 3.0
+"""Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LogError:
     """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names
     the first cause."""
 
-    gone_for: float = span(
-        3.0,
-        "Time since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.",
-    )
-
 
 def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list[Finding]:
     """One finding for each running job, and for each run that is over and has errors or a failed state."""
     findings = []
     for job in view.jobs:
-        findings.append(_running_finding(job, view, settings, limits))
+        findings.append(_running_finding(job, view, limits))
     for job in view.waiting:
         if not job.past or job.job.state == "COMPLETING":
             findings.append(_finding(job.job.job_id, job.job.restarts, "it is not over yet"))
     for job in (*view.jobs, *view.waiting):
         again = _trains_again(job, limits)
         findings += [
-            _past_finding(job.job.job_id, run, view, settings, again)
+            _past_finding(job.job.job_id, run, view, again)
             for run in (*map(_told, job.past[:-1]), *job.past[-1:])
             if _counts(run)
         ]
     for ended in view.ended:
         again = ended.run is not None and ended.run.steps_seen >= RISES
         findings += [
-            _past_finding(ended.job.job_id, run, view, settings, again)
-            for run in map(_told, ended.past)
-            if _counts(run)
+            _past_finding(ended.job.job_id, run, view, again) for run in map(_told, ended.past) if _counts(run)
         ]
         if ended.run is not None and (ended.run.errors or ended.job.state in SLURMS_WORD or ended.job.ended_with):
-            findings.append(_ended_finding(ended, ended.run, view, settings))
+            findings.append(_ended_finding(ended, ended.run, view))
     return findings
 
 
@@ -108,7 +105,7 @@ def _finding(job_id: str, restarts: int, summary: str) -> Finding:
 # ---------------------------------------------------------------------------------------- a run that continues
 
 
-def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits: LimitSettings) -> Finding:
+def _running_finding(job: JobView, view: ClusterView, limits: LimitSettings) -> Finding:
     job_id, now = job.job.job_id, view.now
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
@@ -133,7 +130,7 @@ def _running_finding(job: JobView, view: ClusterView, settings: LogError, limits
     if cause.only_consequence and cause.pattern != "nccl_watchdog":
         return finding.unknown(f"job {job_id} logged only what follows from an error: {cause.error.line}")
     age_s = now - cause.error.at
-    waited = _waited(job, cause, age_s, settings, limits)
+    waited = _waited(job, cause, age_s, limits)
     if waited is None:
         return finding.unknown(
             f"{_rank_words(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}"
@@ -166,7 +163,7 @@ def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: st
     return replace(found, severity=Severity.WARNING)
 
 
-def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits: LimitSettings) -> str | None:
+def _waited(job: JobView, cause: Cause, age_s: float, limits: LimitSettings) -> str | None:
     """Why the error counts, a sentence; None while it may still come to nothing."""
     if cause.pattern in log_table().headers and age_s < LAST_WORDS_S:
         return None
@@ -179,7 +176,7 @@ def _waited(job: JobView, cause: Cause, age_s: float, settings: LogError, limits
     if its:
         first = max(its, key=dead_for_s)
         gone_s = min(dead_for_s(first), age_s)
-        if gone_s >= settings.gone_for:
+        if gone_s >= GONE_FOR_S:
             return (
                 f"rank {first.process.rank} ended {dead_for_s(first):.0f} s ago, "
                 f"{len(ranks) - len(dead)} ranks are left"
@@ -199,7 +196,7 @@ def _trains_again(job: JobView, limits: LimitSettings) -> bool:
     return makes_steps(job, limits) and job.progress is not None and job.progress.rises >= RISES
 
 
-def _past_finding(job_id: str, run: PastRun, view: ClusterView, settings: LogError, trains_again: bool) -> Finding:
+def _past_finding(job_id: str, run: PastRun, view: ClusterView, trains_again: bool) -> Finding:
     """A run that was followed by another one of the same job. Who requeued it is not known: only a clear
     cause counts. `trains_again`: the newest run made steps, so that the end of this one is over, too."""
     finding = _finding(job_id, run.restarts, "").ok(f"run {run.restarts} of job {job_id} has ended")
@@ -231,7 +228,7 @@ def _is_named(cause: Cause | None) -> bool:
     return cause.rank is not None
 
 
-def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView, settings: LogError) -> Finding:
+def _ended_finding(ended: EndedJob, run: PastRun, view: ClusterView) -> Finding:
     job = ended.job
     finding = _finding(job.job_id, job.restarts, "").ok(f"job {job.job_id} is {job.state}")
     age_s = view.now - ended.ended_at

@@ -28,8 +28,9 @@ class LossSpike:
     """The loss jumps far above where it was. Most spikes recover: acted on only where `policy.kinds` has a
     ladder for it, it lasts, and a restart resumes from before."""
 
-    deviations: float = option(8.0, "Standard deviations above the recent losses, …", ge=3)
-    percent: float = option(10.0, "… and more than this above their median.", ge=1)
+    deviations: float = option(
+        8.0, "Standard deviations above the recent losses, and more than 10 % above their median.", ge=3
+    )
 
 
 def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
@@ -40,7 +41,7 @@ def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
 def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few losses of job {job_id} were seen")
-    points, spike = _spike(job.losses, settings.deviations, settings.percent)
+    points, spike = _spike(job.losses, settings.deviations)
     if len(points) < LEAST + NEWEST:
         return finding
     if spike is None:
@@ -62,12 +63,10 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
 
 
 @by_identity
-def _spike(
-    losses: tuple[LossPoint, ...], deviations: float, percent: float
-) -> tuple[tuple[LossPoint, ...], Spike | None]:
+def _spike(losses: tuple[LossPoint, ...], deviations: float) -> tuple[tuple[LossPoint, ...], Spike | None]:
     """The losses that are numbers, and the spike that the newest ones are in."""
     points = tuple(point for point in losses if isfinite(point.loss))
-    spikes = find_spikes([point.loss for point in points], deviations, percent)
+    spikes = find_spikes([point.loss for point in points], deviations)
     return points, next((spike for spike in spikes if spike.end is None), None)
 
 

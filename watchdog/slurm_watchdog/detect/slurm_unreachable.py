@@ -9,23 +9,25 @@ Note: no action is taken until Slurm answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
+
+SILENT_FOR_S: Final = 60.0
+"""Without an answer to a listing: several of them, 10 s apart."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SlurmUnreachable:
     """Slurm does not answer. Never acted on: nothing is done while nobody knows what runs."""
 
-    silent_for: float = span(60.0, "Time without an answer to a listing.")
-
 
 def detect(view: ClusterView, settings: SlurmUnreachable) -> list[Finding]:
     """One finding. Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
-    silent = age_s >= settings.silent_for
+    silent = age_s >= SILENT_FOR_S
     answered = view.slurm_age_s is not None and not view.slurm_excused
     finding = SPEC.about("slurm", "Slurm has not answered since this controller started, or stalled")
     if silent:

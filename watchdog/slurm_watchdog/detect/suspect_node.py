@@ -12,6 +12,7 @@ Note: not while the node is out of service, for then somebody has it. After a re
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
@@ -22,13 +23,15 @@ from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import GPU_PLACE
 from slurm_watchdog.model.slurm_states import is_out
 
+UNTIL: Final = 1.5
+"""A suspicion below which the incident ends: events weigh half after 28 days."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class SuspectNodes:
     """A node that fails again and again. Never acted on by itself: see `policy.suspects`."""
 
     score: float = option(2.25, "Suspicion from which it is reported; one event of broken hardware weighs 1.", ge=0.5)
-    until: float = option(1.5, "… and below which the incident ends: events weigh half after 28 days.", ge=0.1)
 
 
 def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
@@ -44,7 +47,7 @@ def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
             found.append(
                 finding.unknown(f"{name} is suspect, and out of service") if is_gone else _bad(finding, suspect)
             )
-        elif name in asked and suspect.score >= settings.until:
+        elif name in asked and suspect.score >= UNTIL:
             found.append(finding.unknown(f"{name} was suspect, and the suspicion fades"))
         elif name in asked:
             found.append(finding.ok(f"{name} is not suspect any more"))

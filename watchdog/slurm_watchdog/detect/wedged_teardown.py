@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -37,6 +38,9 @@ STACKS_APART_S = 15.0
 STACKS_FROM_SHARE = 0.5
 """From this share of the limit on, stacks are collected."""
 
+BUSY_LIMIT_S: Final = 1800.0
+"""In place of `grace` while a rank works (a last checkpoint, an evaluation), or that is not known."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class WedgedTeardown:
@@ -44,9 +48,6 @@ class WedgedTeardown:
     has a ladder for it."""
 
     grace: float = span(600.0, "Time that a job gets to end when it has made its last step.")
-    busy_limit: float = span(
-        1800.0, "The same while a rank works (a last checkpoint, an evaluation), or that is not known."
-    )
     teardown_limit: float = span(
         120.0, "Time that all ranks may sit motionless in the teardown of their process group."
     )
@@ -136,7 +137,7 @@ def _after_last_step(
     voted = vote(job.snapshots, alive)
     seen = loop_state(job, now, settings.grace)
     stands, why = (seen.stands, seen.why) if not voted.groups else _by_stacks(voted)
-    patient_s = max(with_a_step(job, settings.busy_limit), settings.grace)
+    patient_s = max(with_a_step(job, BUSY_LIMIT_S), settings.grace)
     if stands:
         gone_quiet = loop_state(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
         patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace

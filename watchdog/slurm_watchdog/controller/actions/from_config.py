@@ -12,7 +12,7 @@ from slurm_watchdog.detect.registry import KINDS
 
 LADDER_LIMITS = {
     "kill_switch_limit": "kill_switch_s", "checkpoint_limit": "checkpoint_s", "signal_limit": "signal_s",
-    "exit_limit": "exit_s", "end_limit": "end_s",
+    "exit_limit": "exit_s",
     "step_limit": "step_s", "mount_limit": "mount_s",
     "confirm_limit": "confirm_s", "term_limit": "term_s", "kill_limit": "kill_s", "evidence_limit": "evidence_s",
     "set_down_after": "set_down_after_s",

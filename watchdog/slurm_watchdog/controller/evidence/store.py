@@ -45,7 +45,9 @@ class EvidenceShare:
             self._of_user.clear()
         own = self._of_user.get(uid, 0)
         if own + size > self.most_of_user:
-            return f"the evidence of uid {uid} has used up its share of a day (controller.evidence_per_user)"
+            return (
+                f"the evidence of uid {uid} has used up its share of a day (a quarter of controller.evidence_per_day)"
+            )
         if self.used + size > self.most_bytes:
             return "all evidence has used up its share of a day (controller.evidence_per_day)"
         self._of_user[uid] = own + size
@@ -76,7 +78,7 @@ class EvidenceStore:
         """`left_out` counts what is not kept; `spawn` runs what takes a while as a task."""
         self._journal, self._writer, self._left_out, self._spawn = journal, writer, left_out, spawn
         self._keep_s = config.controller.evidence_keep
-        self._share = EvidenceShare(config.controller.evidence_per_day, config.controller.evidence_per_user)
+        self._share = EvidenceShare(config.controller.evidence_per_day, config.controller.evidence_per_day // 4)
         self._noted: deque[str] = deque(maxlen=REMEMBERED_INCIDENTS)
         self._pruned = float("-inf")
 

@@ -12,7 +12,7 @@ from statistics import median, median_low
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.level_shift import Sample, find_rise, quantum
-from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, find_spikes
+from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
@@ -404,7 +404,7 @@ def _with_loss(digest: Digest) -> list[Fact]:
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
 
 
-def read_loss_jump(digest: Digest, deviations: float, percent: float) -> LossJump | None:
+def read_loss_jump(digest: Digest, deviations: float) -> LossJump | None:
     """The last spike of the loss in the last run of the log."""
     facts = [fact for fact in _with_loss(digest) if fact.fact.loss is not None and isfinite(fact.fact.loss)]
     begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
@@ -413,9 +413,7 @@ def read_loss_jump(digest: Digest, deviations: float, percent: float) -> LossJum
     ]
     losses = [fact.fact.loss or 0.0 for fact in facts]
     few = len(losses) < LEAST + NEWEST
-    spikes = find_spikes(
-        losses, deviations, max(percent, FEW_PERCENT) if few else percent, LEAST_LOSSES if few else LEAST
-    )
+    spikes = find_spikes(losses, deviations, FEW_PERCENT if few else PERCENT, LEAST_LOSSES if few else LEAST)
     if not spikes:
         return None
     last = spikes[-1]

@@ -47,7 +47,6 @@ class Settings:
     limits: LimitSettings
     nan_steps: int
     spike_deviations: float = 8.0
-    spike_percent: float = 10.0
     own: tuple[Pattern, ...] = ()
 
 
@@ -202,7 +201,7 @@ def judge_job(
                 if digest.segments is None and path not in older
                 else None,
                 read_no_number(digest, settings.nan_steps),
-                read_loss_jump(digest, settings.spike_deviations, settings.spike_percent),
+                read_loss_jump(digest, settings.spike_deviations),
                 read_slower(digest),
                 read_waiting(digest) if digest.segments is None and not progress.finished else None,
                 rank=name.local if as_rank and name.rank is None else name.rank,

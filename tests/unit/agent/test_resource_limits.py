@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.agent.evidence import last_lines, tool
-from slurm_watchdog.agent.processes import environment
+from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.workers.become_user import CAP_DAC_READ_SEARCH, CAP_SYS_PTRACE, capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.resource_limits import CPU_S, cpu_budget
@@ -90,10 +90,10 @@ def test_a_child_leaves_no_core_file_and_the_kernel_ends_it_when_nothing_else_do
 
 def test_a_variable_of_128_kib_is_cut_before_it_is_searched() -> None:
     data = b"NCCL_X=" + b"-eyJ" * 32_768 + b"\0NCCL_DEBUG=INFO\0NCCL_Y=" + b"ghp_" + b"aB3" * 40_000
-    found = environment.parse_settings(data)
+    found = identify.parse_settings(data)
     assert found["NCCL_DEBUG"] == "INFO"
     assert found["NCCL_Y"] == redact.MASK
-    assert len(found["NCCL_X"]) <= environment.MAX_VALUE
+    assert len(found["NCCL_X"]) <= identify.MAX_VALUE
 
 
 def run(code: str, means: tool.Means = MEANS) -> tool.Ran:

@@ -10,7 +10,6 @@ from hypothesis import strategies as st
 from slurm_watchdog.actuate.cancel_resubmit import options_for
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.dependents import jobs_behind
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
 from slurm_watchdog.controller.policy.owner_directives import (
     OwnerDirectives,
@@ -18,7 +17,7 @@ from slurm_watchdog.controller.policy.owner_directives import (
     parse_comment,
     problem_of_path,
 )
-from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.placement import jobs_behind, objection_to_excluding
 from slurm_watchdog.controller.policy.rules import Rule, RuleBook, RuleChange, action_of, mode_words, permit, rule_for
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.knowledge.rungs import ENDINGS, HARMLESS, ORDER, problem_of

@@ -20,8 +20,7 @@ from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
-from slurm_watchdog.controller.health.cluster import BusyShare, Health, HealthInputs, health, is_announced
-from slurm_watchdog.controller.health.job_status import pulses
+from slurm_watchdog.controller.health.cluster import BusyShare, Health, HealthInputs, health, is_announced, pulses
 from slurm_watchdog.controller.health.metrics import ControllerMetrics, UnreadableRows
 from slurm_watchdog.controller.incident_news import IncidentNews
 from slurm_watchdog.controller.incidents.hang_memory import REMEMBERED_S
@@ -30,8 +29,8 @@ from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.node_tests import Tester
 from slurm_watchdog.controller.owned_paths import OwnedPaths
+from slurm_watchdog.controller.policy.decision import why_blind
 from slurm_watchdog.controller.policy.rules import mode_words
-from slurm_watchdog.controller.policy.sight import why_blind
 from slurm_watchdog.controller.ports.given import (
     CHUNKS,
     ActionPorts,

@@ -9,14 +9,13 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.dependents import freed_by
 from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
 from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import broken_under, lost_mounts
-from slurm_watchdog.controller.policy.placement import suspect_nodes
+from slurm_watchdog.controller.policy.placement import freed_by, suspect_nodes
 from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.ports.given import DecisionPorts

@@ -10,14 +10,13 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import cancel_resubmit
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.actions.dependents import freed_by, jobs_behind
 from slurm_watchdog.controller.actions.ladder.in_place import is_closed
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
 from slurm_watchdog.controller.actions.ladder.state import Observed, Stage, save_requests, stage_of, tried
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.guards import why_not_in_place
-from slurm_watchdog.controller.policy.placement import objection_to_excluding
+from slurm_watchdog.controller.policy.placement import freed_by, jobs_behind, objection_to_excluding
 from slurm_watchdog.diagnose.filesystem import FAILURE_COUNTS_FOR_S
 from slurm_watchdog.model.actions import ActionRun, Decision, Operation
 from slurm_watchdog.model.cluster_view import JobView

@@ -15,7 +15,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.text import duration, fold, plural
+from slurm_watchdog.base.text import duration, fold, one_line, plural
 from slurm_watchdog.controller.health.job import (
     Blind,
     NotJudged,
@@ -24,9 +24,10 @@ from slurm_watchdog.controller.health.job import (
     restarting_jobs,
 )
 from slurm_watchdog.controller.policy.access import public_sentence
-from slurm_watchdog.model.cluster_view import ClusterView
+from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import Delivery, JobHealth, Level, Reason
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.slurm_states import RUNNING
 
 TICK_LATE_S: Final = 30.0
 """A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s."""
@@ -266,3 +267,50 @@ class BusyShare:
             return None
         (began, before_s), (ended, after_s) = self._seen[0], self._seen[-1]
         return (after_s - before_s) / (ended - began)
+
+
+LINE_LIMIT = 300
+
+
+def pulses(view: ClusterView, limits_s: Mapping[str, float], wall: float, health: Health) -> list[str]:
+    """How many jobs there are, then those that make no steps, those that run, those that wait; empty for no jobs.
+    `limits_s` by job id, `wall` is the date of now, `health` how they are."""
+    found = {each.job_id: each for each in health.jobs}
+    all_jobs = (*view.jobs, *view.waiting)
+    lines = [_line(job, limits_s.get(job.job.job_id), wall, found.get(job.job.job_id)) for job in all_jobs]
+    lines.sort(key=lambda each: each[0])
+    running = sum(rank < 2 for rank, _ in lines)
+    head = f"{plural(running, 'job')} running, {len(lines) - running} waiting"
+    return [head, *(one_line(line, LINE_LIMIT) for _, line in lines)] if lines else []
+
+
+def _line(view: JobView, limit_s: float | None, wall: float, health: JobHealth | None) -> tuple[int, str]:
+    """One job, with its rank: 0 is late or unwell, 1 runs, 2 waits."""
+    job, progress = view.job, view.progress
+    whose = " ".join(filter(None, (job.name, f"of {job.user}" if job.user else "")))
+    head = f"job {job.job_id}{f' ({whose})' if whose else ''}"
+    if job.state not in RUNNING:
+        reason = "" if job.reason in ("", "None") else f" ({job.reason})"
+        return 2, f"{head} waits: {job.state}{reason}"
+    running_s = view.run_age_s if job.start_at is None else max(0.0, wall - job.start_at)
+    parts = [f"{head} runs since {duration(running_s)} on {','.join(fold(job.nodes)) or 'no node'}"]
+    why = "" if health is None else health.reason
+    step = progress.known_step if progress else None
+    if progress is None or step is None:
+        parts.append("no step yet" if why else f"no step yet ({'starting' if health is None else health.state})")
+    else:
+        of = f" of {progress.total_steps}" if progress.total_steps else ""
+        parts.append(f"step {step}{of}")
+        if progress.step_s:
+            parts.append(f"{progress.step_s:.3g} s a step")
+            if (left := (progress.total_steps or 0) - step) > 0:
+                parts.append(f"{duration(left * progress.step_s)} to go")
+    age_s = progress.age_s if progress else None
+    late = age_s is not None and limit_s is not None and age_s > limit_s
+    if late:
+        parts.append(f"NO STEP for {duration(age_s or 0.0)}")
+    if health is not None and (health.state not in ("training", "starting") or why):
+        state = health.state.upper() if health.level is Level.CRITICAL else health.state
+        parts.append(f"{state}: {why}" if why else state)
+    unwell = health is None or health.level is not Level.OK
+    return (0 if late or unwell else 1), ", ".join(parts)

@@ -22,12 +22,11 @@ from slurm_watchdog.cli.options import (
     json_option,
     knowledge_option,
 )
-from slurm_watchdog.cli.terminal import advice, count, fold_nodes, print_list, sentence, table
+from slurm_watchdog.cli.terminal import advice, count, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.diagnose.stacks.verdict import StackVerdict
-    from slurm_watchdog.diagnose.stacks.wording import StackGroup
     from slurm_watchdog.knowledge.remediation_hints import Hint
     from slurm_watchdog.model.incidents import Culprit
     from slurm_watchdog.parse.stacks.dump import Dump
@@ -37,7 +36,6 @@ MAX_TOTAL_BYTES: Final = 2 << 30
 MAX_DUMPS: Final = 200_000
 MAX_WORDS: Final = 65_536
 """Characters of a file without stacks in which its first words are looked for."""
-FRAMES_SHOWN: Final = 4
 GROUPS_SHOWN: Final = 40
 
 
@@ -297,37 +295,14 @@ def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
 
 
 def _print(verdict: StackVerdict) -> None:
-    from slurm_watchdog.diagnose.stacks.wording import culprit_words, fold
+    from slurm_watchdog.diagnose.stacks.wording import culprit_words
 
-    sentence(verdict.summary, "bold red" if verdict.is_hang else "green")
-    for heading, people in (
+    people = (
         ("Named", verdict.culprits if len(verdict.culprits) > 1 else ()),
         ("Elsewhere than the others, which proves nothing by itself", verdict.odd),
         ("Ended", verdict.gone),
         ("Could not be dumped", verdict.undumped),
-    ):
-        print_list(heading, [f"{culprit_words(each, False)}: {each.reason}" for each in people])
-    if verdict.missing:
-        sentence(f"No dump at all: rank {fold(verdict.missing)}.")
-    sentence("")
-    rows = [_row(group) for group in verdict.groups[:GROUPS_SHOWN]]
-    table(("COUNT", "RANKS", "NODES", "PLACE", "INNERMOST FRAMES"), rows)
-    if len(verdict.groups) > GROUPS_SHOWN:
-        sentence(f"… {len(verdict.groups) - GROUPS_SHOWN} more groups: --json has them")
-    if verdict.others:
-        sentence("Left out, for they hold no rank: " + ", ".join(f"{n} x {what}" for what, n in verdict.others) + ".")
-    print_list("What to do next", verdict.todo)
-    print_list("What it usually is (it may be something else here)", [advice(each) for each in _hints(verdict)])
-
-
-def _row(group: StackGroup) -> tuple[str, ...]:
-    from slurm_watchdog.diagnose.stacks.wording import fold
-
-    unknown = [m for m in group.members if m.rank is None]
-    pids = sorted({str(m.pid) for m in unknown if m.pid}, key=int)
-    who = [fold([m.rank for m in group.members if m.rank is not None])]
-    if unknown:
-        who.append(f"pid {','.join(pids[:4])}{'…' if len(pids) > 4 else ''}" if pids else f"{len(unknown)} unknown")
-    nodes = fold_nodes(sorted({m.node for m in group.members if m.node}))
-    frames = " < ".join(group.frames[:FRAMES_SHOWN])
-    return str(len(group.members)), ", ".join(filter(None, who)), nodes, str(group.place), frames
+    )
+    usually = [advice(each) for each in _hints(verdict)]
+    lists = (("What to do next", verdict.todo), ("What it usually is (it may be something else here)", usually))
+    show("stacks", found=verdict, people=people, lists=lists, words=lambda each: culprit_words(each, False))

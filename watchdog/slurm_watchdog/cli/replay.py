@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 import click
 import msgspec
 
+from slurm_watchdog.cli.incidents import named
 from slurm_watchdog.cli.offline import configured, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -20,12 +21,10 @@ from slurm_watchdog.cli.options import (
     knowledge_option,
     print_json,
 )
-from slurm_watchdog.cli.terminal import count, duration, moment, sentence, table
+from slurm_watchdog.cli.terminal import count, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.model.actions import Decision
-    from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.replay.player import Outcome
 
 DATED_FROM: Final = 1e8
@@ -71,7 +70,8 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     blind = len(found) < len(traces)
     for path, outcome in found:
         if not as_json:
-            _print(path, outcome)
+            decided = [(each, outcome.decisions[each.id]) for each in outcome.incidents]
+            show("replay", name=_name(path), tally=outcome.tally, found=decided, named=named, dated_from=DATED_FROM)
         has_fired = any(each.fired_at is not None for each in outcome.incidents)
         if not has_fired and outcome.tally.skipped_lines >= MUCH_SKIPPED * outcome.tally.lines:
             warn(f"{_name(path)}: too much was skipped to say that nothing is wrong.")
@@ -112,44 +112,3 @@ def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome
     if tally.skipped:
         warn(f"{_name(path)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.")
     return outcome
-
-
-def _print(path: str, outcome: Outcome) -> None:
-    tally = outcome.tally
-    lines = count(tally.used, "line") if not tally.skipped else f"{tally.used} of {count(tally.lines, 'line')} used"
-    if not outcome.incidents:
-        sentence(f"{_name(path)}: {lines}, nothing found{' in those' if tally.skipped else ''}.")
-        return
-    sentence(f"{_name(path)}: {lines}, {count(len(outcome.incidents), 'incident')}.")
-    table(
-        ("ID", "STATE", "KIND", "JOB", "OPENED", "FOUND AFTER", "WHO", "WOULD HAVE BEEN DONE", "SUMMARY"),
-        [_row(each, outcome.decisions[each.id]) for each in outcome.incidents],
-    )
-
-
-def _row(incident: Incident, decisions: tuple[Decision, ...]) -> tuple[str, ...]:
-    from slurm_watchdog.cli.incidents import named
-
-    return (
-        incident.id,
-        incident.state,
-        incident.kind,
-        incident.job_ids[0] if incident.job_ids else "-",
-        moment(incident.opened_at) if incident.opened_at >= DATED_FROM else f"{incident.opened_at:g} s",
-        duration(incident.detected_after_s),
-        named(incident.culprits),
-        _done(incident, decisions),
-        incident.summary,
-    )
-
-
-def _done(incident: Incident, decisions: tuple[Decision, ...]) -> str:
-    if incident.inhibited_by:
-        return f"nothing: {incident.inhibited_by} explains it"
-    if not decisions:
-        return "-" if incident.fired_at is None else "alert only"
-    last = decisions[-1]
-    if last.verdict == "suppressed" and last.action != "none":
-        return f"nothing, because of {last.by}: {last.reason}"
-    without = f" without {', '.join(last.exclude)}" if last.exclude else ""
-    return "alert only" if last.action == "none" else f"{last.action}{without}"

@@ -8,19 +8,15 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.cli.offline import Answer, read_file
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE
-from slurm_watchdog.cli.terminal import count, sentence, table
+from slurm_watchdog.cli.terminal import count, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
     from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelVerdict
     from slurm_watchdog.parse.text_input import Block
 
-MAX_ROWS: Final = 60
-"""Rows of a table that a person still reads; `--json` has all."""
-MAX_TEXT: Final = 140
 SEVERITIES: Final = ("critical", "error", "warning", "info")
 
 
@@ -37,14 +33,14 @@ def read_kernel_logs(paths: Sequence[str]) -> Answer:
         if verdict is not None:
             found.append((path, replace(verdict, messages=scan.lines if scan.speaks else 0)))
 
-    def show() -> None:
+    def show_all() -> None:
         for path, verdict in found:
             _print("standard input" if path == "-" else path, verdict)
 
     lines = [_json(path, each) for path, verdict in found for each in verdict.lines]
     something = any(line["role"] != "news" for line in lines)
     code = EXIT_FOUND if something else EXIT_FINE
-    return Answer({"lines": lines}, show, EXIT_USAGE if unread or (damaged and not something) else code)
+    return Answer({"lines": lines}, show_all, EXIT_USAGE if unread or (damaged and not something) else code)
 
 
 def _judge(scan: KernelScan, blocks: Iterator[Block]) -> KernelVerdict:
@@ -71,24 +67,11 @@ def _json(path: str, line: JudgedLine) -> dict[str, Any]:
 
 
 def _print(name: str, verdict: KernelVerdict) -> None:
-    sentence(f"{name}: {summary(verdict)}")
     times = Counter(map(_identity, verdict.lines))
     first = {_identity(line): line for line in reversed(verdict.lines)}
-    rows = sorted(first.items(), key=lambda item: (item[1].role == "news", _weight(item[1])))
-    table(
-        ("LINE", "TIMES", "NODE", "SEVERITY", "CLASS", "OF WHAT", "ROLE", "MAY EXCLUDE NODE", "TEXT"),
-        [_row(line, times[key]) for key, line in rows[:MAX_ROWS]],
-        ["bold red" if line.may_exclude_node else "" if line.role == "cause" else "dim" for _, line in rows[:MAX_ROWS]],
-    )
-    if len(rows) > MAX_ROWS:
-        sentence(f"{len(rows) - MAX_ROWS} more rows: `--json` has them all.")
-    if any(line.may_exclude_node for _, line in rows):
-        sentence(
-            "A file has only the kernel's words, and a user can make it print some. The agent believes a line about "
-            "a device only if the record's own device field names it."
-        )
-    if verdict.dropped:
-        sentence(f"{count(verdict.dropped, 'further line')} with a fault were too many to be judged.")
+    found = sorted(first.items(), key=lambda item: (item[1].role == "news", _weight(item[1])))
+    rows = [(line, _resource(line), times[key]) for key, line in found]
+    show("kernel_log", name=name, summary=summary(verdict), rows=rows, dropped=verdict.dropped)
 
 
 def summary(verdict: KernelVerdict) -> str:
@@ -137,14 +120,3 @@ def _resource(line: JudgedLine) -> str:
     process = f"{fact.process or 'pid'} {fact.pid}" if fact.pid else fact.process
     of = (f"GPU {line.gpu}" if line.gpu else fact.pci_bus_id, fact.server, fact.mount, fact.device, process)
     return ", ".join(each for each in of if each)
-
-
-def _row(line: JudgedLine, times: int) -> tuple[str, ...]:
-    role: str = line.role
-    if role == "consequence":
-        role = "follows " + (f"line {line.because_of}" if line.because_of is not None else "from something not here")
-    role += f", waits for {line.waits_for}" if line.waits_for else ""
-    role += f", over at line {line.over_at}" if line.over_at is not None else ""
-    what = (line.node or "-", line.fact.severity.value, line.class_name, _resource(line) or "-", role)
-    exclude = "yes" if line.may_exclude_node else "no"
-    return (str(line.number), str(times), *what, exclude, shortened(line.fact.message, MAX_TEXT))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -20,7 +20,7 @@ from slurm_watchdog.cli.options import (
     json_option,
     knowledge_option,
 )
-from slurm_watchdog.cli.terminal import advice, count, duration, sentence, table
+from slurm_watchdog.cli.terminal import show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from slurm_watchdog.diagnose.logs.report import RunReport, Settings
     from slurm_watchdog.parse.text_input import Block
 
-SHOWN_ERRORS: Final = 8
 BLIND: Final = ", and no progress either: whether it trains cannot be read in it."
 LOG_NAME: Final = re.compile(
     r"(?:\.(?:log|out|err|txt|jsonl?|[oe]\d+)|(?:^|[._-])(?:stdout|stderr|log|out|err))(?:\.\d{1,3})?(?:\.(?:gz|bz2|xz|zst))?$"
@@ -118,12 +117,12 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
     unread = not found and any(each.unread is not None for each in judged)
     rows = [each.rows() for each in judged]
 
-    def show() -> None:
+    def show_all() -> None:
         for each, mine in zip(judged, rows, strict=True):
             _print(each, mine)
 
     code = EXIT_USAGE if blind or unread else EXIT_FOUND if found else EXIT_FINE
-    return Answer({"files": [row for mine in rows for row in mine]}, show, code)
+    return Answer({"files": [row for mine in rows for row in mine]}, show_all, code)
 
 
 def _settings(config: Config | None) -> Settings:
@@ -168,30 +167,23 @@ def _written_at(path: str) -> float | None:
 
 
 def _print(judged: RunReport, rows: Sequence[dict[str, Any]]) -> None:
-    first = "standard input" if rows[0]["path"] == "-" else rows[0]["path"]
-    name = first if len(rows) == 1 else f"{first} and {count(len(rows) - 1, 'more file')} of the same job"
-    verdict = judged.verdict
-    lines: list[str] = []
-    if judged.unread is not None:
-        sentence(f"{name}: the run cannot be judged: {judged.unread}", "yellow")
-    elif verdict is None:
-        from slurm_watchdog.knowledge.frameworks import what_to_do
+    from slurm_watchdog.knowledge.frameworks import what_to_do
 
-        sentence(f"{name}: {_healthy_words(rows)}", "green")
-        lines = _evidence(rows, _of_a_node)
-        lines += [f"try next: {what_to_do(rows[0]['framework'])}"] if _is_blind(rows) else []
+    errors = [(os.path.basename(row["path"]), error) for row in rows for error in row["errors"]]
+    also, is_well = judged.excerpts if judged.verdict is not None else [], judged.unread is None
+    if judged.verdict is not None:
+        style, first, is_well = "bold red", judged.verdict.summary, False
+        errors = sorted(
+            (each for each in errors if each[1]["role"] != "noise"), key=lambda each: each[1]["role"] != "cause"
+        )
+    elif is_well:
+        style, first = "green", _healthy_words(rows)
+        errors = [(path, error | {"role": "earlier"}) for path, error in errors if _is_of_a_node(error)]
     else:
-        sentence(f"{name}: {verdict.summary}", "bold red")
-        lines = [f"also     line {other.line:<7} {other.summary}" for other in judged.excerpts[:SHOWN_ERRORS]]
-        lines += _evidence(rows, lambda error: error["role"] == "cause")
-        lines += [f"usually: {advice(hint)}" for hint in judged.hints()[:2]]
-        lines += _evidence(rows, lambda error: error["role"] not in ("cause", "noise"))
-    for line in lines:
-        sentence(f"  {line}")
-    table(
-        ("file", "framework", "steps", "of", "s a step", "lines", "changes of speed"),
-        [_progress_row(row) for row in rows if row["progress"]["lines"]],
-    )
+        style, first, errors = "yellow", f"the run cannot be judged: {judged.unread}", []
+    try_next = what_to_do(rows[0]["framework"]) if is_well and _is_blind(rows) else ""
+    hints = judged.hints()[:2]
+    show("log", rows=rows, style=style, first=first, also=also, errors=errors, hints=hints, try_next=try_next)
 
 
 def _is_blind(rows: Sequence[dict[str, Any]]) -> bool:
@@ -224,34 +216,9 @@ def _ended_words(rows: Sequence[dict[str, Any]]) -> str:
     return ""
 
 
-def _of_a_node(error: Mapping[str, Any]) -> bool:
+def _is_of_a_node(error: Mapping[str, Any]) -> bool:
     """Whether a node can cause an error that the run survived, or one of an earlier run in the same log."""
     from slurm_watchdog.diagnose.logs.survived import OF_CHILDREN, SOFT
     from slurm_watchdog.knowledge.log_signatures import log_table
 
     return error["class"] in log_table().node_can_cause - log_table().consequences - OF_CHILDREN - SOFT
-
-
-def _evidence(rows: Sequence[dict[str, Any]], wanted: Callable[[Mapping[str, Any]], bool]) -> list[str]:
-    """Lines with the errors that are `wanted`, few of all files together."""
-    found = [(error, row["path"]) for row in rows for error in row["errors"] if wanted(error)]
-    lines = []
-    for error, path in found[:SHOWN_ERRORS]:
-        rank, host = error["rank"], error["host"]
-        who = " ".join(([f"rank {rank}"] if rank is not None else []) + ([f"on {host}"] if host else []))
-        where = f"{os.path.basename(path)}:{error['line']}" if len(rows) > 1 else f"line {error['line']}"
-        role = "earlier" if wanted is _of_a_node else error["role"]
-        lines.append(f"{role:<9}{where:<12} {who + ': ' if who else ''}{error['text'][:180]}")
-        lines += [f"{'':<22}{text[:180]}" for text in error["more"] if role == "cause"]
-    if len(found) > SHOWN_ERRORS:
-        lines.append(f"… and {len(found) - SHOWN_ERRORS} more (--json has them)")
-    return lines
-
-
-def _progress_row(row: Mapping[str, Any]) -> tuple[str, ...]:
-    progress = row["progress"]
-    changes = ", ".join(f"{each['percent']:+.1f} % at step {each['step']}" for each in row["throughput_changes"][:3])
-    steps = f"{progress['first_step']}–{progress['last_step']}" if progress["last_step"] is not None else "-"
-    step_s = duration(progress["step_seconds_median"])
-    known = (row["framework"] or "-", steps, str(progress["total_steps"] or ""), step_s, str(progress["lines"]))
-    return (os.path.basename(row["path"]), *known, changes or "-")

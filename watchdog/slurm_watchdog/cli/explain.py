@@ -10,9 +10,7 @@ import msgspec
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.incidents import hints_of
-from slurm_watchdog.cli.options import (
-    Refusal,
-)
+from slurm_watchdog.cli.options import Refusal
 from slurm_watchdog.cli.terminal import as_text, count, sentence, show
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
 from slurm_watchdog.model.documents import Evidence, Explanation

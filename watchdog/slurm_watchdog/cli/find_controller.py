@@ -26,14 +26,7 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.terminal import clean, moment
 from slurm_watchdog.model.documents import Explanation
-from slurm_watchdog.standalone.own_runs import (
-    OwnRun,
-    ended_runs,
-    home_directory,
-    is_absent,
-    running_runs,
-    state_home,
-)
+from slurm_watchdog.standalone.own_runs import OwnRun, ended_runs, home_directory, is_absent, running_runs, state_home
 
 
 def find_socket(socket_path: str | None, config_file: str | None) -> str:

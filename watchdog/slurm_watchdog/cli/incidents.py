@@ -12,12 +12,7 @@ from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    check_job,
-    seconds_of,
-)
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, check_job, seconds_of
 from slurm_watchdog.cli.terminal import as_text, show, who
 from slurm_watchdog.model.documents import Incident
 from slurm_watchdog.model.incidents import Culprit

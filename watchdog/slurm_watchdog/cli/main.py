@@ -17,15 +17,7 @@ import click
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base.commit import read_commit
-from slurm_watchdog.cli.options import (
-    AS_JSON,
-    EXIT_UNKNOWN,
-    EXIT_USAGE,
-    ON_TOP,
-    Refusal,
-    needs_package,
-    print_json,
-)
+from slurm_watchdog.cli.options import AS_JSON, EXIT_UNKNOWN, EXIT_USAGE, ON_TOP, Refusal, needs_package, print_json
 
 OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""

@@ -11,11 +11,7 @@ from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
-from slurm_watchdog.cli.options import (
-    check_job,
-    removed_option,
-    seconds_of,
-)
+from slurm_watchdog.cli.options import check_job, removed_option, seconds_of
 from slurm_watchdog.cli.terminal import count, duration, show
 from slurm_watchdog.model.lost_time import Report
 

@@ -21,14 +21,7 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.terminal import clean, drawn_columns, render, sentence, show
 from slurm_watchdog.model.actions import Wish
-from slurm_watchdog.model.documents import (
-    Answered,
-    Cancelled,
-    JobRequest,
-    RestartRequest,
-    SaveRequest,
-    SelectedJob,
-)
+from slurm_watchdog.model.documents import Answered, Cancelled, JobRequest, RestartRequest, SaveRequest, SelectedJob
 
 
 @click.command(short_help="Moves a job gracefully, off a node if you say so.")

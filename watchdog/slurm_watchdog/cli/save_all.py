@@ -12,12 +12,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.cli.batch import Row, ask_many, named_jobs, print_rows
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
-from slurm_watchdog.cli.options import (
-    EXIT_FINE,
-    EXIT_FOUND,
-    job_arguments,
-    no_selectors,
-)
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, job_arguments, no_selectors
 from slurm_watchdog.cli.terminal import count, sentence
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.documents import SaveRequest

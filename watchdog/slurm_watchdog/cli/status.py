@@ -10,26 +10,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 import click
+from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, describe, own_instead
-from slurm_watchdog.cli.options import (
-    EXIT_UNKNOWN,
-    FiniteRange,
-    versioned,
-)
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, FiniteRange, versioned
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
-from slurm_watchdog.model.documents import (
-    ControllerState,
-    IncidentCounts,
-    Job,
-    JobHealth,
-    Nodes,
-    SlurmState,
-    Status,
-)
+from slurm_watchdog.model.documents import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 
 if TYPE_CHECKING:
     from slurm_watchdog.standalone.own_runs import OwnRun
@@ -105,7 +94,7 @@ def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
     if watching:
         sys.exit(_watch(client, every_s, asked.as_json))
     answer = client.get(Status, "/v1/status", me=1 if me else None)
-    asked.answer(answer, lambda: _print(answer, None))
+    asked.answer(answer, lambda: print_lines(screen(answer, drawn_columns())))
     sys.exit(exit_code(answer))
 
 
@@ -121,93 +110,71 @@ def screen(found: Status, columns: int | None, **changes: Any) -> list[str]:
     return render("status", columns, now=clock.wall(), sparkline=sparkline, **values | changes)
 
 
-def frame(found: Status, columns: int, height: int, note: str, **changes: Any) -> list[str]:
+def frame(found: Status, columns: int, height: int, note: str) -> list[str]:
     """One screen of at most `height` lines, with `note` as the last one, and as many jobs as there is room for."""
     shown = min(MAX_SHOWN, max(1, (height - LINES_AROUND_JOBS) // 2))
     rows, lines = height, [""] * (height - 2)
     for _ in range(2):
         rows = max(1, rows - (len(lines) - (height - 2)))
-        lines = screen(found, columns, watched=True, shown=shown, rows=rows, most=WRAPPED_LINES, **changes)
+        lines = screen(found, columns, watched=True, shown=shown, rows=rows, most=WRAPPED_LINES)
     return [*lines[: height - 1], note[:columns]]
 
 
 def _print_each(own: Sequence[OwnRun], asked: Asked) -> int:
     """Several runs of one's own, one after the other; the exit code is the worst."""
-    found = [(run, *_look(Client(run.socket))) for run in own]
+    found = [(run, _look(Client(run.socket))) for run in own]
 
     def print_all() -> None:
-        for run, answer, document in found:
+        for run, answer in found:
             sentence(describe(run), "bold")
-            _print(answer, document)
+            print_lines(screen(answer, drawn_columns()))
 
-    documents = [
-        {"directory": run.directory} | (document if answer is None else {"status": document})
-        for run, answer, document in found
-    ]
-    asked.answer(documents, print_all)
-    return max((exit_code(answer) for _, answer, _ in found), key=GRAVEST.index)
+    asked.answer([{"directory": run.directory, "status": answer} for run, answer in found], print_all)
+    return max((exit_code(answer) for _, answer in found), key=GRAVEST.index)
 
 
 def _watch(client: Client, every_s: float, as_json: bool) -> int:
     """Looks until Ctrl-C; returns the exit code of the last look."""
     from slurm_watchdog.base.loop import sleep
 
-    last, code = NO_STATUS, EXIT_UNKNOWN
+    last = NO_STATUS
 
     def look(columns: int, height: int) -> list[str]:
-        nonlocal last, code
-        answer, document = _look(client)
-        last, code = answer or last, exit_code(answer)
-        lost = (
-            {}
-            if answer
-            else {"headline": f"{_lost(document)} Below is what was seen last.", "style": LEVEL_STYLES[code]}
-        )
-        return frame(last, columns, height, f"every {every_s:g} s, Ctrl-C ends it", **lost)
+        nonlocal last
+        found = _look(client)
+        lost = f"{found.headline} Below is what was seen last."
+        last = found if found.mode else structs.replace(last, level=found.level, headline=lost)
+        return frame(last, columns, height, f"every {every_s:g} s, Ctrl-C ends it")
 
     if drawn_columns() is not None and not as_json:
         redraw(look, every_s)
-        return code
+        return exit_code(last)
     try:
         while True:
-            answer, document = _look(client)
-            code = exit_code(answer)  # before it is printed: then comes Ctrl-C
+            last = _look(client)
             if as_json:
-                click.echo(json.dumps(versioned(document)))
+                click.echo(json.dumps(versioned(last)))
             else:
-                _print(answer, document)
-                click.echo()
+                print_lines([*screen(last, None), ""])
             sleep(every_s)
     except KeyboardInterrupt:
-        return code
+        return exit_code(last)
     except BrokenPipeError:  # `status --watch | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed goes nowhere
-        return code
+        return exit_code(last)
 
 
-def _look(client: Client) -> tuple[Status | None, Any]:
-    """The status, and the document with it or with the reason why there is none."""
+def _look(client: Client) -> Status:
+    """What the controller answers; without an answer an unknown status with the reason."""
     try:
-        found = client.get(Status, "/v1/status")
-        return found, found
+        return client.get(Status, "/v1/status")
     except ClientError as error:
-        return None, {"error": error.what, "next": error.todo}
+        return structs.replace(NO_STATUS, headline=error.what)
 
 
-def _print(answer: Status | None, document: Any) -> None:
-    if answer is None:
-        sentence(_lost(document))
-    else:
-        print_lines(screen(answer, drawn_columns()))
-
-
-def _lost(document: Any) -> str:
-    return f"{LEVEL_NAMES[EXIT_UNKNOWN]}: {document['error']}"
-
-
-def exit_code(answer: Status | None) -> int:
-    """As a monitoring plugin's; a level that is not known, or no answer, is unknown."""
-    return EXIT_UNKNOWN if answer is None else CODES.get(answer.level, EXIT_UNKNOWN)
+def exit_code(answer: Status) -> int:
+    """As a monitoring plugin's; a level that is not known is unknown."""
+    return CODES.get(answer.level, EXIT_UNKNOWN)
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -115,17 +115,15 @@ class Worker:
         """Send until cancelled."""
         while True:
             self.added.clear()
-            wait_s, pause_s = None, self._notifier.poll_s
+            wait_s = None
             try:
                 wait_s = await self.send_next()
                 self._backlog = self._outbox.backlog(self.channel.name)
             except Exception:  # the boundary: an outbox that fails is tried again
                 LOG.exception("the outbox of %s can't be worked off", self.channel.name)
-            if wait_s is not None:
-                await asyncio.sleep(min(wait_s, pause_s))
-                continue
+            pause_s = self._notifier.poll_s
             with contextlib.suppress(TimeoutError):
-                async with timeout(pause_s):
+                async with timeout(pause_s if wait_s is None else min(wait_s, pause_s)):
                     await self.added.wait()
 
     async def send_next(self) -> float | None:
@@ -261,12 +259,9 @@ class Notifier:
         if topic is Topic.RESOLVED:
             self._held = {key: held for key, held in self._held.items() if key[0] != incident.id}
         workers = [each for each in self.workers if topic in each.channel.topics]
-        silence = self.sources.silence_of(incident) if workers and topic is not Topic.NOTED else None
-        if silence is not None:
-            before = incident.fired_at is not None and incident.fired_at < silence.at
-            if topic is not Topic.RESOLVED or not before:
-                return
-        if not workers:
+        silence = None if topic is Topic.NOTED else self.sources.silence_of(incident)
+        announced = silence is not None and incident.fired_at is not None and incident.fired_at < silence.at
+        if not workers or (silence is not None and not (announced and topic is Topic.RESOLVED)):
             return
         notice = self._notice(topic, incident, **what)
         row = to_row(notice)

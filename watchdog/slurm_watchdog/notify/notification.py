@@ -13,8 +13,8 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.actions import RESTARTING, ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.incidents import Incident, Severity
 
-KEPT_FACTS = 30
-KEPT_CULPRITS = 30
+KEPT = 30
+"""Facts and culprits that are stored."""
 KEPT_CHARS = 500
 """Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an
 unreachable Slack."""
@@ -112,8 +112,8 @@ def to_row(notice: Notice) -> dict[str, Any]:
         incident,
         summary=incident.summary[:KEPT_CHARS],
         resolution=incident.resolution[:KEPT_CHARS],
-        facts=tuple(fact[:KEPT_CHARS] for fact in incident.facts[:KEPT_FACTS]),
-        culprits=incident.culprits[:KEPT_CULPRITS],
+        facts=tuple(fact[:KEPT_CHARS] for fact in incident.facts[:KEPT]),
+        culprits=incident.culprits[:KEPT],
         processes=(),
     )
     row: dict[str, Any] = msgspec.to_builtins(replace(notice, incident=short))

@@ -224,13 +224,13 @@ class SlackChannel:
 
     async def _post_digest(self, outbox: SqlOutbox, now: float) -> None:
         """One message in the place of as many rows as it takes."""
-        self._digest_at = now
         digest, last = Digest(self._mentions), 0
         while not digest.is_full and (page := pending_notices(outbox, self.name, ROWS_AT_ONCE, last)):
             for _, notice in page:
                 digest.add(notice)
             last = page[-1][0]
             await asyncio.sleep(0)
+        self._digest_at = self._digest_at if digest.is_full else now  # what did not fit need not wait
         await self._post(digest.message(self._site.cluster), None, now)
         outbox.done_through(self.name, last)
 

@@ -45,6 +45,8 @@ MARKS = {
 MARK_OVER = "\N{LARGE GREEN CIRCLE}"
 FEW = 8
 """So many alike in a digest keep their sentences."""
+COUNTED = 4
+"""Rank of decisions, which are about incidents that are listed."""
 HEADED = 5
 """Titles in a digest's first sentence."""
 LISTED_LIMIT = 1400
@@ -147,12 +149,8 @@ def _head(story: Sequence[Notice], site: Site) -> list[str]:
     text = re.sub(r"\(pid \d+ on (\S+?)\)", r"on \1", incident.summary)
     while (shorter := re.sub(r"\s*\([^()]*\)", "", text)) != text:
         text = shorter
-    state = ""  # of the newest that decided or did something
-    for each in story:
-        if each.decision is not None and each.decision.acts:
-            state = f" ({DONE[each.decision.action]}: under way)"
-        elif each.topic in (Topic.DECIDED, Topic.ENDED):
-            state = ""
+    newest = [each.decision for each in story if each.topic in (Topic.DECIDED, Topic.ENDED)][-1:]
+    state = "".join(f" ({DONE[each.action]}: under way)" for each in newest if each is not None and each.acts)
     return render(
         "card",
         first=story[0], last=story[-1], incident=incident, site=site, is_over=is_over, state=state,
@@ -186,7 +184,7 @@ class Digest:
         rank, title = 0, "actions FAILED"
         if decision is not None:
             what = "alert only" if decision.action is Action.NONE else f"{decision.action} {decision.verdict}"
-            rank, title = 4, f"{what} ({decision.by})"
+            rank, title = COUNTED, f"{what} ({decision.by})"
         elif notice.topic is Topic.OPENED:
             rank, title = (
                 1 + list(MARKS).index(incident.severity),
@@ -213,9 +211,11 @@ class Digest:
         return sum(map(len, self._lines(self._alike.items()))) > FULL
 
     def _lines(self, groups: Iterable[tuple[tuple[int, str], list[tuple[str, str]]]]) -> Iterator[str]:
-        for (_, title), alike in groups:
+        for (rank, title), alike in groups:
             if len(alike) <= FEW:
                 yield from (sentence for _, sentence in alike)
+            elif rank == COUNTED:
+                yield f"{title} × {len(alike):,}"
             else:
                 yield from _listed(f"{title} × {len(alike):,}: ", sorted((about for about, _ in alike), key=_in_order))
 

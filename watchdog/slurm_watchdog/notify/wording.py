@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from jinja2 import Environment, StrictUndefined, Template
+from msgspec.structs import asdict
 
 from slurm_watchdog.base.text import duration, one_line, plural
 from slurm_watchdog.model.actions import Action
@@ -45,14 +46,17 @@ class Message(NamedTuple):
 
 def message_of(notice: Notice) -> Message:
     """The words for one notice."""
-    incident, run, end = notice.incident, notice.run, notice.end
-    decision = notice.decision if run is None else run.decision
-    words: dict[str, object] = {
-        "incident": incident, "topic": notice.topic, "said": notice.said, "decision": decision, "run": run, "end": end,
-        "caller": notice.caller, "done": decision and DONE.get(decision.action, "requeued"), "over": over(incident),
-        "severity": SEVERITY_WORDS[incident.severity], "transient": decision and decision.by in TRANSIENT_GUARDS,
+    incident = notice.incident
+    decision = notice.decision if notice.run is None else notice.run.decision
+    words = asdict(notice) | {
+        "decision": decision,
+        "end": notice.end,
+        "done": decision and DONE.get(decision.action, "requeued"),
+        "transient": decision and decision.by in TRANSIENT_GUARDS,
+        "over": over(incident),
+        "severity": SEVERITY_WORDS[incident.severity],
         "test": "Nothing to do: this is a test" if incident.subject == TEST_SUBJECT else "",
-    }  # fmt: skip
+    }
     sentence, *evidence, todo = render("notice", **words)
     return Message(sentence, tuple(evidence), todo)
 

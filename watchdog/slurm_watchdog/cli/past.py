@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
-import re
 import sqlite3
 import tempfile
 import weakref
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import parse_qs, parse_qsl, quote, unquote, urlsplit
-
-import msgspec
+from urllib.parse import quote
 
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import INSTALL, needs_package
@@ -27,7 +26,7 @@ FULL: Final = "database or disk is full"
 """SQLite's text of SQLITE_FULL: its number comes with an error only since Python 3.11."""
 COPY_PAGES: Final = 1024
 """Copied at a time: a controller that writes meanwhile waits for no longer than that takes."""
-_ASKED = re.compile(r"/v1/incidents(?:/(?P<id>[^/]+)(?:/evidence/(?P<number>\d{1,18}))?)?")
+READ: Final = ("/v1/incidents", "/v1/report")
 Answer = tuple[int, str, bytes]
 """Status, its words, body: as a controller's over HTTP."""
 
@@ -100,42 +99,23 @@ def _open_copy(file: Path, copy: Path) -> Journal:
         ) from error
 
 
-def _answers(journal: Journal, file: Path) -> Callable[[str, str, object], Answer]:
-    from slurm_watchdog.controller.api import journal_view
-    from slurm_watchdog.controller.api.report_view import Unfit, report_asked
+def _answers(journal: Journal, file: Path) -> Callable[[str, str, bytes], Answer]:
+    """The requests of the controller's table that a journal answers, to one who may see all that is in the file."""
+    from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.controller.api.answers import Api
+    from slurm_watchdog.controller.api.asking import Asked
+    from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
+    from slurm_watchdog.controller.policy.access import Person
 
-    def everything(incident: object) -> bool:
-        return True  # who may read the file may read what is in it
+    nothing = SimpleNamespace(incidents={}, jobs={}, people=(), waiting=lambda decision: None)
+    past: Any = SimpleNamespace(journal=journal, config=Config(), judge=nothing, state=nothing, actions=nothing)
+    routes = [each for each in ROUTES if each.path.startswith(READ)]
 
-    def document(method: str, target: str) -> Any:
-        split = urlsplit(target)
-        if (method, split.path) == ("GET", "/v1/report"):
-            try:
-                return report_asked(journal.url, dict(parse_qsl(split.query)), None)
-            except Unfit as error:
-                raise journal_view.NotFound(400, str(error)) from error
-        asked = _ASKED.fullmatch(split.path)
-        if method != "GET" or asked is None:
-            raise journal_view.NotFound(409, f"{file} is a journal: only incidents, explain, report and story read it")
-        if asked["id"] is None:
-            job = parse_qs(split.query).get("job", [None])[0]
-            return journal_view.listed(journal, job, everything)
-        incident = journal_view.find(journal, unquote(asked["id"]))
-        if asked["number"] is None:
-            return journal_view.explained(journal, incident, incident, everything, lambda decision: None)
-        found = journal.evidence.document(incident.id, int(asked["number"]))
-        if found is None:
-            raise journal_view.NotFound(404, f"incident {incident.id} has no piece {asked['number']}")
-        return msgspec.Raw(found)
-
-    def exchange(method: str, target: str, body: object) -> Answer:
-        from slurm_watchdog.journal.journal import JournalError
-
-        try:
-            return 200, "OK", msgspec.json.encode(document(method, target))
-        except journal_view.NotFound as error:
-            return error.status, "", msgspec.json.encode({"error": str(error)})
-        except JournalError as error:
-            raise ClientError(str(error)) from error
+    def exchange(method: str, target: str, body: bytes) -> Answer:
+        if method != "GET" or not target.startswith(READ):
+            return 409, "", refusal_of(f"{file} is a journal: only incidents, explain, report and story read it")
+        asked = Asked(method, target, Person(knows_password=True), body)
+        status, document = asyncio.run(answer(Api(past), routes, asked))
+        return status, "", document
 
     return exchange

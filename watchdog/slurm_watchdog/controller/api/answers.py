@@ -12,8 +12,9 @@ from msgspec import structs
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.api import journal_view, node_views
-from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
-from slurm_watchdog.controller.api.report_view import Unfit, report_asked
+from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, Who, checked_nodes
+from slurm_watchdog.controller.api.journal_view import RequestRefused
+from slurm_watchdog.controller.api.report_view import report_asked
 from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.api.status_view import own_status, status_of
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
@@ -65,10 +66,7 @@ class Api:
         """The incident with the id in the path, or the only one whose id begins so, of those that may be shown. Raises
         RequestRefused."""
         c = self.controller
-        try:
-            return journal_view.find(c.journal, asked.named["id"], c.judge.incidents, self.who.only(asked))
-        except journal_view.NotFound as error:
-            raise RequestRefused(error.status, str(error)) from error
+        return journal_view.find(c.journal, asked.named["id"], c.judge.incidents, self.who.only(asked))
 
 
 def status(api: Api, asked: Asked) -> Status:
@@ -182,7 +180,4 @@ async def report(api: Api, asked: Asked) -> Report:
     url = api.controller.journal.url
     work = asyncio.get_running_loop().run_in_executor(api.report_thread, report_asked, url, asked.query, uid)
     work.add_done_callback(lambda _: setattr(api, "reports", api.reports - 1))  # also where nobody waits any more
-    try:
-        return await work
-    except Unfit as error:
-        raise RequestRefused(400, str(error)) from error
+    return await work

@@ -28,26 +28,27 @@ Follows = Callable[[Incident, Sequence[ActionRun]], bool]
 """Whether a person who may not see the evidence of an incident may see how far its actions are."""
 
 
-class NotFound(Exception):
-    """No incident, or no single one, has this id: a sentence, and the status of the answer."""
+class RequestRefused(Exception):
+    """A request that cannot be served: status and a sentence, and a word for programs where there is more to
+    do than to read it."""
 
-    def __init__(self, status: int, sentence: str):
-        self.status = status
+    def __init__(self, status: int, sentence: str, code: str = ""):
+        self.status, self.code = status, code
         super().__init__(sentence)
 
 
 def find(journal: Journal, given: str, now_open: Collection[Incident] = (), owner: int | None = None) -> Incident:
     """The incident with this id, or the only one whose id begins so; with an `owner` of those about jobs of that user
-    alone: the others are as if they were not there. Raises NotFound and JournalError."""
+    alone: the others are as if they were not there. Raises RequestRefused and JournalError."""
     exact = journal.incident(given)
     if exact is not None and _is_meant(exact, owner):
         return exact
     there = (*now_open, *journal.incidents(owner=owner, beginning=given))
     known = {each.id: each for each in there if each.id.startswith(given) and _is_meant(each, owner)}
     if len(known) > 1:
-        raise NotFound(400, f"{len(known)} incidents begin with {given[:40]!r}; give more of the id")
+        raise RequestRefused(400, f"{len(known)} incidents begin with {given[:40]!r}; give more of the id")
     if not known:
-        raise NotFound(404, f"there is no incident {given[:40]!r}; `slurm-watchdog incidents` lists them")
+        raise RequestRefused(404, f"there is no incident {given[:40]!r}; `slurm-watchdog incidents` lists them")
     return next(iter(known.values()))
 
 

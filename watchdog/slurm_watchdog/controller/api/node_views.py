@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import one_line
-from slurm_watchdog.controller.api.asking import RequestRefused
+from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.suspicion import (
     DAY_S,

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lost_time import report
 from slurm_watchdog.base import clock
+from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model.incidents import IncidentKind
@@ -24,18 +25,14 @@ HISTORY_S: Final = 90 * 86400.0
 NOTHING: Final[Mapping[str, str]] = {}
 
 
-class Unfit(ValueError):
-    """A report that cannot be made: a sentence."""
-
-
 def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> Report:
     """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
     `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
 
-    Raises Unfit and JournalError."""
+    Raises RequestRefused and JournalError."""
     since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
     if since >= until:
-        raise Unfit("the report has to end after it begins")
+        raise RequestRefused(400, "the report has to end after it begins")
     found, runs = read(url, since, until, asked, uid)
     of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
     return replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one)
@@ -78,5 +75,5 @@ def _date(asked: Mapping[str, str], name: str, default: float) -> float:
     except ValueError:
         found = -1.0
     if not 0.0 <= found <= LATEST:
-        raise Unfit(f"{name} has to be a date in seconds since 1970, not {asked[name][:40]!r}")
+        raise RequestRefused(400, f"{name} has to be a date in seconds since 1970, not {asked[name][:40]!r}")
     return found

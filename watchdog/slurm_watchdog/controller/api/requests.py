@@ -14,8 +14,8 @@ from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.api import node_views
 from slurm_watchdog.controller.api.answers import Api, progress_of
-from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_job, checked_nodes, reason_of
-from slurm_watchdog.controller.api.journal_view import action_of
+from slurm_watchdog.controller.api.asking import Asked, checked_job, checked_nodes, reason_of
+from slurm_watchdog.controller.api.journal_view import RequestRefused, action_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model.actions import Decision

@@ -25,7 +25,8 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.answers import Api
-from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of
+from slurm_watchdog.controller.api.asking import Asked, UserLookup, person_of
+from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.controller.api.page_views import curve, curves, doing, history, job_details, node_map, todo
 from slurm_watchdog.controller.api.routes import FREE, ROUTES, Route, answer, refusal_of
 from slurm_watchdog.controller.api.sources import CommandSources
@@ -37,13 +38,8 @@ from slurm_watchdog.wire.rate_limits import TokenBuckets
 FRESH_S: Final = 2.0
 """All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
 milliseconds."""
-STATIC: Final = {
-    "": ("index.html", "text/html"),
-    "page.js": ("page.js", "text/javascript"),
-    "charts.js": ("charts.js", "text/javascript"),
-    "dom.js": ("dom.js", "text/javascript"),
-    "page.css": ("page.css", "text/css"),
-}
+STATIC: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
+"""Endings of the files that are given out."""
 HEADERS: Final = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; "
@@ -71,7 +67,8 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     only_here = bool(listen) and split_address(listen)[0] in ("127.0.0.1", "::1", "localhost")
     wrong = TokenBuckets(TRIES, TRIES_PER_S)
     root = files("slurm_watchdog.controller.api") / "static"
-    static = {f"/{name}": ((root / file).read_bytes(), kind) for name, (file, kind) in STATIC.items()}
+    kinds = ((each, STATIC.get(each.name.rpartition(".")[2])) for each in root.iterdir())
+    static = {f"/{each.name.removeprefix('index.html')}": (each.read_bytes(), kind) for each, kind in kinds if kind}
 
     async def answered(request: web.Request) -> web.Response:
         host = request.host.lower()

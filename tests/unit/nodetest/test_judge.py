@@ -157,6 +157,7 @@ def test_of_two_looks_what_both_found_remains_and_what_a_part_was_sure_of() -> N
     assert confirmed(seen(slow, broken), seen(slow), node("n1")).faults == (slow,)
     assert confirmed(seen(slow, broken), seen(), looked).faults == (broken,)
     assert confirmed(seen(), seen(slow), node("n1")).truth is Truth.UNKNOWN, "found once"
+    assert confirmed(seen(), seen(slow), node("n1", disturbed=("cpu",))).faults == (slow,), "the first did not count"
 
 
 def link(pair: tuple[str, str], rate: float = 90.0) -> Measured:
@@ -231,7 +232,7 @@ def test_of_20_throttled_nodes_each_is_named_and_of_20_healthy_ones_none() -> No
         assert named(conducted(Jobs(rates("", "")))) == []
 
 
-def test_what_looks_bad_once_is_not_reported_and_is_measured_again_beside_peers() -> None:
+def test_what_looks_bad_once_is_not_reported_and_shared_directories_are_measured_beside_peers() -> None:
     jobs = Jobs(lambda name, key, look: 10.0 if name == "n3" and key.startswith("mount") and look == 1 else 900.0)
     report = conducted(jobs)
     assert named(report) == []

@@ -34,8 +34,8 @@ from slurm_watchdog.nodetest.judge import (
 )
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 
-SHORT_PARTS: Final = frozenset({"cpu", "memory", "disk", "mount"})
-"""Of the program that is shipped, whose names are those of the places that they measure."""
+SHARED: Final = "mount:"
+"""Begins the places that nodes share."""
 FILE: Final = "node-tests.jsonl"
 MOST_BYTES, MOST_TESTS = 16 << 20, 20
 """Of the end of the file, some 20,000 tests; of a node that make what is usual for it."""
@@ -83,19 +83,17 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     links = await measure("pair", paired(ring(able if terms.pairs else [])))
     verdicts = {each.node: each for each in judge_nodes(list(singles.values()), floors, past)}
     doubtful = [name for name in able if singles[name].disturbed or verdicts[name].truth is Truth.BAD]
-    # What nodes share (a filesystem, a host) may be slower for a while: what was bad is measured on peers, too.
-    bad = [verdicts[name] for name in doubtful if verdicts[name].truth is Truth.BAD]
-    parts = {place.partition(":")[0] for each in bad for place in each.by_place}
-    only = ("--only", ",".join(sorted(parts))) if parts <= SHORT_PARTS and not terms.program else ()
+    # What nodes share may be slower for a while: a second look at it has peers of its own, which were well.
     well = [singles[name] for name, each in verdicts.items() if each.truth is Truth.OK]
-    near = dict.fromkeys(each.name for one in bad for each in peers_of(singles[one.node], well)[:LEAST_PEERS])
-    beside, half = alone(near, *only), len(near) // 2
+    shared = [name for name in doubtful if any(part.startswith(SHARED) for part in verdicts[name].by_place)]
+    near = list(dict.fromkeys(each.name for one in shared for each in peers_of(singles[one], well)[:LEAST_PEERS]))
+    beside, half = alone(near, "--only", "mount"), len(near) // 2
     again = await measure("again: node", [*beside[:half], *alone(doubtful), *beside[half:]])
+    has_peers = near and sum(not each.missing for each in again.values()) > LEAST_PEERS
+    later = {name: unshared(each) if has_peers else each for name, each in singles.items()}
     for name, each in again.items():
-        figures = {**singles[name].figures, **each.figures}
-        again[name] = replace(each, like=singles[name].like, figures=figures)
-    too_few = [] if len(again) > LEAST_PEERS else [each for name, each in singles.items() if name not in again]
-    for second in judge_nodes([*again.values(), *too_few], floors, past):
+        later[name] = replace(each, like=singles[name].like, figures={**later[name].figures, **each.figures})
+    for second in judge_nodes(list(later.values()), floors, past):
         name = second.node
         if name in doubtful and not again[name].missing:
             verdicts[name] = confirmed(verdicts[name], second, singles[name])
@@ -115,6 +113,13 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     )
     keep(terms, report)
     return report
+
+
+def unshared(found: Measured) -> Measured:
+    """Without what nodes share."""
+    return replace(
+        found, figures={key: each for key, each in found.figures.items() if not each.place.startswith(SHARED)}
+    )
 
 
 class PastTest(Struct, frozen=True, kw_only=True):

@@ -199,11 +199,13 @@ def judge_nodes(nodes: Sequence[Measured], floors: Floors, past: Past) -> list[N
 
 
 def confirmed(first: NodeVerdict, second: NodeVerdict, looked: Measured) -> NodeVerdict:
-    """Of the verdicts of two looks at a node what both found, and what a part was sure of in the first, `looked`."""
+    """Of the verdicts of two looks at a node what both found, what a part was sure of in the first, `looked`, and what
+    only the second could find because other programs disturbed the first."""
     places, sure = second.by_place, {each.what for each in looked.faults if each.sure}
-    faults = tuple((place, what) for place, what in first.faults if place in places or what in sure)
+    faults = [(place, what) for place, what in first.faults if place in places or what in sure]
+    faults += [(place, what) for place, what in second.faults if place in looked.disturbed and not first.faults]
     if faults:
-        return replace(first, faults=faults)
+        return replace(first, truth=Truth.BAD, faults=tuple(faults), unsure=())
     return replace(second, truth=Truth.UNKNOWN, faults=(), unsure=second.reasons) if places else second
 
 

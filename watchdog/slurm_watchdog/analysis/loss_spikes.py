@@ -11,6 +11,8 @@ from slurm_watchdog.base.structs import Struct
 WINDOW = 100
 """Losses before the newest ones that say what is usual."""
 LEAST = 20
+DEVIATIONS = 8.0
+"""Standard deviations above the usual losses."""
 PERCENT = 10.0
 """Above the median of the usual losses, besides: where they hardly vary, deviations alone say little."""
 NEWEST = 3
@@ -30,10 +32,8 @@ class Spike(Struct, frozen=True):
     """The median before."""
 
 
-def find_spikes(
-    losses: Sequence[float], deviations: float, percent: float = PERCENT, least: int = LEAST
-) -> list[Spike]:
-    """The spikes of `losses` (finite, oldest first): NEWEST in a row that are `deviations` and `percent` above the
+def find_spikes(losses: Sequence[float], percent: float = PERCENT, least: int = LEAST) -> list[Spike]:
+    """The spikes of `losses` (finite, oldest first): NEWEST in a row that are DEVIATIONS and `percent` above the
     usual ones. The first `least` say what is usual.
 
     Losses within a spike do not teach what is usual, however long it lasts.
@@ -41,7 +41,7 @@ def find_spikes(
     usual_ones = list(losses[:least])
     if len(losses) < least + NEWEST:
         return []
-    limit, usual = _limit(usual_ones, deviations, percent)
+    limit, usual = _limit(usual_ones, percent)
     found: list[Spike] = []
     began: int | None = None
     run = 0
@@ -56,7 +56,7 @@ def find_spikes(
         if began is None and not is_high:
             usual_ones.append(loss)
             if len(usual_ones) % LEARN_EVERY == 0:
-                limit, usual = _limit(usual_ones[-WINDOW:], deviations, percent)
+                limit, usual = _limit(usual_ones[-WINDOW:], percent)
     if began is not None:
         found.append(_spike(losses, began, None, usual))
     return found
@@ -67,8 +67,8 @@ def _spike(losses: Sequence[float], begin: int, end: int | None, usual: float) -
     return Spike(begin, end, max(range(begin, last), key=lambda place: losses[place]), usual)
 
 
-def _limit(losses: list[float], deviations: float, percent: float) -> tuple[float, float]:
+def _limit(losses: list[float], percent: float) -> tuple[float, float]:
     """(what counts as high, median) of usual losses."""
     usual = median(losses)
     sigma = MAD_TO_SIGMA * median([abs(loss - usual) for loss in losses])
-    return usual + max(deviations * sigma, abs(usual) * percent / 100), usual
+    return usual + max(DEVIATIONS * sigma, abs(usual) * percent / 100), usual

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from slurm_watchdog.config.types import AbsolutePath, Link, Seconds, Section, Span, checked, is_url, shown
+from slurm_watchdog.config.types import AbsolutePath, Link, Seconds, Section, checked, is_url, shown
 
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
 _MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
@@ -89,8 +89,6 @@ class Heartbeat(Section, frozen=True):
 
     url_file: AbsolutePath = ""
     """A file with its address, which may be a secret; empty = none is sent."""
-    every: Span = 60.0
-    """So often."""
 
 
 class Notify(Section, frozen=True):

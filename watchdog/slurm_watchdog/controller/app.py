@@ -44,7 +44,7 @@ from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Alone, Lease
 from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
-from slurm_watchdog.notify.programs import Heartbeat
+from slurm_watchdog.notify.programs import BEAT_EVERY_S, Heartbeat
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
@@ -261,9 +261,9 @@ async def _serve(
         return 1
     log.warning("controller %s on %s, mode %s", __version__, config.controller.listen, config.mode)
     reading = asyncio.create_task(_every(RESERVATIONS_EVERY_S, lambda: read_rarely(controller, slurm), stop))
-    beats = config.notify.heartbeat
-    heart = Heartbeat(beats.url_file, config.cluster_name, controller.healthy)
-    beating = asyncio.create_task(_every(beats.every, heart.beat, stop)) if beats.url_file else None
+    url_file = config.notify.heartbeat.url_file
+    heart = Heartbeat(url_file, config.cluster_name, controller.healthy)
+    beating = asyncio.create_task(_every(BEAT_EVERY_S, heart.beat, stop)) if url_file else None
     await live(controller, notifier, stop, restart)
     for task in (reading, beating):
         if task is not None:

@@ -11,10 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
+FACTOR = 3.0
+"""Of the usual time between its checkpoints."""
 LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
 
@@ -23,8 +25,9 @@ LONGEST = 2.0
 class CheckpointOverdue:
     """The job makes steps and has not saved for much longer than it used to. Never acted on."""
 
-    factor: float = option(3.0, "So many times the usual time between its checkpoints, …", ge=1.5)
-    floor: float = span(1800.0, "… and never sooner than this after the last one.")
+    floor: float = span(
+        1800.0, "Never sooner than this after the last one, nor than three times the usual time between checkpoints."
+    )
 
 
 def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
@@ -43,7 +46,7 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
     if any(each.error for each in job.checkpoints_on_disk):
         return finding.unknown(f"the checkpoints of job {job_id} cannot be looked at")
     usual_s = median(job.checkpoint_intervals_s)
-    limit_s = max(settings.factor * usual_s, LONGEST * max(job.checkpoint_intervals_s), settings.floor)
+    limit_s = max(FACTOR * usual_s, LONGEST * max(job.checkpoint_intervals_s), settings.floor)
     newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
     age_s = min(checkpoint.age_s, job.run_age_s)
     if checkpoint.age_s < limit_s:

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of, late_after_s
 from slurm_watchdog.analysis.progress_limit import saves_now
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more, describe
 from slurm_watchdog.knowledge.drivers import Driver, driver_of
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -37,6 +37,8 @@ NAMED = 16
 HUNG_TASK = "hung_task"
 ENDED = "its main thread has ended (a zombie, as after SIGKILL); another thread of it is in this call"
 
+BLOCKED_FOR_S: Final = 60.0
+"""In the same call before it is reported."""
 UNSURE_FOR_S: Final = 300.0
 """In the same call before it is acted on, where no step is known to be overdue."""
 
@@ -45,12 +47,10 @@ UNSURE_FOR_S: Final = 300.0
 class DriverStall:
     """A process of a job sleeps in a driver's call that does not return, and no step is made."""
 
-    blocked_for: float = span(60.0, "Time in the same call.")
-
 
 def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
     """One finding for each running job."""
-    return [_finding(view, job, settings) for job in view.jobs]
+    return [_finding(view, job) for job in view.jobs]
 
 
 def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
@@ -62,7 +62,7 @@ def _sleeping(job: JobView) -> Iterable[tuple[ProcessView, Blocked]]:
             yield each, blocked
 
 
-def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
+def _finding(view: ClusterView, job: JobView) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     if job.silent_nodes:
@@ -70,7 +70,7 @@ def _finding(view: ClusterView, job: JobView, settings: DriverStall) -> Finding:
     sleeping = list(_sleeping(job))
     stuck = [(p, b, d) for p, b in sleeping if (d := driver_of(b.path, b.wchan)) is not None]
     stuck.sort(key=lambda each: (each[0].process.role is not Role.RANK, -each[1].seconds, each[0].process.pid))
-    long = [each for each in stuck if each[1].seconds >= settings.blocked_for]
+    long = [each for each in stuck if each[1].seconds >= BLOCKED_FOR_S]
     if not long:
         if sleeping:
             return finding.unknown(f"a process of job {job_id} is in state D, not for long, or it is not known in what")

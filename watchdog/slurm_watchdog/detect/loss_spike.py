@@ -14,7 +14,7 @@ from math import isfinite
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, Spike, find_spikes
 from slurm_watchdog.analysis.memo import by_identity
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -28,20 +28,16 @@ class LossSpike:
     """The loss jumps far above where it was. Most spikes recover: acted on only where `policy.kinds` has a
     ladder for it, it lasts, and a restart resumes from before."""
 
-    deviations: float = option(
-        8.0, "Standard deviations above the recent losses, and more than 10 % above their median.", ge=3
-    )
-
 
 def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
     """One finding for each running job."""
-    return [_job_finding(job, view.now, settings) for job in view.jobs]
+    return [_job_finding(job, view.now) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
+def _job_finding(job: JobView, now: float) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few losses of job {job_id} were seen")
-    points, spike = _spike(job.losses, settings.deviations)
+    points, spike = _spike(job.losses)
     if len(points) < LEAST + NEWEST:
         return finding
     if spike is None:
@@ -63,10 +59,10 @@ def _job_finding(job: JobView, now: float, settings: LossSpike) -> Finding:
 
 
 @by_identity
-def _spike(losses: tuple[LossPoint, ...], deviations: float) -> tuple[tuple[LossPoint, ...], Spike | None]:
+def _spike(losses: tuple[LossPoint, ...]) -> tuple[tuple[LossPoint, ...], Spike | None]:
     """The losses that are numbers, and the spike that the newest ones are in."""
     points = tuple(point for point in losses if isfinite(point.loss))
-    spikes = find_spikes([point.loss for point in points], deviations)
+    spikes = find_spikes([point.loss for point in points])
     return points, next((spike for spike in spikes if spike.end is None), None)
 
 

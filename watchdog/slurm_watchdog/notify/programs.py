@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
@@ -176,6 +176,10 @@ async def write_log(site: Site, notices: Sequence[Numbered]) -> None:
     """Writes to the log, where no receiver is configured."""
     for _, notice in notices:
         LOG.warning("message: [%s] %s", site.cluster, one_line(message_of(notice).sentence, TEXT_LIMIT))
+
+
+BEAT_EVERY_S: Final = 60.0
+"""Dead man's switches ring after some minutes."""
 
 
 class Heartbeat:

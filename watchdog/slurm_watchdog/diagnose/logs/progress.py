@@ -404,7 +404,7 @@ def _with_loss(digest: Digest) -> list[Fact]:
     return with_loss if _count(main[-1]) - reached[1] <= SILENT_LOSSES * max(usual, 1.0) else []
 
 
-def read_loss_jump(digest: Digest, deviations: float) -> LossJump | None:
+def read_loss_jump(digest: Digest) -> LossJump | None:
     """The last spike of the loss in the last run of the log."""
     facts = [fact for fact in _with_loss(digest) if fact.fact.loss is not None and isfinite(fact.fact.loss)]
     begin = max((at for at in range(1, len(facts)) if _count(facts[at]) < _count(facts[at - 1])), default=0)
@@ -413,7 +413,7 @@ def read_loss_jump(digest: Digest, deviations: float) -> LossJump | None:
     ]
     losses = [fact.fact.loss or 0.0 for fact in facts]
     few = len(losses) < LEAST + NEWEST
-    spikes = find_spikes(losses, deviations, FEW_PERCENT if few else PERCENT, LEAST_LOSSES if few else LEAST)
+    spikes = find_spikes(losses, FEW_PERCENT if few else PERCENT, LEAST_LOSSES if few else LEAST)
     if not spikes:
         return None
     last = spikes[-1]

@@ -46,7 +46,6 @@ class Settings:
 
     limits: LimitSettings
     nan_steps: int
-    spike_deviations: float = 8.0
     own: tuple[Pattern, ...] = ()
 
 
@@ -201,7 +200,7 @@ def judge_job(
                 if digest.segments is None and path not in older
                 else None,
                 read_no_number(digest, settings.nan_steps),
-                read_loss_jump(digest, settings.spike_deviations),
+                read_loss_jump(digest),
                 read_slower(digest),
                 read_waiting(digest) if digest.segments is None and not progress.finished else None,
                 rank=name.local if as_rank and name.rank is None else name.rank,

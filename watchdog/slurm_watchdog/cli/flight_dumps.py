@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.cli.offline import Answer
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN
-from slurm_watchdog.cli.terminal import print_list, sentence
+from slurm_watchdog.cli.terminal import sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.model.collective_records import CollectiveRecord
@@ -45,8 +45,8 @@ def read_dumps(paths: Sequence[str]) -> Answer:
 
     def show() -> None:
         sentence(summary, "bold red" if order.odd else "")
-        print_list("Communicators", order.facts)
-        print_list("Not read, or not certain", problems)
+        show("list", title="Communicators", lines=order.facts)
+        show("list", title="Not read, or not certain", lines=problems)
 
     document = {**msgspec.to_builtins(order), "summary": summary, "problems": problems}
     unknown = order.waiting or not records

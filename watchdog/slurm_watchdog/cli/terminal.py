@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -127,9 +127,9 @@ def advice(hint: Any) -> str:
     return f"{hint.usually} Try: {hint.try_next}" + (f" ({hint.documented})" if hint.documented else "")
 
 
-def drawn_columns(stream: TextIO | None = None) -> int | None:
+def drawn_columns() -> int | None:
     """Columns of the terminal that shows standard output; None where it is a file or a pipe: nothing is wrapped."""
-    is_drawn = os.environ.get("FORCE_COLOR") or (stream or sys.stdout).isatty()
+    is_drawn = os.environ.get("FORCE_COLOR") or sys.stdout.isatty()
     return shutil.get_terminal_size().columns if is_drawn else None
 
 
@@ -137,18 +137,6 @@ def sentence(text: str, style: str = "") -> None:
     """One line, cleaned; coloured, and wrapped at words, on a terminal."""
     columns = drawn_columns()
     print_lines(_painted(each, style, columns) for each in _wrapped(clean(text), columns))
-
-
-def print_list(title: str, lines: Sequence[str]) -> None:
-    """A heading and a line each; nothing if there are none."""
-    show("list", title=title, lines=lines)
-
-
-def table(headings: Sequence[str], rows: Sequence[Sequence[str]], styles: Sequence[str] = (), keep: int = 99) -> None:
-    """Columns of text; the last one holds sentences. A narrow terminal leaves out those before it from the right, but
-    none of the first `keep`. `styles` has one for each row, or is empty."""
-    lines = [(str(keep), list(headings)), *zip(styles or [""] * len(rows), rows, strict=True)]
-    print_lines(_table([(style, [clean(cell) for cell in row]) for style, row in lines], drawn_columns()))
 
 
 def show(template: str, **values: Any) -> None:

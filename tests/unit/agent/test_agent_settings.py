@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner
 
-from slurm_watchdog.agent.reload.settings import Settings, read_settings, settings_of, split_listen, write_settings
+from slurm_watchdog.agent.reload.settings import Settings, read_settings, settings_of, write_settings
 from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.agent.workers.become_user import HELPERS
 from slurm_watchdog.cli.main import main
@@ -51,11 +51,6 @@ def test_settings_of_an_agent_of_a_release_with_more_options_are_read() -> None:
 def test_settings_survive_being_handed_over() -> None:
     settings = settings_of(parse_config(TEXT))
     assert read_settings(write_settings(settings)) == settings
-
-
-def test_an_address_is_split() -> None:
-    assert split_listen("127.0.0.1:9766") == ("127.0.0.1", 9766)
-    assert split_listen("[::1]:9766") == ("::1", 9766)
 
 
 def test_the_agent_loads_nothing_that_only_checking_or_serving_needs() -> None:

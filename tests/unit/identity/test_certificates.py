@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.config.loading import parse_config
-from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles, check_secret, real_path
+from slurm_watchdog.identity.secret_files import IdentityError, check_secret
 from slurm_watchdog.identity.tls import parse_der_end, parse_end, read_end
 from tests.builders.identity_files import DAY_S, issue, make_authority
 
@@ -75,11 +75,9 @@ def test_a_key_that_others_may_read_is_refused_with_what_to_do(tmp_path: Path) -
 
 def test_a_path_may_begin_with_the_unit_s_credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials/x")
-    assert real_path("${CREDENTIALS_DIRECTORY}/token") == "/run/credentials/x/token"
-    assert TlsFiles("${CREDENTIALS_DIRECTORY}", "agent").key == "/run/credentials/x/agent.key"
-    assert real_path("/a/${CREDENTIALS_DIRECTORY}") == "/a/${CREDENTIALS_DIRECTORY}"
-    assert parse_config("security: {tls_directory: '${CREDENTIALS_DIRECTORY}'}").security.identity() == "tls"
+    text = "security: {tls_directory: '${CREDENTIALS_DIRECTORY}/tls', operators: ['a${CREDENTIALS_DIRECTORY}']}"
+    security = parse_config(text).security
+    assert (security.identity(), security.tls_directory) == ("tls", "/run/credentials/x/tls")
+    assert security.operators == ("a${CREDENTIALS_DIRECTORY}",)
     monkeypatch.delenv("CREDENTIALS_DIRECTORY")
-    assert real_path("${CREDENTIALS_DIRECTORY}/token") == "${CREDENTIALS_DIRECTORY}/token", (
-        "and it is said that it is not there"
-    )
+    assert parse_config(text).security.tls_directory == "/run/credentials/tls", "and it is said that it is not there"

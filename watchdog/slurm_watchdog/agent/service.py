@@ -16,12 +16,13 @@ from slurm_watchdog.agent.processes.exit_watch import Exits
 from slurm_watchdog.agent.processes.report_rows import reduced
 from slurm_watchdog.agent.reload.handover import Handover
 from slurm_watchdog.agent.reload.reload import Reload
-from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, become_agent, split_listen
+from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, become_agent
 from slurm_watchdog.agent.workers.become_user import serve_alone, why_too_mighty
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
 from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
 from slurm_watchdog.config.knowledge_files import put_in_force
+from slurm_watchdog.config.types import split_address
 from slurm_watchdog.model.protocol import CollectEvidence, DumpStacks
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.wire.codec import WireError
@@ -264,7 +265,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     signals.install()
     sender.start()
     if config.agent.metrics_listen:
-        metrics.serve(*split_listen(config.agent.metrics_listen))
+        metrics.serve(*split_address(config.agent.metrics_listen))
     service = Service(agent, sender, metrics, signals, echo, file)
     service.controller_id = before.controller_id if before is not None else ""
     log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)

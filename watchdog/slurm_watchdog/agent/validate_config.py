@@ -14,10 +14,11 @@ import sys
 import msgspec
 
 import slurm_watchdog.agent.service  # noqa: F401 -- what is installed now has to be loadable
-from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of, split_listen
+from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
 from slurm_watchdog.base.listening import why_not_address
 from slurm_watchdog.config.loading import ConfigError, load_config
+from slurm_watchdog.config.types import split_address
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 
 
@@ -43,7 +44,7 @@ def why_not(settings: Settings, running: Settings) -> list[str]:
     if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:
         found.append("security.mode: munge is not installed here: apt-get install munge, or dnf install munge")
     address = agent.metrics_listen
-    if address and address != running.agent.metrics_listen and (problem := why_not_address(*split_listen(address))):
+    if address and address != running.agent.metrics_listen and (problem := why_not_address(*split_address(address))):
         found.append(f"agent.metrics_listen: {address} {problem}")
     directory = agent.state_directory
     if directory != running.agent.state_directory and os.path.isdir(directory) and not os.access(directory, os.W_OK):

@@ -13,8 +13,9 @@ from slurm_watchdog.config.converting import Wrong, convert
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.removed import take_removed
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.identity.secret_files import CREDENTIALS
 
+CREDENTIALS: Final = "${CREDENTIALS_DIRECTORY}"
+"""In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
 MAX_BYTES: Final = 1 << 20
 """Of a configuration; the whole example has 40 KiB."""
 MAX_VALUES: Final = 100_000

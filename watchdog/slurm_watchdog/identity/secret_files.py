@@ -17,18 +17,6 @@ CA_FILE = "ca.crt"
 REVOKED_FILE = "ca.crl"
 
 
-CREDENTIALS = "${CREDENTIALS_DIRECTORY}"
-"""In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
-
-
-def real_path(path: str) -> str:
-    """The path that a configuration means: `${CREDENTIALS_DIRECTORY}` at its beginning is where systemd puts
-    a unit's credentials."""
-    if not path.startswith(CREDENTIALS):
-        return path
-    return os.environ.get("CREDENTIALS_DIRECTORY", CREDENTIALS) + path.removeprefix(CREDENTIALS)
-
-
 @dataclass(frozen=True)
 class TlsFiles:
     """Where the certificates of one service lie: `ca.crt`, `agent.crt` and `agent.key`, or the same for the
@@ -40,20 +28,20 @@ class TlsFiles:
 
     @property
     def ca(self) -> str:
-        return os.path.join(real_path(self.directory), CA_FILE)
+        return os.path.join(self.directory, CA_FILE)
 
     @property
     def certificate(self) -> str:
-        return os.path.join(real_path(self.directory), f"{self.service}.crt")
+        return os.path.join(self.directory, f"{self.service}.crt")
 
     @property
     def key(self) -> str:
-        return os.path.join(real_path(self.directory), f"{self.service}.key")
+        return os.path.join(self.directory, f"{self.service}.key")
 
     @property
     def revoked(self) -> str:
         """The list of revoked certificates; it may be missing."""
-        return os.path.join(real_path(self.directory), REVOKED_FILE)
+        return os.path.join(self.directory, REVOKED_FILE)
 
     def all(self) -> tuple[str, str, str]:
         return self.ca, self.certificate, self.key

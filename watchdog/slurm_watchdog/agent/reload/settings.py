@@ -90,9 +90,3 @@ def become_agent(
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
     command = [*run_module("slurm_watchdog.agent"), str(write_settings(settings)), *flags]
     os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
-
-
-def split_listen(address: str) -> tuple[str, int]:
-    """Host and port of a checked `HOST:PORT`."""
-    host, _, port = address.rpartition(":")
-    return host.strip("[]"), int(port)

@@ -60,11 +60,7 @@ RUN = ActionRun(
     decision=DECISION,
     records=(
         OperationRecord(
-            operation=Operation.REQUEUE_HOLD,
-            attempt=1,
-            intent_at=1.0,
-            outcome=OperationOutcome.DONE,
-            detail="held",
+            operation=Operation.REQUEUE_HOLD, attempt=1, intent_at=1.0, outcome=OperationOutcome.DONE, detail="held"
         ),
     ),
     end=ActionEnd(ok=True, ended_at=300.0, detail="runs on n2", resumed_at_step=500, steps_lost=20, downtime_s=700.0),

@@ -25,18 +25,7 @@ from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier, make_not
 from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.slack import MessageRate, SlackChannel, SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload
-from tests.builders.notices import (
-    DECISION,
-    FAILED,
-    INCIDENT,
-    OVER,
-    RUN,
-    SITE,
-    Ticking,
-    incident,
-    open_journal,
-    replace,
-)
+from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, RUN, SITE, Ticking, incident, open_journal, replace
 from tests.builders.slack_server import FakeSlack, shown, too_long, with_slack
 
 
@@ -89,9 +78,7 @@ def most_in_a_minute(times: list[float]) -> int:
 # ------------------------------------------------------------------------------------------------- the story of one
 
 
-def test_slack_without_threads_posts_notices_in_the_channel_and_joins_those_of_one_moment(
-    journal: Journal,
-) -> None:
+def test_slack_without_threads_posts_notices_in_the_channel_and_joins_those_of_one_moment(journal: Journal) -> None:
     wall = Wall()
 
     async def go() -> None:
@@ -186,11 +173,7 @@ def test_an_incident_that_another_explains_is_not_announced(journal: Journal) ->
 
 
 CAUSE = replace(
-    INCIDENT,
-    id="i9",
-    kind=IncidentKind.FILESYSTEM_OUTAGE,
-    subject="mount:/shared",
-    summary="/shared does not answer.",
+    INCIDENT, id="i9", kind=IncidentKind.FILESYSTEM_OUTAGE, subject="mount:/shared", summary="/shared does not answer."
 )
 
 
@@ -239,9 +222,7 @@ def test_a_verdict_that_turns_within_a_minute_is_not_sent_and_one_that_stands_is
     asyncio.run(go())
 
 
-def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_gets_through(
-    journal: Journal,
-) -> None:
+def test_a_channel_that_fails_says_since_when_and_what_waits_until_a_message_gets_through(journal: Journal) -> None:
     wall = Wall(*[SendFailed("HTTP 500")] * 3)
     counted: dict[str, int] = {}
 

@@ -22,17 +22,7 @@ from slurm_watchdog.notify.notification import Caller, JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload, card, evidence, reply, updated
 from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace
-from tests.builders.slack_server import (
-    CHANNEL,
-    SECRET,
-    TOKEN,
-    Answer,
-    FakeSlack,
-    marked,
-    shown,
-    too_long,
-    with_slack,
-)
+from tests.builders.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, marked, shown, too_long, with_slack
 
 HOSTILE = [
     "<!channel> <@U123> @everyone",

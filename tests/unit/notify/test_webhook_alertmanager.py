@@ -300,9 +300,7 @@ def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:
 # ------------------------------------------------------------------------------------------------- notify test
 
 
-def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_reason(
-    tmp_path: Path,
-) -> None:
+def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_reason(tmp_path: Path) -> None:
     hook, good, bad = JsonReceiver(), JsonReceiver(), JsonReceiver(*[(404, "no such tenant")] * 3)
 
     async def go() -> dict[str, str | None]:
@@ -322,10 +320,7 @@ def test_a_test_reaches_every_receiver_is_closed_there_and_each_failure_has_its_
     assert [event["event"] for event in events] == ["opened", "resolved"]
     assert all("This is a test" in event["text"] + event["incident"]["summary"] for event in events)
     alerts = [alert for document in good.documents() for alert in document]
-    assert [("endsAt" in alert, alert["labels"]["severity"]) for alert in alerts] == [
-        (False, "none"),
-        (True, "none"),
-    ]
+    assert [("endsAt" in alert, alert["labels"]["severity"]) for alert in alerts] == [(False, "none"), (True, "none")]
     assert alerts[0]["annotations"]["next"] == "Nothing to do: this is a test"
 
 

@@ -147,11 +147,7 @@ class SlackChannel:
     topics = frozenset(Topic)
 
     def __init__(
-        self,
-        poster: SlackPoster,
-        site: Site,
-        settings: Slack,
-        pulses: Callable[[], Sequence[str]] = tuple,
+        self, poster: SlackPoster, site: Site, settings: Slack, pulses: Callable[[], Sequence[str]] = tuple
     ) -> None:
         self._poster, self._site, self._mentions = poster, site, settings.mentions
         self._pace = MessageRate(settings.messages_per_minute)

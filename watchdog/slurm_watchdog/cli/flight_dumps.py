@@ -43,14 +43,14 @@ def read_dumps(paths: Sequence[str]) -> Answer:
     order = order_of(list(records.values()))
     summary = words_of(order) if records else "No dump could be read."
 
-    def show() -> None:
+    def print_all() -> None:
         sentence(summary, "bold red" if order.odd else "")
         show("list", title="Communicators", lines=order.facts)
         show("list", title="Not read, or not certain", lines=problems)
 
     document = {**msgspec.to_builtins(order), "summary": summary, "problems": problems}
     unknown = order.waiting or not records
-    return Answer(document, show, EXIT_FOUND if order.odd else EXIT_UNKNOWN if unknown else EXIT_FINE)
+    return Answer(document, print_all, EXIT_FOUND if order.odd else EXIT_UNKNOWN if unknown else EXIT_FINE)
 
 
 def _read(paths: Sequence[str]) -> tuple[dict[int, CollectiveRecord], list[str], list[float]]:

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.cli.offline import Answer
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN
-from slurm_watchdog.cli.terminal import sentence
+from slurm_watchdog.cli.terminal import sentence, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.model.collective_records import CollectiveRecord

@@ -331,12 +331,12 @@ JOBS = [{"job_id": "7", "user": "ann", "nodes": ["n1"], "step": 12, "why_not": "
 
 def ended(outcome: str, detail: str) -> dict[str, Any]:
     end = {"ok": outcome == "ok", "needless": False, "ended_at": 1.0, "detail": detail}
-    return {"actions": {"i7": {"decision_id": "d7", "end": end}}}
+    return {"i7": {"decision_id": "d7", "end": end}}
 
 
 def test_save_all_asks_those_that_can_be_asked_and_lists_the_others_first(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS}
-    controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
+    controller.answers["GET", "/v1/requests/jobs"] = JOBS
+    controller.answers["POST", "/v1/requests"] = [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]
     controller.answers["POST", "/v1/requests/progress"] = ended("ok", "the job has saved")
     told = run("save-all", "7", "8", "--hold", "--reason", "move", socket=controller.path)
     assert told.exit_code == 1, "one was not saved"
@@ -362,7 +362,7 @@ def test_a_job_has_saved_as_soon_as_its_checkpoint_is_proven(outcome: OperationO
 
 
 def test_save_all_lists_and_asks_nobody_with_dry_run(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS}
+    controller.answers["GET", "/v1/requests/jobs"] = JOBS
     told = run("save-all", "--all", "--dry-run", socket=controller.path)
     assert (told.exit_code, "it hangs" in told.stdout, len(controller.requests)) == (1, True, 1)
 
@@ -372,14 +372,14 @@ def test_more_than_a_thousand_jobs_are_followed(controller: FakeController) -> N
 
     def answer(method: str, target: str, body: Any) -> tuple[int, Any]:
         if method == "GET":
-            return 200, {"jobs": [{"job_id": each} for each in names]}
+            return 200, [{"job_id": each} for each in names]
         if target == "/v1/requests":
             rows = [{"job_id": each, "verdict": "allowed", "incident_id": f"i{each}"} for each in body["job_ids"]]
-            return 200, {"jobs": rows}
+            return 200, rows
         if len(body["incident_ids"]) > 1000:
             return 400, {"error": "incident_ids has to be a list of at most 1000 ids"}
-        end = ended("ok", "saved")["actions"]["i7"]
-        return 200, {"actions": dict.fromkeys(body["incident_ids"], end)}
+        end = ended("ok", "saved")["i7"]
+        return 200, dict.fromkeys(body["incident_ids"], end)
 
     controller.answer = answer
     told = run("save-all", "--all", "--json", socket=controller.path)
@@ -388,8 +388,8 @@ def test_more_than_a_thousand_jobs_are_followed(controller: FakeController) -> N
 
 def test_following_ends_at_once_where_the_controller_refuses_it(controller: FakeController) -> None:
     refused = (403, {"error": "who is asking is not known"})
-    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS[:1]}
-    controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
+    controller.answers["GET", "/v1/requests/jobs"] = JOBS[:1]
+    controller.answers["POST", "/v1/requests"] = [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]
     controller.answers["POST", "/v1/requests/progress"] = refused
     told = run("save-all", "--all", socket=controller.path)
     assert (told.exit_code, "who is asking is not known" in told.stderr) == (3, True)
@@ -400,9 +400,9 @@ def test_following_ends_at_once_where_the_controller_refuses_it(controller: Fake
 
 def test_what_the_controller_does_not_show_is_not_waited_for(controller: FakeController) -> None:
     """An older one hides a colleague's own request from him."""
-    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS[:1]}
-    controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
-    controller.answers["POST", "/v1/requests/progress"] = {"actions": {}}
+    controller.answers["GET", "/v1/requests/jobs"] = JOBS[:1]
+    controller.answers["POST", "/v1/requests"] = [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]
+    controller.answers["POST", "/v1/requests/progress"] = {}
     told = run("save-all", "--all", socket=controller.path)
     assert (told.exit_code, "for its owner and operators to see" in " ".join(told.stdout.split())) == (1, True)
     restarts(controller, [])
@@ -416,7 +416,7 @@ def test_what_the_controller_does_not_show_is_not_waited_for(controller: FakeCon
      (("save-all", "7"), "it does not run"), (("restart", "7", "8", "--no-wait"), "it does not run")],
 )  # fmt: skip
 def test_where_no_job_runs_it_is_no_success(controller: FakeController, words: tuple[str, ...], said: str) -> None:
-    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": []}
+    controller.answers["GET", "/v1/requests/jobs"] = []
     told = run(*words, socket=controller.path)
     assert (told.exit_code, said in told.stdout) == (1, True)
     assert len(controller.requests) == 1
@@ -442,8 +442,8 @@ def test_a_time_of_the_day_is_the_next_one_also_over_a_night_in_which_clocks_are
 
 
 def test_restart_of_several_jobs_moves_all_of_them(controller: FakeController) -> None:
-    controller.answers["GET", "/v1/requests/jobs"] = {"jobs": JOBS}
-    controller.answers["POST", "/v1/requests"] = {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]}
+    controller.answers["GET", "/v1/requests/jobs"] = JOBS
+    controller.answers["POST", "/v1/requests"] = [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]
     told = run("restart", "7", "8", "--exclude", "n1", "--no-wait", socket=controller.path)
     assert "under way" in told.stdout and told.exit_code == 1, "one was not allowed"
     assert has(controller.requests[1][2], {"wish": "restart", "exclude": ["n1"], "reason": "", "job_ids": ["7"]})
@@ -470,7 +470,7 @@ def restarts(controller: FakeController, *stages: Any) -> None:
         if target == "/v1/restart":
             return 200, allowed()
         stage = left.pop(0) if len(left) > 1 else left[0]
-        return stage if isinstance(stage, tuple) else (200, {"actions": dict(zip(["7f3a"], stage, strict=False))})
+        return stage if isinstance(stage, tuple) else (200, dict(zip(["7f3a"], stage, strict=False)))
 
     controller.answer = answer
 

@@ -31,7 +31,7 @@ ANSWERS = {
     ("POST", "/v1/pause"): PAUSED,
     ("POST", "/v1/resume"): {"paused": None},
     ("POST", "/v1/restart/cancel"): {"cancelled": True, "job_id": "7"},
-    ("GET", "/v1/requests/jobs"): {"jobs": []},
+    ("GET", "/v1/requests/jobs"): [],
     ("GET", "/v1/nodes"): {"suspect_from": 2.25, "suspects": 0, "known": 0, "nodes": []},
 }
 ASKED = {

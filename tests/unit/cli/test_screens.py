@@ -136,9 +136,9 @@ JOBS = [
     {"job_id": "8", "user": "bob", "nodes": ["n2"], "why_not": "it hangs: its loop cannot see a kill switch"},
 ]
 ASKED = {
-    ("GET", "/v1/requests/jobs"): {"jobs": JOBS},
-    ("POST", "/v1/requests"): {"jobs": [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}]},
-    ("POST", "/v1/requests/progress"): {"actions": {"i7": {"decision_id": "d7", "end": {"ok": True, "ended_at": 1.0, "detail": "the job has saved"}}}},
+    ("GET", "/v1/requests/jobs"): JOBS,
+    ("POST", "/v1/requests"): [{"job_id": "7", "verdict": "allowed", "incident_id": "i7"}],
+    ("POST", "/v1/requests/progress"): {"i7": {"decision_id": "d7", "end": {"ok": True, "ended_at": 1.0, "detail": "the job has saved"}}},
 }  # fmt: skip
 ALLOWED = {
     "incident_id": "7f3a",
@@ -182,8 +182,8 @@ SCENES: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {
     "resume": ("resume", {("POST", "/v1/resume"): {"paused": None}}),
     "save-all dry run": ("save-all --all --dry-run", ASKED),
     "save-all": ("save-all --all", ASKED),
-    "save-all none": ("save-all --all", {("GET", "/v1/requests/jobs"): {"jobs": []}}),
-    "restart": ("restart 4711", {("POST", "/v1/restart"): ALLOWED, ("POST", "/v1/requests/progress"): {"actions": {"7f3a": action(STAGES[:2], ENDED)}}}),
+    "save-all none": ("save-all --all", {("GET", "/v1/requests/jobs"): []}),
+    "restart": ("restart 4711", {("POST", "/v1/restart"): ALLOWED, ("POST", "/v1/requests/progress"): {"7f3a": action(STAGES[:2], ENDED)}}),
     "restart refused": ("restart 4711", {("POST", "/v1/restart"): {**ALLOWED, "verdict": "suppressed", "by": "storage", "reason": "/s does not answer"}}),
     "restart observed": ("restart 4711", {("POST", "/v1/restart"): {**ALLOWED, "verdict": "observed", "by": "mode", "reason": "mode is off"}}),
     "restart cancel": ("restart 4711 --cancel", {("POST", "/v1/restart/cancel"): {"cancelled": True}}),

@@ -22,11 +22,8 @@ from slurm_watchdog.model.documents import (
     MAX_FOLLOWED,
     ActionRun,
     Answered,
-    AnsweredAll,
     FollowRequest,
-    Progress,
     SaveRequest,
-    Selected,
     SelectedJob,
 )
 
@@ -42,7 +39,7 @@ ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 def named_jobs(client: Client, job_ids: Sequence[str]) -> list[SelectedJob]:
     """These jobs; all that run if none is named. Raises ClientError."""
-    running = {job.job_id: job for job in client.get(Selected, "/v1/requests/jobs").jobs}
+    running = {job.job_id: job for job in client.get(list[SelectedJob], "/v1/requests/jobs")}
     if not job_ids:
         return list(running.values())
     gone = "it does not run, or is not watched"
@@ -106,7 +103,7 @@ def ask_many(client: Client, jobs: Sequence[SelectedJob], body: SaveRequest, ask
     able = [job_id for job_id, row in rows.items() if row.state == "under way"]
     for start in range(0, len(able), MAX_AT_ONCE):
         some = structs.replace(body, job_ids=tuple(able[start : start + MAX_AT_ONCE]))
-        for answered in client.post(AnsweredAll, "/v1/requests", body=some).jobs:
+        for answered in client.post(list[Answered], "/v1/requests", body=some):
             rows[answered.job_id].take(answered)
     if wait:
         follow(client, list(rows.values()), asked, lambda: _news(list(rows.values())))
@@ -145,7 +142,7 @@ def _progress(client: Client, incident_ids: tuple[str, ...]) -> dict[str, Action
     found: dict[str, ActionRun] = {}
     for start in range(0, len(incident_ids), MAX_FOLLOWED):
         some = FollowRequest(incident_ids=incident_ids[start : start + MAX_FOLLOWED])
-        found |= client.post(Progress, "/v1/requests/progress", body=some).actions
+        found |= client.post(dict[str, ActionRun], "/v1/requests/progress", body=some)
     return found
 
 

@@ -11,7 +11,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND
 from slurm_watchdog.cli.terminal import show
-from slurm_watchdog.model.node_documents import NodeEventAdded, NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
 
 
 @click.command()
@@ -37,7 +37,7 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
     client = asked.client()
     if node is not None and mended is not None:
         event = NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended)
-        client.post(NodeEventAdded, "/v1/nodes/{}/events", node, body=event)
+        client.post(dict, "/v1/nodes/{}/events", node, body=event)
     found: NodeTable | NodeHistory = (
         client.get(NodeTable, "/v1/nodes") if node is None else client.get(NodeHistory, "/v1/nodes/{}", node)
     )

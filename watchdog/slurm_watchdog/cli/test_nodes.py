@@ -29,7 +29,7 @@ from slurm_watchdog.cli.options import (
 )
 from slurm_watchdog.cli.terminal import clean, show
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.model.node_documents import NodeEventAdded, NodeEventRequest
+from slurm_watchdog.model.node_documents import NodeEventRequest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -206,6 +206,6 @@ def tell_controller(report: Report, config_file: str | None) -> None:
     try:
         for node, kind, place, what in found:
             event = NodeEventRequest(kind=kind, id=run, place=place, what=what)
-            client.post(NodeEventAdded, "/v1/nodes/{}/events", node, body=event)
+            client.post(dict, "/v1/nodes/{}/events", node, body=event)
     except ClientError as error:
         click.echo(f"The controller does not remember all of it: {clean(error.what)}", err=True)

@@ -291,10 +291,6 @@ class SelectedJob(Answer, frozen=True, kw_only=True):
     """Why it cannot be asked to save; empty: as far as is known it can."""
 
 
-class Selected(Answer, frozen=True, kw_only=True):
-    jobs: tuple[SelectedJob, ...] = ()
-
-
 class Answered(Answer, frozen=True, kw_only=True):
     """What policy said to what a person asked for of a job."""
 
@@ -304,16 +300,6 @@ class Answered(Answer, frozen=True, kw_only=True):
     reason: str = ""
     incident_id: str = ""
     decision_id: str = ""
-
-
-class AnsweredAll(Answer, frozen=True, kw_only=True):
-    jobs: tuple[Answered, ...] = ()
-
-
-class Progress(Answer, frozen=True, kw_only=True):
-    """How far actions are, by their incidents."""
-
-    actions: Mapping[str, ActionRun] = {}
 
 
 LONGEST_S: Final = 30 * 86400.0

@@ -18,12 +18,6 @@ class NodeEventRequest(Answer, frozen=True, kw_only=True):
     """The part of the node: a GPU's UUID, `mount:/scratch`, `link:eth0`, or a word such as `cpu`; empty: the node."""
 
 
-class NodeEventAdded(Answer, frozen=True, kw_only=True):
-    node: str = ""
-    kind: str = ""
-    key: str = ""
-
-
 class NodeSuspicion(Answer, frozen=True, kw_only=True):
     """A node with a past, and how suspicious that makes it."""
 

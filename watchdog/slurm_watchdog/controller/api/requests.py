@@ -22,24 +22,22 @@ from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.documents import (
     LONGEST_S,
+    ActionRun,
     Answered,
-    AnsweredAll,
     Cancelled,
     FollowRequest,
     JobRequest,
     Paused,
     PauseRequest,
-    Progress,
     RestartRequest,
     SaveRequest,
-    Selected,
     SelectedJob,
     SilenceRequest,
     Silences,
 )
 from slurm_watchdog.model.incidents import Incident
-from slurm_watchdog.model.node_documents import NodeEventAdded, NodeEventRequest
-from slurm_watchdog.model.node_events import NodeEventKind
+from slurm_watchdog.model.node_documents import NodeEventRequest
+from slurm_watchdog.model.node_events import NodeEvent, NodeEventKind
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RESTARTABLE, RUNNING
@@ -116,10 +114,10 @@ def diagnose(api: Api, asked: Asked, given: JobRequest) -> DiagnosisProgress:
 # ------------------------------------------------------------------------------------------------ many jobs
 
 
-def selected(api: Api, asked: Asked) -> Selected:
+def selected(api: Api, asked: Asked) -> list[SelectedJob]:
     """The running jobs, each with why it cannot be asked to save."""
     running = [job for job in api.controller.state.jobs.values() if job.state in RESTARTABLE]
-    return Selected(jobs=tuple(_row(api, job) for job in running))
+    return [_row(api, job) for job in running]
 
 
 def _row(api: Api, job: SlurmJob) -> SelectedJob:
@@ -147,7 +145,7 @@ def _why_not(api: Api, job: SlurmJob) -> str:
     return "" if view.living_ranks else "no process of a training is known in it"
 
 
-async def ask_jobs(api: Api, asked: Asked, given: SaveRequest) -> AnsweredAll:
+async def ask_jobs(api: Api, asked: Asked, given: SaveRequest) -> list[Answered]:
     """Asks the same of some jobs; each answer says what policy says to it. Others continue to be served."""
     within_s = None if given.before is None else given.before - clock.wall()
     if within_s is not None and within_s <= 0:
@@ -159,7 +157,7 @@ async def ask_jobs(api: Api, asked: Asked, given: SaveRequest) -> AnsweredAll:
     for job_id in map(checked_job, given.job_ids):
         rows.append(_ask_one(api, asked, job_id, given, exclude, within_s))
         await asyncio.sleep(0)
-    return AnsweredAll(jobs=tuple(rows))
+    return rows
 
 
 def _ask_one(
@@ -181,7 +179,7 @@ def _ask_one(
     return _answered(job, incident, decision)
 
 
-async def progress(api: Api, asked: Asked, given: FollowRequest) -> Progress:
+async def progress(api: Api, asked: Asked, given: FollowRequest) -> dict[str, ActionRun]:
     """How far the actions of these incidents are: the newest of each."""
     c, found = api.controller, {}
     for incident_id in given.incident_ids:
@@ -190,7 +188,7 @@ async def progress(api: Api, asked: Asked, given: FollowRequest) -> Progress:
         if incident is not None and runs and api.who.follows(asked, incident, runs, c.state.jobs):
             found[incident_id] = action_of(runs[-1], c.actions.waiting(runs[-1].decision.id))
         await asyncio.sleep(0)
-    return Progress(actions=found)
+    return found
 
 
 # ------------------------------------------------------------------------------------------------ pauses, silences
@@ -266,7 +264,7 @@ def elements_of(job_ids: Iterable[str], jobs: Mapping[str, SlurmJob]) -> list[li
 # ------------------------------------------------------------------------------------------------ nodes
 
 
-def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEventAdded:
+def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent:
     """A test's result, or that a node is mended."""
     (node,), c, now = checked_nodes((asked.named["node"],)), api.controller, clock.wall()
     if node not in c.state.node_addresses:
@@ -279,4 +277,4 @@ def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent
         raise RequestRefused(429, "so many events were added today that no more is taken")
     event = node_views.event_of(node, given, now, name, is_operator=is_operator)
     c.ledger.record(event)
-    return picked(NodeEventAdded, event)
+    return event

@@ -26,7 +26,8 @@ from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.lost_time import Report
-from slurm_watchdog.model.node_documents import NodeEventAdded, NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
+from slurm_watchdog.model.node_events import NodeEvent
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
@@ -63,7 +64,7 @@ ROUTES: Final = (
     Route("GET", "/v1/diagnose/{id}", answers.diagnosis, DiagnosisProgress, users=True),
     Route("GET", "/v1/nodes", answers.nodes, NodeTable, page=True),
     Route("GET", "/v1/nodes/{node}", answers.node, NodeHistory, page=True),
-    Route("POST", "/v1/nodes/{node}/events", requests.add_node_event, NodeEventAdded, NodeEventRequest),
+    Route("POST", "/v1/nodes/{node}/events", requests.add_node_event, NodeEvent, NodeEventRequest),
     Route("GET", "/v1/silences", requests.silences, documents.Silences),
     Route("POST", "/v1/silences", requests.silence, documents.Silences, documents.SilenceRequest),
     Route("POST", "/v1/silences/{id}/end", requests.end_silence, documents.Silences),
@@ -71,9 +72,9 @@ ROUTES: Final = (
     Route("POST", "/v1/resume", requests.resume, documents.Paused),
     Route("POST", "/v1/restart", requests.restart, documents.Answered, documents.RestartRequest, users=True),
     Route("POST", "/v1/restart/cancel", requests.cancel_restart, documents.Cancelled, documents.JobRequest, users=True),
-    Route("GET", "/v1/requests/jobs", requests.selected, documents.Selected),
-    Route("POST", "/v1/requests", requests.ask_jobs, documents.AnsweredAll, documents.SaveRequest),
-    Route("POST", "/v1/requests/progress", requests.progress, documents.Progress, documents.FollowRequest),
+    Route("GET", "/v1/requests/jobs", requests.selected, list[documents.SelectedJob]),
+    Route("POST", "/v1/requests", requests.ask_jobs, list[documents.Answered], documents.SaveRequest),
+    Route("POST", "/v1/requests/progress", requests.progress, dict[str, documents.ActionRun], documents.FollowRequest),
 )
 USER_ROUTES: Final = tuple(each for each in ROUTES if each.users)
 

@@ -10,6 +10,7 @@ REMOVED: Final[Mapping[str, str]] = {
     "agent.spool_age": FIXED,
     "controller.evidence_per_user": "one user has a quarter of controller.evidence_per_day",
     "detectors.checkpoint_overdue.factor": FIXED,
+    "detectors.checkpoint_overdue.floor": FIXED,
     "detectors.driver_stall.blocked_for": FIXED,
     "detectors.driver_stall.unsure_for": FIXED,
     "detectors.filesystem_stall.supervised_blocked_for": FIXED,

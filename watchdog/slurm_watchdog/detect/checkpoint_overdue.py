@@ -11,12 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 FACTOR = 3.0
 """Of the usual time between its checkpoints."""
+FLOOR_S = 1800.0
+"""Never sooner than this after the last one: less work than that is lost by many a restart."""
 LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
 
@@ -25,19 +27,13 @@ LONGEST = 2.0
 class CheckpointOverdue:
     """The job makes steps and has not saved for much longer than it used to. Never acted on."""
 
-    floor: float = span(
-        1800.0, "Never sooner than this after the last one, nor than three times the usual time between checkpoints."
-    )
-
 
 def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
     """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
-    return [
-        _job_finding(job, settings) for job in view.jobs if job.checkpoint is not None and job.checkpoint_intervals_s
-    ]
+    return [_job_finding(job) for job in view.jobs if job.checkpoint is not None and job.checkpoint_intervals_s]
 
 
-def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
+def _job_finding(job: JobView) -> Finding:
     job_id, checkpoint, progress = job.job.job_id, job.checkpoint, job.progress
     assert checkpoint is not None
     finding = SPEC.about_job(job_id)
@@ -46,7 +42,7 @@ def _job_finding(job: JobView, settings: CheckpointOverdue) -> Finding:
     if any(each.error for each in job.checkpoints_on_disk):
         return finding.unknown(f"the checkpoints of job {job_id} cannot be looked at")
     usual_s = median(job.checkpoint_intervals_s)
-    limit_s = max(FACTOR * usual_s, LONGEST * max(job.checkpoint_intervals_s), settings.floor)
+    limit_s = max(FACTOR * usual_s, LONGEST * max(job.checkpoint_intervals_s), FLOOR_S)
     newer = any(each.step is not None and each.step > checkpoint.step for each in job.checkpoints_on_disk)
     age_s = min(checkpoint.age_s, job.run_age_s)
     if checkpoint.age_s < limit_s:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.line import Who
-from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, Failure, Ranks, short_host
+from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, TASKS_ENDED, Failure, Ranks, short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.launcher_exits import CLASSES
 
@@ -208,9 +208,6 @@ def _first_failure(failures: Sequence[Failure], name: str, raised: bool) -> Fail
     return roots[0] if others and min(others) - roots[0].stamp.seconds >= 1 else None
 
 
-_SRUN_ENDED = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
-
-
 def reason_of_launch(first: FoundError, roots: Sequence[FoundError]) -> FoundError:
     """Of a step that did not start on several nodes the line with the reason that srun gives for all: on the others the
     launch was only given up."""
@@ -235,7 +232,7 @@ def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str
     not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
     if not_started:
         return None, not_started["host"]
-    match = _SRUN_ENDED.search(error.raw_text)
+    match = TASKS_ENDED.search(error.raw_text)
     if match:
         alike = [task for task in ranks.tasks if task.what == match["what"] and task.signal not in (None, "killed")]
         if len({task.host for task in alike}) > 1:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
+from slurm_watchdog.knowledge.log_signatures import LOST_A_RANK
 
 FEW_SILENT = 0.25
 """Those that say nothing in a cascade are named if they are at most this share of the ranks."""
@@ -291,3 +292,33 @@ def _works_of_ranks(timeouts: Sequence[FoundError]) -> dict[int, set[str]]:
         if error.group_rank is not None and (work := _RAN.search(error.raw_text)) is not None:
             works.setdefault(error.group_rank, set()).add(work[0])
     return works
+
+
+SPEAKERS = 2
+"""So many different ranks have to say that they lost one, where any of them is named; rank 0 may be the only one that
+logs."""
+
+
+def lost_rank(errors: Sequence[FoundError], ranks: Ranks) -> Suspects | None:
+    """Whom all of `errors` that name a lost rank, in a program's own words, name; None if they differ, are too few, or
+    if that rank speaks itself: who says so lost a connection, and it may be his own end of it that broke."""
+    lines_with_peer = [
+        (error, int(next(n for n in match.groups() if n)))
+        for error in errors
+        if (match := LOST_A_RANK.search(error.text))
+    ]
+    peers = {peer for _, peer in lines_with_peer}
+    if len(peers) != 1:
+        return None
+    peer = peers.pop()
+    spoke = {ranks.rank_of(error.who) for error in errors}
+    speakers = {rank for error, _ in lines_with_peer if (rank := ranks.rank_of(error.who)) is not None}
+    enough = not speakers or len(speakers) >= SPEAKERS or speakers == {0}
+    unknown = ranks.excerpt and ranks.world is None
+    if not enough or unknown or peer in spoke or (ranks.world is not None and peer >= ranks.world):
+        return None
+    return Suspects(
+        (peer,),
+        "is suspect, for it is the one that they say they lost, and it says nothing itself",
+        lines_with_peer[0][0].line,
+    )

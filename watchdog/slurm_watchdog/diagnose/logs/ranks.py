@@ -51,7 +51,7 @@ _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 BOX_LINES = 20
 """Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
-_TASKS = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
+TASKS_ENDED = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
 _RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
 
 
@@ -278,7 +278,7 @@ def _worlds(text: str) -> list[int]:
 def _read_ends(line: Line, ranks: Ranks) -> None:
     """What Slurm or a launcher says of a task that ended, in one line."""
     if "srun: error" in line.text:
-        task = _TASKS.search(line.text)
+        task = TASKS_ENDED.search(line.text)
         if task:
             number = int(task["tasks"]) if task["tasks"].isdecimal() else None
             several = len(_tasks_in(task["tasks"])) or 1
@@ -288,7 +288,7 @@ def _read_ends(line: Line, ranks: Ranks) -> None:
 
 def tasks_that_failed(text: str) -> tuple[int, ...]:
     """The tasks of which this line of srun's says that they ended otherwise than with exit code 0."""
-    found = _TASKS.search(text) if "srun: error" in text else None
+    found = TASKS_ENDED.search(text) if "srun: error" in text else None
     if found is None or found["what"].endswith("exit code 0"):
         return ()
     return _tasks_in(found["tasks"])

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurm_watchdog.analysis.learned_limit import LimitSettings
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
-from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.excerpts import excerpts_of
+from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, put_on_clock
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.no_error import OF_NUMBERS, STILL_TRAINS, slower_words, spike_words
 from slurm_watchdog.diagnose.logs.only_waiting import read_waiting
@@ -26,8 +26,9 @@ from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
 from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
-from slurm_watchdog.diagnose.logs.unread import why_unread
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
+from slurm_watchdog.knowledge.frameworks import recognise
+from slurm_watchdog.knowledge.other_documents import GIVE_OUTPUT, looks_like
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
 
@@ -38,6 +39,10 @@ _NAMES = re.compile(
 """What the further lines of a message are shown for."""
 MAX_ERRORS = 400
 """Of one file in the answer: the first ones, the cause, and the last."""
+MOST_EXCERPTS = 60
+"""More have no one's patience, and each is judged."""
+RECORDS, RECORD_SHARE = 3, 0.02
+"""So many lines, and so large a part of them, have a time, a level or a rank, as the lines of a log have."""
 
 
 @dataclass(frozen=True)
@@ -77,15 +82,13 @@ class RunReport:
             "path": source.path,
             "framework": progress.framework,
             "progress": {
-                "first_step": progress.first_step, "last_step": progress.last_step, "total_steps": progress.total_steps,
-                "lines": progress.lines, "last_line": progress.last_line,
+                **_fields(progress, "first_step", "last_step", "total_steps", "lines", "last_line"),
                 "advancing": progress.advancing and (self.verdict is None or self.verdict.name in STILL_TRAINS),
                 "step_seconds_median": progress.step_seconds_median,
             },
             "phases": read_phases(source.digest),
             "throughput_changes": [
-                {"step": c.step, "before_s": c.before_s, "after_s": c.after_s, "percent": c.percent}
-                for c in read_changes(source.digest)
+                _fields(each, "step", "before_s", "after_s", "percent") for each in read_changes(source.digest)
             ],
             "errors": errors,
             "errors_left_out": max(0, len(source.errors) - len(errors)) + source.digest.left_out,
@@ -96,7 +99,7 @@ class RunReport:
             "excerpts": [{"class": e.name, "line": e.line, "summary": e.summary} for e in self.excerpts],
             "finished": progress.finished,
             "world_size": self.ranks.world,
-        }  # fmt: skip
+        }
 
     def _notes(self, source: Source) -> list[str]:
         """What a run without a verdict has left behind, or lived with to its end."""
@@ -109,13 +112,13 @@ class RunReport:
         if verdict is None:
             return None
         answer: dict[str, Any] = {
-            "class": verdict.name, "host": verdict.host, "rank": verdict.rank, "line": verdict.line,
-            "summary": verdict.summary,
-            "text": verdict.text, "first_failing_ranks": list(verdict.first_ranks),
+            "class": verdict.name,
+            **_fields(verdict, "host", "rank", "line", "summary", "text"),
+            "first_failing_ranks": list(verdict.first_ranks),
             "missing_ranks": list(verdict.missing),
             "followed": verdict.followed,
             "hints": [hint.as_json() for hint in self.hints()],
-        }  # fmt: skip
+        }
         if len(self.sources) > 1:
             answer["path"] = self.sources[verdict.source].path
         return answer
@@ -147,10 +150,56 @@ class RunReport:
         return rows
 
 
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: getattr(value, name) for name in names}
+
+
 def _continued(error: FoundError) -> list[str]:
     """The next lines of the same message: all where it announces them, else those that name anything."""
     announced = error.text.rstrip().endswith((":", "from", "to", "at"))
     return [text for text in error.detail[:CONTINUED] if announced or _NAMES.search(text)]
+
+
+def why_unread(source: Source) -> str | None:
+    """What a file looks like in which nothing of a run was recognised, as sentences; None if it is a log: nothing wrong
+    in what was not understood is no good news."""
+    if source.digest.facts:
+        return None
+    ends = {error.line for error in source.errors}
+    lines = [line for line in source.digest.lines if line.raw.strip()]
+    others = [line for line in lines if line.number not in ends]
+    if not lines:
+        return f"it is empty. {GIVE_OUTPUT}"
+    if ends:
+        last = f"only how the run ended is in it (line {min(ends)}). {GIVE_OUTPUT}"
+        return last if len(others) < RECORDS else None
+    records = sum(1 for line in lines if line.stamp is not None or line.level is not None or line.who.named)
+    kind = looks_like([line.raw for line in lines], records)
+    if kind is not None:
+        return f"it looks like {kind.looks_like}. {kind.instead}".strip()
+    head = "\n".join(line.raw for line in lines[:HEAD_LINES]).encode(errors="replace")
+    if records >= max(RECORDS, RECORD_SHARE * len(lines)) or recognise(head) is not None:
+        return None
+    return f"no step and no error was recognised in its {plural(len(lines), 'line')}. {GIVE_OUTPUT}"
+
+
+def excerpts_of(digest: Digest) -> list[Digest]:
+    """Of a text with several excerpts (Markdown with fences, a letter) each as what would have been kept of it alone;
+    empty where there is but one, or none."""
+    places = sorted(set(digest.segments.values())) if digest.segments else []
+    return [_excerpt(digest, place) for place in places[:MOST_EXCERPTS]] if len(places) > 1 else []
+
+
+def _excerpt(digest: Digest, place: int) -> Digest:
+    segments = digest.segments or {}
+    lines = [line for line in digest.lines if segments.get(line.number) == place]
+    facts = [replace(fact, at=None) for fact in digest.facts if segments.get(fact.line) == place]
+    if facts and facts[-1].stamp is None:
+        later = (line.stamp for line in lines if line.number > facts[-1].line and line.stamp is not None)
+        facts[-1].until = next(later, None)
+    own = Digest(facts, lines, headings=digest.headings)
+    put_on_clock(own)
+    return own
 
 
 def judge_job(

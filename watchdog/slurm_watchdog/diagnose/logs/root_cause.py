@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import duration
 from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
 from slurm_watchdog.diagnose.logs.left_first import left_first
 from slurm_watchdog.diagnose.logs.own_words import who_failed_first, words_of
@@ -256,23 +257,13 @@ def work_lost(run: PastRun) -> tuple[str, ...]:
     if run.last_step is None:
         return ()
     if run.checkpoint_step is None and run.saved_at is not None:
-        saved = f"a checkpoint was saved {_duration(max(0.0, run.ended_at - run.saved_at))} before, step unknown"
+        saved = f"a checkpoint was saved {duration(max(0.0, run.ended_at - run.saved_at))} before, step unknown"
         return (f"last step {run.last_step}; {saved}",)
     if run.checkpoint_step is None:
         began = "" if run.first_step is None else f", which began at step {run.first_step}"
         return (f"last step {run.last_step}; no complete checkpoint of this run was seen{began}",)
     steps = run.last_step - run.checkpoint_step
-    took = "" if run.step_s is None else f", about {_duration(steps * run.step_s)} of work"
+    took = "" if run.step_s is None else f", about {duration(steps * run.step_s)} of work"
     return (
         f"last step {run.last_step}, last complete checkpoint at step {run.checkpoint_step}: {steps} steps lost{took}",
-    )
-
-
-def _duration(seconds: float) -> str:
-    return (
-        f"{seconds:.0f} s"
-        if seconds < 120
-        else f"{seconds / 60:.0f} min"
-        if seconds < 7200
-        else f"{seconds / 3600:.1f} h"
     )

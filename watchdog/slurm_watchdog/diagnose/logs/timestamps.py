@@ -53,6 +53,8 @@ _EPOCH = re.compile(
     r"(?:^\[?|\"?(?:ts|time|time_ms|timestamp|unixtime|created|_timestamp"
     r"|t)\"?\s*[:=]\s*)(?P<epoch>1[5-9]\d{8}(?:\d{3}\b|\.\d+|\b))"
 )
+_WAYS = (_FULL, _MONTH_FIRST, _SHORT_YEAR, _NAMED, _GLOG, _SHORT, _CLOCK)
+"""To write a time, in the order in which they are tried."""
 
 
 class Stamp(Struct, frozen=True):
@@ -65,40 +67,20 @@ class Stamp(Struct, frozen=True):
 def stamp_of(line: str) -> Stamp | None:
     """The time that stands at the beginning of a line."""
     text = line[:SEEN_CHARS]
-    if ":" not in text:
-        match = _EPOCH.search(text)
-        return _epoch(match) if match else None
-    match = _FULL.search(text)
-    if match:
-        seconds = _seconds(match, int(match["y"]), int(match["mo"]), int(match["d"]))
-        return None if seconds is None else _zoned(seconds, match["z"])
-    match = _MONTH_FIRST.search(text)
-    if match:
-        seconds = _seconds(match, int(match["y"]), int(match["mo"]), int(match["d"]))
-        if seconds is not None and match["ap"] is not None:
-            seconds += DAY_S / 2 * ((match["ap"] == "PM") - (int(match["h"]) == 12))
-        return None if seconds is None else Stamp("local", seconds)
-    match = _SHORT_YEAR.search(text)
-    if match:
-        year, month, day = (int(match[name] or match[name + "2"]) for name in ("y", "mo", "d"))
-        seconds = _seconds(match, 2000 + year, month, day)
-        return None if seconds is None else Stamp("local", seconds)
-    match = _NAMED.search(text)
-    if match:
-        named = _MONTHS.get((match["n"] or match["n2"]).lower())
-        written = match["y"] or match["y2"]
-        if named is not None:
-            seconds = _seconds(match, int(written or SOME_YEAR), named, int(match["d"] or match["d2"]))
-            return None if seconds is None else Stamp("local" if written else "dated", seconds)
-    for regex in (_GLOG, _SHORT):
-        match = regex.search(text)
-        if match:
-            seconds = _seconds(match, SOME_YEAR, int(match["mo"]), int(match["d"]))
-            return None if seconds is None else Stamp("dated", seconds)
-    match = _CLOCK.search(text)
-    if match:
-        seconds = _seconds(match, 1970, 1, 1)
-        return None if seconds is None else Stamp("clock", seconds)
+    for pattern in _WAYS if ":" in text else ():
+        if (match := pattern.search(text)) is None:
+            continue
+        found = {name.rstrip("2"): value for name, value in match.groupdict().items() if value}
+        month = _MONTHS.get(found["n"].lower()) if "n" in found else int(found.get("mo", 0))
+        if month is None:
+            continue
+        year = int(found.get("y", SOME_YEAR if month else 1970))
+        seconds = _seconds(match, year if year > 99 else 2000 + year, month or 1, int(found.get("d", 1)))
+        if seconds is None:
+            return None
+        if "ap" in found:
+            seconds += DAY_S / 2 * ((found["ap"] == "PM") - (int(found["h"]) == 12))
+        return _zoned(seconds, found.get("z")) if "y" in found else Stamp("dated" if month else "clock", seconds)
     match = _EPOCH.search(text)
     return _epoch(match) if match else None
 

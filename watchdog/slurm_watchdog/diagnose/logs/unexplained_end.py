@@ -11,10 +11,9 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.text import listed
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, after_step, rank_words, sentence
-from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, group_is_all, suspects_of
+from slurm_watchdog.diagnose.logs.collective_timeouts import Suspects, group_is_all, lost_rank, suspects_of
 from slurm_watchdog.diagnose.logs.first_to_end import End, Felt, FirstToEnd, first_to_end
 from slurm_watchdog.diagnose.logs.line import Who
-from slurm_watchdog.diagnose.logs.lost_ranks import lost_rank
 from slurm_watchdog.diagnose.logs.ranks import short_host
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import log_table

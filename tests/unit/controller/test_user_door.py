@@ -179,6 +179,17 @@ def test_a_user_restarts_and_diagnoses_his_own_job_and_no_other(controller: Any)
     assert ask(controller, "POST", "/v1/diagnose", {"job_id": "8"})[0] == 403
 
 
+def test_a_user_follows_his_own_restart_and_no_action_of_others(controller: Any) -> None:
+    for job, owner in (("b0b", "2"), ("both", "3")):
+        decided = replace(controller.journal.decisions("abc123")[0], id=f"of-{owner}", incident_id=job)
+        controller.journal.add_decision(decided)
+    security = replace(controller.config.security, operators=("daemon",))
+    controller.config = replace(controller.config, security=security)
+    body = {"incident_ids": ["abc123", "b0b", "both", "nothing"]}
+    status, told = ask(controller, "POST", "/v1/requests/progress", body)
+    assert (status, list(told)) == (200, ["abc123"])
+
+
 NOT_HIS = (403, {"error": "that is about no job of yours, or not for you to do"})
 
 

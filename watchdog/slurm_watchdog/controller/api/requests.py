@@ -16,6 +16,7 @@ from slurm_watchdog.controller.api import node_views
 from slurm_watchdog.controller.api.answers import Api, progress_of
 from slurm_watchdog.controller.api.asking import Asked, checked_job, checked_nodes, reason_of
 from slurm_watchdog.controller.api.journal_view import RequestRefused, action_of
+from slurm_watchdog.controller.api.status_view import is_own
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model.actions import Decision
@@ -181,12 +182,13 @@ def _ask_one(
 
 async def progress(api: Api, asked: Asked, given: FollowRequest) -> dict[str, ActionRun]:
     """How far the actions of these incidents are: the newest of each."""
-    c, found = api.controller, {}
+    c, found, only = api.controller, {}, api.who.only(asked)
     for incident_id in given.incident_ids:
         incident = c.journal.incident(incident_id)
-        runs = [] if incident is None else c.journal.actions(incident_id)
-        if incident is not None and runs and api.who.follows(asked, incident, runs, c.state.jobs):
-            found[incident_id] = action_of(runs[-1], c.actions.waiting(runs[-1].decision.id))
+        if incident is not None and (only is None or is_own(incident, only)):
+            runs = c.journal.actions(incident_id)
+            if runs and api.who.follows(asked, incident, runs, c.state.jobs):
+                found[incident_id] = action_of(runs[-1], c.actions.waiting(runs[-1].decision.id))
         await asyncio.sleep(0)
     return found
 

@@ -74,7 +74,14 @@ ROUTES: Final = (
     Route("POST", "/v1/restart/cancel", requests.cancel_restart, documents.Cancelled, documents.JobRequest, users=True),
     Route("GET", "/v1/requests/jobs", requests.selected, list[documents.SelectedJob]),
     Route("POST", "/v1/requests", requests.ask_jobs, list[documents.Answered], documents.SaveRequest),
-    Route("POST", "/v1/requests/progress", requests.progress, dict[str, documents.ActionRun], documents.FollowRequest),
+    Route(
+        "POST",
+        "/v1/requests/progress",
+        requests.progress,
+        dict[str, documents.ActionRun],
+        documents.FollowRequest,
+        users=True,
+    ),
 )
 USER_ROUTES: Final = tuple(each for each in ROUTES if each.users)
 

@@ -31,6 +31,19 @@ def test_removed_options_are_taken_out_and_each_is_named_with_its_place() -> Non
     assert data == {"mode": "loud", "notify": {"mail": {}}, "policy": {"kinds": {"node_down": {"drain": True}}}}
 
 
+def test_an_option_that_some_jobs_had_otherwise_is_taken_out_too() -> None:
+    some = "{match: {user: a}, detectors: {driver_stall: {blocked_for: 5min}}}"
+    config = parse_config(
+        f"detectors: {{driver_stall: {{blocked_for: 3min}}}}\nthresholds: [{some}, {some}]\n", "f.yaml"
+    )
+    assert [line.split(": ")[:2] for line in config.warnings] == [
+        ["f.yaml:1", "detectors.driver_stall.blocked_for"],
+        ["f.yaml:2", "thresholds[0].detectors.driver_stall.blocked_for"],
+        ["f.yaml:2", "thresholds[1].detectors.driver_stall.blocked_for"],
+    ]
+    assert config.thresholds[0].settings(config.detectors) == config.detectors.settings()
+
+
 def test_what_was_never_an_option_is_still_an_error() -> None:
     with pytest.raises(ConfigError, match=r"notify\.mial: unknown key"):
         parse_config("notify: {mial: {server: a}}")

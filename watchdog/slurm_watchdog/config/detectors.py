@@ -100,21 +100,21 @@ class Threshold(Section, frozen=True):
 
     match: Match
     """Which jobs."""
-    detectors: _OptionsOfJobs = _OptionsOfJobs()
+    detectors: _OptionsOfJobs | None = None
     """Options in place of those of `detectors`, such as {collective_hang: {floor: 2min}}."""
     stall_after_floor: Seconds | None = None
     """In place of `jobs.stall_after_floor`."""
 
     def problems(self) -> Iterator[str]:
         yield from floor_problems(self.stall_after_floor or 0.0, "stall_after_floor")
-        if self.detectors == _OptionsOfJobs() and self.stall_after_floor is None:
+        if self.detectors is None and self.stall_after_floor is None:
             yield "detectors: changes nothing; give options of detectors, or stall_after_floor"
 
     def settings(self, detectors: Detectors) -> registry.Settings:
         """The values of every detector for these jobs."""
         found = dict(detectors.settings())
         for spec in registry.SPECS:
-            if spec.subject is Subject.JOB:
+            if self.detectors is not None and spec.subject is Subject.JOB:
                 given = asdict(getattr(self.detectors, spec.kind)).items()
                 own = {name: value for name, value in given if value is not UNSET}
                 found[spec.settings] = replace(found[spec.settings], **own)

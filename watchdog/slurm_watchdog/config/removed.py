@@ -68,15 +68,18 @@ REMOVED: Final[Mapping[str, str]] = {
 
 
 def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
-    """Takes the removed options out of a file's values, in place. Returns the path of each, with the sentence
-    about it."""
+    """Takes the removed options out of a file's values, in place; those of detectors out of `thresholds`, too. Returns
+    the path of each, with the sentence about it."""
+    thresholds = data.get("thresholds")
+    places: list[tuple[str, Any]] = [("", data)]
+    places += [(f"thresholds[{n}].", each) for n, each in enumerate(thresholds if isinstance(thresholds, list) else ())]
     found: list[tuple[str, str]] = []
     for path, instead in rows.items():
         *sections, name = path.split(".")
-        inside: Any = data
-        for section in sections:
-            inside = inside.get(section) if isinstance(inside, dict) else None
-        if isinstance(inside, dict) and name in inside:
-            del inside[name]
-            found.append((path, f"was removed and has no effect; {instead}"))
+        for where, inside in places:
+            for section in sections:
+                inside = inside.get(section) if isinstance(inside, dict) else None
+            if isinstance(inside, dict) and name in inside:
+                del inside[name]
+                found.append((where + path, f"was removed and has no effect; {instead}"))
     return found

@@ -58,3 +58,11 @@ def test_a_job_of_which_a_file_has_the_name_is_the_file(tmp_path: Path, monkeypa
     Path("4711").write_text(LOG)
     assert "out of memory" in run("4711").stdout
     assert run("4711", "4712").exit_code == 2
+
+
+def test_the_log_of_a_crash_with_the_stacks_of_its_threads_is_a_log(tmp_path: Path) -> None:
+    fatal = 'Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f1 (most recent call first):\n  File "a.py", line 3 in step\n'
+    (tmp_path / "stderr.log").write_text(fatal + "srun: error: n3: task 2: Segmentation fault\n")
+    done = run("--json", tmp_path)
+    (file,) = json.loads(done.stdout)["logs"]["files"]
+    assert (done.exit_code, file["verdict"]["class"], file["verdict"]["rank"]) == (1, "segmentation_fault", 2)

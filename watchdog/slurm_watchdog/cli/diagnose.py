@@ -164,6 +164,7 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
 def sort_of(path: str) -> str:
     """What reads a file; what is in no form that is known is read as a log, which says why it is none."""
     from slurm_watchdog.diagnose.logs.digest import Collector
+    from slurm_watchdog.diagnose.logs.tracebacks import find_errors
     from slurm_watchdog.parse.kernel_log.file import is_kernel_log
     from slurm_watchdog.parse.stacks.text import parse_stacks
     from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
@@ -179,5 +180,6 @@ def sort_of(path: str) -> str:
         return KERNEL
     collector = Collector(markdown=True)
     collector.add(text.encode(errors="replace"), 1)
-    is_log = collector.digest().facts and not is_archive(data)
-    return LOGS if is_log or not (is_archive(data) or parse_stacks(text)) else STACKS
+    digest = collector.digest()
+    is_log = digest.facts or find_errors(digest.lines, digest.segments)
+    return STACKS if is_archive(data) or (not is_log and parse_stacks(text)) else LOGS

@@ -13,7 +13,7 @@ import pytest
 
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
-from slurm_watchdog.slurm.command_line import read_people
+from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from tests.captures.slurm.record_accounting import MONTHS_S, PREEMPTION, tell_story
 from tests.rig import accounting
@@ -80,5 +80,5 @@ def test_an_array_names_its_elements_and_each_has_its_own_end(told: Told) -> Non
 
 
 def test_people_of_a_real_database_are_read(told: Told) -> None:
-    found = asyncio.run(read_people(Commands("", told[0].env)))
+    found = asyncio.run(CommandLineSlurm(environ=told[0].env).read_people())
     assert [each.user for each in found if each.is_operator] == ["root"]

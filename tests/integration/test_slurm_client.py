@@ -26,8 +26,7 @@ from slurm_watchdog.slurm.client import (
     SlurmUnavailable,
     Submission,
 )
-from slurm_watchdog.slurm.factory import make_client
-from slurm_watchdog.slurm.pyslurm_client import is_importable
+from slurm_watchdog.slurm.factory import is_importable, make_client
 from tests.rig.cluster import Cluster
 from tests.rig.commands import wait_until
 
@@ -59,17 +58,13 @@ Make = Callable[[str, float], SlurmClient]
 
 
 @pytest.fixture
-def make(cluster: Cluster, do: Do) -> Iterator[Make]:
-    """Makes a client of a kind with a deadline in seconds; they are closed after the test."""
-    made = []
+def make(cluster: Cluster) -> Make:
+    """Makes a client of a kind with a deadline in seconds."""
 
     def one(choice: str, deadline_s: float) -> SlurmClient:
-        made.append(make_client(choice, deadline_s=deadline_s, pyslurm_python=PYSLURM, environ=cluster.env))  # type: ignore[arg-type]
-        return made[-1]
+        return make_client(choice, deadline_s=deadline_s, pyslurm_python=PYSLURM, environ=cluster.env)  # type: ignore[arg-type]
 
-    yield one
-    for client in made:
-        do(client.close())
+    return one
 
 
 @pytest.fixture(params=CLIENTS)

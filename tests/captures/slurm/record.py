@@ -16,7 +16,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -152,26 +151,11 @@ def answer(cluster: Cluster, user: str | None, argv: list[str]) -> dict[str, obj
     return {"argv": argv, "code": done.returncode, "stdout": done.stdout, "stderr": done.stderr}
 
 
-def ask_pyslurm(python: str, environment: dict[str, str]) -> object:
-    """The rows that the child process of the pyslurm client gives."""
+def ask_pyslurm(python: str, environment: dict[str, str]) -> Any:
+    """The rows that the program of the pyslurm client gives."""
     child = Path(__file__).parents[3] / "watchdog/slurm_watchdog/slurm/pyslurm_child.py"
-    request = b'{"call": "view"}'
-    done = subprocess.run(
-        [python, "-I", child],
-        input=b"%d\n" % len(request) + request,
-        capture_output=True,
-        env=environment,
-        check=True,
-    )
-    hello, answer = frames(done.stdout)
-    return {"pyslurm": hello["pyslurm"], **answer["rows"]}
-
-
-def frames(data: bytes) -> Iterator[Any]:
-    while data:
-        size, _, data = data.partition(b"\n")
-        yield json.loads(data[: int(size)])
-        data = data[int(size) :]
+    done = subprocess.run([python, "-I", child, "view"], capture_output=True, env=environment, check=True)
+    return json.loads(done.stdout)
 
 
 def record(directory: Path, listings: dict[str, list[str]]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from slurm_watchdog.model import slurm_states as table
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.slurm import requeue_outcome
+from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused
 from slurm_watchdog.slurm.request_guard import require_running
 
@@ -198,10 +198,10 @@ def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
         ("PENDING", "Resources", 0, True),
         ("PENDING", "Resources", 1, False),
         ("PENDING", "BeginTime", None, False),
-        ("PENDING", requeue_outcome.REQUEUED_HELD, None, True),
-        ("COMPLETING", requeue_outcome.REQUEUED_HELD, 0, True),
+        ("PENDING", parse.REQUEUED_HELD, None, True),
+        ("COMPLETING", parse.REQUEUED_HELD, 0, True),
         ("SPECIAL_EXIT", "None", 1, True),
-        ("REQUEUE_HOLD", requeue_outcome.REQUEUED_HELD, 0, True),
+        ("REQUEUE_HOLD", parse.REQUEUED_HELD, 0, True),
         ("REQUEUE_HOLD", "None", None, True),
         # Seen on 25.11.7: released, and no room for it yet.
         ("REQUEUE_HOLD", "Resources", 1, False),
@@ -214,4 +214,4 @@ def test_a_job_that_slurm_does_not_know_gets_no_signal() -> None:
     ],
 )
 def test_a_job_is_held_if_somebody_has_to_release_it(state: str, reason: str, priority: int | None, held: bool) -> None:
-    assert requeue_outcome.is_held(state, reason, priority) is held
+    assert parse.is_held(state, reason, priority) is held

@@ -26,7 +26,7 @@ from slurm_watchdog.slurm.access import (
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.het_jobs import merge_components
+from slurm_watchdog.slurm.listings import merge_components
 from tests.builders.views import slurm_job
 
 CONFIG = """Configuration data as of 2026-11-22T07:43:31

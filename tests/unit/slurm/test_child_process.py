@@ -1,4 +1,5 @@
-"""The child process of the pyslurm client, played by small programs: it hangs, dies, lies, and never starts."""
+"""pyslurm in its process, played by small programs: it hangs, dies, lies, and never starts; and the pauses between
+requests that fail."""
 
 from __future__ import annotations
 
@@ -13,29 +14,12 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.deadline import timeout, wait_for
+from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.slurm import pyslurm_child
-from slurm_watchdog.slurm.backoff import Backoff
-from slurm_watchdog.slurm.child_process import PyslurmProcess, WorkerGone
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.pyslurm_client import FallbackListings, PyslurmListings
-from slurm_watchdog.slurm.request_guard import Requests
-
-FRAMES = """
-import json, os, sys, time
-def send(value):
-    data = json.dumps(value).encode()
-    sys.stdout.buffer.write(b"%d\\n" % len(data) + data); sys.stdout.flush()
-def receive():
-    return json.loads(sys.stdin.buffer.read(int(sys.stdin.buffer.readline())))
-"""
-ECHO = "send({'pyslurm': '1'})\nwhile True: send({'rows': [os.getpid(), receive()]})\n"
-
-
-def worker(tmp_path: Path, body: str, **limits: int) -> PyslurmProcess:
-    path = tmp_path / "child.py"
-    path.write_text(FRAMES + body)
-    return PyslurmProcess([sys.executable, "-I", str(path)], {"PATH": os.environ["PATH"]}, **limits)
+from slurm_watchdog.slurm.factory import FallbackListings, is_importable
+from slurm_watchdog.slurm.pyslurm_client import Gone, PyslurmListings
+from slurm_watchdog.slurm.request_guard import Backoff, Requests
 
 
 def run(body: Callable[[], Awaitable[Any]]) -> Any:
@@ -46,140 +30,50 @@ def run(body: Callable[[], Awaitable[Any]]) -> Any:
     return asyncio.run(within())
 
 
-def alive(pid: int) -> bool:
-    return Path(f"/proc/{pid}").exists()
+def interpreter(tmp_path: Path, body: str) -> PyslurmListings:
+    """Listings by an interpreter that does `body`, whatever it is given."""
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/bash\n{body}\n")
+    python.chmod(0o755)
+    return PyslurmListings(str(python), {"PATH": os.environ["PATH"], "T": str(tmp_path)})
 
 
-def test_requests_are_answered_one_by_one_by_one_process(tmp_path: Path) -> None:
-    child = worker(tmp_path, ECHO)
-
-    async def ask() -> list[Any]:
-        answers = await asyncio.gather(*(child.ask({"n": n}) for n in range(5)))
-        await child.close()
-        return answers
-
-    answers = run(ask)
-    assert [answer["rows"][1] for answer in answers] == [{"n": n} for n in range(5)]
-    (pid,) = {answer["rows"][0] for answer in answers}
-    assert not alive(pid)
-
-
-def test_a_request_that_hangs_ends_with_its_process_at_the_deadline_and_the_next_one_is_answered(
-    tmp_path: Path,
-) -> None:
-    child = worker(
-        tmp_path,
-        "send({'pyslurm': '1'})\n"
-        "receive(); send({'rows': 'well'}); receive()\n"
-        "open(sys.argv[0] + '.hung', 'w').write(str(os.getpid())); time.sleep(600)\n",
-    )
+def test_a_request_that_hangs_ends_with_its_process_at_the_deadline(tmp_path: Path) -> None:
+    listings = interpreter(tmp_path, 'echo $$ > "$T/pid"; exec sleep 600')
     requests = Requests(1.0, lambda call, outcome: None)
-
-    async def ask() -> Any:
-        assert await child.ask({}) == {"rows": "well"}
-        with pytest.raises(SlurmUnavailable, match="no answer within 1 s"):
-            await requests.carry_out("read_view", lambda: child.ask({}))
-        answer = await Requests(30.0, lambda call, outcome: None).carry_out("read_view", lambda: child.ask({}))
-        await child.close()
-        return answer
-
-    assert run(ask) == {"rows": "well"}
-    assert not alive(int((tmp_path / "child.py.hung").read_text()))
-
-
-def test_cancelling_a_queued_request_leaves_the_one_before_it_running(tmp_path: Path) -> None:
-    child = worker(
-        tmp_path,
-        "send({'pyslurm': '1'})\nreceive(); time.sleep(2); send({'rows': 'late'})\ntime.sleep(600)\n",
-    )
-
-    async def ask() -> Any:
-        first = asyncio.ensure_future(child.ask({}))
-        await asyncio.sleep(0)
-        with pytest.raises(TimeoutError):
-            await wait_for(child.ask({}), 0.2)
-        answer = await first
-        await child.close()
-        return answer
-
-    assert run(ask) == {"rows": "late"}
+    with pytest.raises(SlurmUnavailable, match="no answer within 1 s"):
+        run(lambda: requests.carry_out("read_view", listings.view))
+    assert not Path(f"/proc/{(tmp_path / 'pid').read_text().strip()}").exists()
 
 
 @pytest.mark.parametrize(
-    "body",
+    ("body", "said"),
     [
-        "sys.exit(3)",
-        "sys.stderr.write('fatal: no slurm.conf\\n'); sys.exit(1)",
-        "send({'failed': 'no module named pyslurm'})",
-        "sys.stdout.write('surprise\\n'); sys.stdout.flush(); time.sleep(600)",
-        "sys.stdout.write('99999999999\\n'); sys.stdout.flush(); time.sleep(600)",
-        "send(5)",
+        ("exit 3", "exit code 3: it printed nothing"),
+        ("echo noise >&2; echo 'fatal: no slurm.conf' >&2; exit 1", "no slurm.conf"),
+        ("echo '{\"jobs\": [1,'; kill -9 $$", "exit code -9"),
     ],
 )
-def test_a_process_that_does_not_start_is_gone_and_is_tried_ever_more_rarely(tmp_path: Path, body: str) -> None:
-    child = worker(tmp_path, body)
-
-    async def ask() -> list[str]:
-        said = []
-        for _ in range(3):
-            with pytest.raises(WorkerGone) as caught:
-                await child.ask({})
-            said.append(caught.value.reason)
-        return said
-
-    said = run(ask)
-    assert "the next try is in" in said[2]
-    if "fatal" in body:
-        assert "no slurm.conf" in said[0]
-    if "named" in body:
-        assert "no module named pyslurm" in said[0]
+def test_a_process_that_does_not_answer_is_gone(tmp_path: Path, body: str, said: str) -> None:
+    with pytest.raises(Gone, match=said):
+        run(interpreter(tmp_path, body).view)
 
 
-def test_an_interpreter_that_is_not_there_is_said(tmp_path: Path) -> None:
-    child = PyslurmProcess([str(tmp_path / "python")], {})
-    with pytest.raises(WorkerGone, match="can't be started"):
-        run(lambda: child.ask({}))
+@pytest.mark.parametrize("body", ["echo surprise", "echo 5", 'echo \'{"jobs": [1], "nodes": []}\'', "true"])
+def test_an_answer_that_is_none_is_no_empty_listing(tmp_path: Path, body: str) -> None:
+    with pytest.raises(SlurmUnavailable, match="gave no listing"):
+        run(interpreter(tmp_path, body).view)
 
 
-def test_a_process_that_dies_while_it_is_asked_leaves_the_answer_open_and_is_started_again(
-    tmp_path: Path,
-) -> None:
-    child = worker(
-        tmp_path,
-        "send({'pyslurm': '1'})\nreceive()\n"
-        "if not os.path.exists(sys.argv[0] + '.died'):\n"
-        "    open(sys.argv[0] + '.died', 'w'); sys.stderr.write('Killed\\n'); sys.exit(1)\n"
-        "send({'rows': 'again'})\ntime.sleep(600)\n",
-    )
-
-    async def ask() -> Any:
-        with pytest.raises(SlurmUnavailable) as caught:
-            await child.ask({})
-        assert not isinstance(caught.value, WorkerGone)
-        answer = await child.ask({})
-        await child.close()
-        return answer
-
-    assert run(ask) == {"rows": "again"}
+def test_an_interpreter_that_is_not_there_is_said_with_its_option(tmp_path: Path) -> None:
+    with pytest.raises(Gone, match=r"can't be started.*slurm.pyslurm_python"):
+        run(PyslurmListings(str(tmp_path / "python"), {}).view)
 
 
-def test_half_an_answer_is_none(tmp_path: Path) -> None:
-    child = worker(tmp_path, "send({'pyslurm': '1'})\nreceive(); sys.stdout.write('100\\n{\"rows\": [1,')\n")
-    with pytest.raises(SlurmUnavailable, match="ended while it was asked"):
-        run(lambda: child.ask({}))
-
-
-def test_a_process_is_replaced_after_many_requests(tmp_path: Path) -> None:
-    child = worker(tmp_path, ECHO, max_requests=3)
-
-    async def ask() -> list[int]:
-        pids = [(await child.ask({}))["rows"][0] for _ in range(7)]
-        await child.close()
-        return pids
-
-    pids = run(ask)
-    assert len(set(pids)) == 3
-    assert pids[0] == pids[2] != pids[3] == pids[5] != pids[6]
+@pytest.mark.skipif(is_importable(), reason="our interpreter has pyslurm")
+def test_a_program_without_pyslurm_says_so() -> None:
+    with pytest.raises(Gone, match="pyslurm can't be imported"):
+        run(PyslurmListings(sys.executable, {}).view)
 
 
 # ------------------------------------------------------------------------------------------------- the child itself
@@ -219,8 +113,8 @@ def world(tmp_path: Path) -> Callable[..., PyslurmListings]:
     (tmp_path / "pyslurm.py").write_text(PYSLURM)
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/bash\nshift; exec {sys.executable} -c "import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); '
-        'runpy.run_path(sys.argv[1], run_name=\'__main__\')" "$@"\n'
+        f'#!/bin/bash\nshift; exec {sys.executable} -c "import sys, runpy; sys.path.insert(0, {str(tmp_path)!r}); del sys.argv[0]; '
+        'runpy.run_path(sys.argv[0], run_name=\'__main__\')" "$@"\n'
     )
     python.chmod(0o755)
 
@@ -233,7 +127,7 @@ def world(tmp_path: Path) -> Callable[..., PyslurmListings]:
 
 
 def job_values(**values: Any) -> dict[str, Any]:
-    empty = dict.fromkeys((*pyslurm_child.JOB_ATTRIBUTES, *pyslurm_child.JOB_TEXTS))
+    empty = dict.fromkeys(pyslurm_child.JOB.values())
     given = {
         "id": 5,
         "state": "RUNNING",
@@ -248,7 +142,7 @@ def job_values(**values: Any) -> dict[str, Any]:
 def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_answer(
     world: Callable[..., PyslurmListings],
 ) -> None:
-    node = dict.fromkeys((*pyslurm_child.NODE_ATTRIBUTES, *pyslurm_child.NODE_TEXTS))
+    node = dict.fromkeys(pyslurm_child.NODE.values())
     listings = world(
         jobs=[job_values(name="a\nb"), job_values(id=6, array_id=6, array_tasks_waiting="2-4")],
         nodes=[node | {"name": "n1", "state": "IDLE+DRAIN", "reason": "x", "reason_time": 5, "reason_user": "root"}],
@@ -258,7 +152,6 @@ def test_the_child_gives_all_jobs_and_nodes_and_what_the_library_prints_is_no_an
         view = await listings.view()
         one, array, none = await listings.job("5"), await listings.job("6_[2-4]"), await listings.job("77")
         node, no_node = await listings.node("n1"), await listings.node("n2")
-        await listings.close()
         return view, one, array, none, node, no_node
 
     view, one, _array, none, node_read, no_node = run(ask)
@@ -276,7 +169,6 @@ def test_a_text_that_is_no_unicode_hides_no_job(world: Callable[..., PyslurmList
 
     async def ask(listings: PyslurmListings) -> Any:
         view = await listings.view()
-        await listings.close()
         return view
 
     view = run(lambda: ask(world(jobs=[values, job_values(id=6)], nodes=[])))
@@ -331,7 +223,6 @@ def test_an_array_as_a_whole_is_not_one_job(world: Callable[..., PyslurmListings
         element = await listings.job("5_1")
         with pytest.raises(SlurmRefused, match="does not name one job") as caught:
             await listings.job("5")
-        await listings.close()
         return element, caught.value.kind
 
     element, kind = run(ask)

@@ -14,8 +14,10 @@ from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.slurm_listing import jobs_now
 from slurm_watchdog.model.slurm import NEEDED, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.model.slurm_states import OVER
-from slurm_watchdog.slurm import parse, pyslurm_rows
+from slurm_watchdog.slurm import parse, pyslurm_client
 from slurm_watchdog.slurm.listings import view_of
+from slurm_watchdog.slurm.pyslurm_child import JOB as JOB_ATTRIBUTES
+from slurm_watchdog.slurm.pyslurm_child import NODE as NODE_ATTRIBUTES
 from tests.builders.views import slurm_job
 
 CAPTURES = Path(__file__).parents[2] / "captures/slurm"
@@ -131,22 +133,22 @@ PYSLURM_ODD: tuple[Any, ...] = (
 )
 
 
-@pytest.mark.parametrize("name", pyslurm_rows.JobRow.__struct_fields__)
+@pytest.mark.parametrize("name", [*JOB_ATTRIBUTES, "username"])
 def test_a_row_of_pyslurm_with_one_odd_attribute_hides_no_other(name: str) -> None:
     rows = json.loads((RELEASE / "pyslurm.json").read_text())["jobs"]
-    before, _ = pyslurm_rows.list_jobs(rows)
+    before, _ = pyslurm_client.list_jobs(rows)
     for value in PYSLURM_ODD:
-        listed, dropped = pyslurm_rows.list_jobs([{**rows[0], name: value}, *rows[1:]])
+        listed, dropped = pyslurm_client.list_jobs([{**rows[0], name: value}, *rows[1:]])
         assert listed[-len(rows) + 1 :] == before[1:], value
         assert len(listed) + len(dropped) == len(before), value
 
 
-@pytest.mark.parametrize("name", pyslurm_rows.NodeRow.__struct_fields__)
+@pytest.mark.parametrize("name", NODE_ATTRIBUTES)
 def test_a_node_of_pyslurm_with_one_odd_attribute_hides_no_other(name: str) -> None:
     rows = json.loads((RELEASE / "pyslurm.json").read_text())["nodes"]
-    before, _ = pyslurm_rows.list_nodes(rows)
+    before, _ = pyslurm_client.list_nodes(rows)
     for value in PYSLURM_ODD:
-        listed, dropped = pyslurm_rows.list_nodes([{**rows[0], name: value}, *rows[1:]])
+        listed, dropped = pyslurm_client.list_nodes([{**rows[0], name: value}, *rows[1:]])
         assert listed[-len(rows) + 1 :] == before[1:], value
         assert len(listed) + len(dropped) == len(before), value
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,10 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.model import slurm_states
 from slurm_watchdog.model.slurm import SlurmJob, can_be_named
-from slurm_watchdog.slurm import parse, requeue_outcome
-from slurm_watchdog.slurm.client import MAY_CHANGE, Refusal, SlurmRefused
-from slurm_watchdog.slurm.error_messages import REFUSALS, parse_refusal
+from slurm_watchdog.slurm import parse
+from slurm_watchdog.slurm.client import MAY_CHANGE, REFUSALS, Refusal, SlurmRefused, SlurmUnavailable, parse_refusal
 from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.request_guard import raise_unless_requeued
 
 CAPTURES = Path(__file__).parents[2] / "captures/slurm"
 RELEASES = sorted(path for path in CAPTURES.iterdir() if (path / "story.json").exists())
@@ -121,7 +122,7 @@ def test_a_requeued_job_is_held_and_has_one_more_restart(release: Release) -> No
     assert (special.held, special.restarts) == (True, 1)
     assert special.state in {"SPECIAL_EXIT", "PENDING"}
     for job in (requeued, special):
-        assert requeue_outcome.requeue_hold_verdict(job)[0] is True
+        raise_unless_requeued(job)
 
 
 def test_a_pending_job_has_no_start_and_no_nodes_and_says_what_it_wants(release: Release) -> None:
@@ -522,28 +523,30 @@ def test_everything_else_leaves_the_outcome_open(stderr: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("state", "reason", "held", "done"),
+    ("state", "reason", "held", "said"),
     [
-        ("COMPLETING", requeue_outcome.REQUEUED_HELD, True, True),
-        ("PENDING", requeue_outcome.REQUEUED_HELD, True, True),
-        ("PENDING", "JobHeldUser", True, True),
-        ("REQUEUE_HOLD", "None", True, True),
-        ("COMPLETING", "None", False, False),
-        ("PENDING", "Resources", False, False),
-        ("COMPLETED", "None", False, False),
-        ("FAILED", "NonZeroExitCode", False, False),
-        ("RUNNING", "None", False, None),
+        ("COMPLETING", parse.REQUEUED_HELD, True, None),
+        ("PENDING", parse.REQUEUED_HELD, True, None),
+        ("PENDING", "JobHeldUser", True, None),
+        ("REQUEUE_HOLD", "None", True, None),
+        ("COMPLETING", "None", False, SlurmRefused),
+        ("PENDING", "Resources", False, SlurmRefused),
+        ("COMPLETED", "None", False, SlurmRefused),
+        ("FAILED", "NonZeroExitCode", False, SlurmRefused),
+        ("RUNNING", "None", False, SlurmUnavailable),
     ],
 )
-def test_requeue_verdict_is_read_from_the_job_afterwards(
-    state: str, reason: str, held: bool, done: bool | None
+def test_whether_a_requeue_was_done_is_read_from_the_job_afterwards(
+    state: str, reason: str, held: bool, said: type[Exception] | None
 ) -> None:
     job = SlurmJob(job_id="1", state=state, reason=reason, held=held)
-    assert requeue_outcome.requeue_hold_verdict(job)[0] is done
+    with nullcontext() if said is None else pytest.raises(said):
+        raise_unless_requeued(job)
 
 
 def test_a_job_that_slurm_forgot_was_not_requeued() -> None:
-    assert requeue_outcome.requeue_hold_verdict(None)[0] is False
+    with pytest.raises(SlurmRefused):
+        raise_unless_requeued(None)
 
 
 @pytest.mark.parametrize(("phrase", "kind"), REFUSALS)

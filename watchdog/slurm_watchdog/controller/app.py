@@ -270,7 +270,6 @@ async def _serve(
             task.cancel()
     for runner in runners:
         await runner.cleanup()
-    await slurm.close()
     return RESTART if restart.is_set() else 0
 
 

@@ -45,6 +45,62 @@ MAY_CHANGE = frozenset({Refusal.NOT_PENDING, Refusal.NOT_RUNNING, Refusal.NOT_NO
 """Refusals that the job's next state may lift. After all others asking again is useless."""
 
 
+REFUSALS: tuple[tuple[str, Refusal], ...] = (
+    ("Invalid job id specified", Refusal.NO_SUCH_JOB),
+    ("Invalid node name specified", Refusal.NO_SUCH_NODE),
+    ("Invalid user id", Refusal.NO_PERMISSION),
+    ("Access/permission denied", Refusal.NO_PERMISSION),
+    ("Only batch jobs are accepted or processed", Refusal.NOT_BATCH),
+    ("Requested operation is presently disabled", Refusal.NOT_REQUEUEABLE),
+    ("Requested operation not supported", Refusal.OTHER),
+    ("Job/step already completing or completed", Refusal.FINISHED),
+    ("Job has already finished", Refusal.FINISHED),
+    ("Job is no longer pending execution", Refusal.NOT_PENDING),
+    ("Job is pending execution", Refusal.NOT_RUNNING),
+    ("Job is not pending nor running", Refusal.FINISHED),
+    ("Job can not be altered now, try again later", Refusal.NOT_NOW),
+    ("Job update not available right now", Refusal.NOT_NOW),
+    ("Requested nodes are busy", Refusal.NOT_NOW),
+    ("Requested node configuration is not available", Refusal.UNSATISFIABLE),
+    ("Node count specification invalid", Refusal.UNSATISFIABLE),
+    ("More processors requested than permitted", Refusal.UNSATISFIABLE),
+    ("Invalid node state specified", Refusal.CHANGED),
+    ("Invalid partition name specified", Refusal.UNSATISFIABLE),
+    ("Invalid account or account/partition combination specified", Refusal.UNSATISFIABLE),
+    ("Invalid qos specification", Refusal.UNSATISFIABLE),
+    ("Invalid feature specification", Refusal.UNSATISFIABLE),
+    ("Invalid generic resource (gres) specification", Refusal.UNSATISFIABLE),
+    ("Job violates accounting/QOS policy", Refusal.UNSATISFIABLE),
+    ("Job dependency problem", Refusal.UNSATISFIABLE),
+    ("Requested time limit is invalid", Refusal.UNSATISFIABLE),
+    ("Requested reservation is invalid", Refusal.UNSATISFIABLE),
+    ("Required partition not available", Refusal.UNSATISFIABLE),
+    ("Cannot modify/cancel", Refusal.OTHER),
+    # sbatch's own, before it has sent anything.
+    ("unrecognized option", Refusal.OTHER),
+    ("is not a valid", Refusal.OTHER),
+    ("Batch script is empty", Refusal.OTHER),
+    ("This does not look like a batch script", Refusal.OTHER),
+    ("Batch script contains DOS line breaks", Refusal.OTHER),
+)
+"""Part of the message, and what it means: the texts of slurm_strerror, in Slurm 22.05 to 26.05.
+
+Not here, and so unknown: `Unable to contact slurm controller`, `Socket timed out on send/recv operation`, `Slurm
+backup controller in standby mode`, `Unexpected message received`, and all that we never saw.
+"""
+OPERATOR = "; the controller's user has to be a Slurm operator, see docs/install.md, Rights"
+
+
+def parse_refusal(text: str) -> tuple[str, Refusal] | None:
+    """Slurm's line that says no for good, bounded, and why it says so; None if the outcome is open."""
+    for line in text.splitlines():
+        for phrase, kind in REFUSALS:
+            if phrase in line:
+                said = line.strip()[:300]
+                return (said + OPERATOR if kind is Refusal.NO_PERMISSION else said), kind
+    return None
+
+
 class SlurmUnavailable(Exception):
     """No answer, or none that can be trusted: time-out, controller down, output cut short. The outcome is unknown.
 
@@ -100,8 +156,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SlurmClient(Protocol):
-    """One Slurm cluster. Each call returns or raises within the client's deadline; what changes something raises
-    SlurmUnavailable, SlurmRefused."""
+    """One Slurm cluster. Each call returns or raises SlurmUnavailable within the client's deadline; also SlurmRefused,
+    but for the view and the reservations."""
 
     def notes(self) -> tuple[str, ...]:
         """What is not as it should be in how Slurm is asked, a sentence each: another client than wanted, a
@@ -117,23 +173,20 @@ class SlurmClient(Protocol):
     async def read_job(self, job_id: str) -> SlurmJob | None:
         """One job with its excluded nodes; None only if Slurm answers that there is no such job.
 
-        Raises SlurmUnavailable, or SlurmRefused if `job_id` is not the name of one job (a whole array).
+        Raises SlurmRefused if `job_id` is not the name of one job (a whole array).
         """
 
     async def read_node(self, node: str) -> SlurmNode | None:
-        """One node with the reason of its state, when that was given and by whom; None if there is none of that name.
-
-        Raises SlurmUnavailable.
-        """
+        """One node with the reason of its state, when that was given and by whom; None if none has that name."""
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
-        """Every reservation that can be read. Raises SlurmUnavailable."""
+        """Every reservation that can be read."""
 
     async def read_script(self, job_id: str) -> bytes:
-        """The batch script as it was submitted, of a job that Slurm still remembers.
+        """The batch script as it was submitted, of a job that Slurm still remembers. Raises SlurmRefused
+        (NO_SUCH_JOB, NO_PERMISSION, NOT_BATCH)."""
 
-        Raises SlurmUnavailable, SlurmRefused (NO_SUCH_JOB, NO_PERMISSION, NOT_BATCH).
-        """
+    # -- one job
 
     async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
         """Stop the run and put the job back into the queue, held. It may still be completing on return.
@@ -162,6 +215,8 @@ class SlurmClient(Protocol):
 
     async def submit(self, submission: Submission) -> str:
         """Submit a new job; returns its id. After SlurmUnavailable there may or may not be one: look for it first."""
+
+    # -- one node; it takes an administrator
 
     async def drain_node(self, node: str, reason: str) -> None:
         """No new job on this node; those that run there continue. Replaces the reason of an earlier drain."""

@@ -11,18 +11,19 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from functools import wraps
 from math import isfinite
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPerson, SlurmView
-from slurm_watchdog.slurm import parse, requeue_outcome, submit_as_user
+from slurm_watchdog.slurm import parse, submit_as_user
 from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
-from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission, parse_refusal
 from slurm_watchdog.slurm.commands import ALWAYS, Answer, Commands, Right, first_line, run
-from slurm_watchdog.slurm.error_messages import parse_refusal
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.node_names import expand_nodes
@@ -33,14 +34,14 @@ from slurm_watchdog.slurm.request_guard import (
     Requests,
     checked_elements,
     checked_job_id,
-    checked_nodes,
+    checked_node,
     checked_option,
     checked_reservation,
     checked_signal,
     job_environment,
     not_asked,
     one_line,
-    raise_unless_done,
+    raise_unless_requeued,
     require_running,
     require_unchanged,
 )
@@ -87,13 +88,7 @@ def _reservation(row: Mapping[str, str]) -> Reservation:
     )
 
 
-FORMAT = "format=user,adminlevel,coordinators"
-
-
-async def read_people(commands: Commands) -> tuple[SlurmPerson, ...]:
-    """Everybody who is more than a user. Raises SlurmUnavailable."""
-    answer = await commands.run("sacctmgr", "-nP", "show", "user", "withcoord", FORMAT)
-    return parse_people(listing_text(answer, "sacctmgr"))
+PEOPLE_FORMAT = "format=user,adminlevel,coordinators"
 
 
 def parse_people(text: str) -> tuple[SlurmPerson, ...]:
@@ -110,12 +105,26 @@ def parse_people(text: str) -> tuple[SlurmPerson, ...]:
 
 
 log = logging.getLogger(__name__)
+P = ParamSpec("P")
+T = TypeVar("T")
 
 ACCESS_LASTS_S = 600.0
 RESERVED_MINUTES = 24 * 60
 """Of a reservation in which nodes are tested: longer than any test."""
 
 SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
+
+
+def request(
+    method: Callable[Concatenate[CommandLineSlurm, P], Awaitable[T]],
+) -> Callable[Concatenate[CommandLineSlurm, P], Coroutine[Any, Any, T]]:
+    """A request of the client's, by its name: checked, within the deadline, and counted by how it ended."""
+
+    @wraps(method)
+    async def carried_out(self: CommandLineSlurm, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.requests.carry_out(method.__name__, lambda: method(self, *args, **kwargs))
+
+    return carried_out
 
 
 class CommandLineSlurm:
@@ -142,104 +151,20 @@ class CommandLineSlurm:
         environ = os.environ if environ is None else environ
         self._commands = Commands(bin_directory, environ, token_file, right)
         self._listings = listings or CommandLineListings(self._commands)
-        self._requests = Requests(deadline_s, observe)
-        self._carry_out = self._requests.carry_out
+        self.requests = Requests(deadline_s, observe)
         self._uid = os.geteuid() if uid is None else uid
         self._access: tuple[float, Access] | None = None
         self.left_out_reservations: tuple[str, ...] = ()
         """Of the newest listing of reservations, a sentence about each that could not be read."""
 
-    async def close(self) -> None:
-        """Ends what was started to answer questions. It may be asked again all the same."""
-        await self._listings.close()
-
     # -- questions
 
     def notes(self) -> tuple[str, ...]:
-        """What is not as it should be in how Slurm is asked."""
         token = token_note(self._commands.token, clock.wall())
         return (*self._listings.notes(), *token, *self.left_out_reservations)
 
     async def read_view(self) -> SlurmView:
-        """All jobs, without their excluded nodes, and all nodes."""
-        return await self._requests.carry_out_repeated("read_view", self._view)
-
-    async def read_job(self, job_id: str) -> SlurmJob | None:
-        return await self._carry_out("read_job", lambda: self._job(checked_job_id(job_id)))
-
-    async def read_node(self, node: str) -> SlurmNode | None:
-        return await self._carry_out("read_node", lambda: self._listings.node(*checked_nodes([node])))
-
-    async def read_reservations(self) -> tuple[Reservation, ...]:
-        """Every reservation that can be read; see `left_out_reservations`. Raises SlurmUnavailable."""
-        return await self._carry_out("read_reservations", self._reservations)
-
-    async def read_people(self) -> tuple[SlurmPerson, ...]:
-        """Operators and coordinators of Slurm's accounting. Raises SlurmUnavailable."""
-        return await self._carry_out("read_people", lambda: read_people(self._commands))
-
-    async def read_script(self, job_id: str) -> bytes:
-        return await self._carry_out("read_script", lambda: self._read_script(checked_job_id(job_id)))
-
-    # -- a job
-
-    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
-        await self._carry_out("requeue_hold", lambda: self._requeue_hold(checked_job_id(job_id), only_unfinished))
-
-    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
-        await self._carry_out("set_excluded_nodes", lambda: self._exclude(checked_job_id(job_id), checked_nodes(nodes)))
-
-    async def release(self, job_id: str) -> None:
-        await self._carry_out("release", lambda: self._change("scontrol", "release", checked_elements(job_id)))
-
-    async def hold(self, job_id: str) -> None:
-        await self._carry_out("hold", lambda: self._change("scontrol", "hold", checked_elements(job_id)))
-
-    async def cancel(self, job_id: str) -> None:
-        """End a job. scancel exits with 0 for jobs that are unknown or have ended."""
-        await self._carry_out("cancel", lambda: self._change("scancel", checked_job_id(job_id)))
-
-    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
-        await self._carry_out(
-            "send_signal", lambda: self._send_signal(checked_job_id(job_id), checked_signal(signal), to)
-        )
-
-    async def submit(self, submission: Submission) -> str:
-        return await self._carry_out("submit", lambda: self._submit(submission))
-
-    # -- a node
-
-    async def drain_node(self, node: str, reason: str) -> None:
-        await self._carry_out(
-            "drain_node",
-            lambda: self._update_node(*checked_nodes([node]), "State=DRAIN", f"Reason={one_line(reason)}"),
-        )
-
-    async def undrain_node(self, node: SlurmNode) -> None:
-        """Undo the drain that `node` shows, and no other."""
-
-        async def undrain() -> None:
-            require_unchanged(await self._listings.node(*checked_nodes([node.name])), node)
-            await self._update_node(node.name, "State=UNDRAIN")
-
-        await self._carry_out("undrain_node", undrain)
-
-    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
-        await self._carry_out("reserve_nodes", lambda: self._reserve(checked_reservation(name), checked_nodes(nodes)))
-
-    async def delete_reservation(self, name: str) -> None:
-        await self._carry_out(
-            "delete_reservation",
-            lambda: self._change("scontrol", "delete", f"reservation={checked_reservation(name)}"),
-        )
-
-    async def set_node_down(self, node: str, reason: str) -> None:
-        await self._carry_out(
-            "set_node_down",
-            lambda: self._update_node(*checked_nodes([node]), "State=DOWN", f"Reason={one_line(reason)}"),
-        )
-
-    # -- how
+        return await self.requests.carry_out_repeated("read_view", self._view)
 
     async def _view(self) -> SlurmView:
         view = await self._listings.view()
@@ -255,8 +180,9 @@ class CommandLineSlurm:
             jobs=tuple(replace(job, not_requeueable=why) if job.het_job_id else job for job in view.jobs),
         )
 
-    async def _job(self, job_id: str) -> SlurmJob | None:
-        job = await self._listings.job(job_id)
+    @request
+    async def read_job(self, job_id: str) -> SlurmJob | None:
+        job = await self._listings.job(checked_job_id(job_id))
         if job is None and self._uid and (hidden := hides_jobs(await self._known_access(), self._uid)):
             raise SlurmUnavailable(hidden, answered=True)
         if job is None or not job.het_job_id:
@@ -270,12 +196,12 @@ class CommandLineSlurm:
             self._access = now, await read_access(self._commands, self._uid, user_name(self._uid))
         return self._access[1]
 
-    async def _reserve(self, name: str, nodes: Sequence[str]) -> None:
-        words = (f"ReservationName={name}", f"Nodes={','.join(nodes)}", f"Users={user_name(self._uid)}")
-        times = ("StartTime=now", f"Duration={RESERVED_MINUTES}", "Flags=MAINT,IGNORE_JOBS")
-        await self._change("scontrol", "create", "reservation", *words, *times)
+    @request
+    async def read_node(self, node: str) -> SlurmNode | None:
+        return await self._listings.node(checked_node(node))
 
-    async def _reservations(self) -> tuple[Reservation, ...]:
+    @request
+    async def read_reservations(self) -> tuple[Reservation, ...]:
         answer = await self._commands.run("scontrol", "--oneliner", "show", "reservation")
         found, left_out = list_reservations(listing_text(answer, "scontrol"))
         for each in left_out:
@@ -284,32 +210,58 @@ class CommandLineSlurm:
         self.left_out_reservations = left_out
         return found
 
-    async def _read_script(self, job_id: str) -> bytes:
-        answer = await self._commands.run("scontrol", "write", "batch_script", job_id, "-")
+    @request
+    async def read_people(self) -> tuple[SlurmPerson, ...]:
+        """Operators and coordinators of Slurm's accounting: everybody who is more than a user."""
+        answer = await self._commands.run("sacctmgr", "-nP", "show", "user", "withcoord", PEOPLE_FORMAT)
+        return parse_people(listing_text(answer, "sacctmgr"))
+
+    @request
+    async def read_script(self, job_id: str) -> bytes:
+        answer = await self._commands.run("scontrol", "write", "batch_script", checked_job_id(job_id), "-")
         if answer.output and not answer.code:
             return answer.output
         raise failure("scontrol", answer)  # it exits with 0 also if there is none
 
-    async def _requeue_hold(self, job_id: str, only_unfinished: bool) -> None:
-        if not only_unfinished:
-            await self._change("scontrol", "requeuehold", job_id)
-            return
-        await self._change("scontrol", "requeuehold", "Incomplete", job_id)
-        raise_unless_done(requeue_outcome.requeue_hold_verdict(await self._listings.job(job_id)))
+    # -- a job
 
-    async def _exclude(self, job_id: str, nodes: Sequence[str]) -> None:
-        await self._change("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={','.join(nodes)}")
+    @request
+    async def requeue_hold(self, job_id: str, *, only_unfinished: bool) -> None:
+        condition = ("Incomplete",) if only_unfinished else ()
+        await self._change("scontrol", "requeuehold", *condition, checked_job_id(job_id))
+        if only_unfinished:
+            raise_unless_requeued(await self._listings.job(job_id))
 
-    async def _send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
+    @request
+    async def set_excluded_nodes(self, job_id: str, nodes: Sequence[str]) -> None:
+        excluded = ",".join(map(checked_node, nodes))
+        await self._change("scontrol", "update", f"JobId={checked_job_id(job_id)}", f"ExcNodeList={excluded}")
+
+    @request
+    async def release(self, job_id: str) -> None:
+        await self._change("scontrol", "release", checked_elements(job_id))
+
+    @request
+    async def hold(self, job_id: str) -> None:
+        await self._change("scontrol", "hold", checked_elements(job_id))
+
+    @request
+    async def cancel(self, job_id: str) -> None:
+        await self._change("scancel", checked_job_id(job_id))  # it exits with 0 for one that is unknown or has ended
+
+    @request
+    async def send_signal(self, job_id: str, signal: str, to: SignalTo) -> None:
         # scancel waits long for a pending job to change, and exits with 0 for a finished one: so read the job first.
-        job = require_running(await self._listings.job(job_id), job_id)
+        name = checked_signal(signal)
+        job = require_running(await self._listings.job(checked_job_id(job_id)), job_id)
         if to is SignalTo.BATCH and not job.is_batch:
             raise SlurmRefused(f"job {job_id} has no batch script", Refusal.NOT_BATCH)
-        answer = await self._commands.change("scancel", "--verbose", f"--signal={signal}", *SIGNAL_OPTIONS[to], job_id)
+        answer = await self._commands.change("scancel", "--verbose", f"--signal={name}", *SIGNAL_OPTIONS[to], job_id)
         if answer.code or "error:" in answer.stderr:
             raise failure("scancel", answer)
 
-    async def _submit(self, submission: Submission) -> str:
+    @request
+    async def submit(self, submission: Submission) -> str:
         options = [checked_option(option) for option in submission.options]
         if not submission.workdir.startswith("/") or "\0" in submission.workdir:
             raise not_asked(f"{submission.workdir[:80]!r} is no absolute path of a working directory")
@@ -341,8 +293,34 @@ class CommandLineSlurm:
             raise failure("squeue", answer)
         return options_of(parse_options(answer.stdout, marks), job_id)
 
+    # -- a node
+
+    @request
+    async def drain_node(self, node: str, reason: str) -> None:
+        await self._update_node(node, "State=DRAIN", f"Reason={one_line(reason)}")
+
+    @request
+    async def undrain_node(self, node: SlurmNode) -> None:
+        require_unchanged(await self._listings.node(checked_node(node.name)), node)
+        await self._update_node(node.name, "State=UNDRAIN")
+
+    @request
+    async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:
+        which = f"Nodes={','.join(map(checked_node, nodes))}", f"Users={user_name(self._uid)}"
+        times = ("StartTime=now", f"Duration={RESERVED_MINUTES}", "Flags=MAINT,IGNORE_JOBS")
+        reservation = f"ReservationName={checked_reservation(name)}"
+        await self._change("scontrol", "create", "reservation", reservation, *which, *times)
+
+    @request
+    async def delete_reservation(self, name: str) -> None:
+        await self._change("scontrol", "delete", f"reservation={checked_reservation(name)}")
+
+    @request
+    async def set_node_down(self, node: str, reason: str) -> None:
+        await self._update_node(node, "State=DOWN", f"Reason={one_line(reason)}")
+
     async def _update_node(self, node: str, *changes: str) -> None:
-        await self._change("scontrol", "update", f"NodeName={node}", *changes)
+        await self._change("scontrol", "update", f"NodeName={checked_node(node)}", *changes)
 
     async def _change(self, command: str, *arguments: str) -> None:
         """Run a command that changes something; raises SlurmRefused, SlurmUnavailable unless it says that it did."""

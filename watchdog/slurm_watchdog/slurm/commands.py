@@ -127,9 +127,14 @@ def read_token(path: str) -> str:
 
 
 async def run(
-    argv: Sequence[str], environ: Mapping[str, str], given: bytes | None = None, limit: int = OUTPUT_LIMIT
+    argv: Sequence[str],
+    environ: Mapping[str, str],
+    given: bytes | None = None,
+    limit: int = OUTPUT_LIMIT,
+    setting: str = "slurm.bin_directory",
 ) -> Answer:
-    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `limit` in bytes."""
+    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `limit` in bytes;
+    `setting` is the option that says where it is."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,
@@ -141,7 +146,7 @@ async def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror}; see slurm.bin_directory") from error
+        raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror}; see {setting}") from error
     assert process.stdout is not None
     assert process.stderr is not None
     feeding = asyncio.ensure_future(feed(process.stdin, given or b""))

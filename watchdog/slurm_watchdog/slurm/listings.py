@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Protocol, TypeVar
 
-import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
+from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.slurm import parse
-from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable, parse_refusal
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line, gather
-from slurm_watchdog.slurm.error_messages import parse_refusal
-from slurm_watchdog.slurm.het_jobs import merge_components
 
 T = TypeVar("T")
 
@@ -31,33 +30,24 @@ class Listings(Protocol):
 
     async def view(self) -> SlurmView:
         """All jobs and all nodes."""
-        ...
 
     async def job(self, job_id: str) -> SlurmJob | None:
         """One job with its excluded nodes, None if there is none; raises SlurmRefused for what is not one job."""
-        ...
 
     async def node(self, name: str) -> SlurmNode | None:
         """One node, None if there is none of that name."""
-        ...
-
-    async def close(self) -> None:
-        """Ends what was started for it."""
-        ...
 
     def notes(self) -> tuple[str, ...]:
         """What is not as it should be in how Slurm is asked, a sentence each."""
-        ...
 
 
 class CommandLineListings:
-    """By squeue and sinfo."""
+    """By squeue and sinfo; a view has no excluded nodes."""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
 
     async def view(self) -> SlurmView:
-        """All jobs, without their excluded nodes, and all nodes."""
         marks = new_marks()
         jobs, nodes = await gather(self._jobs(marks), self._nodes(marks))
         return view_of(
@@ -66,7 +56,6 @@ class CommandLineListings:
         )
 
     async def job(self, job_id: str) -> SlurmJob | None:
-        """One job with its excluded nodes, by two commands."""
         marks, which = new_marks(), ("--jobs", job_id)
         long, short = await gather(
             self._jobs(marks, *which),
@@ -80,20 +69,15 @@ class CommandLineListings:
         if found is None:
             return None
         excluded = parse.parse_excluded(listing_text(short, "squeue"), marks, job_id)
-        return msgspec.structs.replace(found, excluded_nodes=excluded)
+        return replace(found, excluded_nodes=excluded)
 
     async def node(self, name: str) -> SlurmNode | None:
-        """One node."""
         marks = new_marks()
         answer = await self._nodes(marks, "--nodes", name)
         found = parse.parse_nodes(listing_text(answer, "sinfo"), marks)
         return next((one for one in found if one.name == name), None)
 
-    async def close(self) -> None:
-        """Nothing is left of a command that has ended."""
-
     def notes(self) -> tuple[str, ...]:
-        """Nothing: this is what is asked wherever nothing else can be."""
         return ()
 
     def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
@@ -139,3 +123,54 @@ def listing_text(answer: Answer, command: str) -> str:
         why = f"{refusal[0]} (PrivateData of slurm.conf?)" if refusal and hidden else first_line(answer.stderr)
         raise SlurmUnavailable(f"{command} ended with exit code {answer.code}: {why}", answered=hidden)
     return answer.stdout
+
+
+# ------------------------------------------------------------------------------------------------- components
+
+
+def merge_components(jobs: Iterable[SlurmJob]) -> tuple[SlurmJob, ...]:
+    """The jobs with each heterogeneous one folded into its first component. One whose first component is not
+    listed stays as it is.
+
+    They start and end together, one srun may run over all of them, and every rank has the first one's id as
+    SLURM_JOB_ID: to judge them one by one would tear one training apart, and one hang would be two incidents.
+    """
+    all_jobs = tuple(jobs)
+    groups: dict[str, list[SlurmJob]] = {}
+    for job in all_jobs:
+        if job.het_job_id:
+            groups.setdefault(job.het_job_id, []).append(job)
+    if not groups:
+        return all_jobs
+    whole: dict[str, SlurmJob] = {}
+    absorbed: set[str] = set()
+    for group in groups.values():
+        leader = next((job for job in group if job.het_offset == 0), None)
+        if leader is not None:
+            others = sorted((job for job in group if job is not leader), key=lambda job: job.het_offset or 0)
+            whole[leader.job_id] = _merged(leader, others)
+            absorbed |= {job.job_id for job in others}
+    return tuple(whole.get(job.job_id, job) for job in all_jobs if job.job_id not in absorbed)
+
+
+def _merged(leader: SlurmJob, others: Sequence[SlurmJob]) -> SlurmJob:
+    parts = (leader, *others)
+    nodes = dict.fromkeys(node for job in parts if may_hold_nodes(job.state) for node in job.nodes)
+    counts = [job.node_count for job in parts]
+    return replace(
+        leader,
+        state=_state(leader, others),
+        nodes=tuple(nodes) or leader.nodes,
+        required_nodes=tuple(dict.fromkeys(node for job in parts for node in job.required_nodes)),
+        node_count=None if None in counts else sum(count or 0 for count in counts),
+        component_ids=tuple(job.raw_id or job.job_id for job in others),
+        unreadable=tuple(sorted({name for job in parts for name in job.unreadable})),
+    )
+
+
+def _state(leader: SlurmJob, others: Sequence[SlurmJob]) -> str:
+    """The first component's, which has the batch script. After its end the job is ending as long as another
+    one holds nodes."""
+    if may_hold_nodes(leader.state) or not any(may_hold_nodes(job.state) for job in others):
+        return leader.state
+    return "COMPLETING"

@@ -11,7 +11,7 @@ without a header is no empty queue.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -19,9 +19,9 @@ from ClusterShell.RangeSet import RangeSet
 from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm_states import HELD, REQUEUED
 from slurm_watchdog.slurm.fields import Fields, ParseError, all_or_none
 from slurm_watchdog.slurm.node_names import Names, expand_nodes
-from slurm_watchdog.slurm.requeue_outcome import UNREADABLE, is_held
 from slurm_watchdog.wire.redact_values import mask_words
 
 JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
@@ -52,6 +52,10 @@ LARGEST_UID = 0xFFFFFFFE
 """From here on a number is no user's (setresuid(2): -1 means that nothing is changed)."""
 NO_VAL = "4294967294"
 """What Slurm writes for the array index of a job that is no array."""
+REQUEUED_HELD = "job requeued in held state"
+UNREADABLE = "UNREADABLE"
+"""In place of a state that cannot be read: no word of Slurm's, so nothing is done to such a job and nothing
+concluded from it."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +134,7 @@ def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str,
             if len(elements) > 1:
                 continue
         try:
-            jobs.append(_job(dict(zip(JOB_FIELDS, row, strict=True))))
+            jobs.append(read_job(dict(zip(JOB_FIELDS, row, strict=True))))
         except ParseError as error:
             dropped.append(str(error))
     listed = tuple(
@@ -170,8 +174,9 @@ def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
     return expand_nodes(found[job_id])
 
 
-def _job(row: dict[str, str]) -> SlurmJob:
-    """Raises ParseError if the id cannot be read; every other field is then unknown."""
+def read_job(row: Mapping[str, str]) -> SlurmJob:
+    """One job from the text of each of JOB_FIELDS. Raises ParseError if the id cannot be read; every other field is
+    then unknown."""
     job_id, fields = checked_id(row["jobarrayid"]), Fields()
     if not ELEMENT_NUMBER.fullmatch(row["jobid"]):
         raise ParseError(f"job {job_id}: no number of a job: {row['jobid'][:80]!r}")
@@ -224,7 +229,18 @@ def _job(row: dict[str, str]) -> SlurmJob:
     )
 
 
-def output_of(path: str, row: dict[str, str], in_array: bool) -> str:
+def is_held(state: str, reason: str, priority: int | None) -> bool:
+    """Whether the job is held until a user releases it. Slurm gives held jobs the priority 0.
+
+    A job that Slurm has held after a failure keeps REQUEUE_HOLD until it starts, also once it is released (22.05 to
+    25.11): there the priority says it.
+    """
+    if state in HELD:
+        return state != "REQUEUE_HOLD" or not priority
+    return state in REQUEUED and (reason == REQUEUED_HELD or reason.startswith("JobHeld") or priority == 0)
+
+
+def output_of(path: str, row: Mapping[str, str], in_array: bool) -> str:
     """The pattern of an output path. For an element of an array without --output 22.05 lists the default of a
     single job (`slurm-19.out`), while the file is `slurm-2_1.out`; later releases say so."""
     if in_array and path == f"{row['workdir'].rstrip('/')}/slurm-{row['jobid']}.out":
@@ -359,23 +375,33 @@ def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[st
     """The same without the rows that have no name, and a sentence about each of those. Raises ParseError."""
     nodes: dict[str, SlurmNode] = {}
     rows, dropped = split_table(text, NODE_FIELDS, marks)
-    for name, address, state, partition, at, user, reason in rows:
-        if not NODE_NAME.fullmatch(name):
-            dropped.append(f"no name of a node: {name[:80]!r}")
+    for row in rows:
+        try:
+            node = read_node(dict(zip(NODE_FIELDS, row, strict=True)))
+        except ParseError as error:
+            dropped.append(str(error))
             continue
-        fields = Fields()
-        before = nodes[name].partitions if name in nodes else ()
-        nodes[name] = SlurmNode(
-            name=name,
-            address=address,
-            state=state.upper(),
-            reason="" if reason == "none" else mask_words(reason),
-            reason_at=fields.read("reason_at", _time, at, None),
-            reason_user="" if user == "Unknown" or reason == "none" else user,  # 25.11 says root of no reason
-            partitions=tuple(sorted({*before, partition} - {""})),
-            unreadable=tuple(fields.unreadable),
-        )
+        before = nodes[node.name].partitions if node.name in nodes else ()
+        nodes[node.name] = replace(node, partitions=tuple(sorted({*before, *node.partitions})))
     return tuple(nodes.values()), tuple(dropped)
+
+
+def read_node(row: Mapping[str, str]) -> SlurmNode:
+    """One node from the text of each of NODE_FIELDS. Raises ParseError if it has no name."""
+    name, reason, fields = row["nodelist"], row["reason"], Fields()
+    if not NODE_NAME.fullmatch(name):
+        raise ParseError(f"no name of a node: {name[:80]!r}")
+    no_reason = reason == "none"  # 25.11 says root of no reason
+    return SlurmNode(
+        name=name,
+        address=row["nodeaddr"],
+        state=row["statecomplete"].upper(),
+        reason="" if no_reason else mask_words(reason),
+        reason_at=fields.read("reason_at", _time, row["timestamp"], None),
+        reason_user="" if no_reason or row["user"] == "Unknown" else row["user"],
+        partitions=tuple(filter(None, (row["partitionname"],))),
+        unreadable=tuple(fields.unreadable),
+    )
 
 
 # ------------------------------------------------------------------------------------------------- outcomes

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import TypeVar
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.model import slurm_states
 from slurm_watchdog.model.slurm import ELEMENTS, SlurmJob, SlurmNode
-from slurm_watchdog.slurm import parse, requeue_outcome
-from slurm_watchdog.slurm.backoff import Backoff
+from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.fields import ParseError
 
@@ -31,6 +31,32 @@ SET_BY_SLURM = (
     "GPU_DEVICE_ORDINAL", "ENVIRONMENT",
 )  # fmt: skip
 """Variables that Slurm sets in a job: the new job gets its own, and sbatch would take some of them for options."""
+
+
+@dataclass
+class Backoff:
+    """Nothing after the first failure, then `first_s`, doubled with each further one up to `most_s`."""
+
+    first_s: float
+    most_s: float
+    failures: int = 0
+    _failed_at: float = 0.0
+
+    def failed(self, now: float) -> None:
+        """One more failure in a row."""
+        self.failures += 1
+        self._failed_at = now
+
+    def succeeded(self) -> None:
+        """The pauses start from the beginning."""
+        self.failures = 0
+
+    def wait_s(self, now: float) -> float:
+        """Seconds until the next try, 0 if it may be made now."""
+        if self.failures < 2:
+            return 0.0
+        delay_s = min(self.most_s, self.first_s * 2.0 ** min(self.failures - 2, 30))
+        return max(0.0, self._failed_at + delay_s - now)
 
 
 class Requests:
@@ -104,13 +130,11 @@ def checked_elements(job_id: str) -> str:
     return job_id if ELEMENTS.fullmatch(job_id) else checked_job_id(job_id)
 
 
-def checked_nodes(nodes: Iterable[str]) -> tuple[str, ...]:
-    """`nodes` if each is the name of a node; raises SlurmRefused."""
-    names = tuple(nodes)
-    for node in names:
-        if not parse.NODE_NAME.fullmatch(node):
-            raise not_asked(f"{node[:80]!r} is no name of a node")
-    return names
+def checked_node(node: str) -> str:
+    """`node` if it is the name of one; raises SlurmRefused."""
+    if not parse.NODE_NAME.fullmatch(node):
+        raise not_asked(f"{node[:80]!r} is no name of a node")
+    return node
 
 
 def checked_reservation(name: str) -> str:
@@ -169,13 +193,28 @@ def require_unchanged(now: SlurmNode | None, then: SlurmNode) -> None:
         )
 
 
-def raise_unless_done(verdict: requeue_outcome.Verdict) -> None:
-    """Returns if it was done; raises SlurmRefused if not, SlurmUnavailable if that can't be said."""
-    done, why, kind = verdict
-    if done is False:
-        raise SlurmRefused(why, kind)
-    if done is None:
-        raise SlurmUnavailable(why)
+def raise_unless_requeued(job: SlurmJob | None) -> None:
+    """What `requeuehold Incomplete` did, from the job as read afterwards: returns if it is requeued and held; raises
+    SlurmRefused if not, SlurmUnavailable if that can't be said.
+
+    Requeueing, as observed: `scontrol requeuehold J` on a running job gives at once COMPLETING, reason `job
+    requeued in held state`, priority 0, restarts + 1; when the processes are gone PENDING with the same reason.
+    Exclusions may be set and the job released in both. Then PENDING with reason BeginTime until the credential's
+    lifetime is over. `requeuehold Incomplete J` touches only CONFIGURING, RUNNING, STOPPED and SUSPENDED jobs,
+    decided by slurmctld under its lock: a job that has ended, is completing or is pending stays as it is, *and
+    the command says nothing and exits with 0*.
+    """
+    if job is None:
+        raise SlurmRefused("Slurm no longer knows the job", Refusal.NO_SUCH_JOB)
+    if job.held and job.state in slurm_states.REQUEUED:
+        return
+    if job.state in slurm_states.OVER:
+        raise SlurmRefused(f"the job has already finished ({job.state})", Refusal.FINISHED)
+    if job.state == "COMPLETING":
+        raise SlurmRefused("the job is already ending by itself (COMPLETING)", Refusal.FINISHED)
+    if job.state in slurm_states.REQUEUED:
+        raise SlurmRefused(f"the job is not running ({job.state}, {job.reason})", Refusal.NOT_RUNNING)
+    raise SlurmUnavailable(f"Slurm accepted the requeue, yet the job is still {job.state}")
 
 
 def job_environment(environ: Mapping[str, str]) -> dict[str, str]:

@@ -44,7 +44,7 @@ from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
-from slurm_watchdog.slurm.listings import CommandLineListings, Listings
+from slurm_watchdog.slurm.listings import CommandLineListings
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_password
 
@@ -59,32 +59,19 @@ FINAL_WAIT_S: Final = 10.0
 """After the end of the job: its last lines are read, an action that waited for its end continues."""
 
 
-class SingleJobListings:
-    """What Slurm says, of one job only, and of the nodes that it has."""
+class SingleJobListings(CommandLineListings):
+    """What Slurm says of one job only, and of all nodes: it may be moved to any."""
 
-    def __init__(self, listings: Listings, job_id: str):
-        self._listings, self._job_id = listings, job_id
+    def __init__(self, commands: Commands, job_id: str):
+        super().__init__(commands)
+        self._job_id = job_id
 
     async def view(self) -> SlurmView:
-        """The job, if there is one; all nodes, for it may be moved to any."""
-        view = await self._listings.view()
+        view = await super().view()
         return msgspec.structs.replace(view, jobs=tuple(job for job in view.jobs if job.job_id == self._job_id))
 
     async def job(self, job_id: str) -> SlurmJob | None:
-        """That one, and no other."""
-        return await self._listings.job(job_id) if job_id == self._job_id else None
-
-    async def node(self, name: str) -> SlurmNode | None:
-        """Any node."""
-        return await self._listings.node(name)
-
-    async def close(self) -> None:
-        """Ends whatever the listings keep."""
-        await self._listings.close()
-
-    def notes(self) -> tuple[str, ...]:
-        """What the listings say of themselves."""
-        return self._listings.notes()
+        return await super().job(job_id) if job_id == self._job_id else None
 
 
 @dataclass(frozen=True)
@@ -114,7 +101,7 @@ def run(wanted: AttachRequest) -> int:
 
 
 async def _run(wanted: AttachRequest) -> int:
-    slurm = CommandLineSlurm(listings=SingleJobListings(CommandLineListings(Commands("", os.environ)), wanted.job_id))
+    slurm = CommandLineSlurm(listings=SingleJobListings(Commands("", os.environ), wanted.job_id))
     view = await slurm.read_view()
     job = view.jobs[0] if view.jobs else None
     if job is None or job.state not in ALIVE:

@@ -165,7 +165,7 @@ def sort_of(path: str) -> str:
     """What reads a file; what is in no form that is known is read as a log, which says why it is none."""
     from slurm_watchdog.diagnose.logs.digest import Collector
     from slurm_watchdog.diagnose.logs.tracebacks import find_errors
-    from slurm_watchdog.parse.kernel_log.file import is_kernel_log
+    from slurm_watchdog.parse.kernel_log.prefix import is_kernel_log
     from slurm_watchdog.parse.stacks.text import parse_stacks
     from slurm_watchdog.parse.text_input import Unreadable, read_start, text_of
 

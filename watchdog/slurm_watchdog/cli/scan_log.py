@@ -96,7 +96,7 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
     from slurm_watchdog.diagnose.logs.grouping import group
     from slurm_watchdog.diagnose.logs.report import judge_job
     from slurm_watchdog.diagnose.logs.timestamps import parse_time
-    from slurm_watchdog.parse.kernel_log.file import is_kernel_log
+    from slurm_watchdog.parse.kernel_log.prefix import is_kernel_log
 
     if at is not None and parse_time(at, None) is None:
         raise Refusal([f"--at {at}: not a time; write it as 2024-05-01T12:00:00, or in seconds since 1970"])

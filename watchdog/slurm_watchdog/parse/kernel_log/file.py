@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from typing import Any
 
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
-from slurm_watchdog.parse.kernel_log.prefix import KernelText, clean, split_line
+from slurm_watchdog.parse.kernel_log.prefix import KERNELS_OWN, KernelText, clean, split_line
 
 MAX_LINE = 65536
 """Characters of one line that are looked at; a record of the journal as JSON has a few thousand."""
@@ -43,13 +43,13 @@ def read_messages(lines: Iterable[str]) -> Iterator[Message]:
 
 def is_stamped(line: str) -> bool:
     """Whether a record of the kernel begins here, with what dmesg, the journal or syslog write before it."""
-    return _KERNELS_OWN.match(line) is not None
+    return KERNELS_OWN.match(line) is not None
 
 
 def is_indented(line: str) -> bool:
     """Whether this is no beginning of a record that stands behind one: a message may hold line ends, and a user may
     have written them (a mount option), so that its second line reads as a driver's. Those are printed indented."""
-    return line[:1] in (" ", "\t") and not _KERNELS_OWN.match(line.lstrip())
+    return line[:1] in (" ", "\t") and not KERNELS_OWN.match(line.lstrip())
 
 
 def read_line(number: int, line: str) -> Message | None:
@@ -69,23 +69,6 @@ def _understood(message: Message, device: str | None) -> Message:
     if match and is_interesting(match["rest"].encode()) and (fact := parse_message(match["rest"])):
         return replace(message, text=match["rest"], node=match["node"], fact=fact)
     return message
-
-
-_KERNELS_OWN = re.compile(
-    r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |(?:kern"
-    r"|daemon) *:\w+ *: |.{0,90}\bkernel: "
-)
-"""What stands before the kernel's words in dmesg (with a time since the boot or a date, or with -x), the
-journal and syslog."""
-_MOSTLY = 0.6
-_ENOUGH = 3
-
-
-def is_kernel_log(lines: Iterable[str]) -> bool:
-    """Whether most of these lines are the kernel's own: then somebody gave a kernel log for a job's."""
-    filled = [line for line in lines if line.strip()]
-    own = sum(1 for line in filled if _KERNELS_OWN.match(line))
-    return own >= _ENOUGH and own >= _MOSTLY * len(filled)
 
 
 _REPEATED = re.compile(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")

@@ -5,6 +5,7 @@ Pure. Only the kernel is believed: a record or a pasted line that says it came f
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 MAX_TEXT = 4096
@@ -157,3 +158,20 @@ def _node_of(source: str) -> str | None:
 def _without(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.match(text)
     return text[match.end() :] if match else text
+
+
+KERNELS_OWN = re.compile(
+    r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |(?:kern"
+    r"|daemon) *:\w+ *: |.{0,90}\bkernel: "
+)
+"""What stands before the kernel's words in dmesg (with a time since the boot or a date, or with -x), the
+journal and syslog."""
+_MOSTLY = 0.6
+_ENOUGH = 3
+
+
+def is_kernel_log(lines: Iterable[str]) -> bool:
+    """Whether most of these lines are the kernel's own: then somebody gave a kernel log for a job's."""
+    filled = [line for line in lines if line.strip()]
+    own = sum(1 for line in filled if KERNELS_OWN.match(line))
+    return own >= _ENOUGH and own >= _MOSTLY * len(filled)

@@ -9,8 +9,7 @@ from functools import partial
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import cancel_resubmit as end
-from slurm_watchdog.actuate import kill_switch, requeue, restart_step, set_down, signals
+from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, LadderLimits, Reconcile, Wait
 from slurm_watchdog.controller.actions.ladder.state import Observed as Known
@@ -180,7 +179,7 @@ async def stuck(world: World, job: SlurmJob | None) -> tuple[StuckNode, ...]:
 
 def submitted(world: World, decision: Decision) -> SlurmJob | None:
     """As the driver finds it in Slurm's listing: by its mark, the first of several."""
-    mark = end.mark_of(decision)
+    mark = by_slurm.mark_of(decision)
     return next((world.as_listed(each) for each in world.submitted if mark in each.mark), None)
 
 
@@ -188,25 +187,27 @@ async def pull(world: World, decision: Decision, do: Execute) -> tuple[Operation
     assert decision.fence is not None
     match do.operation:
         case Operation.WRITE_KILL_SWITCH:
-            return await kill_switch.write(world.ask, decision, 10)
+            return await by_agent.write_kill_switch(world.ask, decision, 10)
         case Operation.WRITE_ORDER:
-            return await restart_step.write_order(world.ask, decision, "n1", 10, lambda: seen(world))
+            return await by_agent.write_order(world.ask, decision, "n1", 10, lambda: seen(world))
         case Operation.RESTART_STEP:
-            time = restart_step.Time(lambda: world.now, partial(sleep, world))
-            return await restart_step.restart_step(world.ask, decision, "n1", 10, 60, lambda: seen(world), time)
+            time = by_agent.Time(lambda: world.now, partial(sleep, world))
+            return await by_agent.restart_step(world.ask, decision, "n1", 10, 60, lambda: seen(world), time)
         case Operation.WAIT_CHECKPOINT:
             return OperationOutcome.DONE, ""
         case Operation.REQUEUE_HOLD:
-            return await requeue.requeue_hold(world, decision.fence, only_unfinished=do.only_unfinished)
+            return await by_slurm.requeue_hold(world, decision.fence, only_unfinished=do.only_unfinished)
         case Operation.EXCLUDE:
-            return await requeue.exclude(world, "7", do.nodes)
+            return await by_slurm.exclude(world, "7", do.nodes)
         case Operation.REMOVE_KILL_SWITCH:
-            return await kill_switch.remove(world.ask, decision, (frozenset(NODES) - world.silent).union(do.nodes), 10)
+            return await by_agent.remove_kill_switch(
+                world.ask, decision, (frozenset(NODES) - world.silent).union(do.nodes), 10
+            )
         case Operation.RELEASE:
             new = submitted(world, decision) if do.instead else None
-            return await requeue.release(world, "7" if new is None else new.job_id)
+            return await by_slurm.release(world, "7" if new is None else new.job_id)
         case Operation.SET_DOWN:
-            return await set_down.set_down(
+            return await by_slurm.set_down(
                 world,
                 decision.fence,
                 do.nodes,
@@ -216,11 +217,11 @@ async def pull(world: World, decision: Decision, do: Execute) -> tuple[Operation
             )
         case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
             name = "USR1" if do.operation is Operation.SIGNAL_USR1 else "TERM"
-            return await signals.send(world, decision.fence, name, "steps")
+            return await by_slurm.send_signal(world, decision.fence, name, "steps")
         case Operation.CANCEL:
-            return await end.cancel(world, decision.fence)
+            return await by_slurm.cancel(world, decision.fence)
         case Operation.RESUBMIT:
-            return await end.resubmit(world, decision, do.nodes)
+            return await by_slurm.resubmit(world, decision, do.nodes)
         case _:
             raise AssertionError(do.operation)
 

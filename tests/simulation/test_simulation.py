@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.actuate import kill_switch, requeue
+from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.journal.lease import Lease
 from slurm_watchdog.model.actions import Fence, OperationOutcome
@@ -249,7 +249,7 @@ def no_fence(patch: pytest.MonkeyPatch) -> None:
             await asyncio.sleep(120)
         return OperationOutcome.DONE, "twice, to be sure"
 
-    patch.setattr(requeue, "requeue_hold", unfenced)
+    patch.setattr(by_slurm, "requeue_hold", unfenced)
 
 
 def no_removal(patch: pytest.MonkeyPatch) -> None:
@@ -258,7 +258,7 @@ def no_removal(patch: pytest.MonkeyPatch) -> None:
     async def forgotten(*_: object) -> tuple[OperationOutcome, str]:
         return OperationOutcome.DONE, "removed"
 
-    patch.setattr(kill_switch, "remove", forgotten)
+    patch.setattr(by_agent, "remove_kill_switch", forgotten)
 
 
 def no_end(patch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import gpu_process as lever
+from slurm_watchdog.actuate.by_agent import end_process
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
@@ -451,7 +451,7 @@ def test_what_the_node_says_is_the_outcome_and_the_command_names_the_whole_proce
         asked.append((node, command))
         return CommandResult(command_id=command.id, ok=False, error="n1 did not answer", process=said)
 
-    found, detail = asyncio.run(lever.send(ask, PROCESS, "term", 5.0))
+    found, detail = asyncio.run(end_process(ask, PROCESS, "term", 5.0))
     assert found is outcome and words in detail
     ((node, command),) = asked
     assert (node, command.how, command.boot_id, command.pid, command.start_ticks) == (

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate.kill_switch import write
-from slurm_watchdog.actuate.restart_step import Time, restart_step
+from slurm_watchdog.actuate.by_agent import Time, restart_step, write_kill_switch
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, steps_lost
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
@@ -149,7 +148,7 @@ def test_the_kill_switch_of_a_supervised_job_is_on_its_batch_host_before_a_train
         await answers[-1]
         return CommandResult(command_id=command.id, ok=node not in fails, error="gone" if node in fails else "")
 
-    got, words = asyncio.run(write(ask, decision, 10.0, "n2"))
+    got, words = asyncio.run(write_kill_switch(ask, decision, 10.0, "n2"))
     assert (rounds, got) == (asked, outcome)
     assert ("written on 3 nodes" in words) == (outcome is OperationOutcome.DONE)
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.actuate.cancel_resubmit import options_for
+from slurm_watchdog.actuate.by_slurm import options_for
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
@@ -95,7 +95,7 @@ def test_two_modes_for_one_kind_that_differ_are_refused() -> None:
 
 
 def test_every_word_of_a_signal_s_target_is_one_of_the_actuator() -> None:
-    from slurm_watchdog.actuate.signals import TARGETS
+    from slurm_watchdog.actuate.by_slurm import TARGETS
     from slurm_watchdog.config.converting import options_of
     from slurm_watchdog.config.policy import Treatment
 

@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import kill_switch
+from slurm_watchdog.actuate.by_agent import content_for
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.decision_inputs import DecisionInputs, TickContext
 from slurm_watchdog.controller.health.cluster import is_announced
@@ -204,7 +204,7 @@ class Decider:
             kill_switch=self._paths.kill_switch(job),
             hold_first=self._paths.switch_of_others(job)[1],
             kill_switch_uid=job.uid,
-            kill_switch_content=kill_switch.content_for(decision.id, incident.id, incident.summary, asked_by),
+            kill_switch_content=content_for(decision.id, incident.id, incident.summary, asked_by),
         )
 
     def _write_and_execute(self, incident: Incident, decision: Decision) -> None:

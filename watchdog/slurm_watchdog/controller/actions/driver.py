@@ -9,17 +9,7 @@ from collections.abc import Callable
 
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import (
-    cancel_resubmit,
-    drain,
-    hold_others,
-    kill_switch,
-    requeue,
-    restart_step,
-    set_down,
-    signals,
-)
-from slurm_watchdog.actuate import gpu_process as lever
+from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
@@ -196,22 +186,22 @@ class Driver:
                 job = self._tools.state.jobs.get(self.job_id)
                 batch_host = None if job is None else job.batch_host
                 ask, deadline_s = self._tools.commands.ask, self._tools.command_deadline_s
-                return await kill_switch.write(ask, decision, deadline_s, batch_host)
+                return await by_agent.write_kill_switch(ask, decision, deadline_s, batch_host)
             case Operation.WAIT_CHECKPOINT:
                 return OperationOutcome.DONE, "a complete checkpoint came after the job was asked to save"
             case Operation.REQUEUE_HOLD:
-                return await requeue.requeue_hold(
+                return await by_slurm.requeue_hold(
                     self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished
                 )
             case Operation.WRITE_ORDER | Operation.RESTART_STEP:
                 return await self._order(decision, move.operation)
             case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
                 name = "USR1" if move.operation is Operation.SIGNAL_USR1 else "TERM"
-                return await signals.send(self._tools.slurm, decision.fence, name, decision.signal_to)
+                return await by_slurm.send_signal(self._tools.slurm, decision.fence, name, decision.signal_to)
             case Operation.CANCEL:
-                return await cancel_resubmit.cancel(self._tools.slurm, decision.fence)
+                return await by_slurm.cancel(self._tools.slurm, decision.fence)
             case Operation.RESUBMIT:
-                return await cancel_resubmit.resubmit(self._tools.slurm, decision, move.nodes)
+                return await by_slurm.resubmit(self._tools.slurm, decision, move.nodes)
             case Operation.DRAIN | Operation.SET_DOWN | Operation.EXCLUDE:
                 return await self._pull_on_nodes(move)
             case Operation.REMOVE_KILL_SWITCH:
@@ -221,7 +211,7 @@ class Driver:
                 listened_s = clock.monotonic() - self._listens_from
                 if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:
                     reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
-                return await kill_switch.remove(
+                return await by_agent.remove_kill_switch(
                     self._tools.commands.ask, decision, reporting.union(move.nodes), self._tools.command_deadline_s
                 )
             case Operation.HOLD | Operation.RELEASE | Operation.HOLD_OTHERS | Operation.RELEASE_OTHERS:
@@ -232,13 +222,13 @@ class Driver:
     async def _pull_in_queue(self, decision: Decision, move: Execute) -> Outcome:
         slurm = self._tools.slurm
         if move.operation is Operation.HOLD_OTHERS:
-            return await hold_others.hold_others(slurm, decision)
+            return await by_slurm.hold_others(slurm, decision)
         if move.operation is Operation.RELEASE_OTHERS:
-            return await hold_others.release_others(slurm, decision)
+            return await by_slurm.release_others(slurm, decision)
         if move.operation is Operation.HOLD:
-            return await cancel_resubmit.hold(slurm, self.job_id)
+            return await by_slurm.hold(slurm, self.job_id)
         new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
-        return await requeue.release(slurm, self.job_id if new is None else new.job_id)
+        return await by_slurm.release(slurm, self.job_id if new is None else new.job_id)
 
     async def _order(self, decision: Decision, operation: Operation) -> Outcome:
         tools = self._tools
@@ -248,9 +238,9 @@ class Driver:
         ask, deadline_s = tools.commands.ask, tools.command_deadline_s
         seen = lambda: tools.state.supervisors.last_word(job)  # noqa: E731
         if operation is Operation.WRITE_ORDER:
-            return await restart_step.write_order(ask, decision, job.batch_host, deadline_s, seen)
-        return await restart_step.restart_step(
-            ask, decision, job.batch_host, deadline_s, tools.limits.restart_step_s, seen, restart_step.Time()
+            return await by_agent.write_order(ask, decision, job.batch_host, deadline_s, seen)
+        return await by_agent.restart_step(
+            ask, decision, job.batch_host, deadline_s, tools.limits.restart_step_s, seen, by_agent.Time()
         )
 
     async def _pull_on_nodes(self, move: Execute) -> Outcome:
@@ -272,7 +262,7 @@ class Driver:
         for node in decision.exclude:
             if node in nodes and node not in job.excluded_nodes:
                 tools.journal.node_entry(node, "excluded", decision, clock.wall())
-        outcome = await requeue.exclude(tools.slurm, self.job_id, nodes)
+        outcome = await by_slurm.exclude(tools.slurm, self.job_id, nodes)
         if outcome[0] is OperationOutcome.DONE:
             for entry in tools.journal.node_entries("excluded", self.job_id):
                 if entry.node not in nodes:
@@ -284,10 +274,10 @@ class Driver:
             reason = _drain_reason(self.run, process, self._seen, self._tools.drain_reason)
             return await self._drain(move.nodes, reason)
         ask, limit_s = self._tools.commands.ask, self._tools.command_deadline_s
-        return await lever.send(ask, process, SIGNALS[move.operation], limit_s)
+        return await by_agent.end_process(ask, process, SIGNALS[move.operation], limit_s)
 
     async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
-        return await drain.drain(self._tools.slurm, nodes, reason, self._keeper("drained"))
+        return await by_slurm.drain(self._tools.slurm, nodes, reason, self._keeper("drained"))
 
     def _keeper(self, what: str) -> Callable[[SlurmNode], None]:
         """Writes down what was done to a node, as Slurm has it afterwards."""
@@ -301,7 +291,7 @@ class Driver:
         reason = (
             f"{tools.drain_reason} processes of job {self.job_id} cannot be killed, incident {decision.incident_id}"
         )
-        return await set_down.set_down(
+        return await by_slurm.set_down(
             tools.slurm,
             decision.fence,
             nodes,
@@ -322,7 +312,9 @@ def subject_words(decision: Decision) -> str:
 async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_at: float) -> Observed:
     """What an action about a process sees. Its node is asked once something was tried; Slurm about its job each time,
     and by its listing about its user's others."""
-    seen = await lever.query(tools.commands.ask, process, tools.command_deadline_s) if run.records else None
+    seen = (
+        await by_agent.look_at_process(tools.commands.ask, process, tools.command_deadline_s) if run.records else None
+    )
     now = clock.monotonic()
     listed_at = tools.state.slurm_at
     known = listed_at is not None and now - listed_at <= tools.listing_lasts_s

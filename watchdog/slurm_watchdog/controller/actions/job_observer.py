@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 from msgspec.structs import replace
 
-from slurm_watchdog.actuate import cancel_resubmit
+from slurm_watchdog.actuate.by_slurm import mark_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.ladder.in_place import is_closed
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
@@ -269,7 +269,7 @@ def submitted_job(run: ActionRun, jobs: Iterable[SlurmJob]) -> SlurmJob | None:
     """The job that was submitted in place of the run's, identified by its comment; of several the first one."""
     if not any(record.operation is Operation.RESUBMIT for record in run.records):
         return None
-    mark = cancel_resubmit.mark_of(run.decision)
+    mark = mark_of(run.decision)
     found = [job for job in jobs if mark in job.comment.split()]
     return min(found, key=lambda job: (len(job.job_id), job.job_id), default=None)
 

@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections.abc import Container, Mapping
 
-from slurm_watchdog.actuate import drain, requeue
+from slurm_watchdog.actuate import by_slurm
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
@@ -319,7 +319,7 @@ async def _take_back(
     if policy.drain_lifetime > 0:
         for entry in journal.node_entries("drained"):
             if entry.at < wall - policy.drain_lifetime:
-                settled, why = await drain.undrain(slurm, entry.node, entry.reason, entry.reason_at)
+                settled, why = await by_slurm.undrain(slurm, entry.node, entry.reason, entry.reason_at)
                 _write_outcome(journal, entry, why, settled=settled)
     for entry in journal.node_entries("excluded"):
         if entry.at < wall - policy.exclusion_lifetime and entry.job_id not in busy:
@@ -349,7 +349,7 @@ async def _drop_exclusion(slurm: SlurmClient, entry: NodeEntry, listed: SlurmJob
     if job is None or entry.node not in job.excluded_nodes:
         return True, f"job {entry.job_id} is not kept from it any more"
     nodes = tuple(node for node in job.excluded_nodes if node != entry.node)
-    outcome, detail = await requeue.exclude(slurm, entry.job_id, nodes)
+    outcome, detail = await by_slurm.exclude(slurm, entry.job_id, nodes)
     if outcome is OperationOutcome.DONE:
         return True, f"job {entry.job_id} may use it again: our exclusion was over"
     return outcome is OperationOutcome.FAILED, f"job {entry.job_id}: {detail}"

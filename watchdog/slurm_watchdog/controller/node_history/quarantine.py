@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
-from slurm_watchdog.actuate import drain
+from slurm_watchdog.actuate import by_slurm
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.node_history.suspicion import MAX_WHAT, OWN_KINDS, strength_of
@@ -118,7 +118,7 @@ async def _look_after(tools: QuarantineTools, node: str, reason: str) -> None:
             return
         if not passed:
             return
-        settled, why = await drain.undrain(tools.slurm, node, now.reason, now.reason_at)
+        settled, why = await by_slurm.undrain(tools.slurm, node, now.reason, now.reason_at)
         if not settled:
             return
     elif await _is_being_tested(tools, node):

@@ -1,17 +1,27 @@
-"""An order to a job's supervisor: written on the batch host as the job's owner, answered in the supervisor's status."""
+"""Levers that the agents pull on their nodes: the kill switch, an order to a supervisor, the end of a process that
+outlived its job on a GPU."""
 
 from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
-from slurm_watchdog.actuate.kill_switch import Ask
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome, answer_shown
+from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.kill_switch import compose_line
-from slurm_watchdog.model.protocol import RemoveKillSwitch, WriteKillSwitch
+from slurm_watchdog.model.protocol import (
+    Command,
+    CommandResult,
+    EndProcess,
+    ProcessEnd,
+    RemoveKillSwitch,
+    WriteKillSwitch,
+)
 from slurm_watchdog.model.supervisor import (
     FRESH_S,
     GRACE_S,
@@ -24,6 +34,66 @@ from slurm_watchdog.model.supervisor import (
     order_fields,
     run_directory,
 )
+
+Ask = Callable[[str, Command, float], Awaitable[CommandResult]]
+"""(node, command, deadline in seconds) -> result; never raises."""
+
+
+def content_for(decision_id: str, incident_id: str, reason: str, asked_by: str | None) -> str:
+    """The one JSON line that the file holds: who, why, which incident. By it we know our own file again."""
+    who = f"slurm-watchdog for {asked_by}" if asked_by else "slurm-watchdog"
+    return compose_line({"by": who, "why": reason, "incident": incident_id, "decision": decision_id})
+
+
+async def write_kill_switch(ask: Ask, decision: Decision, deadline_s: float, batch_host: str | None = None) -> Outcome:
+    """Done when every node of the job has it: a trainer polls it on whichever node it likes. Where the job has a
+    supervisor, its `batch_host` gets it before the others: there the supervisor looks, once its command has ended,
+    whether it was asked to; a trainer that saves quickly would be taken for one that has finished."""
+    assert decision.fence is not None
+    command = partial(WriteKillSwitch, restarts=decision.fence.restarts)
+    first = [node for node in decision.nodes if decision.step_id and node == batch_host]
+    rounds = [nodes for nodes in (first, [node for node in decision.nodes if node not in first]) if nodes]
+    outcome: Outcome = (OperationOutcome.DONE, "the job has no nodes")
+    for nodes in rounds:
+        outcome = await _ask_nodes(ask, decision, nodes, command, deadline_s)
+        if outcome[0] is not OperationOutcome.DONE:
+            return outcome
+    return outcome[0], f"{decision.kill_switch} written on {plural(len(decision.nodes), 'node')}"
+
+
+async def remove_kill_switch(ask: Ask, decision: Decision, reporting: frozenset[str], deadline_s: float) -> Outcome:
+    """Done when it is gone from every node. A silent node is passed over only where the path names the run,
+    so that the file can never be taken for the next run's."""
+    assert decision.fence is not None
+    fence, path = decision.fence, decision.kill_switch or ""
+    harmless = f"{decision.process_job_id or fence.job_id}.{fence.restarts}" in path
+    nodes = [node for node in decision.nodes if node in reporting or not harmless]
+    outcome, why = await _ask_nodes(ask, decision, nodes, RemoveKillSwitch, deadline_s)
+    gone = f"{path} removed on {len(nodes)} of {plural(len(decision.nodes), 'node')}"
+    return outcome, gone if outcome is OperationOutcome.DONE else why
+
+
+async def _ask_nodes(
+    ask: Ask, decision: Decision, nodes: Iterable[str], command: Callable[..., Command], deadline_s: float
+) -> Outcome:
+    """The same command to each of `nodes`, at once."""
+    assert decision.fence is not None
+    assert decision.kill_switch is not None
+    job_id = decision.process_job_id or decision.fence.job_id
+    same = {
+        "job_id": job_id, "path": decision.kill_switch, "uid": decision.kill_switch_uid or 0,
+        "content": decision.kill_switch_content, "expires_s": deadline_s,
+    }  # fmt: skip
+    requests = (ask(node, command(id=uuid.uuid4().hex, **same), deadline_s) for node in nodes)
+    results = await asyncio.gather(*requests)
+    errors = [f"{result.error}" for result in results if not result.ok]
+    if errors:
+        return OperationOutcome.UNKNOWN, f"{len(errors)} of {len(results)} nodes failed: {errors[0]}"
+    return OperationOutcome.DONE, ""
+
+
+# ------------------------------------------------------------------------------------------------- an order
+
 
 POLL_S = 0.5
 SURELY_LATER_S = 2.0
@@ -147,3 +217,41 @@ async def _until(found: Callable[[], Outcome | None], limit_s: float, time: Time
         await time.sleep(POLL_S)
         answer = found()
     return answer
+
+
+# ------------------------------------------------------------------------------------------------- a process
+
+
+async def look_at_process(ask: Ask, process: GpuProcess, deadline_s: float) -> ProcessEnd | None:
+    """What its node says of it; None if it does not answer."""
+    return (await ask(process.node, _end(process, "look", deadline_s), deadline_s)).process
+
+
+async def end_process(ask: Ask, process: GpuProcess, how: str, deadline_s: float) -> Outcome:
+    """Sends SIGTERM (`term`) or SIGKILL (`kill`) by way of the node's agent, who looks at everything again before.
+    `skipped`: it is sure that nothing was sent; what the node
+    objects to may pass (a job of its user's that is just ending)."""
+    result = await ask(process.node, _end(process, how, deadline_s), deadline_s)
+    said = result.process
+    if said is None:
+        return OperationOutcome.UNKNOWN, f"it may have been sent: {result.error}"
+    if said.refusal:
+        return OperationOutcome.SKIPPED, said.refusal
+    if said.gone:
+        return (
+            OperationOutcome.DONE,
+            f"SIG{how.upper()} sent: it has ended" if said.sent else "it had ended before",
+        )
+    if said.released:
+        return OperationOutcome.SKIPPED, "nothing was sent: it holds no GPU any more"
+    if not said.sent:
+        return OperationOutcome.SKIPPED, "nothing was sent: it could not be looked at"
+    where = f"state {said.state or '?'}" + (f" in {said.wchan}" if said.wchan else "")
+    return OperationOutcome.DONE, f"SIG{how.upper()} sent: it is still there, {where}"
+
+
+def _end(process: GpuProcess, how: str, deadline_s: float) -> EndProcess:
+    return EndProcess(
+        id=uuid.uuid4().hex, boot_id=process.boot_id, pid=process.pid, start_ticks=process.start_ticks, uid=process.uid,
+        comm=process.comm, job_id=process.job_id, minors=process.minors, how=how, expires_s=deadline_s,
+    )  # fmt: skip

@@ -24,6 +24,7 @@ from slurm_watchdog.model.protocol import (
 from slurm_watchdog.model.report import JobDirectives, Report
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmView
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission
+from slurm_watchdog.slurm.request_guard import require_unchanged
 
 EPOCH = 1_700_000_000.0
 UID = 1000
@@ -394,16 +395,16 @@ class Scripted:
 
         self._request("drain", f"drain {node}", effect)
 
-    async def undrain_node(self, node: SlurmNode) -> None:
+    async def undrain_node(self, node: str, reason: str, reason_at: float | None) -> None:
         self._arrives("undrain_node")
-        now = self.nodes[node.name]
-        if (now.reason, now.reason_at) != (node.reason, node.reason_at):
-            raise SlurmRefused("changed", Refusal.CHANGED)
+        now = self.nodes.get(node)
+        require_unchanged(now, node, reason, reason_at)
+        assert now is not None
 
         def effect() -> None:
-            self.nodes[node.name] = replace(now, state="IDLE", reason="", reason_at=None)
+            self.nodes[node] = replace(now, state="IDLE", reason="", reason_at=None)
 
-        self._request("undrain", f"undrain {node.name}", effect)
+        self._request("undrain", f"undrain {node}", effect)
 
     async def read_reservations(self) -> tuple[Reservation, ...]:
         self._answer_or_not()

@@ -15,7 +15,7 @@ from slurm_watchdog.controller.node_history.quarantine import QuarantineTools, s
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import TESTED_MARK, NodeEvent, NodeEventKind
-from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
+from slurm_watchdog.model.slurm import Reservation, SlurmJob
 from slurm_watchdog.nodetest.judge import NodeVerdict
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.behaviour.cluster import EPOCH, Scripted
@@ -158,9 +158,9 @@ class DyingSlurm(Scripted):
         await super().drain_node(node, reason)
         self.point()
 
-    async def undrain_node(self, node: SlurmNode) -> None:
+    async def undrain_node(self, node: str, reason: str, reason_at: float | None) -> None:
         self.point()
-        await super().undrain_node(node)
+        await super().undrain_node(node, reason, reason_at)
         self.point()
 
     async def cancel(self, job_id: str) -> None:

@@ -462,16 +462,17 @@ def test_a_node_is_drained_and_only_our_own_drain_is_taken_back(cluster: Cluster
 
     do(client.drain_node("n3", "somebody else's"))
     with pytest.raises(SlurmRefused, match="another reason") as caught:
-        do(client.undrain_node(ours))
+        do(client.undrain_node("n3", ours.reason, ours.reason_at))
     assert caught.value.kind is Refusal.CHANGED
     assert "DRAIN" in do(client.read_node("n3")).state
 
-    do(client.undrain_node(do(client.read_node("n3"))))
+    theirs = do(client.read_node("n3"))
+    do(client.undrain_node("n3", theirs.reason, theirs.reason_at))
     node = do(client.read_node("n3"))
     assert "DRAIN" not in node.state
     assert node.reason in {"", "somebody else's"}  # 24.11 leaves the words of a drain that is over
     with pytest.raises(SlurmRefused, match="not drained"):
-        do(client.undrain_node(ours))
+        do(client.undrain_node("n3", ours.reason, ours.reason_at))
 
 
 def test_a_node_is_reserved_once_and_given_back(cluster: Cluster, client: SlurmClient, do: Do) -> None:

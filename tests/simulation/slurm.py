@@ -252,14 +252,14 @@ class SimSlurm:
 
         await self._request(f"drain {node}", drain, changes=True)
 
-    async def undrain_node(self, node: SlurmNode) -> None:
+    async def undrain_node(self, node: str, reason: str, reason_at: float | None) -> None:
         def undrain() -> None:
-            if self._cluster.drained.get(node.name) != (node.reason, node.reason_at):
+            if self._cluster.drained.get(node) != (reason, reason_at):
                 raise SlurmRefused("somebody has touched it", Refusal.CHANGED)
-            self._cluster.deed("us", "undrain", None, node.name)
-            del self._cluster.drained[node.name]
+            self._cluster.deed("us", "undrain", None, node)
+            del self._cluster.drained[node]
 
-        await self._request(f"undrain {node.name}", undrain, changes=True)
+        await self._request(f"undrain {node}", undrain, changes=True)
 
     async def set_node_down(self, node: str, reason: str) -> None:
         raise AssertionError("no site of the simulation permits it")

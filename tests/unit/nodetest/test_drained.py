@@ -41,9 +41,9 @@ class Slurm:
         self._ask("delete")
         self.reserved.discard(name)
 
-    async def undrain_node(self, node: SlurmNode) -> None:
-        self._ask(f"undrain {node.name}")
-        del self.drained[node.name]
+    async def undrain_node(self, node: str, reason: str, reason_at: float | None) -> None:
+        self._ask(f"undrain {node}")
+        del self.drained[node]
 
     async def drain_node(self, node: str, reason: str) -> None:
         self._ask(f"drain {node}")

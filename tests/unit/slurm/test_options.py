@@ -17,14 +17,13 @@ PLAIN = {
 }  # fmt: skip
 
 
-def told(**fields: str) -> tuple[str, ...]:
+def told(job_id: str | None = None, **fields: str) -> tuple[str, ...]:
     row = {**PLAIN, **{name.replace("_", "-"): value for name, value in fields.items()}}
     text = "".join(
         MARKS.field.join(values) + MARKS.record + "\n"
         for values in (["JOBID"] * len(options.OPTION_FIELDS), [row[name] for name in options.OPTION_FIELDS])
     )
-    asked = options.parse_options(text, MARKS)
-    return options.options_of(asked, asked[0].job_id)
+    return options.options_of(text, MARKS, row["jobarrayid"] if job_id is None else job_id)
 
 
 def test_a_job_that_asked_for_nothing_gets_no_option() -> None:
@@ -79,4 +78,4 @@ def test_options_that_a_job_was_not_given_are_left_out(fields: dict[str, str], w
 
 def test_a_listing_of_another_job_is_noticed() -> None:
     with pytest.raises(ParseError, match="is about"):
-        options.options_of((options.SubmitOptions("5", ()),), "6")
+        told("6")

@@ -258,7 +258,7 @@ def test_levers_that_one_machine_lacks_are_refused_for_good(tmp_path: Path) -> N
         assert await refusal(job.read_script("77")) is Refusal.NOT_BATCH
         assert await refusal(job.submit(Submission(script=b"", uid=0, workdir="/"))) is Refusal.NOT_BATCH
         assert await refusal(job.drain_node("here", "why")) is Refusal.NO_PERMISSION
-        assert await refusal(job.undrain_node(node)) is Refusal.NO_PERMISSION
+        assert await refusal(job.undrain_node(node.name, node.reason, node.reason_at)) is Refusal.NO_PERMISSION
         assert await refusal(job.requeue_hold("78", only_unfinished=True)) is Refusal.NO_SUCH_JOB
         assert await refusal(job.hold("77")) is Refusal.NOT_PENDING
 

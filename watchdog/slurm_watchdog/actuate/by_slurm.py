@@ -8,8 +8,6 @@ from contextlib import suppress
 from functools import wraps
 from typing import Any, ParamSpec
 
-from msgspec.structs import replace
-
 from slurm_watchdog.model.actions import Decision, Fence, OperationOutcome, Outcome
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView, elements_of
 from slurm_watchdog.model.slurm_states import (
@@ -311,19 +309,12 @@ async def drain(client: SlurmClient, nodes: Sequence[str], reason: str, note: Ca
 
 async def undrain(client: SlurmClient, node: str, reason: str, reason_at: float | None) -> tuple[bool, str]:
     """Gives back a node if reason and time of its drain are still ours. (whether this is settled, a sentence)."""
+    if reason_at is None:
+        return True, f"{node} stays drained: when we drained it is not known"
     try:
-        now = await client.read_node(node)
-        if now is None:
-            return True, f"Slurm does not know {node} any more"
-        if not is_drained(now.state):
-            return True, f"{node} is back in service already"
-        if reason_at is None or now.reason != reason or now.reason_at != reason_at:
-            return True, f"{node} stays drained: its reason was changed since ({now.reason})"
-        await client.undrain_node(replace(now, reason=reason, reason_at=reason_at))
+        await client.undrain_node(node, reason, reason_at)
     except SlurmRefused as error:
-        if error.kind is Refusal.CHANGED:
-            return True, f"{node} stays drained: it was changed since"
-        return error.terminal, f"{node} cannot be given back: {error}"
+        return error.terminal, f"{node} is not given back: {error}"
     except SlurmUnavailable as error:
         return False, f"{node} is not given back yet: {error}"
     return True, f"{node} is given back: our drain was over, and nobody had touched it"

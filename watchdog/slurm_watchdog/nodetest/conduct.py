@@ -178,7 +178,7 @@ async def lifted(client: SlurmClient, nodes: Sequence[SlurmNode], name: str, say
         async with timeout(LIMIT_S - CLEANUP_S):
             for node in nodes:
                 if node.name in reasons:
-                    await client.undrain_node(node)
+                    await client.undrain_node(node.name, node.reason, node.reason_at)
             yield
     finally:
         if making.exception() is None:

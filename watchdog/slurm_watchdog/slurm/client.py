@@ -221,8 +221,8 @@ class SlurmClient(Protocol):
     async def drain_node(self, node: str, reason: str) -> None:
         """No new job on this node; those that run there continue. Replaces the reason of an earlier drain."""
 
-    async def undrain_node(self, node: SlurmNode) -> None:
-        """Take our drain back, if reason and time are still those of `node` as it was read after our drain.
+    async def undrain_node(self, node: str, reason: str, reason_at: float | None) -> None:
+        """Take a drain back, if its reason and time are still these, as they were read after it.
 
         Only the drain goes: a node that is down stays down, and in some releases (24.11) the reason's words stay, too.
         Refused (CHANGED) if it was changed since.

@@ -27,7 +27,7 @@ from slurm_watchdog.slurm.commands import ALWAYS, Answer, Commands, Right, first
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.node_names import expand_nodes
-from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of, parse_options
+from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of
 from slurm_watchdog.slurm.pyslurm_child import user_name
 from slurm_watchdog.slurm.request_guard import (
     Observe,
@@ -291,7 +291,7 @@ class CommandLineSlurm:
         )
         if answer.code:
             raise failure("squeue", answer)
-        return options_of(parse_options(answer.stdout, marks), job_id)
+        return options_of(answer.stdout, marks, job_id)
 
     # -- a node
 
@@ -300,9 +300,9 @@ class CommandLineSlurm:
         await self._update_node(node, "State=DRAIN", f"Reason={one_line(reason)}")
 
     @request
-    async def undrain_node(self, node: SlurmNode) -> None:
-        require_unchanged(await self._listings.node(checked_node(node.name)), node)
-        await self._update_node(node.name, "State=UNDRAIN")
+    async def undrain_node(self, node: str, reason: str, reason_at: float | None) -> None:
+        require_unchanged(await self._listings.node(checked_node(node)), node, reason, reason_at)
+        await self._update_node(node, "State=UNDRAIN")
 
     @request
     async def reserve_nodes(self, name: str, nodes: Sequence[str]) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
 
 from slurm_watchdog.model.slurm_states import HAD_PROCESSES
 from slurm_watchdog.slurm.fields import ParseError
@@ -38,18 +37,13 @@ UNITS_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**
 DEFAULT_OUTPUT = re.compile(r"slurm-(\d+|%j|%A_%a|\d+_\d+)\.out", re.ASCII)
 
 
-@dataclass(frozen=True)
-class SubmitOptions:
-    """One job of a listing of OPTION_FIELDS."""
-
-    job_id: str
-    options: tuple[str, ...]
-
-
-def parse_options(text: str, marks: Marks) -> tuple[SubmitOptions, ...]:
-    """The options of each job in a listing. Raises ParseError."""
+def options_of(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
+    """The options of one job in a listing of OPTION_FIELDS. Raises ParseError, also if the listing is not about it."""
     rows = [dict(zip(OPTION_FIELDS, row, strict=True)) for row in parse_table(text, OPTION_FIELDS, marks)]
-    return tuple(SubmitOptions(checked_id(row["jobarrayid"]), tuple(_options(row))) for row in rows)
+    found = {checked_id(row["jobarrayid"]): row for row in rows}
+    if job_id not in found:
+        raise ParseError(f"the answer for job {job_id} is about {list(found)[:5]}")
+    return tuple(_options(found[job_id]))
 
 
 def _options(row: dict[str, str]) -> list[str]:
@@ -112,11 +106,3 @@ def _outputs(row: dict[str, str]) -> list[str]:
 
 def _is_default(path: str, workdir: str) -> bool:
     return DEFAULT_OUTPUT.fullmatch(path.removeprefix(workdir.rstrip("/") + "/")) is not None
-
-
-def options_of(asked: tuple[SubmitOptions, ...], job_id: str) -> tuple[str, ...]:
-    """The options of one job. Raises ParseError if the listing is not about it."""
-    for one in asked:
-        if one.job_id == job_id:
-            return one.options
-    raise ParseError(f"the answer for job {job_id} is about {[one.job_id for one in asked][:5]}")

@@ -20,6 +20,7 @@ T = TypeVar("T")
 Observe = Callable[[str, str], None]
 """Called with the name of each request and how it ended: ok, refused or unavailable."""
 SIGNAL_NAME = re.compile(r"[A-Z][A-Z0-9]{1,9}", re.ASCII)
+OPTION = re.compile(r"--[a-z][^\0]*")
 RESERVATION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,349}", re.ASCII)
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 """Between two listings that fail: an overloaded slurmctld recovers sooner, and one that answers again is
@@ -118,45 +119,37 @@ def not_asked(problem: str) -> SlurmRefused:
     return SlurmRefused(f"not asked: {problem}", Refusal.NOT_ASKED)
 
 
+def _checked(text: str, pattern: re.Pattern[str], problem: str) -> str:
+    if not pattern.fullmatch(text):
+        raise not_asked(f"{text[:80]!r} {problem}")
+    return text
+
+
 def checked_job_id(job_id: str) -> str:
-    """`job_id` if it names one job; raises SlurmRefused."""
-    if not parse.JOB_ID.fullmatch(job_id):
-        raise not_asked(f"{job_id[:80]!r} does not name one job (like 123 or 123_4)")
-    return job_id
+    """`job_id` if it names one job; raises SlurmRefused, as all of these do."""
+    return _checked(job_id, parse.JOB_ID, "does not name one job (like 123 or 123_4)")
 
 
 def checked_elements(job_id: str) -> str:
-    """`job_id` if it names one job, or those elements of one array that wait; raises SlurmRefused."""
+    """`job_id` if it names one job, or those elements of one array that wait."""
     return job_id if ELEMENTS.fullmatch(job_id) else checked_job_id(job_id)
 
 
 def checked_node(node: str) -> str:
-    """`node` if it is the name of one; raises SlurmRefused."""
-    if not parse.NODE_NAME.fullmatch(node):
-        raise not_asked(f"{node[:80]!r} is no name of a node")
-    return node
+    return _checked(node, parse.NODE_NAME, "is no name of a node")
 
 
 def checked_reservation(name: str) -> str:
-    """`name` if it may name a reservation; raises SlurmRefused."""
-    if not RESERVATION_NAME.fullmatch(name):
-        raise not_asked(f"{name[:80]!r} is no name of a reservation")
-    return name
+    return _checked(name, RESERVATION_NAME, "is no name of a reservation")
 
 
 def checked_signal(signal: str) -> str:
-    """`USR1` for `SIGUSR1` or `USR1`; raises SlurmRefused."""
-    name = signal.removeprefix("SIG")
-    if not SIGNAL_NAME.fullmatch(name):
-        raise not_asked(f"{signal[:80]!r} is no name of a signal (like USR1)")
-    return name
+    """`USR1` for `SIGUSR1` or `USR1`."""
+    return _checked(signal.removeprefix("SIG"), SIGNAL_NAME, "is no name of a signal (like USR1)")
 
 
 def checked_option(option: str) -> str:
-    """`option` if it is one long option of sbatch; raises SlurmRefused."""
-    if not re.match(r"--[a-z]", option) or "\0" in option:
-        raise not_asked(f"{option[:80]!r} is no long option of sbatch (like --exclude=n1)")
-    return option
+    return _checked(option, OPTION, "is no long option of sbatch (like --exclude=n1)")
 
 
 def one_line(reason: str) -> str:
@@ -181,16 +174,14 @@ def require_running(job: SlurmJob | None, job_id: str) -> SlurmJob:
     return job
 
 
-def require_unchanged(now: SlurmNode | None, then: SlurmNode) -> None:
-    """Raises SlurmRefused unless the node is drained with the reason, time and user of `then`."""
+def require_unchanged(now: SlurmNode | None, node: str, reason: str, reason_at: float | None) -> None:
+    """Raises SlurmRefused unless the node is drained with this reason since this time."""
     if now is None:
-        raise SlurmRefused(f"Slurm knows no node {then.name}", Refusal.NO_SUCH_NODE)
+        raise SlurmRefused(f"Slurm knows no node {node}", Refusal.NO_SUCH_NODE)
     if not slurm_states.is_drained(now.state):
-        raise SlurmRefused(f"{now.name} is not drained any more ({now.state})", Refusal.CHANGED)
-    if (now.reason, now.reason_at, now.reason_user) != (then.reason, then.reason_at, then.reason_user):
-        raise SlurmRefused(
-            f"{now.name} has got another reason since: {now.reason!r} by {now.reason_user}", Refusal.CHANGED
-        )
+        raise SlurmRefused(f"{node} is not drained any more ({now.state})", Refusal.CHANGED)
+    if (now.reason, now.reason_at) != (reason, reason_at):
+        raise SlurmRefused(f"{node} has got another reason since: {now.reason!r} by {now.reason_user}", Refusal.CHANGED)
 
 
 def raise_unless_requeued(job: SlurmJob | None) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -119,7 +120,17 @@ def evidence(api: Api, asked: Asked) -> msgspec.Raw:
     document = api.controller.journal.evidence.document(incident.id, int(number))
     if document is None:
         raise RequestRefused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")
-    return msgspec.Raw(document if api.who.is_operator(asked) else without_kernel_lines(document))
+    if not api.who.is_operator(asked):
+        document = without_kernel_lines(document)
+    return msgspec.Raw(encoded(json.loads(document)) if b"\\ud" in document else document)
+
+
+def encoded(document: object) -> bytes:
+    """The JSON of an answer; half a character, which JSON in UTF-8 cannot have, is a question mark in it."""
+    try:
+        return msgspec.json.encode(document)
+    except UnicodeEncodeError:
+        return json.dumps(msgspec.to_builtins(document), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def without_kernel_lines(document: bytes) -> bytes:
@@ -127,10 +138,10 @@ def without_kernel_lines(document: bytes) -> bytes:
     (kernel.dmesg_restrict)."""
     if b'"kernel_lines"' not in document:
         return document
-    found = msgspec.json.decode(document)
+    found = json.loads(document)
     if isinstance(found, dict):
         found.pop("kernel_lines", None)
-    return msgspec.json.encode(found)
+    return encoded(found)
 
 
 def diagnosis(api: Api, asked: Asked) -> DiagnosisProgress:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
-
-import msgspec
 
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
@@ -135,7 +134,7 @@ def _evidence(journal: Journal, incident: Incident, piece: Piece) -> Evidence:
     """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
     document: Any = None
     if piece.kind not in LARGE_KINDS:
-        document = msgspec.json.decode(journal.evidence.document(piece.stored_with, piece.number) or b"null")
+        document = json.loads(journal.evidence.document(piece.stored_with, piece.number) or b"null")
     taken_at = document.get("taken_at", piece.at) if isinstance(document, dict) else piece.at
     after_s = taken_at - incident.opened_at
     side = "after" if after_s >= 0 else "before"

@@ -19,7 +19,7 @@ import msgspec
 
 from slurm_watchdog import __version__
 from slurm_watchdog.controller.api import answers, requests
-from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.answers import Api, encoded
 from slurm_watchdog.controller.api.asking import Asked, UserLookup, read_body
 from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.journal.error import JournalError
@@ -101,7 +101,7 @@ async def answer(api: Api, routes: Iterable[Route], asked: Asked, users: UserLoo
             person = await users.named(person)
         asked = replace(asked, named=named, person=person)
         found = route.handle(api, asked, *(() if route.body is None else (read_body(asked, route.body),)))
-        return 200, msgspec.json.encode(await found if isawaitable(found) else found)
+        return 200, encoded(await found if isawaitable(found) else found)
     except RequestRefused as error:
         return error.status, refusal_of(str(error), error.code)
     except JournalError as error:

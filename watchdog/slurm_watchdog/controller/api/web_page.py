@@ -24,7 +24,7 @@ from msgspec import structs
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.answers import Api, encoded
 from slurm_watchdog.controller.api.asking import Asked, UserLookup, person_of
 from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.controller.api.page_views import curve, curves, doing, history, job_details, node_map, todo
@@ -186,7 +186,7 @@ class Page:
         made_at, body = self._overviews.get(person, (float("-inf"), msgspec.Raw()))
         if now - made_at > FRESH_S:
             self._overviews = {who: kept for who, kept in self._overviews.items() if now - kept[0] <= FRESH_S}
-            body = msgspec.Raw(msgspec.json.encode(overview(api, asked)))
+            body = msgspec.Raw(encoded(overview(api, asked)))
             self._overviews[person] = (now, body)
         return body
 

@@ -78,8 +78,9 @@ def test_a_missing_command_says_which_setting_to_look_at() -> None:
     assert "slurm.bin_directory" in unavailable(slurm.read_view())
 
 
-def test_a_command_that_prints_more_than_the_limit_is_unavailable() -> None:
-    assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ, limit=2**20))
+def test_a_command_that_prints_more_than_the_limit_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(commands, "OUTPUT_LIMIT", 2**20)
+    assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ))
 
 
 @pytest.mark.parametrize(
@@ -209,38 +210,28 @@ def test_submit_with_anything_but_long_options_refuses_without_calling_sbatch(
     assert not (tmp_path / "called").exists()
 
 
-def test_a_job_is_submitted_with_its_script_options_directory_and_environment(client: Client, tmp_path: Path) -> None:
-    slurm = client('printf "%s\\n" "$@" > "$T/arguments"; env > "$T/environment"; cat > "$T/script"; echo "17;east"')
+def test_a_job_is_submitted_with_its_script_options_and_directory_and_the_environment_of_a_login(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SBATCH_PARTITION", "x")
+    monkeypatch.setenv("LD_PRELOAD", "")
+    slurm = client(
+        'd="${0%/*}"; printf "%s\\n" "$@" > "$d/arguments"; env > "$d/environment"; cat > "$d/script"; echo "17;east"'
+    )
     script = b"#!/bin/sh\necho \xff\n" + b"# long\n" * 30000
-    environ = {
-        "T": str(tmp_path),
-        "PATH": os.environ["PATH"],
-        "A": "b  c",
-        "SLURM_JOB_ID": "5",
-        "SBATCH_PARTITION": "x",
-    }
     submission = Submission(
         script=script,
         options=("--exclude=n1,n2", "--comment=a; b"),
         uid=os.geteuid(),
         workdir="/w d",
-        environ=environ,
     )
     assert asyncio.run(slurm.submit(submission)) == "17"
     assert (tmp_path / "script").read_bytes() == script
     arguments = (tmp_path / "arguments").read_text().splitlines()
-    assert arguments == ["--parsable", "--chdir=/w d", "--exclude=n1,n2", "--comment=a; b"]
+    assert arguments == ["--get-user-env", "--parsable", "--chdir=/w d", "--exclude=n1,n2", "--comment=a; b"]
     lines = (tmp_path / "environment").read_text().splitlines()
-    assert "A=b  c" in lines
-    assert not [line for line in lines if line.startswith(("SLURM_JOB", "SBATCH"))]
-
-
-def test_without_an_environment_sbatch_is_to_make_that_of_a_login(client: Client, tmp_path: Path) -> None:
-    slurm = client('echo "$@" > "${0%/*}/arguments"; echo "$USER" > "${0%/*}/user"; echo 17')
-    submission = Submission(script=b"#!/bin/sh\n", uid=os.geteuid(), workdir="/")
-    assert asyncio.run(slurm.submit(submission)) == "17"
-    assert "--get-user-env" in (tmp_path / "arguments").read_text()
-    assert (tmp_path / "user").read_text().strip()
+    assert f"USER={user_name(os.geteuid())}" in lines
+    assert not [line for line in lines if line.startswith(("SLURM_JOB", "SBATCH", "LD_", "T="))]
 
 
 def test_a_user_that_nobody_knows_submits_nothing(client: Client, tmp_path: Path) -> None:

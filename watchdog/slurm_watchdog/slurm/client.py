@@ -7,7 +7,7 @@ have been done, so Slurm is asked (`read_job`, `read_view`) before anything else
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 import msgspec
@@ -150,9 +150,7 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     uid: int
     """Whose job it shall be. For another's than our own user we have to be root."""
     workdir: str
-    environ: Mapping[str, str] | None = None
-    """The environment that the job gets, without what Slurm sets; None for what the user has after a login on
-    the node."""
+    """The environment is what the user has after a login on the node."""
 
 
 class SlurmClient(Protocol):

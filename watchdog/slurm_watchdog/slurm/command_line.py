@@ -7,7 +7,6 @@ world is read afterwards.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import sys
@@ -38,7 +37,6 @@ from slurm_watchdog.slurm.request_guard import (
     checked_option,
     checked_reservation,
     checked_signal,
-    job_environment,
     not_asked,
     one_line,
     raise_unless_requeued,
@@ -267,16 +265,14 @@ class CommandLineSlurm:
             raise not_asked(f"{submission.workdir[:80]!r} is no absolute path of a working directory")
         if submission.like:
             options = [*await self._options_of(checked_job_id(submission.like)), *options]
-        environ = None if submission.environ is None else job_environment(submission.environ)
         await self._commands.require_right()
-        header = json.dumps(environ, ensure_ascii=True).encode()
         answer = await run(
             [
                 sys.executable, "-I", submit_as_user.__file__, str(submission.uid), self._commands.path("sbatch"),
-                "--parsable", f"--chdir={submission.workdir}", *options,
+                "--get-user-env", "--parsable", f"--chdir={submission.workdir}", *options,
             ],
             self._commands.environ,
-            b"%08d" % len(header) + header + submission.script,
+            submission.script,
         )  # fmt: skip
         if answer.code == submit_as_user.CANNOT:
             raise SlurmRefused(first_line(answer.stderr), Refusal.NO_PERMISSION)

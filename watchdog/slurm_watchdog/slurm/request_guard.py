@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -27,11 +27,6 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 2.0, 60.0
 noticed within a minute."""
 REASON_LIMIT = 400
 """Characters of a drain's reason: one line in `sinfo -R`, and no message of Slurm grows with it."""
-SET_BY_SLURM = (
-    "SLURM", "SBATCH_", "SRUN_", "SALLOC_", "CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK",
-    "GPU_DEVICE_ORDINAL", "ENVIRONMENT",
-)  # fmt: skip
-"""Variables that Slurm sets in a job: the new job gets its own, and sbatch would take some of them for options."""
 
 
 @dataclass
@@ -206,8 +201,3 @@ def raise_unless_requeued(job: SlurmJob | None) -> None:
     if job.state in slurm_states.REQUEUED:
         raise SlurmRefused(f"the job is not running ({job.state}, {job.reason})", Refusal.NOT_RUNNING)
     raise SlurmUnavailable(f"Slurm accepted the requeue, yet the job is still {job.state}")
-
-
-def job_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a job without what Slurm sets in it."""
-    return {name: value for name, value in environ.items() if not name.startswith(SET_BY_SLURM)}

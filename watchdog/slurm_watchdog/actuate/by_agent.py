@@ -229,8 +229,8 @@ async def look_at_process(ask: Ask, process: GpuProcess, deadline_s: float) -> P
 
 async def end_process(ask: Ask, process: GpuProcess, how: str, deadline_s: float) -> Outcome:
     """Sends SIGTERM (`term`) or SIGKILL (`kill`) by way of the node's agent, who looks at everything again before.
-    `skipped`: it is sure that nothing was sent; what the node
-    objects to may pass (a job of its user's that is just ending)."""
+    `skipped`: it is sure that nothing was sent; what the node objects to may pass (a job of its user's that is just
+    ending)."""
     result = await ask(process.node, _end(process, how, deadline_s), deadline_s)
     said = result.process
     if said is None:

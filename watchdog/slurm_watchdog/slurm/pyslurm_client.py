@@ -84,8 +84,9 @@ class PyslurmListings:
 
     async def node(self, name: str) -> SlurmNode | None:
         """Looked for among all: pyslurm's error for an unknown one says only that something was wrong."""
-        found = all_or_none(list_nodes((await self._ask("nodes")).nodes))
-        return next((node for node in found if node.name == name), None)
+        nodes = (await self._ask("nodes")).nodes
+        found = all_or_none(list_nodes(nodes and [row for row in nodes if row.get("nodelist") == name]))
+        return found[0] if found else None
 
     def notes(self) -> tuple[str, ...]:
         return ()

@@ -17,8 +17,8 @@ from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.knowledge.log_signatures import SIGNATURES
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmClient, SlurmRefused, Submission
 from slurm_watchdog.standalone.local_slurm import LocalSlurm
-from slurm_watchdog.supervisor.job_time import JobTime
-from slurm_watchdog.supervisor.last_minute import LAST_S
+from slurm_watchdog.supervisor.endings import LAST_S
+from slurm_watchdog.supervisor.job_questions import JobTime
 
 LOOP = "echo run $SLURM_WATCHDOG_RESTARTS $SLURM_WATCHDOG_JOB_ID; while :; do sleep 0.05; done"
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.supervisor.host_file import file_named, hosts_in, moved
-from slurm_watchdog.supervisor.plan import Plan, to_text
+from slurm_watchdog.supervisor.plan import Plan, file_named, hosts_in, moved, to_text
 from slurm_watchdog.supervisor.shim import CALLS, PLAN, shim_text
 
 ON_A_SPARE = Plan(
@@ -66,7 +64,7 @@ def test_our_srun_calls_the_real_one_with_such_a_file(tmp_path: Path, line: str,
         '#!/bin/sh\nfor a in "$@"; do case $a in --node*=/*) cat "${a#*=}";; esac; done\n'
         '[ -z "$SLURM_HOSTFILE" ] || { echo FILE; cat "$SLURM_HOSTFILE"; }\necho "$@"\n'
     )
-    ours.write_text(shim_text(sys.executable, [path for path in sys.path if path]))
+    ours.write_text(shim_text())
     for program in (real, ours):
         program.chmod(0o700)
     (tmp_path / PLAN).write_text(to_text(ON_A_SPARE._replace(srun=str(real), directory=str(tmp_path))))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slurm_watchdog.supervisor.job_time import JobTime, asking, parse_end, queue_id
+from slurm_watchdog.supervisor.job_questions import JobTime, asking, parse_end, queue_id
 
 
 def test_end_of_a_job_is_a_date_or_not_known() -> None:

@@ -28,6 +28,5 @@ def test_what_runs_at_each_srun_and_on_each_node_loads_the_standard_library(modu
         "slurm_watchdog.supervisor", "slurm_watchdog.supervisor.shim", "slurm_watchdog.supervisor.look",
         "slurm_watchdog.supervisor.plan", "slurm_watchdog.supervisor.srun_options", "slurm_watchdog.knowledge",
         "slurm_watchdog.knowledge.srun_options", "slurm_watchdog.base", "slurm_watchdog.base.clock",
-        "slurm_watchdog.supervisor.host_file",
     }  # fmt: skip
     assert loaded_by(module) & {"msgspec", "psutil", "ClusterShell", "asyncio"} == set()

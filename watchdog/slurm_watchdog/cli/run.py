@@ -198,10 +198,10 @@ def _limits_of_job(job_id: str) -> dict[str, int]:
     import asyncio
 
     from slurm_watchdog.model.comment_words import RUN_LIMITS, run_limits
-    from slurm_watchdog.supervisor.job_time import read_comment
+    from slurm_watchdog.supervisor.job_questions import JobQuestions
 
     wanted = [name for name in RUN_LIMITS if _is_from(name, ParameterSource.DEFAULT)]
-    said = run_limits(asyncio.run(read_comment(job_id, os.environ))) if wanted else {}
+    said = run_limits(asyncio.run(JobQuestions(job_id, os.environ).comment())) if wanted else {}
     return {name: said[name] for name in wanted if name in said}
 
 

@@ -28,25 +28,29 @@ from slurm_watchdog.model.slurm_states import OVER, REQUEUED
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused
 from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.standalone.terminal import Terminal
-from slurm_watchdog.supervisor.endings import stopped_by
+from slurm_watchdog.supervisor.endings import (
+    INTERRUPTED,
+    KILL_WAIT_S,
+    RESTART_DELAY_S,
+    TAIL_BYTES,
+    TOLD_S,
+    again_words,
+    exit_code,
+    not_again_words,
+    restarting_words,
+    stopped_by,
+    told_words,
+    used_up_words,
+)
 from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
-from slurm_watchdog.supervisor.job_time import JobTime
-from slurm_watchdog.supervisor.last_minute import TOLD_S
+from slurm_watchdog.supervisor.job_questions import JobTime
 from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, RESUME_FROM, is_function, receivers
-from slurm_watchdog.supervisor.sentences import restarting_words, told_words
 
 log = logging.getLogger(__name__)
 
-KILL_WAIT_S = 30.0
-"""Between SIGTERM and SIGKILL, as Slurm's KillWait has it by default."""
-RESTART_DELAY_S = 15.0
-"""A command that has failed starts again after so long: its last words have been read and judged by then."""
 POLL_S = 0.2
-INTERRUPTED = 128 + signal.SIGINT
 STEP_GRACE_S = 5.0
 """Between a signal to steps and that to the processes here, which would end them at once."""
-TAIL_BYTES = 65_536
-"""Of the command's lines, in which srun and slurmstepd say who ended a step."""
 ONE_RANK = {"SLURM_WATCHDOG_RANK": "0", "SLURM_WATCHDOG_LOCAL_RANK": "0", "SLURM_WATCHDOG_WORLD_SIZE": "1"}
 """For a program that is alone; one that Slurm starts on several nodes has ranks of its own."""
 
@@ -110,7 +114,7 @@ class LocalSlurm:
         """Size of `errors` when the present run began."""
         self._last = False
         """Its last run has ended: it is not started again, though it failed."""
-        self.not_ours: set[int] = placed.helpers if placed is not None else set()
+        self.not_ours: set[int] = placed.ask.helpers if placed is not None else set()
         """Children of this process that are no part of the command: the agent."""
         self.last_good: Callable[[str], str] = lambda named: named
         """The checkpoint to name to the next start, given the one that was named to this; empty: none."""
@@ -179,7 +183,7 @@ class LocalSlurm:
         code = await process.wait()
         if self.terminal is not None:
             self.terminal.drain()
-        self._set_exit_code(code)
+        self.exit_code = exit_code(code)
         if self.state != "RUNNING" or self.restarts != run:
             return  # it was ended on purpose
         self._resume_from = self.last_good(self._resume_from)
@@ -196,18 +200,13 @@ class LocalSlurm:
         self._last = bool(stopped or late)
         self.state = "COMPLETED" if code == 0 else "CANCELLED" if stopped else "FAILED"
         if self._last:
-            why = stopped or f"it is {late}"
-            log.warning("the command ended with %s, and is not started again: %s", self._exit_text(), why)
+            log.warning(not_again_words(self._exit_text(), stopped or f"it is {late}"))
         await self._end()  # as Slurm does: nothing that a job started outlives it
         if code == 0 or self._last or self.restarts >= self._max_restarts:
             if self.restarts == run and self.state in OVER:
                 self.over.set()
             return
-        log.warning(
-            "the command ended with %s; it is started again in %.0f s, once its last lines are judged (restart %d "
-            "of at most %d)",
-            self._exit_text(), self.settle_s, run + 1, self._max_restarts,
-        )  # fmt: skip
+        log.warning(again_words(self._exit_text(), self.settle_s, run + 1, self._max_restarts))
         await asyncio.sleep(self.settle_s)
         if self.state == "FAILED" and self.restarts == run:
             self.restarts += 1
@@ -316,7 +315,7 @@ class LocalSlurm:
                 killed = True
             await asyncio.sleep(POLL_S)
         if self._process is not None:
-            self._set_exit_code(await self._process.wait())
+            self.exit_code = exit_code(await self._process.wait())
 
     async def _signal_steps(self, name: str) -> None:
         """To the steps on all nodes, before what runs on this host: srun answers SIGTERM by killing them."""
@@ -326,9 +325,6 @@ class LocalSlurm:
                 if not self.processes():
                     break
                 await asyncio.sleep(POLL_S)
-
-    def _set_exit_code(self, code: int) -> None:
-        self.exit_code = code if code >= 0 else 128 - code
 
     def _signal(self, processes: Sequence[psutil.Process], number: int) -> None:
         for process in processes:
@@ -351,7 +347,7 @@ class LocalSlurm:
         lost = f"Slurm has lost {', '.join(nodes)}"
         why = self._placed.leave_out(nodes) or await self._lateness()
         if self.restarts >= self._max_restarts:
-            why = f"all of its {self._max_restarts} restarts are used up"
+            why = used_up_words(self._max_restarts)
         if not why:
             self._lost = lost
             log.warning("%s: the command is ended and started again without %s", lost, ", ".join(nodes))

@@ -20,8 +20,7 @@ class PlacedCommand:
         self._launcher, self._allocation, self._count, self._least = launcher, allocation, count, least
         self._placement: Placement = choose(allocation, count)
         self._avoided: set[str] = set()
-        self.helpers = launcher.helpers
-        """Children of this process that are no part of the command."""
+        self.ask = launcher.ask
 
     async def prepare(self, starts: int) -> tuple[tuple[str, ...], dict[str, str]]:
         """The command and its environment on the nodes that look best; `starts`: how often it was started before."""

@@ -43,8 +43,8 @@ from slurm_watchdog.standalone.own_runs import PASSWORD_FILE
 from slurm_watchdog.standalone.placed import PlacedCommand
 from slurm_watchdog.standalone.terminal import Terminal
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
-from slurm_watchdog.supervisor.job_nodes import JobNodes, requeue
-from slurm_watchdog.supervisor.job_time import JobTime, read_end
+from slurm_watchdog.supervisor.job_nodes import JobNodes
+from slurm_watchdog.supervisor.job_questions import JobQuestions, JobTime
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.parent import OTHER_SIGNALS
@@ -193,10 +193,10 @@ def _placed(wanted: RunRequest) -> PlacedCommand | None:
     return PlacedCommand(launcher, allocation, count, least_nodes(wanted.command, count))
 
 
-async def _watch_nodes(job: LocalSlurm, placed: PlacedCommand, allocation: Allocation, *, elastic: bool) -> None:
+async def _watch_nodes(job: LocalSlurm, placed: PlacedCommand, ask: JobQuestions) -> None:
     """Slurm leaves the rest of a job under --no-kill to run when it has lost a node of it: see `lost_nodes`."""
     logs = [str(job.output), str(job.errors)]
-    nodes = JobNodes(allocation.job_id, os.environ, logs, placed.helpers, elastic=elastic)
+    nodes = JobNodes(ask, logs, elastic=placed.is_elastic)
     run = job.restarts
     while True:
         await asyncio.sleep(NODES_S)
@@ -205,15 +205,7 @@ async def _watch_nodes(job: LocalSlurm, placed: PlacedCommand, allocation: Alloc
             nodes.begun()
         found = await nodes.look(placed.nodes) if job.state == "RUNNING" and nodes.is_due() else ()
         if found and job.restarts == run:
-            await job.lose(found, lambda: requeue(allocation.job_id, os.environ, placed.helpers))
-
-
-def _job_time(allocation: Allocation | None, helpers: set[int]) -> JobTime | None:
-    """Of the job that this is in. `helpers`: children of this process that are no part of the command."""
-    if allocation is None:
-        return None
-    job_id = allocation.job_id
-    return JobTime(allocation.end_at, lambda: read_end(job_id, os.environ, helpers))
+            await job.lose(found, ask.requeue)
 
 
 def page_notes(config: Config) -> list[str]:
@@ -225,7 +217,7 @@ def page_notes(config: Config) -> list[str]:
 
 async def _run(config: Config, wanted: RunRequest, journal: Journal, started: own_runs.OwnRun) -> int:
     placed, terminal = _placed(wanted), Terminal()
-    helpers: set[int] = placed.helpers if placed is not None else set()
+    ask = placed.ask if placed is not None else JobQuestions(own_job_id(os.environ), os.environ)
     job = LocalSlurm(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -236,7 +228,9 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         max_restarts=wanted.max_restarts,
         placed=placed,
     )
-    job.not_ours, job.job_time, job.terminal = helpers, _job_time(wanted.allocation, helpers), terminal
+    job.not_ours, job.terminal = ask.helpers, terminal
+    if wanted.allocation is not None:
+        job.job_time = JobTime(wanted.allocation.end_at, ask.end_at)
     if not is_one_stream():
         job.errors = wanted.directory / "errors.log"
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
@@ -261,8 +255,8 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         loop.add_signal_handler(number, job.hand_on, number)
     agent = asyncio.create_task(_keep_agent(config, job))
     watching = asyncio.create_task(live(controller, notifier, stop))
-    if placed is not None and wanted.allocation is not None:
-        job.spawn(_watch_nodes(job, placed, wanted.allocation, elastic=placed.is_elastic))
+    if placed is not None:
+        job.spawn(_watch_nodes(job, placed, ask))
     tails = [] if wanted.quiet else [asyncio.create_task(_tail(job.output, 1))]
     if not wanted.quiet and job.errors != job.output:
         tails.append(asyncio.create_task(_tail(job.errors, 2)))

@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Collection, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor import lost_nodes
-from slurm_watchdog.supervisor.bounded import answer_of
-from slurm_watchdog.supervisor.job_time import ANSWER_S, asking, queue_id
+from slurm_watchdog.supervisor.endings import TAIL_BYTES
+from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.lost_nodes import AGAIN_S, LOOK_S, Watch
 from slurm_watchdog.supervisor.reach import DEADLINE_S, MOST
-from slurm_watchdog.supervisor.shim import own_paths
+from slurm_watchdog.supervisor.shim import own_program
 
-TAIL_BYTES: Final = 65_536
 FILE_S: Final = 2.0
 """For a file on somebody's filesystem."""
 WITNESSES: Final = 2
@@ -29,30 +25,12 @@ USUAL_PORT: Final = "6818"
 """Of slurmd (slurm.conf(5))."""
 
 
-async def present_nodes(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> frozenset[str]:
-    """The nodes that the job has now; empty: Slurm does not say. `helpers`: see `bounded`."""
-    argv = ("squeue", "--noheader", f"--jobs={queue_id(job_id, environ)}", "--format=%N")
-    answer = await answer_of(argv, ANSWER_S, asking(environ), helpers)
-    try:
-        return frozenset(expand_nodes(answer.output.strip())) if answer.code == 0 else frozenset()
-    except ParseError:
-        return frozenset()
-
-
-async def requeue(job_id: str, environ: Mapping[str, str], helpers: set[int]) -> int | None:
-    """What scontrol ends with; None: Slurm does not answer. Slurm ends this process itself then."""
-    argv = ("scontrol", "requeue", queue_id(job_id, environ))
-    return (await answer_of(argv, 2 * ANSWER_S, asking(environ), helpers)).code
-
-
 class JobNodes:
     """The nodes of one command; all of it belongs to one event loop."""
 
-    def __init__(
-        self, job_id: str, environ: Mapping[str, str], logs: Sequence[str], helpers: set[int], *, elastic: bool
-    ):
+    def __init__(self, ask: JobQuestions, logs: Sequence[str], *, elastic: bool):
         """`logs`: files in which the command says how far it is. `elastic`: it can continue with fewer nodes."""
-        self._job_id, self._environ, self._logs, self._helpers = job_id, environ, tuple(logs), helpers
+        self._ask, self._logs = ask, tuple(logs)
         self._elastic, self._watch = elastic, Watch()
         self._look_at, self._port = clock.monotonic() + LOOK_S, ""
         self._first: dict[str, tuple[float, float]] = {}
@@ -76,7 +54,7 @@ class JobNodes:
             self._look_at = clock.monotonic() + (AGAIN_S if self._watch.missing else LOOK_S)
 
     async def _look(self, needed: Sequence[str]) -> tuple[str, ...]:
-        present = await present_nodes(self._job_id, self._environ, self._helpers)
+        present = await self._ask.nodes()
         if not present:
             return ()
         missing = [node for node in needed if node not in present]
@@ -95,18 +73,14 @@ class JobNodes:
         """Those that are not known to be gone."""
         witnesses = others[:WITNESSES]
         asked = [*witnesses, *missing[: MOST - WITNESSES]]
-        listed = await self._ask("scontrol", "--oneliner", "show", "node", ",".join(asked))
-        addresses = {node: address for node, address in ADDRESS.findall(listed) if node in asked}
+        listed = await self._ask.run("scontrol", "--oneliner", "show", "node", ",".join(asked))
+        addresses = {node: address for node, address in ADDRESS.findall(listed.output) if node in asked}
         if not self._port:
-            found = SLURMD_PORT.search(await self._ask("scontrol", "show", "config"))
+            found = SLURMD_PORT.search((await self._ask.run("scontrol", "show", "config")).output)
             self._port = found[1] if found is not None else ""
-        program = (
-            f"import sys; sys.path[:0] = {own_paths()!r}; from slurm_watchdog.supervisor.reach import main; "
-            "main(sys.argv[1], sys.argv[2:])"
-        )
         pairs = [f"{node}={address}" for node, address in addresses.items()]
-        argv = (sys.executable, "-I", "-c", program, self._port or USUAL_PORT, *pairs)
-        answer = await answer_of(argv, 2 * DEADLINE_S, self._environ, self._helpers)
+        argv = (*own_program("reach"), self._port or USUAL_PORT, *pairs)
+        answer = await self._ask.run(*argv, deadline_s=2 * DEADLINE_S)
         gone = set(answer.output.split()) if answer.code == 0 else set()
         return set(missing) if witnesses and gone.issuperset(witnesses) else set(missing) - gone
 
@@ -121,13 +95,10 @@ class JobNodes:
                 found.append((now - at) / (count - before) * said.strides[name])
         return max(found, default=None)
 
-    async def _ask(self, *argv: str) -> str:
-        return (await answer_of(argv, ANSWER_S, asking(self._environ), self._helpers)).output
-
     async def _said(self) -> str:
         """The ends of the logs."""
         argv = ("tail", "-q", "-c", str(TAIL_BYTES), "--", *self._logs)
-        return (await answer_of(argv, FILE_S, self._environ, self._helpers)).output if self._logs else ""
+        return (await self._ask.run(*argv, deadline_s=FILE_S)).output if self._logs else ""
 
 
 class _Said(NamedTuple):

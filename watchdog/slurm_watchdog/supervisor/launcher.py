@@ -10,7 +10,6 @@ import re
 import shutil
 import signal
 import socket
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -26,10 +25,8 @@ from slurm_watchdog.knowledge.checkpoint_options import directories_in
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.allocation import Allocation
-from slurm_watchdog.supervisor.bounded import answer_of
 from slurm_watchdog.supervisor.given_input import GivenInput
-from slurm_watchdog.supervisor.job_nodes import present_nodes
-from slurm_watchdog.supervisor.job_time import ANSWER_S, asking, read_end
+from slurm_watchdog.supervisor.job_questions import JobQuestions
 from slurm_watchdog.supervisor.placement import (
     NOT_ASKED,
     Addresses,
@@ -42,7 +39,7 @@ from slurm_watchdog.supervisor.placement import (
 )
 from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
-from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, own_paths, shim_text
+from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, own_program, shim_text
 
 NAMES_S: Final = 2.0
 """For all names together: a resolver that hangs holds up the first start by no more."""
@@ -160,8 +157,8 @@ class Launcher:
         Without an srun in PATH the command is started as it is, and no node is looked at."""
         self._command, self._allocation, self._environ = tuple(command), allocation, dict(environ)
         self._addresses = read_addresses(self._command, allocation, environ)
-        self.helpers: set[int] = set()
-        """Children of this process that are no part of the command."""
+        self.ask = JobQuestions(allocation.job_id, environ)
+        self.helpers = self.ask.helpers
         self._srun = shutil.which("srun", path=environ.get("PATH"))
         self._directory = _make_shim(environ) if self._srun is not None else None
         here = os.getcwd()
@@ -263,8 +260,7 @@ class Launcher:
         return self.steps
 
     async def _list_steps(self) -> tuple[Step, ...] | None:
-        argv = ("scontrol", "--oneliner", "show", "step", self._allocation.job_id)
-        answer = await answer_of(argv, ANSWER_S, asking(self._environ), self.helpers)
+        answer = await self.ask.run("scontrol", "--oneliner", "show", "step", self._allocation.job_id)
         # With no step at all scontrol ends with 1, or says so, by release.
         return None if answer.code is None else tuple(parse_steps(answer.output))
 
@@ -272,8 +268,7 @@ class Launcher:
         """Sends a signal to all tasks of these steps; one that is over is none of our business."""
         if steps:
             targets = [f"{self._allocation.job_id}.{step}" for step in steps]
-            argv = ("scancel", f"--signal={name}", *targets)
-            await answer_of(argv, ANSWER_S, asking(self._environ), self.helpers)
+            await self.ask.run("scancel", f"--signal={name}", *targets)
 
     # ------------------------------------------------------------------------------------ processes
 
@@ -323,13 +318,9 @@ class Launcher:
         gone, here = await self._gone(nodes)
         return gone | suspects(here, await self._looks(here), spares=max(0, spares - len(gone)))
 
-    async def end_at(self) -> float | None:
-        """When the job's time is over, since the epoch, as Slurm says; None: never, or not known."""
-        return await read_end(self._allocation.job_id, self._environ, self.helpers)
-
     async def _gone(self, nodes: Sequence[str]) -> tuple[dict[str, str], list[str]]:
         """(nodes that have left the job, as one that is down leaves it under --no-kill; the others)."""
-        present = await present_nodes(self._allocation.job_id, self._environ, self.helpers)
+        present = await self.ask.nodes()
         gone = {node: "Slurm has taken it out of the job" for node in nodes if present and node not in present}
         return gone, [node for node in nodes if node not in gone]
 
@@ -339,15 +330,11 @@ class Launcher:
         Both numbers are given: a range of nodes without a number of tasks ends the slurmctld of 22.05.
         """
         left_out = [node for node in self._allocation.nodes if node not in nodes]
-        program = (
-            f"import sys; sys.path[:0] = {own_paths()!r}; from slurm_watchdog.supervisor.look import main; "
-            "main(sys.argv[1])"
-        )
         argv = [
             self._srun or "srun", "--overlap", "--no-kill", f"--nodes={len(nodes)}", f"--ntasks={len(nodes)}",
             "--job-name=slurm-watchdog-look", "--quiet", "--input=none", "--kill-on-bad-exit=0", "--wait=0",
             *([f"--exclude={','.join(left_out)}"] if left_out else ()),
-            sys.executable, "-I", "-c", program, self._question,
+            *own_program("look"), self._question,
         ]  # fmt: skip
         environ = look_environment(self._environ)
         looks: list[tuple[NodeLook, float]] = []
@@ -428,7 +415,7 @@ def _make_shim(environ: Mapping[str, str]) -> Path:
             directory = Path(tempfile.mkdtemp(prefix="slurm-watchdog-run-", dir=candidate))
             (directory / CALLS).mkdir()
             shim = directory / NAME
-            shim.write_text(shim_text(sys.executable, own_paths()))
+            shim.write_text(shim_text())
             shim.chmod(0o700)
             if os.access(shim, os.X_OK):  # no: mounted with noexec
                 return directory

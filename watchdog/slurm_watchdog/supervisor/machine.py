@@ -14,10 +14,25 @@ from slurm_watchdog.model.supervisor import (
     RestartOrder,
     step_words,
 )
-from slurm_watchdog.supervisor.last_minute import LAST_S, TOLD_S, late_words
+from slurm_watchdog.supervisor.endings import (
+    INTERRUPTED,
+    KILL_WAIT_S,
+    LAST_S,
+    RESTART_DELAY_S,
+    TERMINATED,
+    TOLD_S,
+    again_words,
+    beside_words,
+    code_words,
+    elsewhere_words,
+    late_words,
+    not_again_words,
+    restarting_words,
+    told_words,
+    used_up_words,
+)
 from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
-from slurm_watchdog.supervisor.sentences import beside_words, code_words, elsewhere_words, restarting_words, told_words
 from slurm_watchdog.supervisor.state import (
     Action,
     Asked,
@@ -50,10 +65,6 @@ TREE_S: Final = 1.0
 """Between KILL of the steps, with TERM of what runs on this host, and KILL of that."""
 GIVE_UP_S: Final = 10.0
 """After the order: what has not ended by then stands in state D, and the next start overlaps it."""
-KILL_WAIT_S: Final = 30.0
-"""Between SIGTERM to us, which the steps get, and SIGKILL, as Slurm's KillWait has it by default."""
-RESTART_DELAY_S: Final = 15.0
-"""Before a command that has failed starts again: its last words have been read and judged by then."""
 WAIT_S: Final = 120.0
 """For an order, after a command that ended because of our kill switch."""
 SWITCH_GONE_S: Final = 30.0
@@ -61,10 +72,6 @@ SWITCH_GONE_S: Final = 30.0
 LOOK_MORE_S: Final = 3.0
 """Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up."""
 SIGINT: Final = 2
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
-"""128 + SIGINT, 128 + SIGTERM: as a shell has them."""
-
 
 Next = tuple[Run, tuple[Action, ...]]
 
@@ -297,7 +304,7 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
     if order.start != run.starts:
         return f"start {order.start} of the command is over: start {run.starts} runs"
     if run.restarts_left <= 0:
-        return f"all of its {run.settings.max_restarts} restarts are used up"
+        return used_up_words(run.settings.max_restarts)
     if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:  # what is ended now is not started again any more
         return f"it is {_late(run, wall)}"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
@@ -336,7 +343,7 @@ def _lost(run: Run, nodes: tuple[str, ...], now: float, wall: float) -> Next:
 def _not_without(run: Run, wall: float) -> str:
     """Why the command is not started again on the nodes that are left; empty: it is."""
     if run.restarts_left <= 0:
-        return f"all of its {run.settings.max_restarts} restarts are used up"
+        return used_up_words(run.settings.max_restarts)
     if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:
         return f"it is {_late(run, wall)}"
     try:
@@ -372,10 +379,7 @@ def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
     why = _not_again(run, event, now, wall)
     if why is not None:
         return _over(run, now, event.code, why)
-    words = (
-        f"the command ended with {code_words(event.code)}; it is started again in {RESTART_DELAY_S:.0f} s, once its "
-        f"last lines are judged (restart {run.starts} of at most {run.settings.max_restarts})"
-    )
+    words = again_words(code_words(event.code), RESTART_DELAY_S, run.starts, run.settings.max_restarts)
     left = _end_all(run, "TERM")
     failed = f"its command ended with {code_words(event.code)}, {_restarting(run)}"
     return replace(run, phase=Phase.PAUSING, since=now, words=words, failed=failed), (Say(words), *left)
@@ -389,18 +393,16 @@ def _not_again(run: Run, event: Ended, now: float, wall: float) -> str | None:
     """Why a command that has ended by itself is not started again; None: it is."""
     if event.code == 0:
         return "the command has ended well"
-    ended = f"the command ended with {code_words(event.code)}, and is not started again"
-    if event.stopped:
-        return f"{ended}: {event.stopped}"
-    if run.told_at is not None and now - run.told_at <= TOLD_S:
-        return f"{ended}: {told_words(now - run.told_at)}"
-    if event.code == INTERRUPTED:
-        return f"{ended}: it was interrupted"
-    if run.restarts_left <= 0:
-        return f"{ended}: all of its {run.settings.max_restarts} restarts are used up"
-    if _seconds_left(run, wall) < LAST_S:
-        return f"{ended}: it is {_late(run, wall)}"
-    return None
+    why = event.stopped
+    if not why and run.told_at is not None and now - run.told_at <= TOLD_S:
+        why = told_words(now - run.told_at)
+    if not why and event.code == INTERRUPTED:
+        why = "it was interrupted"
+    if not why and run.restarts_left <= 0:
+        why = used_up_words(run.settings.max_restarts)
+    if not why and _seconds_left(run, wall) < LAST_S:
+        why = f"it is {_late(run, wall)}"
+    return not_again_words(code_words(event.code), why) if why else None
 
 
 def _after_end(run: Run, now: float, wall: float) -> Next:

@@ -13,6 +13,7 @@ from struct import Struct
 from typing import Final
 
 from slurm_watchdog.base.process_setup import set_name
+from slurm_watchdog.supervisor.endings import exit_code
 
 NAME: Final = "swd run-parent"
 """Of its own, so that `pkill -9 slurm-watchdog` leaves it to wait for the command."""
@@ -100,8 +101,7 @@ def _code_of(pid: int) -> int:
     while True:
         ended, status = os.waitpid(-1, 0)
         if ended == pid:
-            code = os.waitstatus_to_exitcode(status)
-            return code if code >= 0 else 128 - code
+            return exit_code(os.waitstatus_to_exitcode(status))
 
 
 def say(text: str) -> None:

@@ -1,4 +1,5 @@
-"""What our `srun` has to know of the present start. Pure.
+"""What our `srun` has to know of the present start, and the files that say on which node each task runs
+(SLURM_HOSTFILE, `--nodefile`, `--nodelist=FILE`), for the nodes of a start. Pure.
 
 Standard library only: it is read at every call of srun in the command.
 """
@@ -6,10 +7,14 @@ Standard library only: it is read at every call of srun in the command.
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
 LOOK_MARK: Final = "slurm-watchdog-look "
 """Begins the line that `look` prints on each node: a site's prolog may print, too."""
+
+_HOST = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
 class Plan(NamedTuple):
@@ -45,3 +50,27 @@ def from_text(text: str) -> Plan:
     """The plan in a file. Raises ValueError and TypeError if it is none."""
     fields = json.loads(text)
     return Plan(**{**fields, "nodes": tuple(fields["nodes"]), "left_out": tuple(fields["left_out"])})
+
+
+def file_named(given: Mapping[str, str | None], environ: Mapping[str, str]) -> str:
+    """By which file srun with these options places its tasks; empty: by none. As Slurm's src/srun/opt.c (later
+    src/common/slurm_opt.c) has it: the variable counts where no list is given, whatever the distribution."""
+    listed = given.get("nodefile") or given.get("nodelist") or ""
+    if not listed:
+        return environ.get("SLURM_HOSTFILE", "")
+    return listed if given.get("nodefile") or "/" in listed else ""
+
+
+def hosts_in(text: str) -> list[str] | None:
+    """One node a line, in the order of the tasks; None: it is written in another way (`n[1-4]`, `n1*8`)."""
+    lines = [line.partition("#")[0].strip() for line in text.splitlines()]
+    hosts = [line for line in lines if line]
+    return hosts if hosts and all(_HOST.fullmatch(host) for host in hosts) else None
+
+
+def moved(hosts: Sequence[str], plan: Plan) -> list[str]:
+    """The same on the nodes of this start: for each node that is left out one that has no tasks yet. Where there are
+    too few of these, as in a list of the whole job with its spares, the others have no tasks."""
+    gone = [node for node in dict.fromkeys(hosts) if node in plan.left_out]
+    instead = dict(zip(gone, [node for node in plan.nodes if node not in hosts], strict=False))
+    return [instead.get(host, host) for host in hosts if host in instead or host not in gone]

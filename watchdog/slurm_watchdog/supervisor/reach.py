@@ -1,12 +1,11 @@
-"""Which of some hosts are gone: `python -m slurm_watchdog.supervisor.reach PORT NODE=ADDRESS…` prints their nodes, one
-a line. A process of its own, for a resolver may hang. Standard library only."""
+"""Which of some hosts are gone: `main` prints their nodes, one a line. A process of its own, for a resolver may hang.
+Standard library only."""
 
 from __future__ import annotations
 
 import errno
 import os
 import socket
-import sys
 import threading
 from typing import Final
 
@@ -35,7 +34,7 @@ def is_gone(address: str, port: int) -> bool:
         return error.errno in GONE
 
 
-def main(port: str, pairs: list[str]) -> None:
+def main(port: str, *pairs: str) -> None:
     """Prints the nodes whose hosts are gone, and ends the process."""
     gone: list[str] = []
 
@@ -51,7 +50,3 @@ def main(port: str, pairs: list[str]) -> None:
         thread.join(DEADLINE_S)
     os.write(1, "".join(f"{node}\n" for node in list(gone)).encode())
     os._exit(0)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2:])

@@ -23,10 +23,9 @@ from slurm_watchdog.model.kill_switch import HEARTBEAT, KILL_SWITCH_BASE, parse_
 from slurm_watchdog.model.supervisor import BATCH_STEP, WRITE_EVERY_S, SupervisorStatus, run_directory
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
-from slurm_watchdog.supervisor.bounded import answer_of
-from slurm_watchdog.supervisor.endings import MARK, stopped_by
+from slurm_watchdog.supervisor.endings import MARK, TAIL_BYTES, exit_code, stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT
-from slurm_watchdog.supervisor.job_nodes import FILE_S, TAIL_BYTES, JobNodes, log_files, requeue
+from slurm_watchdog.supervisor.job_nodes import FILE_S, JobNodes, log_files
 from slurm_watchdog.supervisor.launcher import RESUME_FROM, Launcher
 from slurm_watchdog.supervisor.lost_nodes import least_nodes
 from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
@@ -169,7 +168,7 @@ def supervise(wanted: Wanted, allocation: Allocation, environ: Mapping[str, str]
 
 async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str], command: SharedPid) -> int:
     if settings.allocation.end_at is None:  # SLURM_JOB_END_TIME is there since 23.02
-        allocation = replace(settings.allocation, end_at=await launcher.end_at())
+        allocation = replace(settings.allocation, end_at=await launcher.ask.end_at())
         settings = replace(settings, allocation=allocation)
     try:
         code = await _Service(settings, launcher, environ, command).run()
@@ -188,7 +187,7 @@ class _Service:
     def __init__(self, settings: Settings, launcher: Launcher, environ: Mapping[str, str], command: SharedPid):
         self._directory = run_directory(settings.allocation.job_id, settings.allocation.restarts)
         self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{self._directory}/kill"
-        self._environ, self._launcher, self._voice = environ, launcher, Voice()
+        self._launcher, self._voice = launcher, Voice()
         self._command, self._signalled_at = command, dict[int, float]()
         self._events: asyncio.Queue[Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -200,7 +199,7 @@ class _Service:
         self._calls: frozenset[int] = frozenset()
         logs = [*log_files(), f"{self._directory}/{HEARTBEAT}"]
         elastic = settings.least is not None and settings.least < settings.count
-        self._nodes = JobNodes(settings.allocation.job_id, environ, logs, launcher.helpers, elastic=elastic)
+        self._nodes = JobNodes(launcher.ask, logs, elastic=elastic)
         self._began_at: float | None = clock.monotonic()
         """Until an agent has been seen, or was said to be missing."""
 
@@ -237,7 +236,7 @@ class _Service:
     async def _handle(self, event: Event) -> None:
         if is_about_time(self._run, event, clock.monotonic(), clock.wall()):
             # `scontrol update TimeLimit=` and a suspension move it. Once an order, or an end: 3 s at most.
-            self._run = with_end(self._run, await self._launcher.end_at())
+            self._run = with_end(self._run, await self._launcher.ask.end_at())
         self._run, actions = next_state(self._run, event, clock.monotonic(), clock.wall())
         self._write()  # that an order is taken is said before anything is done
         await self._do(actions)
@@ -308,8 +307,7 @@ class _Service:
 
     async def _requeue(self) -> None:
         """Where Slurm does not answer, the next look asks it again."""
-        code = await requeue(self._run.settings.allocation.job_id, self._environ, self._launcher.helpers)
-        if code:
+        if await self._launcher.ask.requeue():
             await self._events.put(NotRequeued())
 
     def _write(self) -> None:
@@ -375,9 +373,8 @@ class _Service:
         self._spawn(self._wait(process, start))
 
     async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:
-        code = await process.wait()
+        code = exit_code(await process.wait())
         self._command.clear(process.pid)
-        code = code if code >= 0 else 128 - code
         # All that belongs to the end is read before it is judged; each has its deadline.
         by_itself = self._run.phase is Phase.RUNNING
         switched = by_itself and await self._is_switched()
@@ -394,8 +391,7 @@ class _Service:
         filesystem."""
         if os.path.dirname(self._switch) == self._directory:
             return is_our_switch(self._switch)
-        argv = ("head", "-c", "4096", "--", self._switch)
-        answer = await answer_of(argv, FILE_S, self._environ, self._launcher.helpers)
+        answer = await self._launcher.ask.run("head", "-c", "4096", "--", self._switch, deadline_s=FILE_S)
         return answer.code == 0 and parse_line(answer.output) is not None
 
     async def _remove_switch(self) -> None:
@@ -403,7 +399,7 @@ class _Service:
         if os.path.dirname(self._switch) == self._directory:
             remove_switch(self._switch)
         elif await self._is_switched():
-            await answer_of(("rm", "-f", "--", self._switch), FILE_S, self._environ, self._launcher.helpers)
+            await self._launcher.ask.run("rm", "-f", "--", self._switch, deadline_s=FILE_S)
 
     async def _tail(self) -> str:
         """The end of the job's log, where our standard error is a file."""
@@ -411,4 +407,4 @@ class _Service:
         if not path:
             return ""
         argv = ("tail", "-c", str(TAIL_BYTES), "--", *path)
-        return (await answer_of(argv, FILE_S, self._environ, self._launcher.helpers)).output
+        return (await self._launcher.ask.run(*argv, deadline_s=FILE_S)).output

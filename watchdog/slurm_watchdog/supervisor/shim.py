@@ -9,8 +9,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from slurm_watchdog.supervisor.host_file import file_named, hosts_in, moved
-from slurm_watchdog.supervisor.plan import Plan, from_text
+from slurm_watchdog.supervisor.plan import Plan, file_named, from_text, hosts_in, moved
 from slurm_watchdog.supervisor.srun_options import Hosts, parse, rewrite
 
 PLAN, CALLS, LOCK, NAME = "plan", "calls", "lock", "srun"
@@ -18,23 +17,25 @@ PLAN, CALLS, LOCK, NAME = "plan", "calls", "lock", "srun"
 hold while they choose their nodes; the shim."""
 
 
-def shim_text(python: str, paths: list[str]) -> str:
-    """The program `srun`: this module under `python`, which finds it below `paths`, whatever its own environment."""
+def shim_text() -> str:
+    """The program `srun`: this module."""
+    return f'#!/bin/sh\nexec {shlex.join(own_program("shim"))} "${{0%/*}}" "$@"\n'
+
+
+def own_program(module: str) -> tuple[str, ...]:
+    """What runs the `main` of a module beside this one, by an interpreter that ignores its environment and finds what
+    this one has found."""
+    paths = dict.fromkeys([str(Path(__file__).parents[2]), *(each for each in sys.path if each.startswith("/"))])
     program = (
-        f"import sys; sys.path[:0] = {paths!r}; from slurm_watchdog.supervisor.shim import main; "
-        "main(sys.argv[1], sys.argv[2:])"
+        f"import sys; sys.path[:0] = {list(paths)!r}; from slurm_watchdog.supervisor.{module} import main; "
+        "main(*sys.argv[1:])"
     )
-    return f'#!/bin/sh\nexec {shlex.quote(python)} -I -c {shlex.quote(program)} "${{0%/*}}" "$@"\n'
+    return sys.executable, "-I", "-c", program
 
 
-def own_paths() -> list[str]:
-    """Where an interpreter that ignores its environment finds what this one has found."""
-    own = str(Path(__file__).parents[2])
-    return list(dict.fromkeys([own, *(each for each in sys.path if each.startswith("/"))]))
-
-
-def main(directory: str, arguments: list[str]) -> None:
-    """Becomes the real srun. `directory`: the shim's."""
+def main(directory: str, *given: str) -> None:
+    """Becomes the real srun. `directory`: the shim's; `given`: srun's arguments."""
+    arguments = list(given)
     try:
         plan = from_text((Path(directory) / PLAN).read_text())
     except (OSError, ValueError, TypeError, KeyError) as error:

@@ -18,8 +18,7 @@ from slurm_watchdog.knowledge.srun_options import (
     OTHER_PLACING,
     PLACING,
 )
-from slurm_watchdog.supervisor.host_file import file_named
-from slurm_watchdog.supervisor.plan import Plan
+from slurm_watchdog.supervisor.plan import Plan, file_named
 
 _ALONE = FLAGS | OPTIONAL | OF_PYXIS
 _KNOWN = _ALONE | PLACING

@@ -78,9 +78,8 @@ def test_a_missing_command_says_which_setting_to_look_at() -> None:
     assert "slurm.bin_directory" in unavailable(slurm.read_view())
 
 
-def test_a_command_that_prints_more_than_the_limit_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "OUTPUT_LIMIT", 2**20)
-    assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ))
+def test_a_command_that_prints_more_than_the_limit_is_unavailable() -> None:
+    assert "more than 1048576 bytes" in unavailable(commands.run(["yes"], os.environ, limit=2**20))
 
 
 @pytest.mark.parametrize(

@@ -130,9 +130,10 @@ async def run(
     argv: Sequence[str],
     environ: Mapping[str, str],
     given: bytes | None = None,
+    limit: int = OUTPUT_LIMIT,
     setting: str = "slurm.bin_directory",
 ) -> Answer:
-    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `setting`
+    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `limit` in bytes; `setting`
     is the option that says where it is."""
     try:
         process = await asyncio.create_subprocess_exec(
@@ -150,7 +151,7 @@ async def run(
     assert process.stderr is not None
     feeding = asyncio.ensure_future(feed(process.stdin, given or b""))
     try:
-        output, errors = await gather(bounded(process.stdout, argv[0]), bounded(process.stderr, argv[0]))
+        output, errors = await gather(bounded(process.stdout, argv[0], limit), bounded(process.stderr, argv[0], limit))
         code = await process.wait()
     finally:
         feeding.cancel()
@@ -202,13 +203,13 @@ async def kill(process: asyncio.subprocess.Process) -> None:
         LOG.warning("process %d does not end although it was killed; it is left behind", process.pid)
 
 
-async def bounded(stream: asyncio.StreamReader, path: str) -> bytes:
+async def bounded(stream: asyncio.StreamReader, path: str, limit: int) -> bytes:
     """All that a command prints; raises SlurmUnavailable above the limit."""
     chunks, size = [], 0
     while chunk := await stream.read(CHUNK):
         size += len(chunk)
-        if size > OUTPUT_LIMIT:
-            raise SlurmUnavailable(f"{path} printed more than {OUTPUT_LIMIT} bytes")
+        if size > limit:
+            raise SlurmUnavailable(f"{path} printed more than {limit} bytes")
         chunks.append(chunk)
     return b"".join(chunks)
 

@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog import __version__
 from tests.integration import shipped_attacks
 from tests.integration.nspawn import ADDRESS, Machine, in_memory, make_image, need_tools
-from tools.packaging.build import make
+from tools.packaging.build import VERSION, make
 from tools.packaging.layout import units
 
-NEXT = f"{__version__}+1"
+NEXT = f"{VERSION}+1"
 CONTROLLER, AGENT, HELPER = (f"slurm-watchdog-{name}.service" for name in ("controller", "agent", "helper"))
 SERVICES = (CONTROLLER, AGENT, HELPER)
 CONFIG = "/etc/slurm-watchdog/config.yaml"
@@ -46,7 +45,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Machine, st
     image = folder / "debian"
     with in_memory(folder):
         with ThreadPoolExecutor() as side_by_side:
-            packing = side_by_side.submit(make, ["deb"], folder, [__version__, NEXT], fast=True)
+            packing = side_by_side.submit(make, ["deb"], folder, [VERSION, NEXT], fast=True)
             make_image(image)
             packages = packing.result()
         (image / "srv/later").mkdir()
@@ -79,7 +78,7 @@ def machine(made: tuple[Machine, str, str]) -> Machine:
     """The machine with this version installed and its services running, as an administrator leaves it who has
     followed the page."""
     machine, package, _ = made
-    if version(machine) != __version__:
+    if version(machine) != VERSION:
         machine.shell(f"dpkg --install {package}", timeout_s=280)
     machine.run("systemctl", "enable", CONTROLLER, AGENT)
     machine.run("systemctl", "start", "--no-block", CONTROLLER, AGENT)

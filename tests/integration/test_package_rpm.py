@@ -9,13 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog import __version__
 from tests.integration import packages
-from tools.packaging.build import make
+from tools.packaging.build import VERSION, make
 from tools.packaging.layout import CONTROLLER_UNIT, services, system_files, units
 from tools.packaging.parts import CONTROLLER, NODE
 
-NEXT = f"{__version__}+1"
+NEXT = f"{VERSION}+1"
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +25,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Path], list[Pat
     packages.ensure("rpmbuild")
     if shutil.which("rpmbuild") is None:
         pytest.skip("rpmbuild is not here")
-    packages_made = make(["rpm"], tmp_path_factory.mktemp("rpm"), [__version__, NEXT], fast=True)
+    packages_made = make(["rpm"], tmp_path_factory.mktemp("rpm"), [VERSION, NEXT], fast=True)
     return packages_made[:2], packages_made[2:]
 
 

@@ -18,6 +18,8 @@ from slurm_watchdog import __version__
 from tools.packaging import layout, parts
 from tools.packaging.environment import CHECKOUT, PackageError, build, python_version
 
+VERSION = __version__.replace(".dev", "~dev")
+"""As dpkg and rpm write it: a tilde sorts what comes before a release below it."""
 KINDS = ("wheel", "sdist", "hooks", "archive", "deb", "rpm")
 SPEC = CHECKOUT / "tools/packaging/slurm-watchdog.spec"
 CONTROL = """Package: {package}
@@ -174,9 +176,7 @@ def tell(what: str) -> None:
     print(f"making: {what}", file=sys.stderr, flush=True)
 
 
-def make(
-    kinds: Sequence[str], output: Path, versions: Sequence[str] = (__version__,), fast: bool = False
-) -> list[Path]:
+def make(kinds: Sequence[str], output: Path, versions: Sequence[str] = (VERSION,), fast: bool = False) -> list[Path]:
     """Makes what `kinds` names in the directory `output`, packages once for each of `versions`; gives the
     files. Raises PackageError."""
     output.mkdir(parents=True, exist_ok=True)
@@ -217,7 +217,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=CHECKOUT / "dist", help="directory (dist/)")
     parser.add_argument(
         "--version",
-        default=__version__,
+        default=VERSION,
         help="version of the packages, where a site adds its own number to ours",
     )
     parser.add_argument("--fast", action="store_true", help="pack quickly and badly, to try it")

@@ -133,8 +133,8 @@ async def run(
     limit: int = OUTPUT_LIMIT,
     setting: str = "slurm.bin_directory",
 ) -> Answer:
-    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `limit` in bytes; `setting`
-    is the option that says where it is."""
+    """As `Commands.run`, for any command; `given` is its standard input, which it need not read; `limit` in bytes;
+    `setting` is the option that says where it is."""
     try:
         process = await asyncio.create_subprocess_exec(
             *argv,

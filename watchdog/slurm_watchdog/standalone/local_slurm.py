@@ -15,9 +15,9 @@ import os
 import pwd
 import shlex
 import signal
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import psutil
 
@@ -44,7 +44,7 @@ from slurm_watchdog.supervisor.endings import (
 )
 from slurm_watchdog.supervisor.given_input import NO_INPUT, GivenInput
 from slurm_watchdog.supervisor.job_questions import JobTime
-from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, RESUME_FROM, is_function, receivers
+from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, RESUME_FROM, is_function, reap, receivers, send, started
 
 log = logging.getLogger(__name__)
 
@@ -59,15 +59,6 @@ def _own_name() -> str:
     with contextlib.suppress(KeyError):
         return pwd.getpwuid(os.getuid()).pw_name
     return f"uid {os.getuid()}"  # of a container that has no names
-
-
-def _refused(reason: str, kind: Refusal) -> Callable[..., Coroutine[Any, Any, Any]]:
-    """What no machine without Slurm can do."""
-
-    async def refuse(self: LocalSlurm, *args: object, **kwargs: object) -> NoReturn:
-        raise SlurmRefused(reason, kind)
-
-    return refuse
 
 
 class LocalSlurm:
@@ -279,22 +270,9 @@ class LocalSlurm:
     def processes(self) -> list[psutil.Process]:
         """All living processes that the command has started, its own first. Orphans are included: this
         process is their subreaper."""
-        found: list[psutil.Process] = []
-        for child in _children(os.getpid()):
-            if child.pid in self.not_ours:
-                continue
-            if not _lives(child):
-                self._reap(child.pid)
-                continue
-            for each in (child, *_below(child)):
-                found.append(each)
         main = self._process.pid if self._process else None
-        return sorted((each for each in found if _lives(each)), key=lambda each: each.pid != main)
-
-    def _reap(self, pid: int) -> None:
-        if self._process is not None and pid != self._process.pid:
-            with contextlib.suppress(ChildProcessError):
-                os.waitpid(pid, os.WNOHANG)
+        reap({*self.not_ours, main})
+        return sorted(filter(_lives, started(self.not_ours)), key=lambda each: each.pid != main)
 
     async def _end(self) -> None:
         """SIGTERM to all, SIGKILL after a while to those that are left; returns when none is.
@@ -302,14 +280,12 @@ class LocalSlurm:
         SIGCONT follows SIGTERM, as Slurm sends it: a stopped process gets no other signal before."""
         began, killed = clock.monotonic(), False
         await self._signal_steps("TERM")
-        everyone = self.processes()
-        self._signal(everyone, signal.SIGTERM)
-        self._signal(everyone, signal.SIGCONT)
+        send(self.processes(), signal.SIGTERM, signal.SIGCONT)
         while self.processes():
             if clock.monotonic() - began > self.kill_wait_s:
                 if not killed:
                     await self._signal_steps("KILL")
-                self._signal(self.processes(), signal.SIGKILL)
+                send(self.processes(), signal.SIGKILL)
                 if not killed:
                     log.warning("the command did not end within %.0f s of SIGTERM: SIGKILL", self.kill_wait_s)
                 killed = True
@@ -326,19 +302,12 @@ class LocalSlurm:
                     break
                 await asyncio.sleep(POLL_S)
 
-    def _signal(self, processes: Sequence[psutil.Process], number: int) -> None:
-        for process in processes:
-            try:
-                process.send_signal(number)
-            except psutil.Error:
-                continue
-
     def hand_on(self, number: int) -> None:
         """Hands a signal to the command that does not ask for its end, as SIGUSR1."""
         self._told_at = clock.monotonic()
         main = self._process.pid if self._process is not None else None
         function = is_function(self.command[0], self._environ)
-        self._signal(receivers(self.processes(), main, number, function=function), number)
+        send(receivers(self.processes(), main, number, function=function), number)
 
     async def lose(self, nodes: Sequence[str], requeue: Callable[[], Awaitable[int | None]]) -> None:
         """Slurm has lost nodes of the command: it is started again without them, or the job requeued, or ended."""
@@ -435,8 +404,6 @@ class LocalSlurm:
         view = await self.read_view()
         return view.nodes[0] if node == self.node else None
 
-    read_script = _refused("a command has no batch script", Refusal.NOT_BATCH)
-
     # ------------------------------------------------------------------------------------ levers
 
     def _check(self, job_id: str) -> None:
@@ -494,33 +461,18 @@ class LocalSlurm:
             raise SlurmRefused("the command does not run", Refusal.NOT_RUNNING)
         processes = self.processes()
         chosen = {SignalTo.BATCH: processes[:1], SignalTo.STEPS: processes[1:] or processes}.get(to, processes)
-        self._signal(chosen, _number(signal))
+        send(chosen, _number(signal))
 
-    set_excluded_nodes = _refused("there is no other machine to run on", Refusal.UNSATISFIABLE)
-    submit = _refused("there is no queue on this machine", Refusal.NOT_BATCH)
-    drain_node = _refused("there is no Slurm to drain this machine", Refusal.NO_PERMISSION)
-    undrain_node = _refused("there is no Slurm to give this machine back to", Refusal.NO_PERMISSION)
-    reserve_nodes = _refused("there is no Slurm to reserve this machine", Refusal.NO_PERMISSION)
-    delete_reservation = _refused("there is no Slurm that has a reservation", Refusal.NO_PERMISSION)
-    set_node_down = _refused("there is no Slurm to tell that this machine is down", Refusal.NO_PERMISSION)
+    async def _no_lever(self, *_: object) -> NoReturn:
+        """What no machine without Slurm can do."""
+        raise SlurmRefused("one command on one machine has no queue, no script and no other node", Refusal.NOT_BATCH)
+
+    read_script = submit = set_excluded_nodes = set_node_down = _no_lever
+    drain_node = undrain_node = reserve_nodes = delete_reservation = _no_lever
 
 
 def _number(name: str) -> int:
     return signal.Signals["SIG" + name.removeprefix("SIG")].value
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    try:
-        return psutil.Process(pid).children()
-    except psutil.Error:
-        return []
-
-
-def _below(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return process.children(recursive=True)
-    except psutil.Error:
-        return []
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -273,40 +273,22 @@ class Launcher:
     # ------------------------------------------------------------------------------------ processes
 
     def processes(self) -> list[psutil.Process]:
-        """All living processes of the command on this host; this process is their subreaper. Reads all of /proc."""
-        found: dict[int, psutil.Process] = {}
-        with contextlib.suppress(psutil.Error):
-            below = psutil.Process().children(recursive=True)
-            parents = {os.getpid()}
-            # A child is listed behind its parent.
-            for each in below:
-                with contextlib.suppress(psutil.Error):
-                    if each.pid not in self.helpers and each.ppid() in parents:
-                        found[each.pid] = each
-                        parents.add(each.pid)
-        return list(found.values())
+        """All living processes of the command on this host."""
+        return started(self.helpers)
 
     def signal_tree(self, name: str) -> None:
         """Sends a signal to all of them. A stopped process gets none before SIGCONT."""
-        for process in self.processes():
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(signal.Signals[f"SIG{name}"])
-                process.send_signal(signal.SIGCONT)
+        send(self.processes(), signal.Signals[f"SIG{name}"], signal.SIGCONT)
 
     def forward(self, number: int, *, ends: bool) -> None:
         """Hands a signal on: one that ends to all processes, another as `receivers` says."""
         everyone = self.processes()
         function = is_function(self._command[0], self._environ)
-        for process in everyone if ends else receivers(everyone, self._main, number, function=function):
-            with contextlib.suppress(psutil.Error):
-                process.send_signal(number)
+        send(everyone if ends else receivers(everyone, self._main, number, function=function), number)
 
     def reap(self) -> None:
         """Takes the end of an orphan that fell to us."""
-        with contextlib.suppress(ChildProcessError):
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            if ended is not None and ended.si_pid not in self.helpers and ended.si_pid != self._main:
-                os.waitpid(ended.si_pid, os.WNOHANG)
+        reap({*self.helpers, self._main})
 
     # ------------------------------------------------------------------------------------ look
 
@@ -371,6 +353,37 @@ def look_environment(environ: Mapping[str, str]) -> dict[str, str]:
         or name in NO_OPTIONS
         or (name.startswith(NO_OPTION_BEGINS) and name not in OPTIONS_OF_JOB)
     }
+
+
+def started(helpers: Collection[int]) -> list[psutil.Process]:
+    """All processes below this one, which is their subreaper, without `helpers` and what these have started; a parent
+    is before its children. Reads all of /proc."""
+    found: dict[int, psutil.Process] = {}
+    with contextlib.suppress(psutil.Error):
+        parents = {os.getpid()}
+        # A child is listed behind its parent.
+        for each in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if each.pid not in helpers and each.ppid() in parents:
+                    found[each.pid] = each
+                    parents.add(each.pid)
+    return list(found.values())
+
+
+def send(processes: Iterable[psutil.Process], *numbers: int) -> None:
+    """Sends signals to each of these; one that is gone gets none."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            for number in numbers:
+                process.send_signal(number)
+
+
+def reap(kept: Collection[int | None]) -> None:
+    """Takes the end of one child, if another is not waited for: `kept` are."""
+    with contextlib.suppress(ChildProcessError):
+        ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        if ended is not None and ended.si_pid not in kept:
+            os.waitpid(ended.si_pid, os.WNOHANG)
 
 
 def receivers(

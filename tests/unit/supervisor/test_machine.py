@@ -57,7 +57,9 @@ class Day:
         self.now = 0.0
         self.said: list[str] = []
         self.old_steps: tuple[str, ...] = ()
-        settings = Settings(allocation=allocation, count=count, max_restarts=max_restarts, least=least)
+        settings = Settings(
+            allocation=allocation, count=count, least=count if least is None else least, max_restarts=max_restarts
+        )
         self.run, actions = first(settings, self.now)
         self.did = self._keep(actions)
 

@@ -24,7 +24,9 @@ def said_in(directory: Path, age_s: float, capfd: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(directory))
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    supervisor = service._Service(Settings(allocation=allocation, count=1, max_restarts=0), launcher, {}, SharedPid())
+    supervisor = service._Service(
+        Settings(allocation=allocation, count=1, least=1, max_restarts=0), launcher, {}, SharedPid()
+    )
     began_at = clock.monotonic() - age_s
     monkeypatch.setattr(supervisor, "_began_at", began_at)
     for _ in range(3):
@@ -54,7 +56,9 @@ def test_two_supervisors_of_one_job_see_each_other_and_the_one_that_is_left_take
     monkeypatch.setattr(service, "run_directory", lambda job_id, restarts: str(tmp_path))
     allocation = Allocation(job_id="7", nodes=("n1",), batch_host="n1")
     launcher = Launcher(("true",), allocation, {"PATH": "/nonexistent"})
-    mine = service._Service(Settings(allocation=allocation, count=1, max_restarts=0), launcher, {}, SharedPid())
+    mine = service._Service(
+        Settings(allocation=allocation, count=1, least=1, max_restarts=0), launcher, {}, SharedPid()
+    )
 
     def beside() -> int:
         mine._poll()

@@ -34,7 +34,6 @@ from slurm_watchdog.controller.app import live, open_doors, open_identity
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.doctor.cluster import read_slurm_config
-from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.knowledge.launchers import LOCAL_RANK_VARIABLES, RANK_VARIABLES, WORLD_SIZE_VARIABLES
 from slurm_watchdog.model.kill_switch import problem_of_prefix
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode, SlurmView
@@ -45,8 +44,8 @@ from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.listings import CommandLineListings
-from slurm_watchdog.standalone import own_runs, report
-from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_password
+from slurm_watchdog.standalone import report
+from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_password, remembered
 
 log = logging.getLogger(__name__)
 
@@ -112,15 +111,10 @@ async def _run(wanted: AttachRequest) -> int:
         )
         return 1
     config = _configuration(wanted, wanted.listen or f"{_address_towards(view.nodes)}:{free_port()}")
-    place, began = own_runs.state_home(own_runs.home_directory(), os.environ), clock.monotonic()
-    started = own_runs.OwnRun(
-        command="attach", what=f"job {job.job_id} ({one_line(job.name, 60)})", directory=str(wanted.directory),
-        host=socket.gethostname(), started_at=clock.wall(),
-    )  # fmt: skip
     how, restarts = "is no longer watched", 0
-    journal = Journal(f"sqlite:///{wanted.directory / own_runs.JOURNAL}")
-    own_runs.write_run(place, started)
-    try:
+    began = clock.monotonic()
+    what = f"job {job.job_id} ({one_line(job.name, 60)})"
+    with remembered("attach", what, wanted.directory) as (started, journal):
         notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
         controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics())
         identity = await open_identity(config)
@@ -141,9 +135,6 @@ async def _run(wanted: AttachRequest) -> int:
                 await door.cleanup()
         took_s = clock.monotonic() - began
         report.print_lines(report.summary(started, journal, how=how, took_s=took_s, restarts=restarts))
-    finally:
-        journal.close()
-        own_runs.write_end(place, started, clock.wall())
     return 0
 
 

@@ -105,7 +105,7 @@ class LocalSlurm:
         """Size of `errors` when the present run began."""
         self._last = False
         """Its last run has ended: it is not started again, though it failed."""
-        self.not_ours: set[int] = placed.ask.helpers if placed is not None else set()
+        self.not_ours: set[int] = placed.launcher.helpers if placed is not None else set()
         """Children of this process that are no part of the command: the agent."""
         self.last_good: Callable[[str], str] = lambda named: named
         """The checkpoint to name to the next start, given the one that was named to this; empty: none."""
@@ -142,7 +142,7 @@ class LocalSlurm:
                 start_new_session=True, preexec_fn=before,
             )  # fmt: skip
         if self._placed is not None:
-            self._placed.begun(self._process.pid)
+            self._placed.launcher.begun(self._process.pid)
         self.state, self.start_at, self.exit_code, self._told_at = "RUNNING", clock.wall(), None, None
         self._interrupted_at, self._lost = None, ""
         self.over.clear()

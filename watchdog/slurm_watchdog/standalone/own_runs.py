@@ -13,7 +13,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -79,11 +79,6 @@ def write_run(place: Path, run: OwnRun) -> None:
         if run.ended_at is not None:
             return  # it was said at the start
         log.warning("`slurm-watchdog status` will not find this run without --socket: %s", error)
-
-
-def write_end(place: Path, run: OwnRun, at: float) -> None:
-    """Writes down that a run has ended."""
-    write_run(place, replace(run, ended_at=at))
 
 
 def read_runs(place: Path) -> list[OwnRun]:

@@ -17,15 +17,14 @@ class PlacedCommand:
 
     def __init__(self, launcher: Launcher, allocation: Allocation, count: int, least: int):
         """`count`: nodes of a start; `least`: as few as it can be. Raises NoSpare where the job has too few."""
-        self._launcher, self._allocation, self._count, self._least = launcher, allocation, count, least
+        self.launcher, self._allocation, self._count, self._least = launcher, allocation, count, least
         self._placement: Placement = choose(allocation, count)
         self._avoided: set[str] = set()
-        self.ask = launcher.ask
 
     async def prepare(self, starts: int) -> tuple[tuple[str, ...], dict[str, str]]:
         """The command and its environment on the nodes that look best; `starts`: how often it was started before."""
         usable = [node for node in self._allocation.nodes if node not in self._avoided]
-        suspects = await self._launcher.look(usable, len(usable) - self._count)
+        suspects = await self.launcher.look(usable, len(usable) - self._count)
         self._placement = choose(
             self._allocation, self._count, avoided=self._avoided, suspects=suspects.keys(),
             previous=self._placement.nodes,
@@ -33,7 +32,7 @@ class PlacedCommand:
         for node, why in suspects.items():
             used = "is used all the same, for no spare is left" if node in self._placement.nodes else "is left out"
             log.warning("%s %s: %s", node, used, why)
-        return self._launcher.command_line(self._placement), await self._launcher.environment(self._placement, starts)
+        return self.launcher.command_line(self._placement), await self.launcher.environment(self._placement, starts)
 
     @property
     def is_elastic(self) -> bool:
@@ -55,14 +54,6 @@ class PlacedCommand:
             return str(error)
         return ""
 
-    def begun(self, pid: int) -> None:
-        """The command runs as this process."""
-        self._launcher.begun(pid)
-
     async def signal_steps(self, name: str) -> None:
         """Sends a signal to the steps that the command has now."""
-        await self._launcher.signal_steps(name, await self._launcher.find_steps() or self._launcher.steps)
-
-    def close(self) -> None:
-        """Takes our srun away."""
-        self._launcher.close()
+        await self.launcher.signal_steps(name, await self.launcher.find_steps() or self.launcher.steps)

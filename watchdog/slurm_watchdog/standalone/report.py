@@ -55,7 +55,7 @@ def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequ
     ]
 
 
-def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts: int | None) -> list[str]:
+def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts: int) -> list[str]:
     """What happened: restarts, incidents, steps lost. `how` it ended, such as "ended with exit code 0"."""
     try:
         incidents = [each for each in journal.incidents() if each.inhibited_by is None]
@@ -67,7 +67,7 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
     least = sum(end.steps_lost or 0 for end in ends)
     most = sum(end.steps_lost_at_most or end.steps_lost or 0 for end in ends)
     counts = [
-        *([plural(restarts, "restart")] if restarts is not None else []),
+        plural(restarts, "restart"),
         plural(len(wrong), "incident"),
         *([f"{f'{least:,} to ' if most > least else ''}{plural(most, 'step')} lost"] if most else []),
     ]

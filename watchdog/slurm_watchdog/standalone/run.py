@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ctypes
+import dataclasses
 import logging
 import os
 import secrets
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -47,13 +47,12 @@ from slurm_watchdog.supervisor.job_nodes import JobNodes
 from slurm_watchdog.supervisor.job_questions import JobQuestions, JobTime
 from slurm_watchdog.supervisor.launcher import Launcher
 from slurm_watchdog.supervisor.lost_nodes import least_nodes
-from slurm_watchdog.supervisor.parent import OTHER_SIGNALS
+from slurm_watchdog.supervisor.parent import OTHER_SIGNALS, become_subreaper
 from slurm_watchdog.supervisor.service import Wanted
 
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
 AGENT_PAUSE_S: Final = 5.0
 """Before an agent that has ended is started again."""
 SAID_TWICE: Final = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
@@ -150,27 +149,30 @@ def run(base: Config, wanted: RunRequest) -> int:
     socket."""
     if os.geteuid() == 0:
         log.warning(AS_ROOT)
-    ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+    become_subreaper()
     directory = wanted.directory
     make_private(directory)
     (directory / "agent").mkdir(exist_ok=True, mode=0o700)
     page_listen = f"127.0.0.1:{free_port(int(PAGE_LISTEN.rpartition(':')[2]))}" if wanted.page else ""
     config = config_for(base, wanted, page_listen)
+    with remembered("run", report.command_line(wanted.command), directory) as (started, journal):
+        return asyncio.run(_run(config, wanted, journal, started))
+
+
+@contextlib.contextmanager
+def remembered(command: str, what: str, directory: Path) -> Iterator[tuple[own_runs.OwnRun, Journal]]:
+    """A run that other commands find, and its journal; at the end of this it has ended. Raises JournalError."""
     place = own_runs.state_home(own_runs.home_directory(), os.environ)
     started = own_runs.OwnRun(
-        command="run",
-        what=report.command_line(wanted.command),
-        directory=str(directory),
-        host=socket.gethostname(),
-        started_at=clock.wall(),
+        command=command, what=what, directory=str(directory), host=socket.gethostname(), started_at=clock.wall()
     )
     journal = Journal(f"sqlite:///{directory / own_runs.JOURNAL}")
     own_runs.write_run(place, started)
     try:
-        return asyncio.run(_run(config, wanted, journal, started))
+        yield started, journal
     finally:
         journal.close()
-        own_runs.write_end(place, started, clock.wall())
+        own_runs.write_run(place, dataclasses.replace(started, ended_at=clock.wall()))
 
 
 def make_private(directory: Path) -> None:
@@ -217,7 +219,7 @@ def page_notes(config: Config) -> list[str]:
 
 async def _run(config: Config, wanted: RunRequest, journal: Journal, started: own_runs.OwnRun) -> int:
     placed, terminal = _placed(wanted), Terminal()
-    ask = placed.ask if placed is not None else JobQuestions(own_job_id(os.environ), os.environ)
+    ask = placed.launcher.ask if placed is not None else JobQuestions(own_job_id(os.environ), os.environ)
     job = LocalSlurm(
         wanted.command,
         job_id=own_job_id(os.environ),
@@ -286,7 +288,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         for door in doors:
             await door.cleanup()
         if placed is not None:
-            placed.close()
+            placed.launcher.close()
         terminal.close()
         await asyncio.sleep(2 * TAIL_S if tails else 0)
         for tail in tails:

@@ -223,8 +223,7 @@ def _count(run: Run) -> int:
     """Nodes of the next start: fewer where the command can run on these, and no more are left."""
     settings = run.settings
     usable = sum(node not in run.avoided for node in settings.allocation.nodes)
-    least = settings.count if settings.least is None else settings.least
-    return max(min(settings.count, usable), min(least, settings.count))
+    return max(min(settings.count, usable), min(settings.least, settings.count))
 
 
 def _steps(run: Run, seen: StepsSeen) -> Next:

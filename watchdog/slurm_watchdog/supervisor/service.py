@@ -198,8 +198,7 @@ class _Service:
         self._ask_at, self._ask_after_s = 0.0, STEP_FIRST_S
         self._calls: frozenset[int] = frozenset()
         logs = [*log_files(), f"{self._directory}/{HEARTBEAT}"]
-        elastic = settings.least is not None and settings.least < settings.count
-        self._nodes = JobNodes(launcher.ask, logs, elastic=elastic)
+        self._nodes = JobNodes(launcher.ask, logs, elastic=settings.least < settings.count)
         self._began_at: float | None = clock.monotonic()
         """Until an agent has been seen, or was said to be missing."""
 

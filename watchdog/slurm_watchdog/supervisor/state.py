@@ -46,8 +46,8 @@ class Settings(Struct, frozen=True, kw_only=True):
     count: int
     """Nodes of a start."""
     max_restarts: int
-    least: int | None = None
-    """Nodes with which the command says that it can run, too; None: `count` alone."""
+    least: int
+    """Nodes with which the command says that it can run, too, or `count`."""
 
 
 class Run(Struct, frozen=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ from slurm_watchdog.cli.options import Refusal, load_or_exit, service_options
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
+log = logging.getLogger(__name__)
 SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
 
@@ -45,8 +47,13 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
         raise Refusal([f"{config_file}: {NO_CONTROLLER}"])
     try:
         become_agent(settings, once=once, as_json=as_json, file=config_file)
-    except OSError as error:
-        raise Refusal([f"The agent cannot be started: {sys.executable}: {error.strerror}"]) from error
+    except OSError as error:  # such as for a person who may not look where the interpreter lies
+        from slurm_watchdog.agent.service import run_agent
+        from slurm_watchdog.base import log_setup
+
+        log_setup.set_up()
+        log.warning("the agent keeps the memory that its start took: %s: %s", sys.executable, error.strerror)
+        sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(config_file)))
 
 
 @click.command(short_help="Performs the agent's privileged operations.", hidden=True)

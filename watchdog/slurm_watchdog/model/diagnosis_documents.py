@@ -44,6 +44,8 @@ class Difference(Answer, frozen=True, kw_only=True):
 class FilesystemVerdict(Answer, frozen=True, kw_only=True):
     mount: str = ""
     summary: str = ""
+    scope: str = ""
+    """`one_node`, `outage`, …"""
 
 
 class Hint(Answer, frozen=True, kw_only=True):

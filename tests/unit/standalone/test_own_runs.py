@@ -169,7 +169,7 @@ def test_a_run_greets_with_its_places_and_sums_up_what_happened(tmp_path: Path) 
         "slurm-watchdog run: python train.py ended with exit code 0 after 2 h 00 min: 1 restart, 1 incident, 9 to 12 steps lost"
     )
     assert lines[1].startswith(f"  {INCIDENT.id}: ") and "first new step 21" in lines[1]
-    assert lines[-1] == f"  ask it     slurm-watchdog incidents --journal {tmp_path}"
+    assert lines[-1] == f"  history    slurm-watchdog incidents --journal {tmp_path}"
 
 
 def test_a_run_keeps_the_cluster_name_of_its_configuration_and_uses_the_hosts_without_one(

@@ -21,7 +21,7 @@ from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, N
 )
 @asks_controller()
 def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
-    """Nodes by suspicion: what each did before, with dates, jobs and incidents. With NODE: its whole history.
+    """List suspect nodes and why. With NODE: its whole history.
 
     The weight of an event depends on its kind and its age (half after 28 days); a bad node fails in the same part
     again. Exit code 1 while a node (with NODE: this one) is suspect.

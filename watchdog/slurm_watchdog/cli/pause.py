@@ -13,7 +13,7 @@ from slurm_watchdog.model.documents import Paused, PauseRequest
 @click.argument("reason", default="", metavar="[REASON]")
 @asks_controller()
 def pause(asked: Asked, reason: str) -> None:
-    """No action anywhere until `resume`. Watching and alerts continue; the pause outlasts restarts of the controller.
+    """Pause all automatic actions. Watching and alerts continue; the pause outlasts restarts of the controller.
 
     \b
     Example:
@@ -25,7 +25,7 @@ def pause(asked: Asked, reason: str) -> None:
     asked.answer(answer, lambda: sentence(said))
 
 
-@click.command(short_help="Ends a pause.")
+@click.command(short_help="Resume automatic actions.")
 @asks_controller()
 def resume(asked: Asked) -> None:
     """Ends a pause: the mode of each detector decides again what is acted on.

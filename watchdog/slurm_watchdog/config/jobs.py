@@ -58,9 +58,9 @@ class Jobs(Section, frozen=True):
     tokens), total, loss, step_seconds. They see a line's first 300 characters; one that may take very long on
     some line is refused."""
     progress_files: tuple[JobPath, ...] = ()
-    """Files that a trainer's loop itself writes to as it turns, for jobs whose log tells no step: a heartbeat
-    file ('{workdir}/heartbeat'), a TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. That one
-    is changed counts as progress. Never name a file that anything else may write, such as the log."""
+    """Files updated by the training loop, for jobs that log no steps: a heartbeat file ('{workdir}/heartbeat'), a
+    TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. A change of one counts as progress. Never name
+    a file that anything else may write, such as the log."""
     stall_after_floor: Seconds = 0.0
     """With it an owner's `stall_after` may also make the watchdog less patient with that job, down to this
     time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. 0s = never less

@@ -77,15 +77,15 @@ class Webhook(Section, frozen=True):
 
 
 class Alertmanager(Section, frozen=True):
-    """Incidents as alerts, straight to Alertmanager: without them Prometheus's rules on our metrics still ring."""
+    """Incidents as alerts, straight to Alertmanager: the Prometheus rules on our metrics alert as well."""
 
     urls: tuple[Annotated[str, checked(_url)], ...] = ()
     """Addresses of all Alertmanagers of one cluster, such as ['http://alerts:9093']."""
 
 
 class Heartbeat(Section, frozen=True):
-    """A request to an address outside that rings when none comes (a dead man's switch): sent only by a controller
-    that completes its ticks and sees."""
+    """Dead man's switch: an address outside that is asked while the controller is healthy, and alarms when no
+    request comes."""
 
     url_file: AbsolutePath = ""
     """A file with its address, which may be a secret; empty = none is sent."""

@@ -85,12 +85,12 @@ class Policy(Section, frozen=True):
     budget_window: Span = 3600.0
     """The window of the two budgets."""
     storm_jobs: Count = 3
-    """Jobs of so many users in trouble of the same kind at once: it is the fabric or the storage. No action. So
-    many jobs of one user: none on his."""
+    """Take no action while jobs of this many users have the same problem at once: the fabric or the storage is at
+    fault. While this many jobs of one user have it: none on the jobs of that user."""
     storm_nodes_percent: Percent = 20.0
-    """More silent nodes than this, and more than one: no action."""
+    """Take no action while more nodes than this, and more than one, are silent."""
     storm_cooldown: Seconds = 120.0
-    """… nor for so long after a storm: much recovers by itself."""
+    """Wait this long after a storm before acting again."""
     max_excluded_nodes: Count = 8
     """Never exclude more nodes than this from one job."""
     exclusion_lifetime: Span = 604800.0
@@ -101,7 +101,7 @@ class Policy(Section, frozen=True):
     drained_percent: Percent = 5.0
     """… or this share of all nodes."""
     drain_reason: Annotated[str, Meta(min_length=1, max_length=40)] = "slurm-watchdog:"
-    """Begins the reason of our drains."""
+    """Prefix of drain reasons."""
     drain_lifetime: Seconds = 0.0
     """Our own drains are taken back after this time, if nobody has touched them since; 0s = never."""
     suspects: Literal["ignore", "prefer", "exclude"] = "ignore"

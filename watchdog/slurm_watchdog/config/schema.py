@@ -27,7 +27,7 @@ class Ladder(Section, frozen=True):
     """An action waits so long for the evidence of its job, which dies with the job; then it continues
     without."""
     kill_switch_limit: Span = 60.0
-    """For all nodes of the job to have the kill switch."""
+    """Timeout for writing the kill switch to all nodes of the job."""
     checkpoint_limit: Span = 1800.0
     """For a complete checkpoint after the kill switch; then the restart is given up."""
     exit_limit: Seconds = 60.0

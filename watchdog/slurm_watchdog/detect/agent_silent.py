@@ -1,5 +1,5 @@
-"""`agent_silent`: a node's agent no longer reports, and Slurm has nothing against the node. The state of its
-jobs is unknown, no more.
+"""`agent_silent`: a node's agent no longer reports, and Slurm reports the node healthy. The state of its
+jobs is unknown.
 
 Fires: no report for 40 s (`controller.agent_silent_after`), and Slurm still has the node.
 Names: the node.

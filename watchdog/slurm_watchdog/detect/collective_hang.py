@@ -79,8 +79,8 @@ class CollectiveHang:
     floor: float = span(SHIPPED.floor, "No job counts as hanging sooner than this after its last step.")
     proven_floor: float = span(
         10.0,
-        "The same of a hang that is proven: several dumps show where every rank stands, and that nothing is at work "
-        "that the rank which the others wait for could wait for. As long as `floor`: never sooner than that.",
+        "The same of a hang that is proven: several stack dumps show every rank, and that nothing can unblock the "
+        "stuck one. Set it equal to `floor` to disable the proof.",
     )
     factor: float = option(
         SHIPPED.factor, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5

@@ -34,7 +34,7 @@ def print_lines(lines: Iterable[str]) -> None:
 
 
 def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequence[str] = ()) -> list[str]:
-    """Where this run is looked at. `page` is HOST:PORT, empty where none is served; `job_id` is the number that it has
+    """Where this run is looked at. `page` is HOST:PORT, empty where it is disabled; `job_id` is the number that it has
     in the place of a job's."""
     directory = shlex.quote(run.directory)
     acts = "acts when the evidence is clear" if mode == "act" else "observes only and restarts nothing that hangs"
@@ -46,11 +46,11 @@ def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequ
             if job_id
             else []
         ),
-        f"  page       {f'http://{page} ({password})' if page else 'none is served'}",
+        f"  page       {f'http://{page} ({password})' if page else 'disabled'}",
         f"  directory  {run.directory} (logs, journal)",
         f"  socket     {run.directory}/{SOCKET}",
-        "  look       slurm-watchdog status --watch",
-        f"  afterwards slurm-watchdog incidents --journal {directory}",
+        "  status     slurm-watchdog status --watch",
+        f"  history    slurm-watchdog incidents --journal {directory}",
         *(f"  note       {each}" for each in notes),
     ]
 
@@ -78,7 +78,7 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
         *([f"  {plural(more, 'earlier incident')} not shown"] if more else []),
         *(f"  {_line(each, actions)}" for each in newest),
         f"  journal    {run.directory}/journal.sqlite",
-        f"  ask it     slurm-watchdog incidents --journal {shlex.quote(run.directory)}",
+        f"  history    slurm-watchdog incidents --journal {shlex.quote(run.directory)}",
     ]
 
 

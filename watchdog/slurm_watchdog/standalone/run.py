@@ -275,7 +275,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
         )
         await _until_over(job, controller, config, asked, began)
         if asked.is_set():
-            log.warning("asked to end: the command gets SIGTERM")
+            log.warning("stopping: SIGTERM is sent to the command")
             await job.stop()
         # How it ended is for the journal, too.
         await controller.read_slurm()

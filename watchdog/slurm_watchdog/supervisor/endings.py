@@ -105,10 +105,7 @@ def late_words(left_s: float) -> str:
 
 def again_words(code: str, delay_s: float, number: int, most: int) -> str:
     """That a command which has ended is started again."""
-    return (
-        f"the command ended with {code}; it is started again in {delay_s:.0f} s, once its last lines are judged "
-        f"(restart {number} of at most {most})"
-    )
+    return f"the command ended with {code}; restarting in {delay_s:.0f} s (restart {number} of at most {most})"
 
 
 def not_again_words(code: str, why: str) -> str:

@@ -53,7 +53,7 @@ MAX_OF_OWNER: Final = 10
 
 
 async def restart(api: Api, asked: Asked, given: RestartRequest) -> Answered:
-    """Moves a job gracefully, off some nodes if given; the answer says what policy says to it."""
+    """Restarts a job gracefully, without some nodes if given; answers what policy decided."""
     c, job_id = api.controller, checked_job(given.job_id)
     exclude = checked_nodes(given.exclude)
     job = await c.slurm.read_job(job_id)
@@ -197,7 +197,7 @@ async def progress(api: Api, asked: Asked, given: FollowRequest) -> dict[str, Ac
 
 
 def pause(api: Api, asked: Asked, given: PauseRequest) -> Paused:
-    """No action anywhere until `/v1/resume`."""
+    """Pauses all automatic actions until `/v1/resume`."""
     name = api.who.require(asked, "pause")
     api.controller.journal.pause(reason_of(given.reason), name, clock.wall())
     return Paused(paused=api.paused())

@@ -22,7 +22,7 @@ help:  ## this list
 venv: $(STAMP)  ## .venv with everything that the lock names, and this checkout in it (editable)
 
 # --no-build-isolation: the build backend comes from the lock, too, and building this checkout asks no network.
-$(STAMP): requirements.lock pyproject.toml
+$(STAMP): requirements.lock pyproject.toml watchdog/slurm_watchdog/__init__.py
 	@if [ -z "$(PYTHON)" ]; then \
 		echo "No Python >= 3.10 that can make a virtual environment was found." >&2; \
 		echo "On Debian and Ubuntu: apt-get install python3-venv, then try again; or: make venv PYTHON=/path/to/python3" >&2; \

@@ -58,7 +58,7 @@ def main(call: str, *number: str) -> None:
         answer = {"refused": str(error)}
     except Exception as error:  # noqa: BLE001 - whatever pyslurm does, it is said
         answer = {"failed": f"{type(error).__name__}: {error}"}
-    sink.write(json.dumps(answer).encode("utf-8", "replace"))
+    sink.write(json.dumps(answer, ensure_ascii=False).encode("utf-8", "replace"))  # a user's name may be no UTF-8
     sink.close()
 
 

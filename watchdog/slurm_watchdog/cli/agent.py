@@ -19,7 +19,7 @@ SOCKET = "/run/slurm-watchdog-helper/socket"
 AGENT = "slurm-watchdog-agent"
 
 
-@click.command(short_help="The service on a compute node.")
+@click.command()
 @service_options
 @click.option(
     "--json", "as_json", is_flag=True, help="Reports as JSON on standard output, one a line; with --once one document."
@@ -56,7 +56,7 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
         sys.exit(run_agent(settings, once=once, as_json=as_json, file=os.path.abspath(config_file)))
 
 
-@click.command(short_help="Performs the agent's privileged operations.", hidden=True)
+@click.command()
 @click.option(
     "--socket",
     "path",

@@ -13,7 +13,7 @@ from slurm_watchdog.cli.options import Refusal, job_argument
 from slurm_watchdog.cli.run import own_config_option, refuse
 
 
-@click.command(short_help="Watch a job of your own: no root, nothing installed on the nodes.")
+@click.command()
 @click.option("--act", is_flag=True, help="Restart the job when the evidence is clear; without it, only report.")
 @own_config_option
 @click.option(

@@ -19,7 +19,7 @@ COLLECTIVE_TIMEOUT_S: Final = 600.0
 """Of NCCL in PyTorch, which has the shortest: torch.distributed.constants.default_pg_nccl_timeout."""
 
 
-@click.command("check-config", short_help="Check a configuration file; prints all errors at once.")
+@click.command("check-config")
 @click.argument("file", metavar="[F]", default=DEFAULT_CONFIG, type=click.Path())
 @json_option
 def check_config(file: str, as_json: bool) -> None:

@@ -24,7 +24,7 @@ NO_RECEIVER = (
 )
 
 
-@click.command(short_help="The service on the management node.")
+@click.command()
 @service_options
 @click.option(
     "--record",
@@ -56,7 +56,7 @@ def controller(config_file: str, once: bool, record: str | None) -> None:
     sys.exit(code)
 
 
-@click.group(short_help="Send a test notification to every configured receiver.")
+@click.group()
 def notify() -> None:
     """Notifications to Slack, a webhook, Alertmanager, as the configuration has them.
 

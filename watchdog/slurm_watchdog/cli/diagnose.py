@@ -51,7 +51,7 @@ def _check(context: click.Context, parameter: click.Parameter, given: tuple[str,
     return given
 
 
-@click.command(short_help="Find the rank that blocks a job, or the cause in logs, stacks and dumps.")
+@click.command()
 @click.argument("given", metavar="JOB|PATH…", nargs=-1, required=True, callback=_check)
 @knowledge_option
 @operator_options

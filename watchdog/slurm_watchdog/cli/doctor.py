@@ -42,7 +42,7 @@ class _NotLookedFor(Refusal):
     exit_code = EXIT_UNKNOWN
 
 
-@click.command(short_help="Check a cluster, node, job or script for missing settings.")
+@click.command()
 @click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path(allow_dash=True))
 @click.option("--job", "job_id", metavar="J", help="A job that waits or runs: its script, and what is seen of it.")
 @click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")

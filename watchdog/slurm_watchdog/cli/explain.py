@@ -19,7 +19,7 @@ LINES_OF_EVIDENCE: Final = 40
 """Lines shown of one piece of evidence; `--json` has all of it."""
 
 
-@click.command(short_help="One incident: who, since when, why, what was done.")
+@click.command()
 @click.argument("incident_id", metavar="INCIDENT")
 @click.option(
     "--bundle",

@@ -39,7 +39,7 @@ MAX_WORDS: Final = 65_536
 GROUPS_SHOWN: Final = 40
 
 
-@click.command("group-stacks", hidden=True, short_help="Group the stacks of all ranks: which one differs.")
+@click.command("group-stacks")
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--ranks",

@@ -10,13 +10,11 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import takewhile
-from pkgutil import iter_modules
 from typing import Any, Final
 
 import click
 
 from slurm_watchdog import __version__
-from slurm_watchdog.base.commit import read_commit
 from slurm_watchdog.cli.options import AS_JSON, EXIT_UNKNOWN, EXIT_USAGE, ON_TOP, Refusal, needs_package, print_json
 
 OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -32,13 +30,36 @@ REMOVED: Final[Mapping[str, str]] = {
 }
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
-MODULES: Final = (
-    "status", "diagnose", "incidents", "explain", "nodes", "report", "story", "silence", "doctor", "pause",
-    "pause.resume", "restart", "save_all", "check_config", "controller.notify", "replay", "test_nodes",
-    "scan_log", "group_stacks", "run", "attach", "agent", "agent.helper", "controller",
-)  # fmt: skip
-"""Modules beside this one, with the name of the command where it is another one."""
-PLACES: Final = {each.rpartition(".")[2].replace("_", "-"): each for each in MODULES}
+COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "status": ("status", "What is watched and whether all is well."),
+    "diagnose": ("diagnose", "Find the rank that blocks a job, or the cause in logs, stacks and dumps."),
+    "incidents": ("incidents", "What happened: pending, firing and resolved incidents."),
+    "explain": ("explain", "One incident: who, since when, why, what was done."),
+    "nodes": ("nodes", "List suspect nodes and why."),
+    "report": ("report", "Hours kept and lost: restarts, hangs, steps done again."),
+    "story": ("story", "History of one job: runs, incidents, actions, lost hours."),
+    "silence": ("silence", "Stop messages about a kind, job or node for a while."),
+    "doctor": ("doctor", "Check a cluster, node, job or script for missing settings."),
+    "pause": ("pause", "Pause all automatic actions."),
+    "resume": ("pause.resume", "Resume automatic actions."),
+    "restart": ("restart", "Restart a job gracefully, optionally without some nodes."),
+    "save-all": ("save_all", "Ask jobs to checkpoint before maintenance."),
+    "check-config": ("check_config", "Check a configuration file; prints all errors at once."),
+    "notify": ("controller.notify", "Send a test notification to every configured receiver."),
+    "replay": ("replay", "Replay a recording offline: what would have been done."),
+    "test-nodes": ("test_nodes", "Measure nodes and the links between them; name the slow one."),
+    "scan-log": ("scan_log", "What logs alone say: progress, cause and cascade, verdict."),
+    "group-stacks": ("group_stacks", "Group the stacks of all ranks: which one differs."),
+    "run": ("run", "Run a command under the watchdog (no root, Slurm optional)."),
+    "attach": ("attach", "Watch a job of your own: no root, nothing installed on the nodes."),
+    "agent": ("agent", "The service on a compute node."),
+    "helper": ("agent.helper", "Performs the agent's privileged operations."),
+    "controller": ("controller", "The service on the management node."),
+}
+"""A command: its module beside this one, with its name there where that is another one, and what it does, for the list
+of all, which imports none of them."""
+HIDDEN: Final = ("scan-log", "group-stacks", "helper")
+"""Commands that the list leaves out."""
 
 TYPED: Final = "slurm_watchdog.typed"
 """In the meta of click's context: the words of the command line."""
@@ -48,14 +69,16 @@ class Commands(Mapping[str, click.Command]):
     """The commands that are installed: the package for nodes lacks most. Each is imported once it is asked for."""
 
     def __init__(self) -> None:
-        here = {each.name for each in iter_modules([os.path.dirname(__file__)])}
-        self._names = [name for name, place in PLACES.items() if place.partition(".")[0] in here]
+        here = {name.partition(".")[0] for name in os.listdir(os.path.dirname(__file__))}
+        self._names = [name for name, (place, _) in COMMANDS.items() if place.partition(".")[0] in here]
 
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._names:
             raise KeyError(name)
-        module, _, attribute = PLACES[name].partition(".")
+        place, does = COMMANDS[name]
+        module, _, attribute = place.partition(".")
         found: click.Command = getattr(importlib.import_module(f"slurm_watchdog.cli.{module}"), attribute or module)
+        found.short_help, found.hidden = does, name in HIDDEN
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -75,13 +98,19 @@ class Program(click.Group):
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """As click's, from the table of commands."""
+        listed = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx) if name not in HIDDEN]
+        with formatter.section("Commands"):
+            formatter.write_dl(listed)
+
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """As click's. Raises UsageError that names the alternative for a command that was removed."""
         if args[0] in REMOVED:
             ctx.fail(f"slurm-watchdog {args[0]} was removed; {REMOVED[args[0]]}")
-        if args[0] in PLACES and args[0] not in list(self.commands):
+        if args[0] in COMMANDS and args[0] not in list(self.commands):
             raise Refusal([f"slurm-watchdog {args[0]} is not in the package for nodes."], ON_TOP)
         return super().resolve_command(ctx, args)
 
@@ -119,6 +148,8 @@ class Program(click.Group):
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:
     if asked:
+        from slurm_watchdog.base.commit import read_commit
+
         commit = read_commit()
         click.echo(f"slurm-watchdog {__version__}" + (f" (commit {commit})" if commit else ""))
         context.exit()

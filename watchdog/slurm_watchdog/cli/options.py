@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
 
 import click
-from msgspec import to_builtins
 
 from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
-from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.terminal import clean
 
 if TYPE_CHECKING:
+    from slurm_watchdog.cli.client import ClientError
     from slurm_watchdog.config.schema import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -266,6 +265,8 @@ def versioned(document: object) -> object:
 
     The version rises when a key is taken away or changes its meaning, not when one is added.
     """
+    from msgspec import to_builtins
+
     document, context = to_builtins(document), click.get_current_context(silent=True)
     if isinstance(document, list) and context is not None and JSON_OBJECT in context.meta:
         document = {"items": document}

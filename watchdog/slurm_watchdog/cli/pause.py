@@ -25,7 +25,7 @@ def pause(asked: Asked, reason: str) -> None:
     asked.answer(answer, lambda: sentence(said))
 
 
-@click.command(short_help="Resume automatic actions.")
+@click.command()
 @asks_controller()
 def resume(asked: Asked) -> None:
     """Ends a pause: the mode of each detector decides again what is acted on.

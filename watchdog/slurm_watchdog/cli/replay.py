@@ -34,7 +34,7 @@ MUCH_SKIPPED: Final = 0.1
 """Where this share of a trace was skipped, nothing found says nothing."""
 
 
-@click.command(short_help="Replay a recording offline: what would have been done.")
+@click.command()
 @click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @config_option("Configuration file. [default: every setting's default]")
 @knowledge_option

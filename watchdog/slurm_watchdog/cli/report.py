@@ -30,7 +30,7 @@ def _date(context: click.Context, parameter: click.Parameter, value: str | None)
         raise click.BadParameter(f"{value!r} is no date such as 2026-11-01 or 2026-11-01T06:00") from None
 
 
-@click.command(short_help="Hours kept and lost: restarts, hangs, steps done again.")
+@click.command()
 @click.option("--week", is_flag=True, help="The last seven days. [default]")
 @click.option("--from", "since", callback=_date, metavar="DATE", help="From this local date on.")
 @click.option("--to", "until", callback=_date, metavar="DATE", help="Up to this local date. [default: now]")

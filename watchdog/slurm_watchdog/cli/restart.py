@@ -24,7 +24,7 @@ from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.documents import Answered, Cancelled, JobRequest, RestartRequest, SaveRequest, SelectedJob
 
 
-@click.command(short_help="Restart a job gracefully, optionally without some nodes.")
+@click.command()
 @job_arguments
 @no_selectors
 @click.option(

@@ -25,7 +25,6 @@ own_config_option = config_option(
 
 
 @click.command(
-    short_help="Run a command under the watchdog (no root, Slurm optional).",
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
 @click.option(

@@ -41,7 +41,7 @@ def parse_date(value: str, at: float) -> float:
     return at + parse_duration(value)
 
 
-@click.command(short_help="Ask jobs to checkpoint before maintenance.")
+@click.command()
 @job_arguments
 @no_selectors
 @click.option("--all", "everything", is_flag=True, help="All running jobs that are watched.")

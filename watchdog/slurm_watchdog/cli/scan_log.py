@@ -37,7 +37,7 @@ MARKDOWN: Final = (".md", ".markdown")
 MARKDOWN_BYTES: Final = 4 * 1024**2
 
 
-@click.command("scan-log", hidden=True, short_help="What logs alone say: progress, cause and cascade, verdict.")
+@click.command("scan-log")
 @click.argument("files", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @click.option(
     "--at",

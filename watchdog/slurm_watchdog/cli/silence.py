@@ -13,7 +13,7 @@ from slurm_watchdog.model.documents import SilenceRequest, Silences
 DEFAULT_FOR = "2h"
 
 
-@click.command(short_help="Stop messages about a kind, job or node for a while.")
+@click.command()
 @click.option("--for", "for_s", default=DEFAULT_FOR, show_default=True, metavar="TIME", callback=seconds_of,
               help="How long, at most 30d.")  # fmt: skip
 @click.option("--kind", "kinds", multiple=True, metavar="KIND", help="Incidents of this kind; may be repeated.")

@@ -26,7 +26,7 @@ SAME_S: Final = 120.0
 """A run of accounting that began so near to one of the controller's is the same."""
 
 
-@click.command(short_help="History of one job: runs, incidents, actions, lost hours.")
+@click.command()
 @job_argument
 @click.option("--accounting/--no-accounting", default=True, help="Ask sacct, too: for runs from before the controller.")
 @asks_controller(or_journal=True)

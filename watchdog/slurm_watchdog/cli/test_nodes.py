@@ -44,7 +44,7 @@ DRAIN_MARK = "slurm-watchdog:"
 FABRIC = "the way between nodes is that of their addresses; for another fabric see node_tests.program"
 
 
-@click.command(short_help="Measure nodes and the links between them; name the slow one.")
+@click.command()
 @click.argument("nodes", nargs=-1, metavar="[NODES]…")
 @click.option("--idle", is_flag=True, help="Only idle nodes: of those given, or of all.")
 @click.option("--partition", default="", metavar="P", help="Nodes of this partition, in which the jobs are submitted.")

@@ -7,7 +7,6 @@ import gc
 import logging
 import os
 import pwd
-import signal
 import socket
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -18,7 +17,7 @@ from aiohttp import web
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
+from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
@@ -33,7 +32,7 @@ from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.ingest.endpoint import Identity, OwnUser, ReportEndpoint, read_page_token
 from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
-from slurm_watchdog.controller.reload import RESTART, reload_config
+from slurm_watchdog.controller.reload import RESTART, await_signals
 from slurm_watchdog.controller.standby import Standby
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeProcess, MungeUnavailable
 from slurm_watchdog.identity.munge_sessions import Sessions
@@ -96,9 +95,6 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
             ) from error
         log.error("MUNGE does not answer (%s): no agent can prove itself until it does", error)
     return Sessions(own, frozenset({0} if agents is None else {0, agents}), clock.monotonic), process
-
-
-log = logging.getLogger(__name__)
 
 
 BACKLOG = 4096
@@ -172,11 +168,7 @@ def _become_active(config: Config, lease: Lease, config_file: str | None, *, onc
         if once:
             log.error("there is an active controller (%s); --once is for where there is none", lease.read().holder)
             return 2
-
-        def reload() -> bool:
-            return config_file is not None and reload_config(config_file, config)
-
-        ended = uvloop.run(standby.wait(tls_context(config), reload))
+        ended = uvloop.run(standby.wait(tls_context(config), config_file))
         if not ended:
             return RESTART if ended is None else 0
     lease.keep()
@@ -239,20 +231,7 @@ async def _serve(
             len(controller.judge.incidents),
         )
         return 0 if good else 1
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
-    restart = asyncio.Event()
-
-    def read_again() -> None:
-        if config_file is not None and not stop.is_set() and reload_config(config_file, config):
-            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is the fresh one's: see restart_process
-            restart.set()
-            stop.set()
-
-    loop.add_signal_handler(signal.SIGHUP, read_again)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # a controller that has restarted still holds them
+    stop, restart = await_signals(config_file, config)
     runners: list[Server | web.AppRunner] = []
     try:
         runners = await open_doors(controller, page_token, await open_identity(config), is_active)

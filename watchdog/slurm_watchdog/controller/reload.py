@@ -8,6 +8,7 @@ its secrets and certificates, its addresses.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -74,6 +75,23 @@ def why_not(config: Config, running: Config) -> list[str]:
     if not config.controller.journal_url and os.path.isdir(directory) and not os.access(directory, os.W_OK):
         found.append(f"controller.state_directory: {directory} can't be written")
     return found
+
+
+def await_signals(file: str | None, running: Config) -> tuple[asyncio.Event, asyncio.Event]:
+    """(the end, the restart), set by signals: SIGTERM and SIGINT ask for the end, and so does a SIGHUP after which the
+    configuration in `file` is taken, whose end is a restart."""
+    loop, stop, restart = asyncio.get_running_loop(), asyncio.Event(), asyncio.Event()
+
+    def read_again() -> None:
+        if file is not None and not stop.is_set() and reload_config(file, running):
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})  # it is the fresh one's: see restart_process
+            restart.set()
+            stop.set()
+
+    for number, handler in ((signal.SIGTERM, stop.set), (signal.SIGINT, stop.set), (signal.SIGHUP, read_again)):
+        loop.add_signal_handler(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)  # a controller that has restarted still holds them
+    return stop, restart
 
 
 def restart_process() -> NoReturn:

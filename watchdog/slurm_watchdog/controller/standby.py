@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
-from collections.abc import Callable
 from math import nan
 
 import msgspec
@@ -14,12 +12,13 @@ from aiohttp import web
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
-from slurm_watchdog.base.loop import HANDLED_SIGNALS, sd_notify
+from slurm_watchdog.base.loop import sd_notify
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import local_socket
 from slurm_watchdog.controller.api.user_door import make_refusing_server
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
+from slurm_watchdog.controller.reload import await_signals
 from slurm_watchdog.identity.munge_protocol import STANDBY
 from slurm_watchdog.identity.tls import Context
 from slurm_watchdog.journal.error import JournalError, NewerRelease
@@ -53,31 +52,16 @@ class Standby:
 
     def sentence(self) -> str:
         """For people: which controller is the active one."""
+        standby = f"This controller ({self._lease.name}) is the standby"
         if self._blind:
-            name = self._lease.name
-            return (
-                f"This controller ({name}) is the standby; whether there is an active one is not known: {self._blind}"
-            )
-        active = self._held.holder or "none at this moment"
-        standby = f"This controller ({self._lease.name}) is the standby; the active one is {active}: ask it."
-        return f"{standby} It could not take its place: {self._problem}" if self._problem else standby
+            return f"{standby}; whether there is an active one is not known: {self._blind}"
+        active = f"{standby}; the active one is {self._held.holder or 'none at this moment'}: ask it."
+        return f"{active} It could not take its place: {self._problem}" if self._problem else active
 
-    async def wait(self, tls: Context | None, reload: Callable[[], bool]) -> bool | None:
+    async def wait(self, tls: Context | None, config_file: str | None) -> bool | None:
         """True: the lease is ours. False: a signal asked for the end; None: for a restart with another
-        configuration, which `reload` has accepted. Raises OSError if a door can't be opened."""
-        loop = asyncio.get_running_loop()
-        stop, restart = asyncio.Event(), asyncio.Event()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, stop.set)
-
-        def read_again() -> None:
-            if not stop.is_set() and reload():
-                signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
-                restart.set()
-                stop.set()
-
-        loop.add_signal_handler(signal.SIGHUP, read_again)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDLED_SIGNALS)
+        configuration, which `config_file` holds. Raises OSError if a door can't be opened."""
+        stop, restart = await_signals(config_file, self._config)
         doors: list[Server | web.AppRunner] = []
         try:
             await self._open(doors, tls)
@@ -102,28 +86,22 @@ class Standby:
     def look(self) -> bool:
         """Asks the database once: whether the lease is ours now. Logs what has changed."""
         before, was_blind = self.sentence(), bool(self._blind)
-        taken = self._look()
+        held, problem, blind, taken = NOT_KNOWN, "", "", False
+        try:
+            try:
+                taken = self._lease.take()
+            except NewerRelease as error:
+                problem = str(error)
+            held = held if taken else self._lease.read()
+        except JournalError as error:
+            problem, blind = "", str(error)
+        self._held, self._problem, self._blind = held, problem, blind
         self._metrics.ready.set(self.is_ready())
         if self._blind and not was_blind:
             log.error("%s", self.sentence())
         elif not (taken or self._blind) and self.sentence() != before:
             log.warning("%s", self.sentence())
         return taken
-
-    def _look(self) -> bool:
-        problem = ""
-        try:
-            try:
-                if self._lease.take():
-                    return True
-            except NewerRelease as error:
-                problem = str(error)
-            self._held = self._lease.read()
-        except JournalError as error:
-            self._held, self._problem, self._blind = NOT_KNOWN, "", str(error)
-            return False
-        self._problem, self._blind = problem, ""
-        return False
 
     async def _open(self, doors: list[Server | web.AppRunner], tls: Context | None) -> None:
         config = self._config.controller

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import msgspec
 
-from slurm_watchdog.agent.own_requests import OWN_TASKS
+from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.workers.child import Function, decode, encode
 from slurm_watchdog.agent.workers.request_types import Request, answer_type
 from slurm_watchdog.agent.workers.worker_state import WorkerState

@@ -61,7 +61,7 @@ ASKER = """
 import json, os, sys, time, types
 from typing import Any
 from slurm_watchdog.base import clock
-from slurm_watchdog.agent.own_requests import OWN_TASKS
+from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import Request

@@ -48,7 +48,7 @@ WATCHER = r"""
 import json, os, sys, time
 from slurm_watchdog.base import clock
 from slurm_watchdog.agent.helper.requests import Dispatch
-from slurm_watchdog.agent.own_requests import OWN_TASKS
+from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.processes.reader import ProcessReader
 from slurm_watchdog.base.mounts import read_mounts

@@ -16,13 +16,13 @@ import pytest
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
-from slurm_watchdog.agent.logs.followed_job import LogMemory
+from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.agent.proc.entry import Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 from slurm_watchdog.agent.processes.jobs_here import JobsMemory
-from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
+from slurm_watchdog.agent.processes.process_row import EntryMemory, ProcessMemory
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
 from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of

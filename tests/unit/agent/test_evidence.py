@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.evidence import cores, error_files, flight_recorder, last_lines, node_settings
 from slurm_watchdog.agent.evidence.collection import Collection, Sources
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
@@ -26,7 +27,6 @@ from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, pars
 from slurm_watchdog.agent.evidence.sockets import parse_tcp
 from slurm_watchdog.agent.helper.requests import Dispatch
 from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.processes.identify import choose, parse_settings

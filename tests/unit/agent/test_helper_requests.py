@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.helper.requests import (
     KILL_SWITCH_BASE,
     TASKS,
@@ -18,7 +19,6 @@ from slurm_watchdog.agent.helper.requests import (
     Task,
     check_request,
 )
-from slurm_watchdog.agent.own_requests import OWN_TASKS
 from slurm_watchdog.agent.workers.become_user import MIN_UID, become, read_overflow_uids
 from slurm_watchdog.agent.workers.request_types import ListMounts, answer_type
 from slurm_watchdog.agent.workers.worker_state import WorkerState

@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from slurm_watchdog.agent.evidence import error_files, flight_recorder
-from slurm_watchdog.agent.evidence.leftover_files import find_files
+from slurm_watchdog.agent.evidence.error_files import find_files
 from slurm_watchdog.agent.files.job_root import open_in, other_root, roots_of, stat_in
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.workers.request_types import FindFiles

@@ -14,8 +14,7 @@ import pytest
 from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader
 from slurm_watchdog.agent.files import kernel_log_position as position
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
-from slurm_watchdog.agent.kernel.deduplicate import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock
-from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
+from slurm_watchdog.agent.kernel.kmsg import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, Device, KernelClock, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, Request, WriteState
 from slurm_watchdog.agent.workers.worker import Answer, Then

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_watchdog.agent.mounts.open_mounts import (
+from slurm_watchdog.agent.collectors.mount import (
     AT_ONCE,
     EVERY_S,
     FIRST_S,

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from slurm_watchdog.agent.mounts.shared_memory import EVERY_S, OLD_S, SharedMemories
-from slurm_watchdog.agent.processes.shared_memory import read_shared_memory
+from slurm_watchdog.agent.processes.open_mounts import read_shared_memory
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
 from slurm_watchdog.agent.workers.worker_state import WorkerState

@@ -1,4 +1,4 @@
-"""slurm_watchdog.analysis.checkpoint_interval: Young's where it holds, Daly's elsewhere."""
+"""slurm_watchdog.analysis.lost_time: Young's where it holds, Daly's elsewhere."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import expm1
 
 import pytest
 
-from slurm_watchdog.analysis.checkpoint_interval import MUCH_SMALLER, checkpoint_interval
+from slurm_watchdog.analysis.lost_time import MUCH_SMALLER, checkpoint_interval
 
 DAY = 86400.0
 

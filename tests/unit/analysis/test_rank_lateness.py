@@ -1,10 +1,10 @@
-"""slurm_watchdog.analysis.rank_lateness: who comes last, by what agents see of simulated trainings."""
+"""slurm_watchdog.analysis.lateness: who comes last, by what agents see of simulated trainings."""
 
 from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.analysis.rank_lateness import rank_lateness
+from slurm_watchdog.analysis.lateness import rank_lateness
 from tests.builders.stragglers import Training, Work, late, turns
 
 

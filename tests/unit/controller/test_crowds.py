@@ -8,7 +8,7 @@ import pytest
 
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.crowds import MAX_CROWDS, Crowds
+from slurm_watchdog.controller.state.report_bounds import MAX_CROWDS, Crowds
 from slurm_watchdog.model.report import LeftOut, Report
 from slurm_watchdog.model.slurm import SlurmNode, SlurmView
 from tests.builders.views import slurm_job

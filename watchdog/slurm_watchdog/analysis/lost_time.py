@@ -14,11 +14,13 @@ from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
+from math import sqrt
 from statistics import median
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.run_time import KEPT, divide, end_of, has_failed, seconds_within
+from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.lost_time import JobTime, Report, Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
@@ -238,3 +240,27 @@ def _add(to: dict[str, float], more: Mapping[str, float]) -> None:
 
 def _largest(hours: Mapping[str, float]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(hours.items(), key=lambda item: (-round(item[1], 6), item[0])))
+
+
+MUCH_SMALLER = 0.01
+"""From this share of the time between two failures on, a checkpoint is not much smaller: the two formulas differ by 5 %
+there, and by more above."""
+
+
+class Interval(Struct, frozen=True, kw_only=True):
+    """Advice for a job."""
+
+    seconds: float
+    """Of training between two checkpoints."""
+    formula: str
+    """Whose it is, for people: name and year."""
+
+
+def checkpoint_interval(between_failures_s: float, save_s: float) -> Interval:
+    """For a job that fails once in `between_failures_s` on average, and that a checkpoint holds up for `save_s`."""
+    young_s = sqrt(2.0 * save_s * between_failures_s)
+    if save_s < MUCH_SMALLER * between_failures_s:
+        return Interval(seconds=young_s, formula="Young 1974")
+    half = save_s / (2.0 * between_failures_s)
+    daly_s = young_s * (1.0 + sqrt(half) / 3.0 + half / 9.0) - save_s if half < 1.0 else between_failures_s
+    return Interval(seconds=daly_s, formula="Daly 2006")

@@ -7,7 +7,7 @@ from typing import Final
 
 import click
 
-from slurm_watchdog.analysis.checkpoint_interval import checkpoint_interval
+from slurm_watchdog.analysis.lost_time import checkpoint_interval
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.cli.find_controller import Asked, asks_controller

@@ -43,7 +43,7 @@ from slurm_watchdog.controller.run_records import RunRecords
 from slurm_watchdog.controller.silences import Silences
 from slurm_watchdog.controller.slow_nodes import SlowNodes
 from slurm_watchdog.controller.state.cluster import ClusterState
-from slurm_watchdog.controller.state.crowds import Crowds
+from slurm_watchdog.controller.state.report_bounds import Crowds
 from slurm_watchdog.controller.state.report_interval import LONGEST_S, ReportInterval
 from slurm_watchdog.detect.slow_job import SlowJob
 from slurm_watchdog.journal.journal import Journal, JournalError

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, seconds
-from slurm_watchdog.agent.logs.followed_job import LogMemory
+from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.model.report import LogSection, ProcessSection, Report
 
 SHOWN = 100

@@ -27,8 +27,7 @@ from slurm_watchdog.agent.collectors.collector import CollectorContext, Collecto
 from slurm_watchdog.agent.collectors.gpu import GPU
 from slurm_watchdog.agent.collectors.presentation import Family, Row, Series, Table, seconds
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
-from slurm_watchdog.agent.kernel.deduplicate import Deduplicator, KernelClock, Reported
-from slurm_watchdog.agent.kernel.kmsg import Device, Kmsg, KmsgFile
+from slurm_watchdog.agent.kernel.kmsg import Deduplicator, Device, KernelClock, Kmsg, KmsgFile, Reported
 from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, WriteState

@@ -24,7 +24,7 @@ from slurm_watchdog.agent.collectors.presentation import (
     largest,
     seconds,
 )
-from slurm_watchdog.agent.processes.process_memory import ProcessMemory
+from slurm_watchdog.agent.processes.process_row import ProcessMemory
 from slurm_watchdog.model.observations import Blocked, Process
 from slurm_watchdog.model.report import ProcessSection, Report
 

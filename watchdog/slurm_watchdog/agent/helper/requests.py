@@ -18,11 +18,11 @@ from typing import Any, Final
 import msgspec
 
 from slurm_watchdog.agent.checkpoints import scan
-from slurm_watchdog.agent.evidence import cores, last_lines, leftover_files, nccl_ras, process_state, stacks
+from slurm_watchdog.agent.evidence import cores, error_files, last_lines, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs import follow
-from slurm_watchdog.agent.processes import identify, open_mounts, shared_memory, terminate, thread_calls
+from slurm_watchdog.agent.processes import identify, open_mounts, terminate, thread_calls
 from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Function
@@ -152,7 +152,7 @@ TASKS: Final = tasks_by_name(
     Task(ListMounts, identify.list_mounts),
     Task(ListOpenLogs, identify.list_open_logs),
     Task(ListOpenMounts, open_mounts.list_open_mounts),
-    Task(ReadSharedMemory, shared_memory.read_shared_memory),
+    Task(ReadSharedMemory, open_mounts.read_shared_memory),
     Task(ReadThreads, thread_calls.read_threads),
     Task(ReadProcessStates, process_state.read_process_states),
     Task(DumpProcessStacks, stacks.dump_stacks),
@@ -165,7 +165,7 @@ TASKS: Final = tasks_by_name(
     Task(Follow, follow.follow, as_owner=True, paths=lambda args: (each[1] for each in (*args.files, *args.globs))),
     Task(LastLines, last_lines.last_lines, as_owner=True, paths=lambda args: (path for _, path in args.files)),
     Task(
-        FindFiles, leftover_files.find_files, as_owner=True, check=_check_find,
+        FindFiles, error_files.find_files, as_owner=True, check=_check_find,
         paths=lambda args: (
             *(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places),
             *(path for path, _ in (*args.pipes, *args.error_files)),
@@ -193,7 +193,7 @@ TASKS: Final = tasks_by_name(
     ),
 )  # fmt: skip
 """Everything that the helper does: a request that is not here reaches no function. What the agent does for
-itself (NVML, its own state, names of users) is in slurm_watchdog.agent.own_requests."""
+itself (NVML, its own state, names of users) is in slurm_watchdog.agent.context."""
 
 
 def check_request(

@@ -15,8 +15,7 @@ from functools import partial
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.follow import MAGIC
-from slurm_watchdog.agent.logs.followed_job import FollowedJob, LogMemory, Plan
-from slurm_watchdog.agent.logs.open_logs import OpenLogs
+from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs, Plan
 from slurm_watchdog.agent.proc.files import count_open_files
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S

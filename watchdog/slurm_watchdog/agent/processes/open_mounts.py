@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
+from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_links
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
 from slurm_watchdog.agent.proc.system_call import is_storage
 from slurm_watchdog.agent.processes.owner import check_process
-from slurm_watchdog.agent.workers.request_types import ListOpenMounts
+from slurm_watchdog.agent.workers.request_types import ListOpenMounts, ReadSharedMemory
 from slurm_watchdog.agent.workers.worker_state import WorkerState
+from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, read_mounts, strip_deleted
 
 
@@ -82,3 +84,35 @@ def _by_source(mounts: Iterable[Mount]) -> Mapping[tuple[str, str], str]:
 
 def _namespace(pid: int | str) -> str:
     return os.readlink(f"/proc/{pid}/ns/mnt")
+
+
+PLACE: Final = "/dev/shm"
+_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+
+
+def read_shared_memory(request: ReadSharedMemory, worker: WorkerState) -> list[tuple[int, int] | None]:
+    """Of each process (bytes in use, size) of its /dev/shm; None where that is the node's, none, or not to be seen."""
+    try:
+        nodes = os.stat(PLACE).st_dev
+    except OSError:  # the node has none
+        nodes = None
+    return [_of(pid, nodes, worker) for pid in request.pids]
+
+
+def _of(pid: int, nodes: int | None, worker: WorkerState) -> tuple[int, int] | None:
+    try:
+        check_process(pid, worker)
+        if [mount.fs_type for mount in read_mounts(pid) if mount.point == PLACE][-1:] != ["tmpfs"]:
+            return None
+        with (
+            opened(f"/proc/{pid}/root", os.O_PATH | os.O_DIRECTORY) as root,
+            opened("dev", _DIRECTORY, root) as dev,
+            opened("shm", _DIRECTORY, dev) as place,
+        ):
+            if os.fstat(place).st_dev == nodes:
+                return None
+            found = os.fstatvfs(place)
+    except (OSError, ValueError):  # it ended, or may not be looked into
+        return None
+    size = found.f_blocks * found.f_frsize
+    return ((found.f_blocks - found.f_bfree) * found.f_frsize, size) if size > 0 else None

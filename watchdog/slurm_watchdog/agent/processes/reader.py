@@ -35,8 +35,7 @@ from slurm_watchdog.agent.processes.identity_cache import (
     MAX_IDENTIFICATIONS,
     Identities,
 )
-from slurm_watchdog.agent.processes.process_memory import EntryMemory, ProcessMemory
-from slurm_watchdog.agent.processes.process_row import describe
+from slurm_watchdog.agent.processes.process_row import EntryMemory, ProcessMemory, describe
 from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool

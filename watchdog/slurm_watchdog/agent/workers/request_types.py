@@ -1,7 +1,7 @@
 """Requests to workers: a type for each, with the bounds of its fields, and with the type of its answer.
 
 The function that does each, the user it is done as, and what else must hold are in
-slurm_watchdog.agent.helper.requests and slurm_watchdog.agent.own_requests.
+slurm_watchdog.agent.helper.requests and slurm_watchdog.agent.context.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from slurm_watchdog.analysis.lateness import is_late
-from slurm_watchdog.analysis.rank_lateness import RankLateness, rank_lateness
+from slurm_watchdog.analysis.lateness import RankLateness, is_late, rank_lateness
 from slurm_watchdog.controller.api.journal_view import Waiting
 from slurm_watchdog.controller.api.status_view import Sees
 from slurm_watchdog.controller.health.cluster import is_announced

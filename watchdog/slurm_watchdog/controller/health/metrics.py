@@ -16,7 +16,7 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.controller.health.cluster import Health, is_announced
 from slurm_watchdog.controller.policy.guards import GUARDS
-from slurm_watchdog.controller.state.crowds import MAX_CROWDS
+from slurm_watchdog.controller.state.report_bounds import MAX_CROWDS
 from slurm_watchdog.detect.registry import KINDS, spec_of
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.actions import OUTCOMES, Action, Verdict

@@ -14,7 +14,15 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.agents import Agents, Supervisors, UnreachedNodes
 from slurm_watchdog.controller.state.filesystems import Filesystems
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
-from slurm_watchdog.controller.state.node_ownership import JobNodes, of_own_jobs, of_owners
+from slurm_watchdog.controller.state.node_ownership import (
+    JobNodes,
+    jobs_now,
+    node_views,
+    of_own_jobs,
+    of_owners,
+    process_ids,
+    remembered,
+)
 from slurm_watchdog.controller.state.nodes import Nodes
 from slurm_watchdog.controller.state.progress_clock import main_counter
 from slurm_watchdog.controller.state.report_bounds import within_bounds
@@ -29,7 +37,6 @@ from slurm_watchdog.controller.state.run_updates import (
 from slurm_watchdog.controller.state.run_view import job_view
 from slurm_watchdog.controller.state.runs import Runs
 from slurm_watchdog.controller.state.scan_schedule import ProcessBudget, ScheduledJob, choose
-from slurm_watchdog.controller.state.slurm_listing import jobs_now, node_views, process_ids, remembered
 from slurm_watchdog.model.actions import Fence
 from slurm_watchdog.model.cluster_view import READ_LATER_S, ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.node_view import SlurmNodeView

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
-from slurm_watchdog.nodetest.conduct import Report, conduct
-from slurm_watchdog.nodetest.jobs import NodeJob, Terms, job_options, run_all
+from slurm_watchdog.nodetest.conduct import NodeJob, Report, Terms, conduct, job_options, run_all
 from slurm_watchdog.nodetest.judge import (
     Fault,
     Figure,

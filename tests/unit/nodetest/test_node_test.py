@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.model.incidents import Truth
-from slurm_watchdog.nodetest.jobs import CHOOSE, PLACES
+from slurm_watchdog.nodetest.conduct import CHOOSE, PLACES
 from slurm_watchdog.nodetest.judge import Measured, judge_nodes, measured, parse_line
 
 PROGRAM = PLACES[1]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import secrets
 import signal
 import socket
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import click
+from msgspec import to_builtins
+from msgspec.structs import replace
 
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import find_socket
@@ -28,19 +33,24 @@ from slurm_watchdog.cli.options import (
     service_paths,
 )
 from slurm_watchdog.cli.terminal import clean, show
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.types import parse_duration
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_documents import NodeEventRequest
+from slurm_watchdog.model.node_events import TESTED_MARK
+from slurm_watchdog.model.slurm import SlurmNode
+from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, starts_jobs
+from slurm_watchdog.nodetest.conduct import Report, Terms, conduct, lifted, run_by_salloc
+from slurm_watchdog.nodetest.judge import NodeVerdict
+from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.commands import Commands
+from slurm_watchdog.slurm.factory import make_client
+from slurm_watchdog.slurm.node_names import expand_nodes
+from slurm_watchdog.slurm.pyslurm_child import user_name
+from slurm_watchdog.standalone.own_runs import home_directory, state_home
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
-    from slurm_watchdog.model.slurm import SlurmNode
-    from slurm_watchdog.nodetest.conduct import Report
-
-MOST_PASSED = 200
-"""Healthy nodes that are reported to the controller: it takes 2,000 events a day."""
-DRAIN_MARK = "slurm-watchdog:"
-"""Begins the reason of every drain of ours."""
+MOST_PASSED = 200  # healthy nodes that are reported to the controller: it takes 2,000 events a day
+DRAIN_MARK = "slurm-watchdog:"  # begins the reason of every drain of ours
 FABRIC = "the way between nodes is that of their addresses; for another fabric see node_tests.program"
 
 
@@ -82,12 +92,6 @@ def test_nodes(**asked: Any) -> None:
       slurm-watchdog test-nodes --partition gpu --idle --shared /scratch
       slurm-watchdog test-nodes n7 n8 n[20-24] --only cpu,memory,network --json
     """
-    import asyncio
-
-    import msgspec
-
-    from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-
     try:
         report = asyncio.run(_test(asked))
     except (SlurmUnavailable, SlurmRefused, ValueError, OSError, TimeoutError) as error:
@@ -97,7 +101,7 @@ def test_nodes(**asked: Any) -> None:
         click.echo("Interrupted: the test jobs are cancelled.", err=True)
         sys.exit(130)
     if asked["as_json"]:
-        print_json(msgspec.to_builtins(report))
+        print_json(to_builtins(report))
     else:
         show("test_nodes", report=report)
     tell_controller(report, asked["config_file"])
@@ -107,22 +111,6 @@ def test_nodes(**asked: Any) -> None:
 
 async def _test(asked: Mapping[str, Any]) -> Report:
     """What came of it. SIGINT and SIGTERM cancel it, and with it its jobs."""
-    import asyncio
-    from functools import partial
-
-    from msgspec.structs import replace
-
-    from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.config.types import parse_duration
-    from slurm_watchdog.model.node_events import TESTED_MARK
-    from slurm_watchdog.nodetest.conduct import conduct, lifted
-    from slurm_watchdog.nodetest.jobs import Terms, run_by_salloc
-    from slurm_watchdog.nodetest.judge import NodeVerdict
-    from slurm_watchdog.slurm.commands import Commands
-    from slurm_watchdog.slurm.factory import make_client
-    from slurm_watchdog.slurm.pyslurm_child import user_name
-    from slurm_watchdog.standalone.own_runs import home_directory, state_home
-
     path = asked["config_file"] or (service_paths().config if os.access(service_paths().config, os.R_OK) else "")
     config = load_or_exit(path, with_knowledge=False) if path else Config()
     if not any(asked[name] for name in ("nodes", "idle", "partition", "drained_by_us")):
@@ -132,23 +120,20 @@ async def _test(asked: Mapping[str, Any]) -> Report:
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, task.cancel)
     client = make_client("command_line", bin_directory=config.slurm.bin_directory)
-    place, tests = state_home(home_directory(), os.environ), config.node_tests
     chosen, left = choose((await client.read_view()).nodes, asked)
     words = [f"--{name}={asked[name]}" for name in ("only", "seconds") if asked[name]]
     words += [f"--{name}={each}" for name in ("local", "shared") for each in asked[name]]
     terms = Terms(
         comment=f"slurm-watchdog test-nodes of {user_name(os.geteuid())}@{socket.gethostname()} pid {os.getpid()}",
-        program=tests.program,
-        words=(*tests.options, *words),
-        pairs=not asked["only"] or "network" in asked["only"].split(","),
+        tests=config.node_tests,
+        words=(*config.node_tests.options, *words),
         at_once=asked["at_once"],
         wait_s=parse_duration(asked["wait"]),
         partition=asked["partition"],
         account=asked["account"],
         reservation=f"{TESTED_MARK}{secrets.token_hex(4)}" if asked["drained_by_us"] else asked["reservation"],
-        floors=tests.floors,
         cluster=config.cluster_name,
-        place=place,
+        place=state_home(home_directory(), os.environ),
     )
     async with contextlib.AsyncExitStack() as stack:
         if asked["drained_by_us"] and chosen:
@@ -162,8 +147,6 @@ async def _test(asked: Mapping[str, Any]) -> Report:
 def choose(listed: Sequence[SlurmNode], asked: Mapping[str, Any]) -> tuple[list[SlurmNode], dict[str, str]]:
     """The nodes that are tested, and why some of those that were named are not; idle ones of these are peers of those
     that we have drained. Raises ValueError."""
-    from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, starts_jobs
-    from slurm_watchdog.slurm.node_names import expand_nodes
 
     def why_not(node: SlurmNode) -> str:
         words, starts = node_words(node.state), starts_jobs(node.state)

@@ -1,49 +1,220 @@
-"""A test of nodes from its first job to the verdicts: each node, then pairs in a ring, then again what looked bad."""
+"""A test of nodes from its first job to the verdicts: each node, then pairs in a ring, then again what looked bad.
+
+The node test runs by salloc and srun: its text goes through srun's standard input, its lines come through the pipe. A
+job that does not start, does not end, or whose Slurm does not answer costs its time and nothing else. Cancelled, it
+cancels what it has submitted; if this process dies, salloc gets SIGTERM, and gives the job up.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import os
+import re
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
-from typing import Final
+import signal
+import sys
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
 
 import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
+from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.uncancelled import to_its_end
+from slurm_watchdog.config.schema import NodeTests
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
-from slurm_watchdog.nodetest.jobs import NodeJob, Run, Terms, run_all
 from slurm_watchdog.nodetest.judge import (
     LEAST_PEERS,
+    MAX_LINE,
+    Line,
     Measured,
     NodeVerdict,
     Pair,
     confirmed,
     judge_nodes,
+    measured,
+    parse_line,
     peers_of,
     ring,
     slow_pairs,
     with_links,
 )
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
+from slurm_watchdog.slurm.commands import Commands, first_line
 
-SHARED: Final = "mount:"
-"""Begins the places that nodes share."""
+JOB_NAME: Final = "slurm-watchdog-test"
+NICE: Final = 10_000  # above what users give each other: a test waits behind every other job of its partition
+CHOOSE: Final = (
+    'for p in "$0" python3 /usr/libexec/platform-python; do '
+    'if "$p" -I -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null </dev/null; then '
+    'exec "$p" -I - "$@"; fi; done; echo "no Python from 3.8 on is installed on $(hostname)" >&2; exit 127'
+)
+"""For sh: our own interpreter where the node has it, else the system's."""
+ALLOCATION: Final = re.compile(r"^salloc: .* job allocation (\d+)")
+MINUTES: Final = {1: 15, 2: 5}  # limits of a job on one node and on two: more than its program takes (`--within`)
+GRACE_S, SETTLE_S = 60.0, 5.0  # beyond that, for Slurm to end it (KillWait: 30 s); for its end after its last line
+PLACES: Final = Path(__file__).with_name("node_test.py"), Path(__file__).parents[3] / "deploy/node-test/node_test.py"
+"""Of the program that is shipped: as installed, and in a checkout."""
+SHARED: Final = "mount:"  # begins the places that nodes share
 FILE: Final = "node-tests.jsonl"
-MOST_BYTES, MOST_TESTS = 16 << 20, 20
-"""Of the end of the file, some 20,000 tests; of a node that make what is usual for it."""
+MOST_BYTES, MOST_TESTS = 16 << 20, 20  # of the file's end, 20,000 tests; of a node that make what is usual for it
 LIMIT_S, CLEANUP_S = 3600.0, 120.0
 """Of a test of drained nodes, and its end in which they are drained again. Six nodes and their links take 2 min where
-nothing hangs (docs/test-nodes.md); each job that hangs costs its own limit, minutes, and a second look the same
-again."""
+nothing hangs (docs/test-nodes.md); a job that hangs costs its own limit, minutes, and a second look the same again."""
 Say = Callable[[str], None]
+
+
+class Terms(Struct, frozen=True, kw_only=True):
+    """How a test is done, and what all of its jobs have in common."""
+
+    comment: str = ""  # whose the jobs are
+    tests: NodeTests = NodeTests()
+    words: tuple[str, ...] = ()  # that the program gets
+    at_once: int = 8
+    wait_s: float = 600.0  # for the nodes of a job to be free
+    partition: str = ""
+    account: str = ""
+    reservation: str = ""
+    cluster: str = ""
+    place: Path | None = None  # where figures are kept, to compare later ones with
+
+
+class NodeJob(NamedTuple):
+    """One job: its nodes, and the words that the program gets on each."""
+
+    nodes: tuple[SlurmNode, ...]
+    words: tuple[str, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of its nodes."""
+        return tuple(node.name for node in self.nodes)
+
+
+Run = Callable[[NodeJob], Awaitable[Measured]]  # Runs a job to its end. Cancelled, it cancels the job.
+
+
+def job_options(job: NodeJob, terms: Terms) -> list[str]:
+    """For salloc: exclusive with all memory of the nodes, low priority, bounded, in a partition that they share."""
+    shared = set(job.nodes[0].partitions).intersection(*(node.partitions for node in job.nodes))
+    partition, number = terms.partition or min(shared, default=""), len(job.nodes)
+    given = {"--partition": partition, "--account": terms.account, "--reservation": terms.reservation}
+    return [
+        *(f"--job-name={JOB_NAME}", f"--comment={terms.comment}", "--exclusive", "--mem=0", f"--nice={NICE}"),
+        *(f"--nodes={number}", f"--ntasks={number}", "--ntasks-per-node=1"),
+        *(f"--nodelist={','.join(job.names)}", f"--time={MINUTES[number]}"),
+        *(f"{name}={value}" for name, value in given.items() if value),
+    ]
+
+
+async def run_by_salloc(client: SlurmClient, commands: Commands, terms: Terms, job: NodeJob) -> Measured:
+    """A salloc with an srun in it. (An srun alone takes --exclusive for --exact, too, and gives a task one CPU.)"""
+    argv = [commands.path("salloc"), "--no-bell", *job_options(job, terms)]
+    argv += [commands.path("srun"), "--whole", "--kill-on-bad-exit=0", "/bin/sh", "-c", CHOOSE, sys.executable]
+    program = Path(terms.tests.program or next((each for each in PLACES if each.exists()), PLACES[0]))
+    try:
+        with program.open("rb") as text:  # noqa: ASYNC230 - a small file of this machine
+            process = await asyncio.create_subprocess_exec(
+                *argv,
+                *job.words,
+                stdin=text,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                limit=MAX_LINE,
+                env=dict(commands.environ),
+                cwd="/",
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+    except OSError as error:
+        return measured(" ".join(job.names), (), f"{error.filename or 'salloc'} cannot be started: {error.strerror}")
+    heard = _Heard(job.names)
+    why, limit_s = "it ended without a result", 60.0 * MINUTES[len(job.nodes)] + GRACE_S
+    try:
+        async with timeout(terms.wait_s):
+            await heard.read(process, lambda: bool(heard.lines))
+        async with timeout(limit_s):
+            await heard.read(process, heard.is_complete)
+    except TimeoutError:
+        why = "it did not end in time" if heard.lines else f"its nodes were not free within {terms.wait_s:g} s"
+    finally:
+        await to_its_end(_end(process, SETTLE_S if heard.is_complete() else 0.0))
+        if heard.job_id and not heard.is_complete():
+            with contextlib.suppress(SlurmUnavailable, SlurmRefused):  # then it ends by its limit
+                await to_its_end(client.cancel(heard.job_id))
+    why = f"{why} ({heard.other})" if heard.other and not heard.lines else why
+    return measured(" ".join(job.names), heard.lines, "" if heard.is_complete() else why)
+
+
+class _Heard:
+    """What a job has printed so far."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
+        self.lines: list[Line] = []
+        self.job_id = self.other = ""
+
+    def is_complete(self) -> bool:
+        """Whether every node has printed its last line."""
+        return {line.node for line in self.lines if line.part == "end"} == set(self._nodes)
+
+    async def read(self, process: asyncio.subprocess.Process, until: Callable[[], bool]) -> None:
+        """Until that is so, or nothing more comes."""
+        assert process.stdout is not None
+        raw = b" "
+        while raw and not until():
+            raw = b" "
+            with contextlib.suppress(ValueError):  # a line that is too long is none of ours
+                raw = await process.stdout.readline()
+            text = raw.decode(errors="replace")
+            line, granted = parse_line(text), ALLOCATION.search(text)
+            self.job_id = granted[1] if granted else self.job_id
+            if line is None and text.strip() and not granted:
+                self.other = first_line(text)
+            self.lines += [line] if line is not None and line.node in self._nodes else []
+
+
+async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
+    """SIGTERM, which makes salloc give its job up, and then SIGKILL."""
+    for number, wait_s in ((0, patience_s), (signal.SIGTERM, 3.0), (signal.SIGKILL, 1.0)):
+        with contextlib.suppress(ProcessLookupError, TimeoutError):
+            os.killpg(process.pid, number)
+            async with timeout(wait_s):
+                await process.wait()
+                return
+
+
+async def run_all(
+    jobs: Sequence[NodeJob], run: Run, at_once: int, ended: Callable[[int, Measured], None]
+) -> dict[str, Measured]:
+    """What came of each by its name, `at_once` of them running. No two that run share a node."""
+    locks, slots = defaultdict[str, asyncio.Lock](asyncio.Lock), asyncio.Semaphore(at_once)
+    found = dict[str, Measured]()
+
+    async def one(job: NodeJob) -> None:
+        async with contextlib.AsyncExitStack() as held:
+            for each in (*(locks[name] for name in sorted(job.names)), slots):
+                await held.enter_async_context(each)
+            result = await run(job)
+            found[result.name] = result
+            ended(len(found), result)
+
+    tasks = [asyncio.ensure_future(one(job)) for job in jobs]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await to_its_end(asyncio.gather(*tasks, return_exceptions=True))
+    return found
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -54,13 +225,13 @@ class Report(Struct, frozen=True, kw_only=True):
     verdicts: tuple[NodeVerdict, ...]
     nodes: tuple[Measured, ...] = ()
     pairs: tuple[Measured, ...] = ()
-    again: tuple[Measured, ...] = ()
-    """What looked bad, measured a second time beside nodes that did not, and such pairs."""
+    again: tuple[Measured, ...] = ()  # what looked bad, measured once more beside nodes that did not, and such pairs
 
 
 async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) -> Report:
     """Cancelled, it cancels its jobs. Raises OSError where figures cannot be kept."""
-    began_at, known, floors = clock.wall(), {node.name: node for node in nodes}, terms.floors
+    began_at, known, floors = clock.wall(), {node.name: node for node in nodes}, terms.tests.floors
+    only = [word[7:].split(",") for word in terms.words if word.startswith("--only=")]
 
     async def measure(what: str, jobs: Sequence[NodeJob]) -> dict[str, Measured]:
         def ended(number: int, found: Measured) -> None:
@@ -80,7 +251,7 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     past = usual(terms, singles)
     # A node that hangs in a part is named for that, and Slurm may not get its job off it for minutes.
     able = [name for name in known if not singles[name].missing and not singles[name].hangs]
-    links = await measure("pair", paired(ring(able if terms.pairs else [])))
+    links = await measure("pair", paired(ring(able if not only or "network" in only[-1] else [])))
     verdicts = {each.node: each for each in judge_nodes(list(singles.values()), floors, past)}
     doubtful = [name for name in able if singles[name].disturbed or verdicts[name].truth is Truth.BAD]
     # What nodes share may be slower for a while: a second look at it has peers of its own, which were well.
@@ -90,7 +261,10 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     beside, half = alone(near, "--only", "mount"), len(near) // 2
     again = await measure("again: node", [*beside[:half], *alone(doubtful), *beside[half:]])
     has_peers = near and sum(not each.missing for each in again.values()) > LEAST_PEERS
-    later = {name: unshared(each) if has_peers else each for name, each in singles.items()}
+    later = dict(singles)
+    for name, each in singles.items() if has_peers else ():  # without what nodes share
+        own = {key: figure for key, figure in each.figures.items() if not figure.place.startswith(SHARED)}
+        later[name] = replace(each, figures=own)
     for name, each in again.items():
         later[name] = replace(each, like=singles[name].like, figures={**later[name].figures, **each.figures})
     for second in judge_nodes(list(later.values()), floors, past):
@@ -115,19 +289,11 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     return report
 
 
-def unshared(found: Measured) -> Measured:
-    """Without what nodes share."""
-    return replace(
-        found, figures={key: each for key, each in found.figures.items() if not each.place.startswith(SHARED)}
-    )
-
-
 class PastTest(Struct, frozen=True, kw_only=True):
     """One test of one node against which nothing was found: a line of the file."""
 
     node: str
-    same: tuple[str, ...] = ()
-    """Only tests with the same words here may be compared: of the hardware, the cluster and the test."""
+    same: tuple[str, ...] = ()  # only tests with the same words here may be compared: hardware, cluster, program
     figures: Mapping[str, float] = {}
 
 

@@ -21,19 +21,15 @@ from slurm_watchdog.model.incidents import Truth
 
 MAX_LINE: Final = 1 << 20
 Text = Annotated[str, Meta(max_length=4096)]
-LEAST_PEERS: Final = 4
-"""With fewer, one bad node among them moves the median."""
-LEAST_PAST: Final = 3
-"""Earlier tests of a node that make its usual figure."""
+LEAST_PEERS: Final = 4  # With fewer, one bad node among them moves the median.
+LEAST_PAST: Final = 3  # Earlier tests of a node that make its usual figure.
 MADS, SPREADS, SCALE, TINY = 5.0, 3.0, 1.4826, 1e-9
 """A figure has to be so many scaled median absolute deviations (of logarithms) away: one in a million of a normal
 distribution is; and so many times the spread of its own repetitions. SCALE makes the MAD a standard deviation."""
 MOST_OTHERS: Final = 0.25
 """Share of the other nodes that may have the same doubt: with more it is how the site is set up (a judgement)."""
-Floors = Mapping[str, float]
-"""Name or key of a figure to the worst value that the site accepts, in the figure's unit."""
-Past = Mapping[str, Sequence[Mapping[str, float]]]
-"""Node to the figures of its earlier tests."""
+Floors = Mapping[str, float]  # Name or key of a figure to the worst value that the site accepts, in the figure's unit.
+Past = Mapping[str, Sequence[Mapping[str, float]]]  # Node to the figures of its earlier tests.
 Pair = tuple[str, str]
 
 
@@ -76,8 +72,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     what: Text
     place: Text = ""
     sure: bool = True
-    same: Text = ""
-    """Names the same on other nodes; empty: `what` does."""
+    same: Text = ""  # Names the same on other nodes; empty: `what` does.
 
 
 class Line(Struct, frozen=True, kw_only=True):
@@ -105,13 +100,10 @@ class Measured(Struct, frozen=True, kw_only=True):
     name: str
     like: str = ""
     figures: Mapping[str, Figure] = {}
-    disturbed: tuple[str, ...] = ()
-    """Parts of which other programs disturbed a figure."""
-    problems: tuple[Line, ...] = ()
-    """Parts that did not end well."""
+    disturbed: tuple[str, ...] = ()  # Parts of which other programs disturbed a figure.
+    problems: tuple[Line, ...] = ()  # Parts that did not end well.
     faults: tuple[Fault, ...] = ()
-    missing: str = ""
-    """Why there is nothing, or not all, a part of a sentence."""
+    missing: str = ""  # Why there is nothing, or not all, a part of a sentence.
 
     @property
     def hangs(self) -> bool:
@@ -170,14 +162,10 @@ class NodeVerdict(Struct, frozen=True, kw_only=True):
 
     node: str
     truth: Truth
-    faults: tuple[tuple[str, str], ...] = ()
-    """BAD: (part of the node, what is wrong with it, with the figures)."""
-    unsure: tuple[str, ...] = ()
-    """UNKNOWN: why it was not judged, parts of sentences."""
-    peers: int = 0
-    """With which its figures were compared."""
-    figures: str = ""
-    """The most telling ones, in words."""
+    faults: tuple[tuple[str, str], ...] = ()  # BAD: (part of the node, what is wrong with it, with the figures).
+    unsure: tuple[str, ...] = ()  # UNKNOWN: why it was not judged, parts of sentences.
+    peers: int = 0  # With which its figures were compared.
+    figures: str = ""  # The most telling ones, in words.
     measured: tuple[str, ...] = ()
     """Parts that have figures: `cpu`, `memory`, `disk:/tmp`, `mount:/scratch`, `link:eth0`, a GPU's UUID."""
 

@@ -32,8 +32,7 @@ from slurm_watchdog.model.node_events import (
 )
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import ABSENT, OVER, USED, is_drained, is_lost, node_words, starts_jobs
-from slurm_watchdog.nodetest.conduct import LIMIT_S, conduct, lifted, put_back
-from slurm_watchdog.nodetest.jobs import Terms, run_by_salloc
+from slurm_watchdog.nodetest.conduct import LIMIT_S, Terms, conduct, lifted, put_back, run_by_salloc
 from slurm_watchdog.nodetest.judge import LEAST_PEERS, NodeVerdict
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands
@@ -54,15 +53,14 @@ Tester = Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]]
 
 def tester_of(config: Config, client: SlurmClient) -> Tester:
     """Tests nodes as `test-nodes --drained-by-us` does for a person, by the controller's own user."""
-    tests, commands = config.node_tests, Commands(config.slurm.bin_directory, os.environ)
+    commands = Commands(config.slurm.bin_directory, os.environ)
 
     async def test(name: str, names: Sequence[str]) -> Sequence[NodeVerdict]:
         terms = Terms(
             comment=f"slurm-watchdog test-nodes of the controller {name}",
-            program=tests.program,
+            tests=config.node_tests,
             reservation=name,
-            words=tuple(tests.options),
-            floors=tests.floors,
+            words=config.node_tests.options,
             cluster=config.cluster_name,
             place=Path(config.controller.state_directory),
         )
@@ -99,16 +97,14 @@ class NodeTests:
         listings. `others`: nodes that we have drained and that are in no quarantine, and the reasons."""
         if self._running is not None and not self._running.done():
             return
-        out = self._tools.drained()
-        left = [each for each in reservations if each.name.startswith(TESTED_MARK)]
+        out, left = self._tools.drained(), [each for each in reservations if each.name.startswith(TESTED_MARK)]
         for each in left:
             if self._tools.wall() >= each.start_at + LIMIT_S:
                 await self._settle(each, {**others, **out}, jobs)
         if left or not permitted or self._tester is None or self._held_back() is not None:
             return
         for node in (each for each in known if each.name in out):
-            peers = self._peers_of(node, known, out)
-            if peers is not None:
+            if (peers := self._peers_of(node, known, out)) is not None:
                 name = f"{TESTED_MARK}{secrets.token_hex(6)}"
                 log.warning("%s is tested (%s)", node.name, name)
                 self._running = asyncio.create_task(self._run(self._tester, name, node.name, peers))
@@ -140,11 +136,9 @@ class NodeTests:
         results, why = tuple[NodeVerdict, ...](), ""
         try:
             results = tuple(await tester(name, (node, *peers)))
-        except TimeoutError:
-            why = "it did not end in time"
         except Exception as error:  # the boundary: nothing waits for this task
             log.warning("the test %s has no result", name, exc_info=error)
-            why = str(error)
+            why = "it did not end in time" if isinstance(error, TimeoutError) else str(error)
         self._record(events_of_results(name, node, results, self._tools, why))
 
     def _record(self, events: Iterable[NodeEvent]) -> None:

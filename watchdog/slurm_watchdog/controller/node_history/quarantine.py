@@ -37,10 +37,8 @@ class QuarantineTools:
 
     slurm: SlurmClient
     policy: Policy
-    events: Callable[[], Iterable[NodeEvent]]
-    """All events of nodes that are remembered."""
-    record: Callable[[NodeEvent], None]
-    """Writes an event of a node down."""
+    events: Callable[[], Iterable[NodeEvent]]  # All events of nodes that are remembered.
+    record: Callable[[NodeEvent], None]  # Writes an event of a node down.
     wall: Callable[[], float]
 
     def of_node(self, node: str) -> list[NodeEvent]:

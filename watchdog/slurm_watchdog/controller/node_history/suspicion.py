@@ -28,20 +28,17 @@ WINDOW_S: Final = 14 * DAY_S
 et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025, arXiv:2410.21680)."""
 HALF_LIFE_S: Final = 28 * DAY_S
 """After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
-FORGOTTEN_S: Final = 6 * HALF_LIFE_S
-"""An event weighs a sixty-fourth then: it is history."""
+FORGOTTEN_S: Final = 6 * HALF_LIFE_S  # An event weighs a sixty-fourth then: it is history.
 TRAVELS: Final = 3
 """A job that had the same so often within WINDOW_S, and half of it or more elsewhere, takes it along."""
 SAME_S: Final = 1800.0
 """What one fault sets off on its node (a dead rank, Slurm's ping, its drain) comes within SlurmdTimeout (300 s by
 default) and a restart of the node."""
-SUSPECT_FROM: Final = 2.25
-"""A suspicion from here on is more than chance: see UNKNOWN_PART."""
+SUSPECT_FROM: Final = 2.25  # A suspicion from here on is more than chance: see UNKNOWN_PART.
 UNKNOWN_PART: Final = 0.6
 """What an event whose part is not known adds to the suspicion of the others; one of another part adds nothing: a bad
 node repeats itself in one part. Both figures are what names lemons best in tests/simulation/lemons.py."""
-MOST_NODES: Final = 2
-"""An incident that names more nodes than this knows of a trouble, and not of a bad node."""
+MOST_NODES: Final = 2  # An incident that names more nodes than this knows of a trouble, and not of a bad node.
 MAX_SAID, MAX_WHAT = 6, 400
 """Events in one line; characters of a sentence that are kept: a summary is about half as long."""
 

@@ -99,11 +99,9 @@ POLL_S = 0.5
 SURELY_LATER_S = 2.0
 """A supervisor looks for orders twice a second, and writes that it takes one before it does anything: a status that was
 written so long after the order was removed, and does not name it, is that of one that will never carry it out."""
-SEEN_WITHIN_S = 3 * WRITE_EVERY_S
-"""For such a status to come by way of its agent."""
+SEEN_WITHIN_S = 3 * WRITE_EVERY_S  # For such a status to come by way of its agent.
 
-Seen = Callable[[], Sighting | None]
-"""The last word of the supervisor, on the clock `now`; None: none is known."""
+Seen = Callable[[], Sighting | None]  # The last word of the supervisor, on the clock `now`; None: none is known.
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from slurm_watchdog.agent.service import run_agent
 from slurm_watchdog.base import log_setup
 from slurm_watchdog.base.process_setup import be_unobtrusive, set_name
 
-NAME = "slurm-watchdog"
-"""What `ps` and `top` show: without it every agent is called python3."""
+NAME = "slurm-watchdog"  # What `ps` and `top` show: without it every agent is called python3.
 
 
 def main(argv: list[str]) -> int:

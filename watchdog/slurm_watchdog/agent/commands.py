@@ -53,14 +53,11 @@ from slurm_watchdog.model.supervisor import ORDER_PREFIX
 log = logging.getLogger(__name__)
 
 REMEMBERED = 1000
-COLLECTIONS = 4
-"""Jobs of which evidence is collected at the same time."""
+COLLECTIONS = 4  # Jobs of which evidence is collected at the same time.
 MAX_PATH = 4096  # linux/limits.h
 STACKS_BUDGET_S = 50.0
-END_S = 10.0
-"""For a look at one process and all others, a signal, and the moment in which most end."""
-BLOCKED_S = 10.0
-"""A mount in which a process has been blocked so long is not touched for evidence."""
+END_S = 10.0  # For a look at one process and all others, a signal, and the moment in which most end.
+BLOCKED_S = 10.0  # A mount in which a process has been blocked so long is not touched for evidence.
 
 
 class Refused(Exception):
@@ -76,10 +73,8 @@ class Commands:
     node: str
     deadline_s: float
     environ_of: Callable[[str], Mapping[str, str]]
-    mount_collector: MountProber
-    """Who probes mounts, for commands as well."""
-    sections: Sections = field(default_factory=Sections)
-    """What the collectors saw last."""
+    mount_collector: MountProber  # Who probes mounts, for commands as well.
+    sections: Sections = field(default_factory=Sections)  # What the collectors saw last.
     awaiting_checkpoints: set[str] = field(default_factory=set)
     """Jobs with a kill switch: somebody waits for their next checkpoint."""
     details_of: Callable[[int, int], ProcessFacts | None] = lambda pid, start_ticks: None
@@ -89,10 +84,8 @@ class Commands:
     switch_prefixes: tuple[str, ...] = ()
     """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its
     own, from root."""
-    core_debugger: bool = False
-    """Whether a debugger may read a job's core files."""
-    boot_id: str = ""
-    """Of this node: a command about a process of another boot is about none."""
+    core_debugger: bool = False  # Whether a debugger may read a job's core files.
+    boot_id: str = ""  # Of this node: a command about a process of another boot is about none.
     objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: (
         "nobody looks at processes here"
     )

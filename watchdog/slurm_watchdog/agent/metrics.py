@@ -114,8 +114,7 @@ def _answer(client: socket.socket, render: Callable[[], bytes]) -> None:
 
 
 PREFIX: Final = "slurm_watchdog_"
-MAX_ROWS: Final = 512
-"""Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything."""
+MAX_ROWS: Final = 512  # Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything.
 TICK_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 PROBE_OWNER: Final = re.compile(r":(-?\d+|self)$")
 DROPPED: Final = Family("agent_series_dropped", "gauge", "Series above the limit of their metric.")

@@ -37,8 +37,7 @@ from slurm_watchdog.agent.collectors.presentation import Table, seconds
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.base.text import columns, one_line
 
-MAX_CELL = 500
-"""Characters of a cell: a path, a line of the kernel's log."""
+MAX_CELL = 500  # Characters of a cell: a path, a line of the kernel's log.
 
 
 def show_report(report: Report) -> None:
@@ -84,12 +83,9 @@ mostly its usual ones."""
 LOST_AFTER_S = 15.0
 """After such a silence of the controller reports may have been too old to be judged (controller.report_lifetime, 30 s),
 or had no room to wait: what they said last is said again."""
-ONCE_PAUSE_S = 1.0
-"""Between the two ticks of `--once`: whether a process is blocked shows only in two looks."""
-ONCE_GPU_S = 5.0
-"""`--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin."""
-EXIT_USAGE = 2
-"""It can't start like this: systemd does not try again (RestartPreventExitStatus=)."""
+ONCE_PAUSE_S = 1.0  # Between the two ticks of `--once`: whether a process is blocked shows only in two looks.
+ONCE_GPU_S = 5.0  # `--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin.
+EXIT_USAGE = 2  # It can't start like this: systemd does not try again (RestartPreventExitStatus=).
 
 
 class Service:

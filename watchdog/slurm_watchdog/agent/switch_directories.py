@@ -30,8 +30,7 @@ class SwitchDirectories:
     _problems: dict[str, str | None] = field(default_factory=dict)
     """Directory to why it could not be made; None when it is ready."""
     _busy: set[str] = field(default_factory=set)
-    _owner_of: dict[str, int] = field(default_factory=dict)
-    """Whose each directory is."""
+    _owner_of: dict[str, int] = field(default_factory=dict)  # Whose each directory is.
 
     def is_busy(self, directory: str) -> bool:
         """Whether a worker is at it now."""

@@ -26,8 +26,7 @@ LEAST_AGREEING = 2
 LEAST_WAIT_S = 10.0
 """A rank that has not come so long after another one began to wait, by the records of both, is waited for: dumps are
 written within seconds of one another, and the clocks of two nodes differ by less."""
-TOGETHER_S = 30.0
-"""Dumps of one moment were written within so long; what an older one waited for may have come since."""
+TOGETHER_S = 30.0  # Dumps of one moment were written within so long; what an older one waited for may have come since.
 MAX_NAMED = 32
 MAX_FACTS = 8
 MAX_UNNAMED = 8

@@ -10,16 +10,14 @@ from slurm_watchdog.base.text import listed, plural
 from slurm_watchdog.model.collective_records import Call
 
 MAX_NUMBERS = 4
-MAX_REASONS = 4
-"""Ranks, or sets of ranks with one reason, whose reasons a sentence has; the list below it has all."""
+MAX_REASONS = 4  # Ranks, or sets of ranks with one reason, whose reasons a sentence has; the list below it has all.
 
 
 class OddRank(Struct, frozen=True, kw_only=True):
     """A rank that keeps others waiting."""
 
     rank: int
-    reason: str
-    """`has not entered all_reduce 61 of default_pg`."""
+    reason: str  # `has not entered all_reduce 61 of default_pg`.
     only_spoken_to: bool = False
     """No collective is known that it has not entered: others send to it, or receive from it, and it does neither."""
 
@@ -27,35 +25,27 @@ class OddRank(Struct, frozen=True, kw_only=True):
 class CollectiveOrder(Struct, frozen=True, kw_only=True):
     """What the records of all ranks say together."""
 
-    ranks: int
-    """Of which there is a record."""
-    waiting: tuple[int, ...] = ()
-    """Ranks with a collective that they have not finished."""
+    ranks: int  # Of which there is a record.
+    waiting: tuple[int, ...] = ()  # Ranks with a collective that they have not finished.
     odd: tuple[OddRank, ...] = ()
     facts: tuple[str, ...] = ()
     """Communicator by communicator: how far all are, what each has finished last, who did not come, who called
     something else."""
-    unclear: str = ""
-    """Why nobody is named, although ranks wait."""
-    missing: tuple[int, ...] = ()
-    """Ranks of communicators in which others wait, and of which there is no record."""
+    unclear: str = ""  # Why nobody is named, although ranks wait.
+    missing: tuple[int, ...] = ()  # Ranks of communicators in which others wait, and of which there is no record.
 
 
 class Front(Struct, frozen=True, kw_only=True):
     """One collective in which ranks wait."""
 
     label: str
-    calls: Mapping[int, Call]
-    """By rank."""
-    behind: tuple[int, ...]
-    """Members that have not entered it, and had the time to."""
-    early: bool
-    """Whether there are others, who had not."""
+    calls: Mapping[int, Call]  # By rank.
+    behind: tuple[int, ...]  # Members that have not entered it, and had the time to.
+    early: bool  # Whether there are others, who had not.
     missing: tuple[int, ...]
     finished: Mapping[int, int]
     """The last collective of its communicator that each rank has finished, where that is known."""
-    known: bool
-    """Whether its members are known; several communicators may share a name otherwise, and accuse nobody."""
+    known: bool  # Whether its members are known; several communicators may share a name otherwise, and accuse nobody.
 
     @property
     def words(self) -> str:

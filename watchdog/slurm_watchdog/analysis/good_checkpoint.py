@@ -13,10 +13,8 @@ from slurm_watchdog.model.observations import Checkpoint
 class Resumes(Struct, frozen=True, kw_only=True):
     """What a restart now would do about a loss that went bad."""
 
-    helps: bool
-    """It is known to resume from before, and nothing newer is being written."""
-    fact: str
-    """A sentence."""
+    helps: bool  # It is known to resume from before, and nothing newer is being written.
+    fact: str  # A sentence.
     good_path: str = ""
     """The newest complete one from before that was seen on disk; empty: none of the job's owner was."""
 

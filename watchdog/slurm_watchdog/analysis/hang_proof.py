@@ -43,14 +43,11 @@ DUMPS, SPAN_S, APART_S = 3, 3.0, 2.0
 """So many dumps, over so long, prove it; asked for so far apart, that they can differ (vote.MIN_APART_S)."""
 SECOND_LOOK_DUMPS, SECOND_LOOK_S = 5, 9.0
 """So many, over so long, before anything is done: a second look, some seconds after the verdict."""
-MAX_OUTSIDE = 0.25
-"""Share of the ranks that may stand outside; one in any case."""
-LEAST_UNANIMOUS = 3
-"""So many ranks in one collective, and one alone in another."""
+MAX_OUTSIDE = 0.25  # Share of the ranks that may stand outside; one in any case.
+LEAST_UNANIMOUS = 3  # So many ranks in one collective, and one alone in another.
 OTHERS_CPU = 0.1
 """Cores, of all threads of a process that waits: watchdogs, heartbeats and monitors use a few hundredths."""
-CPU_GRAIN_S = 0.02
-"""CPU time is counted in hundredths of a second."""
+CPU_GRAIN_S = 0.02  # CPU time is counted in hundredths of a second.
 ENDLESS_SLEEP_S = 1800.0
 """The others give up before: PyTorch's time-out of a collective with gloo, as it ships (NCCL's is 600 s). What is tried
 again, or polled, sleeps for a minute at most."""
@@ -68,8 +65,7 @@ MAKES_SAMPLES = frozenset({"fetch", "__getitem__", "__getitems__", "__next__", "
 """A worker below one of these has work."""
 TALK = frozenset({"ssl.py", "socket.py", "selectors.py", "subprocess.py", "client.py", "base_events.py"})
 """Files of the interpreter's library in which a thread waits for another program."""
-SERVES = frozenset({"accept", "serve_forever"})
-"""Functions of them that wait for somebody to come, and fetch nothing."""
+SERVES = frozenset({"accept", "serve_forever"})  # Functions of them that wait for somebody to come, and fetch nothing.
 INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
 """What the frames of such a wait may mean, all the way out: anything else takes its time, or is another matter."""
 INSIDE_A_PHASE = INSIDE | {Place.CHECKPOINT}
@@ -87,11 +83,9 @@ class Proof(Struct, frozen=True, kw_only=True):
 
     culprits: tuple[Culprit, ...]
     voted: Vote
-    late_s: float
-    """The step was late so long after the one before."""
+    late_s: float  # The step was late so long after the one before.
     dumps: int
-    span_s: float
-    """Between the first and the last of them."""
+    span_s: float  # Between the first and the last of them.
 
     @property
     def is_confirmed(self) -> bool:
@@ -103,16 +97,11 @@ class _Seen(Struct, frozen=True, kw_only=True):
     """What the dumps of one row show."""
 
     job: JobView
-    dumps: tuple[Mapping[ProcessKey, ProcessStack], ...]
-    """Oldest first."""
-    theirs: tuple[ProcessKey, ...]
-    """The ranks that wait for the others."""
-    since_s: float
-    """Age of the first."""
-    span_s: float
-    """From it to the last."""
-    inside: frozenset[Place] = INSIDE
-    """What the frames of a wait may mean."""
+    dumps: tuple[Mapping[ProcessKey, ProcessStack], ...]  # Oldest first.
+    theirs: tuple[ProcessKey, ...]  # The ranks that wait for the others.
+    since_s: float  # Age of the first.
+    span_s: float  # From it to the last.
+    inside: frozenset[Place] = INSIDE  # What the frames of a wait may mean.
 
 
 def early_stacks(job: JobView, proven: Proof | None) -> StackRequest | None:

@@ -16,8 +16,7 @@ QUIET_IO_BYTES_S = 1e6
 STORAGE_S = 60.0
 """One that was seen waiting for storage for a moment within this time moves data, also where its bytes cannot
 be counted."""
-STUCK_S = 30.0
-"""A call that has not returned for so long moves nothing."""
+STUCK_S = 30.0  # A call that has not returned for so long moves nothing.
 
 
 def moves_data(process: ProcessView, within_s: float = STORAGE_S) -> bool:

@@ -21,8 +21,7 @@ LEAST_STEPS, LEAST_PACES = 50, 10
 """Steps of this run before they say what is usual, and times between two lines, or reports, with a step: a log that is
 read every 5 s gives one of these for all steps of that time. Where no steps are counted, LEAST_STEPS such times."""
 QUANTILE = 0.99
-OF_QUANTILE = 1.15
-"""A step is late after so many times what 99 of 100 took; …"""
+OF_QUANTILE = 1.15  # A step is late after so many times what 99 of 100 took; …
 RECENT = 100
 OF_LONGEST, LEAST_MARGIN_S = 1.1, 0.75
 """… and after more than each of the last hundred: by a tenth, and by as much as reports come unevenly. Of 200 equal
@@ -32,8 +31,7 @@ READ_SLACK_S = 3.0
 """The log was read within an interval of reports and so much more, or nobody knows whether there is a step."""
 LIFT = 1.5
 """The longest time between two steps of the last day has to be exceeded so many times, before anything is concluded."""
-UNSEEN_SHARE = 0.5
-"""Of the time since the last step so much has to be known to be without one."""
+UNSEEN_SHARE = 0.5  # Of the time since the last step so much has to be known to be without one.
 
 
 def late_after_s(progress: Progress | None) -> float | None:
@@ -80,10 +78,8 @@ def is_late(job: JobView) -> bool:
     return progress.read_age_s <= job.read_later_s + READ_SLACK_S and unseen_s >= UNSEEN_SHARE * late_s
 
 
-RECENT_BLOCKS: Final = 10
-"""Of a minute each: twice as many looks as `straggler` asks for at least."""
-LEAST_LATE: Final = 0.1
-"""Of the time: what is less is no lateness that a person would look into."""
+RECENT_BLOCKS: Final = 10  # Of a minute each: twice as many looks as `straggler` asks for at least.
+LEAST_LATE: Final = 0.1  # Of the time: what is less is no lateness that a person would look into.
 ERRORS: Final = 3.0
 """Standard errors: of 1,024 ranks that are alike one or two would be beyond by chance alone, were it not for
 LEAST_LATE."""
@@ -94,8 +90,7 @@ class RankLateness(Struct, frozen=True, kw_only=True):
 
     ratio: float
     """The share of the time in which the others wait and it does not; 0: as the median of all, or it waits more."""
-    is_late: bool
-    """Whether it differs clearly."""
+    is_late: bool  # Whether it differs clearly.
 
 
 @by_identity

@@ -34,8 +34,7 @@ class LimitSettings(Protocol):
 
 class Limit(Struct, frozen=True, kw_only=True):
     seconds: float
-    reason: str
-    """Half a sentence: where the number comes from."""
+    reason: str  # Half a sentence: where the number comes from.
 
 
 def learnt_limit(

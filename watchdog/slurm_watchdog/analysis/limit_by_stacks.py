@@ -22,10 +22,8 @@ from slurm_watchdog.model.evidence import ProcessStack
 
 LEAST_APART_S = 15.0
 """Between the first dump and the last. A transfer that stutters moves something in so many seconds."""
-EVALUATES, SAVES = "evaluating", "checkpointing"
-"""Phases that a log announces."""
-KNOWN_PHASES = 3
-"""So many evaluations of a run tell how long the next one takes."""
+EVALUATES, SAVES = "evaluating", "checkpointing"  # Phases that a log announces.
+KNOWN_PHASES = 3  # So many evaluations of a run tell how long the next one takes.
 RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "readv", "poll", "ppoll"})
 """Calls in which a thread waits for what a connection brings; Python polls where a time-out is set."""
 

@@ -7,37 +7,29 @@ from typing import Final, NamedTuple
 
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
-DOWN_S: Final = 60.0
-"""A link that comes back within a minute has flapped: that is another complaint."""
-FLAPS: Final = 2
-"""Once within an hour is a cable that was moved."""
+DOWN_S: Final = 60.0  # A link that comes back within a minute has flapped: that is another complaint.
+FLAPS: Final = 2  # Once within an hour is a cable that was moved.
 RISES: Final = 10
 """Looks, a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
 a cable may have."""
 LOOK_S: Final = 60.0
-MISSED: Final = 2
-"""Looks of RISES in which they may stay where they were."""
-PEERS: Final = 3
-"""Links of the same name and kind on other nodes that show at which rate such a link runs."""
+MISSED: Final = 2  # Looks of RISES in which they may stay where they were.
+PEERS: Final = 3  # Links of the same name and kind on other nodes that show at which rate such a link runs.
 STOPPED: Final = 0.01
-MOVES_BYTES_S: Final = 1e6
-"""Who usually moved less has nothing to stop."""
+MOVES_BYTES_S: Final = 1e6  # Who usually moved less has nothing to stop.
 
 
 class Complaint(NamedTuple):
     """One thing that is wrong with a link."""
 
-    signal: str
-    """`down`, `flaps`, `slow` or `errors`."""
-    text: str
-    """The rest of a sentence that begins with the link."""
+    signal: str  # `down`, `flaps`, `slow` or `errors`.
+    text: str  # The rest of a sentence that begins with the link.
     since: float
 
 
 Rates = Mapping[tuple[str, str], Mapping[str, int]]
 """(name, kind) of a link -> node -> the rate at which it runs there."""
-Rising = Set[tuple[str, str]]
-"""(node, kind) of links."""
+Rising = Set[tuple[str, str]]  # (node, kind) of links.
 
 
 def rates_of(nodes: Iterable[NodeView]) -> Rates:

@@ -8,28 +8,21 @@ from statistics import median
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.base.structs import Struct
 
-WINDOW = 100
-"""Losses before the newest ones that say what is usual."""
+WINDOW = 100  # Losses before the newest ones that say what is usual.
 LEAST = 20
-DEVIATIONS = 8.0
-"""Standard deviations above the usual losses."""
-PERCENT = 10.0
-"""Above the median of the usual losses, besides: where they hardly vary, deviations alone say little."""
-NEWEST = 3
-"""So many in a row have to be high: one outlier is a bad batch. As many have to be low again for the end."""
+DEVIATIONS = 8.0  # Standard deviations above the usual losses.
+PERCENT = 10.0  # Above the median of the usual losses, besides: where they hardly vary, deviations alone say little.
+NEWEST = 3  # So many in a row have to be high: one outlier is a bad batch. As many have to be low again for the end.
 LEARN_EVERY = 20
 
 
 class Spike(Struct, frozen=True):
     """Places are those of the series."""
 
-    begin: int
-    """Of the first high loss."""
-    end: int | None
-    """Of the first one that was low again; None while it lasts."""
+    begin: int  # Of the first high loss.
+    end: int | None  # Of the first one that was low again; None while it lasts.
     peak: int
-    usual: float
-    """The median before."""
+    usual: float  # The median before.
 
 
 def find_spikes(losses: Sequence[float], percent: float = PERCENT, least: int = LEAST) -> list[Spike]:

@@ -37,12 +37,10 @@ from slurm_watchdog.model.run_record import RunRecord, Spell
 # carried out, to the end of the run that stood still until then. A restart follows that end, too, so what it costs is
 # the same for both. A run that trained again by itself would have been restarted for nothing, and is counted as that.
 
-LAST = 20
-"""Older waits are of other people and other habits."""
+LAST = 20  # Older waits are of other people and other habits.
 SLACK_S = 60.0
 """An incident that ended so long before its run was open at the run's end: the judgement comes with the next tick."""
-Of = tuple[str, str, str]
-"""User, name of the job (empty: any), kind."""
+Of = tuple[str, str, str]  # User, name of the job (empty: any), kind.
 
 
 def savings(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, until: float) -> Savings:
@@ -250,10 +248,8 @@ there, and by more above."""
 class Interval(Struct, frozen=True, kw_only=True):
     """Advice for a job."""
 
-    seconds: float
-    """Of training between two checkpoints."""
-    formula: str
-    """Whose it is, for people: name and year."""
+    seconds: float  # Of training between two checkpoints.
+    formula: str  # Whose it is, for people: name and year.
 
 
 def checkpoint_interval(between_failures_s: float, save_s: float) -> Interval:

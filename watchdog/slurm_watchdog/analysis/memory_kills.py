@@ -30,10 +30,8 @@ SLACK_S = 30.0
 and a report (15 s by default)."""
 ENDS_S = 15.0
 """A rank that is killed is seen to be gone within two reports and the time that it takes to give its memory back."""
-ALL_OF_IT = 0.9
-"""Who held so much of the limit is the one who reached it."""
-RISE_S = 60.0
-"""A counter is read every 30 s, and in the report after that; a line about the same kill is as near."""
+ALL_OF_IT = 0.9  # Who held so much of the limit is the one who reached it.
+RISE_S = 60.0  # A counter is read every 30 s, and in the report after that; a line about the same kill is as near.
 SAME_S = 2.0
 """Lines about one process within this time are one kill: the kernel writes two at once, and one more where it kills a
 whole group (memory.oom.group; Slurm's OOMKillStep)."""
@@ -60,25 +58,19 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
     node: str
     pid: int | None
     """None: the agent and the kernel number processes differently, or a counter of its group is all that tells."""
-    at: float
-    """On the clock of `ClusterView.now`."""
+    at: float  # On the clock of `ClusterView.now`.
     comm: str = ""
-    process_job: str | None = None
-    """The job that its control group names; None: the kernel did not say."""
-    step_id: str | None = None
-    """The step whose limit was reached; None: the job's own, or the kernel did not say."""
+    process_job: str | None = None  # The job that its control group names; None: the kernel did not say.
+    step_id: str | None = None  # The step whose limit was reached; None: the job's own, or the kernel did not say.
     own_group: bool = False
     """A group that the job made below those of Slurm had no memory left: that of a container, say."""
     limited: bool | None = None
     """True: its job, or a step of it, had no memory left; False: the node had none; None: the kernel did not say."""
-    held_bytes: int | None = None
-    """What it had in memory itself."""
-    limit_bytes: int | None = None
-    """The least that its job or step may have there."""
+    held_bytes: int | None = None  # What it had in memory itself.
+    limit_bytes: int | None = None  # The least that its job or step may have there.
     lines: tuple[str, ...] = ()
     rank: int | None = None
-    role: Role | None = None
-    """None: it is not known what it was to its job."""
+    role: Role | None = None  # None: it is not known what it was to its job.
 
     @property
     def culprit(self) -> Culprit:
@@ -99,8 +91,7 @@ class MemoryKill(Struct, frozen=True, kw_only=True):
         return f"killed by the kernel for memory: {held}{had}"
 
 
-Kills = Mapping[str, tuple[MemoryKill, ...]]
-"""Node -> the kills there that are remembered, oldest first."""
+Kills = Mapping[str, tuple[MemoryKill, ...]]  # Node -> the kills there that are remembered, oldest first.
 
 
 def memory_kills(view: ClusterView) -> Kills:

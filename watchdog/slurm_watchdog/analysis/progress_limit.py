@@ -18,36 +18,27 @@ from slurm_watchdog.analysis.rank_motion import is_proven, still_s
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView
 
-DATES_S = 2.0
-"""Dates of a look and of a file are so exact."""
-GROWS_S = 20.0
-"""Agents look every 5 s at a checkpoint that is being written."""
-SAVED_LATELY_S = 60.0
-"""A checkpoint that was seen to grow so lately may still be written: agents look every 30 s."""
+DATES_S = 2.0  # Dates of a look and of a file are so exact.
+GROWS_S = 20.0  # Agents look every 5 s at a checkpoint that is being written.
+SAVED_LATELY_S = 60.0  # A checkpoint that was seen to grow so lately may still be written: agents look every 30 s.
 STACKS_FROM_SHARE = 0.5
 """From this share of the limit on, stacks are collected: the verdict is ready when the limit is reached."""
-TIMEOUT_STACKS_FROM_SHARE = 0.7
-"""From this share of the time-out of collectives on, too, until it is over."""
-MAX_SHARE_OF_TIMEOUT = 0.85
-"""The limit is at most this share of a time-out that the job names."""
+TIMEOUT_STACKS_FROM_SHARE = 0.7  # From this share of the time-out of collectives on, too, until it is over.
+MAX_SHARE_OF_TIMEOUT = 0.85  # The limit is at most this share of a time-out that the job names.
 START_FACTOR, LEAST_START_S = 5.0, 600.0
 """A start after a restart may take so many times as long as the longest that was seen, and ten minutes at
 least: a checkpoint has to be read, data to be skipped, and a new node knows nothing of what was compiled
 before."""
-LEAST_FACTOR = 2.0
-"""What the slowest of the recent steps took is doubled before a time-out may make the limit shorter."""
+LEAST_FACTOR = 2.0  # What the slowest of the recent steps took is doubled before a time-out may make the limit shorter.
 
 
-STARTS, ENDS = "starting", "finishing"
-"""Phases that a log tells of."""
+STARTS, ENDS = "starting", "finishing"  # Phases that a log tells of.
 STEPLESS_LOOK = 0.5
 """Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once nobody
 has moved."""
 STEPLESS_SOON = 0.1
-RHYTHM = 3
-"""Times between two checkpoints that were seen, to speak of a rhythm."""
-RARE_LOOK_S = 300.0
-"""Two such dumps are no further apart."""
+RHYTHM = 3  # Times between two checkpoints that were seen, to speak of a rhythm.
+RARE_LOOK_S = 300.0  # Two such dumps are no further apart.
 
 
 class LoopSettings(LimitSettings, Protocol):
@@ -61,10 +52,8 @@ class LoopClock(Struct, frozen=True, kw_only=True):
 
     age_s: float
     limit: Limit
-    what: str = "no step"
-    """What was not seen since: a step, any movement of its ranks, a new checkpoint."""
-    unread: bool = False
-    """It is no step that is waited for: they cannot be read."""
+    what: str = "no step"  # What was not seen since: a step, any movement of its ranks, a new checkpoint.
+    unread: bool = False  # It is no step that is waited for: they cannot be read.
 
     @property
     def words(self) -> str:

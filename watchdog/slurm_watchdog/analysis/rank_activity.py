@@ -23,8 +23,7 @@ from slurm_watchdog.model.observations import Role
 
 QUIET_CPU = 0.2
 """Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""
-SPINNING_CPU = 0.5
-"""Cores. A main thread that polls its GPU uses one."""
+SPINNING_CPU = 0.5  # Cores. A main thread that polls its GPU uses one.
 FELL_QUIET_S = 240.0
 """Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or
 for the network like this."""
@@ -39,10 +38,8 @@ LEAST_WORK = 0.05
 of small kernels at work."""
 MOVED_WITHIN_S = 300.0
 """Nobody who hangs has waited for a disk since: of a limit of minutes, half is looked back upon, up to so long."""
-MAX_ODD_SHARE = 0.25
-"""More ranks than this share are no odd ones."""
-LEAST_RANKS = 3
-"""With fewer, no rank stands out."""
+MAX_ODD_SHARE = 0.25  # More ranks than this share are no odd ones.
+LEAST_RANKS = 3  # With fewer, no rank stands out.
 
 
 Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]
@@ -51,12 +48,9 @@ Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]
 
 class RankState(StrEnum):
     WORKS = "works"
-    SPINS = "spins"
-    """Its GPU is busy and draws far less than usual."""
-    BUSY = "busy"
-    """Its GPU has been busy all the time; whether it computes or spins is not known."""
-    IDLE = "idle"
-    """Neither its GPU nor its process does anything."""
+    SPINS = "spins"  # Its GPU is busy and draws far less than usual.
+    BUSY = "busy"  # Its GPU has been busy all the time; whether it computes or spins is not known.
+    IDLE = "idle"  # Neither its GPU nor its process does anything.
     UNKNOWN = "unknown"
 
 
@@ -65,10 +59,8 @@ class RankActivity(Struct, frozen=True, kw_only=True):
 
     rank: ProcessView
     doing: RankState
-    why: str
-    """Half a sentence."""
-    quiet: bool | None = None
-    """Whether its process uses next to no time; None: not known."""
+    why: str  # Half a sentence.
+    quiet: bool | None = None  # Whether its process uses next to no time; None: not known.
     gpu: RankGpu | None = None
 
 
@@ -77,12 +69,9 @@ class LoopState(Struct, frozen=True, kw_only=True):
 
     stands: bool | None = None
     """True: nobody works, and that is known of everybody. False: somebody works. None: it cannot be said."""
-    in_collective: bool = False
-    """Most of the ranks wait for others on their GPUs."""
-    spinning: int = 0
-    """Ranks whose GPUs are busy at a fraction of their usual power, where the loop stands."""
-    why: str = ""
-    """Half a sentence: what it is seen by."""
+    in_collective: bool = False  # Most of the ranks wait for others on their GPUs.
+    spinning: int = 0  # Ranks whose GPUs are busy at a fraction of their usual power, where the loop stands.
+    why: str = ""  # Half a sentence: what it is seen by.
     culprits: tuple[Culprit, ...] = ()
 
 

@@ -35,11 +35,9 @@ QUIET_CONNECTION_BYTES_S = 10_000.0
 TRAINED_LOOKS = 3
 """So many times a run has to be seen moving in the code of a training. At the shipped interval of five
 minutes: a quarter of an hour."""
-STILL_LOOKS = 3
-"""Dumps in a row, at least, that found it motionless."""
+STILL_LOOKS = 3  # Dumps in a row, at least, that found it motionless.
 KEPT_PAUSES = 20
-MAY_SPIN = WAITS_FOR_PEERS | {Place.DEVICE}
-"""Where time is used by waiting, too."""
+MAY_SPIN = WAITS_FOR_PEERS | {Place.DEVICE}  # Where time is used by waiting, too.
 ELSEWHERE = frozenset({Place.SUBPROCESS, Place.REMOTE, Place.NETWORK})
 
 

@@ -32,8 +32,7 @@ class JobProcesses:
 
     of_rank: Mapping[int, tuple[str, int]]
     """Rank -> its node, and its pid as the process itself has it (container_pid in a PID namespace)."""
-    node_of: Mapping[str, str]
-    """Address -> the only node whose ranks have it."""
+    node_of: Mapping[str, str]  # Address -> the only node whose ranks have it.
 
     @cached_property
     def _ranks(self) -> Mapping[tuple[str, int], int]:

@@ -24,25 +24,20 @@ from slurm_watchdog.model.slurm_states import ALIVE, FAILED
 
 FIRST_START, RESTART, RECOMPUTED, OTHER = "first start", "restart", "recomputed steps", "other"
 KEPT = "kept"
-SLACK_S = 60.0
-"""An incident that began so long after a run's end is still about it."""
+SLACK_S = 60.0  # An incident that began so long after a run's end is still about it.
 PROMPT_STEPS = 3.0
 """The end of a run is no wait if it came within so many steps (and PROMPT_S) of the last, without an incident."""
 PROMPT_S = 30.0
-LEAST_S: Final = 1e-5
-"""Less than this is an error of rounding: dates are exact to some tenths of a microsecond."""
-Piece = tuple[float, float]
-"""From one date to another."""
+LEAST_S: Final = 1e-5  # Less than this is an error of rounding: dates are exact to some tenths of a microsecond.
+Piece = tuple[float, float]  # From one date to another.
 
 
 class Part(Struct, frozen=True, kw_only=True):
     """What some time of a run went to."""
 
-    cause: str
-    """KEPT, or what it was lost to."""
+    cause: str  # KEPT, or what it was lost to.
     pieces: tuple[Piece, ...]
-    share: float = 1.0
-    """Of these pieces; the rest of them is in another part."""
+    share: float = 1.0  # Of these pieces; the rest of them is in another part.
 
 
 class Division(Struct, frozen=True, kw_only=True):

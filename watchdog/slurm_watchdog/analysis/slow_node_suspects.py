@@ -19,8 +19,7 @@ from slurm_watchdog.model.slow_search import SearchRun, SlowSearch
 SAME = 0.006
 """Two levels that differ by less (on logarithms) are one: the spread that equal nodes have anyway is about half of a
 per cent (P. Sinha et al., "Not all GPUs are created equal", SC 2022, without the slow ones)."""
-ERRORS = 3.0
-"""Standard errors by which a run may miss its level."""
+ERRORS = 3.0  # Standard errors by which a run may miss its level.
 SLOW, LEAST_HEIGHT, TALLER = 0.025, 0.02, 2.0
 """A run that is slower by less than SLOW may be so by the hour of the day, by less than LEAST_HEIGHT it is fast; one
 that is slower than twice what the search began with has something else."""
@@ -32,10 +31,8 @@ a single run slow."""
 class Verdict(Struct, frozen=True, kw_only=True):
     """What is known so far."""
 
-    suspects: tuple[str, ...]
-    """Nodes of the first run of which one must be slow; empty: it is none of them."""
-    named: str = ""
-    """The one that is left, once the job was fast without it, or that failed a test."""
+    suspects: tuple[str, ...]  # Nodes of the first run of which one must be slow; empty: it is none of them.
+    named: str = ""  # The one that is left, once the job was fast without it, or that failed a test.
     confirmed: bool = False
 
 

@@ -25,38 +25,29 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.slow_search import SearchRun
 
-MAD_TO_SIGMA = 1.4826
-"""Of a normal distribution: 1 / its 0.75 quantile."""
-BASELINE = 20
-"""Values that a level is learnt from, at least; it is learnt again at twice as many, up to MAX_BASELINE."""
+MAD_TO_SIGMA = 1.4826  # Of a normal distribution: 1 / its 0.75 quantile.
+BASELINE = 20  # Values that a level is learnt from, at least; it is learnt again at twice as many, up to MAX_BASELINE.
 MAX_BASELINE = 160
-CLIP = 4.0
-"""Standard deviations that one value counts at most, or the change that is looked for if that is more."""
+CLIP = 4.0  # Standard deviations that one value counts at most, or the change that is looked for if that is more.
 ALARM = 6.0
 """Standard deviations that the sum has to reach. With a drift of half the shift that is looked for, Page's
 scheme then gives a false alarm in some 10^5 values or more for shifts above two standard deviations (D.
 Siegmund, "Sequential Analysis", 1985, ch. 2)."""
-NEARLY = 0.65
-"""A change is estimated from few values: so much of the wanted size will do where it scatters that much."""
-PERHAPS = 2.5
-"""Standard errors by which the estimate may fall short of the wanted size, down to NEARLY of it."""
+NEARLY = 0.65  # A change is estimated from few values: so much of the wanted size will do where it scatters that much.
+PERHAPS = 2.5  # Standard errors by which the estimate may fall short of the wanted size, down to NEARLY of it.
 SURE = 4.5
 """Standard errors of the rank test: a job is looked at thousands of times, and chance has as many tries. Of
 200 series of 600 values each, of forty kinds of noise (normal, skewed, remembering, with pauses in a tenth to
 a half of the steps), at most three had a change, and none for most kinds. Bursts of a dozen slow steps and
 more are reported: while they last the job is slower."""
-MEDIAN_ERROR = 1.2533
-"""Standard error of a median, of normal values, as a multiple of sigma / sqrt(n): sqrt(pi / 2)."""
-MOST_MEMORY = 0.9
-"""Correlation of neighbours up to which it is reckoned with."""
+MEDIAN_ERROR = 1.2533  # Standard error of a median, of normal values, as a multiple of sigma / sqrt(n): sqrt(pi / 2).
+MOST_MEMORY = 0.9  # Correlation of neighbours up to which it is reckoned with.
 UNDISTURBED = 0.5
 """Of the wanted size: by so much the lower quartiles have to differ. Pauses are added to a step and never
 taken from it: where only they have become more, the quickest steps are as quick as before, and no step is
 slower."""
-CONFIRMED = 8
-"""Values after the change, at least, before it is believed."""
-NEWEST = 3
-"""The median of so many newest ones has to be off as well: of a burst that has just ended most values are."""
+CONFIRMED = 8  # Values after the change, at least, before it is believed.
+NEWEST = 3  # The median of so many newest ones has to be off as well: of a burst that has just ended most values are.
 LEAST_SHIFT = 2.0
 """Standard deviations below which no change is looked for: in noisier series only larger changes can be told
 from chance."""
@@ -177,10 +168,8 @@ def _level(values: tuple[float, ...]) -> tuple[float, float]:
 LEAST_UNLOGGED_S = 30.0
 """Times that the log does not say itself are as exact as the agent's interval of 5 s: shorter steps cannot be
 compared so."""
-SKIPPED = 3
-"""First steps of a run, which compile, warm caches and fill pipelines."""
-BATCH, LEAST_BATCHES = 10, 6
-"""Steps of one batch (see level_shift), and batches of a run whose speed is measured."""
+SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
+BATCH, LEAST_BATCHES = 10, 6  # Steps of one batch (see level_shift), and batches of a run whose speed is measured.
 
 
 def comparable(times: tuple[StepTime, ...]) -> tuple[StepTime, ...]:

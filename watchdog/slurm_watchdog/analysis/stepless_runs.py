@@ -24,8 +24,7 @@ from slurm_watchdog.model.incidents import Culprit, StackRequest
 
 STEPLESS_AFTER = 0.5
 """Share of `stepless_limit` after which a run without a step is looked at: most have made some by then."""
-SPACING = 0.15
-"""Time between two dumps as a share of the limit: three dumps between suspicion and verdict."""
+SPACING = 0.15  # Time between two dumps as a share of the limit: three dumps between suspicion and verdict.
 ALONE = 4.0
 """A process that is alone in its job is looked at so many times more rarely, until something shows that it
 trains: most such jobs do something else, and a node may have a hundred of them."""

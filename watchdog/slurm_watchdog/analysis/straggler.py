@@ -23,18 +23,15 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock, WaitDump
 
-LEAST_RANKS = 4
-"""With fewer, there is nobody to compare with."""
+LEAST_RANKS = 4  # With fewer, there is nobody to compare with.
 LEAST_S, LEAST_LOOKS, LEAST_BLOCKS = 230.0, 60, 4
 """Of each rank before the change, and since: so long its sleep is known (four readings, a minute apart), or so many
 looks at its GPU, which are five minutes at the shipped interval."""
 LAG_S = 60.0
 """How long a rank has run is read once in a minute: so much after the change a block may still be of before."""
 ROUNDED = 0.5 / WHOLE
-BEFORE_S = 3600.0
-"""Before the change so much is compared with: the same program, and mostly the same hour."""
-LATE, LATE_ERRORS = 0.5, 2.0
-"""A straggler waits less than this share of the added time, by so many standard errors."""
+BEFORE_S = 3600.0  # Before the change so much is compared with: the same program, and mostly the same hour.
+LATE, LATE_ERRORS = 0.5, 2.0  # A straggler waits less than this share of the added time, by so many standard errors.
 PEERS_WAIT, STRANGE_PEERS = 0.6, 0.1
 """The median of the others waits at least for about all of it, and at most a tenth of them do something else."""
 MOST_BY_GPU, MOST_BY_SLEEP = 1.4, 2.0
@@ -43,16 +40,13 @@ MOST_BY_GPU, MOST_BY_SLEEP = 1.4, 2.0
 CHANCE = 1e-4
 """Probability, for all ranks of the job together, that one that waits as the others do would seem late by chance. It is
 asked again with every block of a minute, so it is small; but a job has to be slower to be asked at all."""
-LEAST_SPREAD = 0.05
-"""Of the others' shares: what no look can tell apart."""
-MAX_SHARE = 0.5
-"""More of the ranks than this are no stragglers: the others may be the fast ones."""
+LEAST_SPREAD = 0.05  # Of the others' shares: what no look can tell apart.
+MAX_SHARE = 0.5  # More of the ranks than this are no stragglers: the others may be the fast ones.
 LEAST_ALIKE, LEAST_DUMPED, PEERS_DUMPED = 3, 5, 0.5
 """Dumps of others that found them asleep, and the share of these that has to be in a call that waits for ranks, or in a
 backward pass, which sleeps for nothing else without a GPU: sleep alone may be a data loader's. Fewer suffice if all of
 them say so: where others wait for a quarter of a step, a dump of four ranks finds less than one of them asleep."""
-LEAST_CALLS = 3
-"""Dumps that found a straggler in one place, before it is said where it is."""
+LEAST_CALLS = 3  # Dumps that found a straggler in one place, before it is said where it is.
 
 
 class Straggler(Struct, frozen=True, kw_only=True):
@@ -62,24 +56,19 @@ class Straggler(Struct, frozen=True, kw_only=True):
     waits: float
     """Of the time by which a step has become longer it waits for others this share; below 0: it waits less than before
     even so."""
-    error: float
-    """Standard error of `waits`."""
+    error: float  # Standard error of `waits`.
 
 
 class Lateness(Struct, frozen=True, kw_only=True):
     """What is known of who keeps a job waiting."""
 
-    truth: Truth
-    """BAD: `late` are the ranks. OK: nobody. UNKNOWN: `why`."""
-    why: str = ""
-    """Half a sentence, unless BAD."""
+    truth: Truth  # BAD: `late` are the ranks. OK: nobody. UNKNOWN: `why`.
+    why: str = ""  # Half a sentence, unless BAD.
     late: tuple[Straggler, ...] = ()
     peers: int = 0
-    peers_wait: float = 0.0
-    """The median of what they wait, as of Straggler.waits."""
+    peers_wait: float = 0.0  # The median of what they wait, as of Straggler.waits.
     confidence: float = 0.0
-    by_gpu: bool = False
-    """By idle GPUs; otherwise by main threads that sleep."""
+    by_gpu: bool = False  # By idle GPUs; otherwise by main threads that sleep.
 
 
 class _Row(Struct, frozen=True):
@@ -208,12 +197,9 @@ def shares(blocks: Sequence[WaitBlock], by_gpu: bool) -> list[tuple[float, float
 class Dumped(Struct, frozen=True, kw_only=True):
     """What the dumps since the change say of stragglers."""
 
-    others_wait: Truth
-    """Whether the others, asleep, are in calls that wait for ranks. UNKNOWN: too few dumps."""
-    late_waits: bool
-    """A straggler was found waiting for others in most of its dumps: then it is none."""
-    place: str = ""
-    """Where they were most often, and how often; empty: in no place often."""
+    others_wait: Truth  # Whether the others, asleep, are in calls that wait for ranks. UNKNOWN: too few dumps.
+    late_waits: bool  # A straggler was found waiting for others in most of its dumps: then it is none.
+    place: str = ""  # Where they were most often, and how often; empty: in no place often.
 
 
 def dumped(dumps: Sequence[WaitDump], since: float, late: Sequence[Straggler]) -> Dumped:

@@ -14,14 +14,11 @@ from slurm_watchdog.analysis.links import PEERS
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.model.node_view import NodeView
 
-SIGMAS: Final = 6.0
-"""Robust standard deviations between nodes: with fewer, one node of thousands is so by chance."""
-MOST_SHARE: Final = 0.25
-"""More nodes of a job than this share are no exception."""
+SIGMAS: Final = 6.0  # Robust standard deviations between nodes: with fewer, one node of thousands is so by chance.
+MOST_SHARE: Final = 0.25  # More nodes of a job than this share are no exception.
 MAX_SAID: Final = 4
 
-WAITED_LEAST: Final = 0.1
-"""Share of a minute below which waiting slows nothing that a person would look for."""
+WAITED_LEAST: Final = 0.1  # Share of a minute below which waiting slows nothing that a person would look for.
 WAITED_TIMES: Final = 3.0
 WORDS: Final = {"cpu": "the processor", "memory": "memory", "io": "storage"}
 
@@ -29,16 +26,12 @@ WORDS: Final = {"cpu": "the processor", "memory": "memory", "io": "storage"}
 class Counted(NamedTuple):
     """One rate of a link that is compared."""
 
-    field: str
-    """Of slurm_watchdog.model.links.Link."""
-    least: float
-    """A second: below it nobody notices (a judgement)."""
-    words: str
-    """Between the link and the number."""
+    field: str  # Of slurm_watchdog.model.links.Link.
+    least: float  # A second: below it nobody notices (a judgement).
+    words: str  # Between the link and the number.
 
 
-TIMES: Final = 10.0
-"""So many times the median a rate has to be: congestion moves through a fabric all the time."""
+TIMES: Final = 10.0  # So many times the median a rate has to be: congestion moves through a fabric all the time.
 RATES: Final = (
     Counted("waits_s", 1e5, "waits for credits to send (ticks)"),
     Counted("marked_s", 100.0, "receives packets with a mark of congestion"),
@@ -52,10 +45,8 @@ class Unlike(NamedTuple):
 
     node: str
     value: float
-    usual: float
-    """Median of all."""
-    nodes: int
-    """That were compared."""
+    usual: float  # Median of all.
+    nodes: int  # That were compared.
 
 
 def stand_out(values: Mapping[str, float], least: float, times: float) -> list[Unlike]:

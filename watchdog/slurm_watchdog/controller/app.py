@@ -52,8 +52,7 @@ from slurm_watchdog.wire.http_server import Server
 
 log = logging.getLogger(__name__)
 
-NO_CREDENTIAL = "MUNGE:AAAA:"
-"""Asks munged for an answer, which is no."""
+NO_CREDENTIAL = "MUNGE:AAAA:"  # Asks munged for an answer, which is no.
 
 
 def uid_of(user: str) -> int | None:
@@ -100,8 +99,7 @@ async def open_munge(config: Config) -> tuple[Sessions, Decoder]:
 BACKLOG = 4096
 """Connections that may wait to be accepted: after a restart all agents come within seconds. The kernel takes
 somaxconn, if less."""
-RESERVATIONS_EVERY_S = 60.0
-"""Maintenance is announced hours before; who becomes an operator has a minute's patience."""
+RESERVATIONS_EVERY_S = 60.0  # Maintenance is announced hours before; who becomes an operator has a minute's patience.
 COLLECT_AFTER = (50_000, 20, 50)
 """Objects and rounds between two runs of the collector of cycles (700, 10, 10 by default): each full run
 walks over all that is known of the cluster, and holds everything up meanwhile. What we keep has no cycles;
@@ -376,8 +374,7 @@ async def _every(interval_s: float, work: Callable[[], Awaitable[object]], stop:
         await asyncio.sleep(interval_s)
 
 
-STATUS_CHARACTERS = 300
-"""Of the headline that `systemctl status` shows."""
+STATUS_CHARACTERS = 300  # Of the headline that `systemctl status` shows.
 
 
 async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> None:

@@ -65,10 +65,8 @@ PAUSE_FACTOR = 5.0
 class Outside:
     """What is asked of others than Slurm and the agents; as it is here nothing is."""
 
-    answers: Answers = nobody_knows
-    """Asks whether a machine is there."""
-    tester: Tester | None = None
-    """Tests nodes; None: not here."""
+    answers: Answers = nobody_knows  # Asks whether a machine is there.
+    tester: Tester | None = None  # Tests nodes; None: not here.
 
 
 NOTHING_OUTSIDE = Outside()

@@ -23,8 +23,7 @@ from slurm_watchdog.model.actions import ActionRun, Decision, Rung, Verdict, Wis
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 
-Matter = str | GpuProcess
-"""The id of a job, or a process."""
+Matter = str | GpuProcess  # The id of a job, or a process.
 
 
 def matters_of(

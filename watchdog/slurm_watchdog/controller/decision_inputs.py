@@ -27,8 +27,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.model.supervisor import may_be_named
 
-HISTORY_S = 7 * 86400.0
-"""Attempts on a job are counted over a week, Slurm's usual longest time limit."""
+HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
 
 
 @dataclass
@@ -44,18 +43,12 @@ class TickContext:
     nodes_silent: int
     drained_by_us: int
     users_running: int
-    in_trouble: Trouble
-    """Jobs with an incident of a kind that fires and that nothing explains, by their users."""
-    crash_loops: dict[str, str]
-    """Job -> the summary of its crash loop."""
-    suspects: tuple[tuple[str, str], ...]
-    """Nodes that fail again and again, with why."""
-    outages: tuple[Incident, ...]
-    """Of filesystems."""
-    full: tuple[Incident, ...]
-    """About filesystems without space left."""
-    faults: dict[str, list[Incident]]
-    """Node -> incidents of its hardware that may exclude it."""
+    in_trouble: Trouble  # Jobs with an incident of a kind that fires and that nothing explains, by their users.
+    crash_loops: dict[str, str]  # Job -> the summary of its crash loop.
+    suspects: tuple[tuple[str, str], ...]  # Nodes that fail again and again, with why.
+    outages: tuple[Incident, ...]  # Of filesystems.
+    full: tuple[Incident, ...]  # About filesystems without space left.
+    faults: dict[str, list[Incident]]  # Node -> incidents of its hardware that may exclude it.
 
 
 class DecisionInputs:

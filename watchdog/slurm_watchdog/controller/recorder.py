@@ -23,8 +23,7 @@ log = logging.getLogger(__name__)
 MAX_WAITING = 4000
 """Reports and listings between controller and disk: some seconds of a thousand nodes, some tens of MiB."""
 BATCH = 500
-END_S = 5.0
-"""What still waits at the end of the service gets this long to be written."""
+END_S = 5.0  # What still waits at the end of the service gets this long to be written.
 
 _Item = tuple[float, Report | SlurmView | Own]
 

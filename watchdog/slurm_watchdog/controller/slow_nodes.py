@@ -22,10 +22,8 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
 
-MAX_RUNS = 60
-"""Of one job that are compared, the newest."""
-GROWN = 1.5
-"""A run is measured again when it has so many times the steps."""
+MAX_RUNS = 60  # Of one job that are compared, the newest.
+GROWN = 1.5  # A run is measured again when it has so many times the steps.
 
 
 class SlowNodes:

@@ -29,12 +29,10 @@ from slurm_watchdog.wire.http_server import Server
 
 log = logging.getLogger(__name__)
 
-LOOK_EVERY_S = 0.5
-"""Of the 10 s within which it takes over, those in which it does not know that it may."""
+LOOK_EVERY_S = 0.5  # Of the 10 s within which it takes over, those in which it does not know that it may.
 BODY_DEADLINE_S = 20.0
 BACKLOG = 4096
-NOT_KNOWN = Held(0, "", nan)
-"""Of the active one, before the database was asked, and while it does not answer."""
+NOT_KNOWN = Held(0, "", nan)  # Of the active one, before the database was asked, and while it does not answer.
 
 
 class Standby:

@@ -15,10 +15,8 @@ from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-FACTOR = 3.0
-"""Of the usual time between its checkpoints."""
-FLOOR_S = 1800.0
-"""Never sooner than this after the last one: less work than that is lost by many a restart."""
+FACTOR = 3.0  # Of the usual time between its checkpoints.
+FLOOR_S = 1800.0  # Never sooner than this after the last one: less work than that is lost by many a restart.
 LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
 

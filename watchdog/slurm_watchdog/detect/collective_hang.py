@@ -300,8 +300,7 @@ SPEC = DetectorSpec(
 
 
 MAX_NAMED: Final = 8
-MAX_WORLD: Final = 1 << 20
-"""What a process says about the number of ranks is a user's word."""
+MAX_WORLD: Final = 1 << 20  # What a process says about the number of ranks is a user's word.
 
 
 def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | None:

@@ -29,10 +29,8 @@ from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-MAX_DEAD_SHARE = 0.25
-"""At most this share of the ranks, and never half of them: more at once is an ending, or a node."""
-RESTING = 0.8
-"""Share of the survivors' GPUs."""
+MAX_DEAD_SHARE = 0.25  # At most this share of the ranks, and never half of them: more at once is an ending, or a node.
+RESTING = 0.8  # Share of the survivors' GPUs.
 UNSURE_S = 60.0
 """So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun
 --wait=60`, as we advise)."""

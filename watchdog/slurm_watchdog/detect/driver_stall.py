@@ -31,16 +31,13 @@ from slurm_watchdog.model.observations import Blocked, Role
 
 STEP_SLACK_S = 10.0
 """As in `filesystem_stall`: a step may be read so much later than it was made, and a call be seen so late."""
-MOST_NODES = 2
-"""More at once is a fabric or a release of the driver: no restart elsewhere mends it."""
+MOST_NODES = 2  # More at once is a fabric or a release of the driver: no restart elsewhere mends it.
 NAMED = 16
 HUNG_TASK = "hung_task"
 ENDED = "its main thread has ended (a zombie, as after SIGKILL); another thread of it is in this call"
 
-BLOCKED_FOR_S: Final = 60.0
-"""In the same call before it is reported."""
-UNSURE_FOR_S: Final = 300.0
-"""In the same call before it is acted on, where no step is known to be overdue."""
+BLOCKED_FOR_S: Final = 60.0  # In the same call before it is reported.
+UNSURE_FOR_S: Final = 300.0  # In the same call before it is acted on, where no step is known to be overdue.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,8 +20,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.slurm import Reservation
 
-SPARE = 1.2
-"""Work is counted as done in time only if it may take so much longer than at the present pace."""
+SPARE = 1.2  # Work is counted as done in time only if it may take so much longer than at the present pace.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,15 +58,12 @@ EAGER_FROM_S = 5.0
 STACKS_FROM_SHARE, STACKS_APART_S = 0.5, 3.0
 """From this share of SUPERVISED_BLOCKED_S on, while only the time is missing, stacks are dumped: the evidence is
 there when the job is to be started again, and each dump brings a report, so that its end is not seen late."""
-WITNESSES = 2
-"""Other nodes that reach the filesystem, or have another one there."""
+WITNESSES = 2  # Other nodes that reach the filesystem, or have another one there.
 
 MAX_CONSEQUENCES = 8
 
-UNPROVEN = (Scope.ONE_FILE, Scope.UNKNOWN)
-"""No node is known not to reach the filesystem."""
-SAVE_PATIENCE_S = 300.0
-"""A shard of some 100 GB, written in one call at 0.4 GB/s, takes so long."""
+UNPROVEN = (Scope.ONE_FILE, Scope.UNKNOWN)  # No node is known not to reach the filesystem.
+SAVE_PATIENCE_S = 300.0  # A shard of some 100 GB, written in one call at 0.4 GB/s, takes so long.
 WRITE_CALLS = frozenset({"write", "pwrite64", "writev", "pwritev", "pwritev2", "io_uring_enter"})
 
 

@@ -23,8 +23,7 @@ from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-MAX_ODD_SHARE = 0.25
-"""More of a group than this share are no odd ones."""
+MAX_ODD_SHARE = 0.25  # More of a group than this share are no odd ones.
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
 """Throttle reasons that somebody chose, or that are none."""
 
@@ -32,8 +31,7 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 OWN_SHARE: Final = 0.07
 """It also has to be slower than its own past by more than this, unless the card says what holds it back."""
 
-PEERS: Final = 3
-"""Busy GPUs of the same model to compare with, at least: a median of fewer is one of them."""
+PEERS: Final = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
 @dataclass(frozen=True, kw_only=True)

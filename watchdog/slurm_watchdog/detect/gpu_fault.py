@@ -37,8 +37,7 @@ GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
 UNNAMED = "unnamed"
 """Place of a GPU that a line of its driver does not name: an assertion prints a status, and no address."""
-SAME_S = 120.0
-"""A driver's assertions come so close to its own line (Xid 79) about the same GPU."""
+SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) about the same GPU.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,14 +35,11 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Trut
 LEAST_STEPS = 3
 """Steps that a job has to have made without a GPU, for that GPU to be idle while the job makes steps: it may
 have idled in a checkpoint."""
-BUSY_RATIO = 0.5
-"""A GPU below this may be one that idles, where it is not known since when it is as it is."""
+BUSY_RATIO = 0.5  # A GPU below this may be one that idles, where it is not known since when it is as it is.
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
-IDLE_FOR_S: Final = 60.0
-"""While the job makes no step beyond its limit."""
-IDLE_WHILE_STEPS_S: Final = 900.0
-"""While the job makes steps."""
+IDLE_FOR_S: Final = 60.0  # While the job makes no step beyond its limit.
+IDLE_WHILE_STEPS_S: Final = 900.0  # While the job makes steps.
 
 
 @dataclass(frozen=True, kw_only=True)

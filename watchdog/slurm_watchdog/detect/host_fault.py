@@ -33,10 +33,8 @@ from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.slurm_states import is_away
 
-RECENT_S = 3600.0
-"""A line counts for so long: as long as the controller keeps it."""
-SAME_S = 60.0
-"""A PCIe error and the GPU's own line about it come within this time."""
+RECENT_S = 3600.0  # A line counts for so long: as long as the controller keeps it.
+SAME_S = 60.0  # A PCIe error and the GPU's own line about it come within this time.
 RECOVERS_S = 10.0
 """A device on the bus is given so long to be recovered, or to be known as a GPU by its driver's own line."""
 SURVIVED_MINUTES, CORRECTED_MINUTES = 3, 10

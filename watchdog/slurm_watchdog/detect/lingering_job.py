@@ -48,24 +48,20 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView,
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
 from slurm_watchdog.model.observations import Role
 
-STACKS_FROM_SHARE = 0.3
-"""From this share of the grace on, the survivors' stacks are collected."""
+STACKS_FROM_SHARE = 0.3  # From this share of the grace on, the survivors' stacks are collected.
 SPACING, LEAST_APART_S = 0.25, 2.5
 """Time between two dumps of the survivors as a share of the grace, and at least: two dumps before it ends."""
-EARLY_DUMPS = 2
-"""Before `grace` the newest two count: in the one before them the survivors may still hear of the end."""
+EARLY_DUMPS = 2  # Before `grace` the newest two count: in the one before them the survivors may still hear of the end.
 PATIENCE = 10.0
 """So many times the grace is waited before an alert where the survivors are not seen to wait for the dead."""
 NO_LAUNCHERS = frozenset({"bash", "sh", "dash", "srun", "slurm_script"})
 """Names (comm) of processes beside the ranks that start no rank again; any other may be a launcher."""
-BY_SIGNAL = ("was killed", "died of")
-"""Beginnings of what `how_they_ended` says of a signal."""
+BY_SIGNAL = ("was killed", "died of")  # Beginnings of what `how_they_ended` says of a signal.
 
 NOBODY_LEFT_S = 600.0
 """After the last rank of a training that had steps left to make: for so long a launcher waits for others
 before it gives up (torchrun's `join_timeout` as it ships)."""
-NOBODY_LEFT_UNSURE_S = 1800.0
-"""The same where nobody knows how many steps there were to make: it may have been over."""
+NOBODY_LEFT_UNSURE_S = 1800.0  # The same where nobody knows how many steps there were to make: it may have been over.
 NAMED = 16
 TOGETHER_S = 10.0
 """Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports);

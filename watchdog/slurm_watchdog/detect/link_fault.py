@@ -24,8 +24,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
-LINKS_PROBE = "links"
-"""The agent's child that reads counters (slurm_watchdog.agent.collectors.link)."""
+LINKS_PROBE = "links"  # The agent's child that reads counters (slurm_watchdog.agent.collectors.link).
 
 
 @dataclass(frozen=True, kw_only=True)

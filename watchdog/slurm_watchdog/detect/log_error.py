@@ -38,8 +38,7 @@ from slurm_watchdog.model.supervisor import SupervisorState
 
 SLURMS_WORD = FAILED - {"FAILED"}
 """Of the states of a run that failed, the ones that say by themselves what happened: an exit code can mean anything."""
-ALL_GONE_S = 60.0
-"""Where no rank is left Slurm ends the job, or its script tries again: it gets so long."""
+ALL_GONE_S = 60.0  # Where no rank is left Slurm ends the job, or its script tries again: it gets so long.
 
 
 LAST_WORDS_S = 6.0
@@ -47,12 +46,10 @@ LAST_WORDS_S = 6.0
 not named yet gets so long."""
 
 
-RECENT_S = 600.0
-"""A run that has ended is reported for so long, or until the next run of the job makes steps."""
+RECENT_S = 600.0  # A run that has ended is reported for so long, or until the next run of the job makes steps.
 LEAST_REPORTED_S = 60.0
 """An end is reported for so long also where the next run makes steps at once: nobody would see why it ended."""
-RISES = 2
-"""Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded."""
+RISES = 2  # Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded.
 
 GONE_FOR_S: Final = 3.0
 """Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold."""

@@ -19,8 +19,7 @@ from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, LossPoint
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-LASTS_STEPS = 100
-"""Three times of what most spikes take to recover: before that nothing is done."""
+LASTS_STEPS = 100  # Three times of what most spikes take to recover: before that nothing is done.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -30,8 +30,7 @@ from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm import SlurmJob
 
 NAMED = 16
-RECENT_S = 600.0
-"""A kill is reported for so long, or until the run makes steps again."""
+RECENT_S = 600.0  # A kill is reported for so long, or until the run makes steps again.
 
 
 @dataclass(frozen=True, kw_only=True)

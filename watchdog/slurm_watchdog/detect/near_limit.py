@@ -24,10 +24,8 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SeenUsage
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
-WAITS_SHARE = 0.2
-"""Of a minute in which all processes waited for memory."""
-RECENT_S = 600.0
-"""A refusal is said for so long."""
+WAITS_SHARE = 0.2  # Of a minute in which all processes waited for memory.
+RECENT_S = 600.0  # A refusal is said for so long.
 WORDS: Final = {
     Resource.MEMORY: "memory",
     Resource.PIDS: "processes and threads",

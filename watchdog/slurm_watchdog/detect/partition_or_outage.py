@@ -17,11 +17,9 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.slurm_states import is_away
 
-NAMED = 16
-"""Nodes that are named one by one; the number says the rest."""
+NAMED = 16  # Nodes that are named one by one; the number says the rest.
 
-PERCENT: Final = 20.0
-"""Of the nodes that have reported, besides: three of ten thousand are no outage."""
+PERCENT: Final = 20.0  # Of the nodes that have reported, besides: three of ten thousand are no outage.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,13 +96,11 @@ REQUEST = DetectorSpec(
 """What an operator asks for travels as an incident, too; nothing detects it."""
 
 _BY_KIND = {spec.kind: spec for spec in (*SPECS, REQUEST)}
-KINDS: tuple[str, ...] = tuple(_BY_KIND)
-"""Every kind of incident."""
+KINDS: tuple[str, ...] = tuple(_BY_KIND)  # Every kind of incident.
 MAY_ACT: tuple[str, ...] = tuple(sorted(kind for kind, spec in _BY_KIND.items() if spec.may_act))
 """Kinds whose evidence can be good enough to act on."""
 
-Settings = Mapping[type[Any], Any]
-"""Settings class of a detector -> its values."""
+Settings = Mapping[type[Any], Any]  # Settings class of a detector -> its values.
 DEFAULTS: Settings = {spec.settings: spec.settings() for spec in SPECS}
 
 

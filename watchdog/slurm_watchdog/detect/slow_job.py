@@ -30,20 +30,14 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Trut
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slow_search import SlowSearch
 
-LEAST_STEPS = 30
-"""Steps that were slow before it is reported."""
-BASELINE = 20
-"""Steps without which a job's speed is not known."""
-BATCH, WINDOW = 10, 160
-"""Recent steps of one batch, and at most to both sides of a change."""
-WINDOW_BLOCKS = 48
-"""The same of the history's blocks."""
-CREEP_BLOCKS = 24
-"""Of the history, whose means are compared where nothing changed at once."""
+LEAST_STEPS = 30  # Steps that were slow before it is reported.
+BASELINE = 20  # Steps without which a job's speed is not known.
+BATCH, WINDOW = 10, 160  # Recent steps of one batch, and at most to both sides of a change.
+WINDOW_BLOCKS = 48  # The same of the history's blocks.
+CREEP_BLOCKS = 24  # Of the history, whose means are compared where nothing changed at once.
 HARDLY = 0.55
 """Of the change that is looked for: newest steps that are slower by less than any before need no closer look."""
-NEWEST = 10
-"""Steps of which the median is compared so."""
+NEWEST = 10  # Steps of which the median is compared so.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -34,13 +34,11 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView
 
-MAX_ODD_SHARE = 0.25
-"""Odd nodes are named if they are at most this share of the job's, and at least one may be."""
+MAX_ODD_SHARE = 0.25  # Odd nodes are named if they are at most this share of the job's, and at least one may be.
 LOW_CLOCK = 0.95
 """Of the median of the other nodes' GPUs: the slowdown that is looked for is 5 %, and a step is no slower
 than its slowest GPU."""
-OWN_CLOCK = 0.97
-"""Of the card's own past: one that was always so is not what changed."""
+OWN_CLOCK = 0.97  # Of the card's own past: one that was always so is not what changed.
 LOW_POWER = 0.88
 """Of its own past, against the others' change: what all do together (another phase, another batch) is no sign."""
 HOT_C, HOTTER_C = 85.0, 12.0
@@ -48,14 +46,11 @@ HOT_C, HOTTER_C = 85.0, 12.0
 HELD_BACK = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
 """Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all
 the time."""
-OFTEN = 0.2
-"""Share of five minutes under load from which a reason counts that is not there in this very look."""
+OFTEN = 0.2  # Share of five minutes under load from which a reason counts that is not there in this very look.
 LEAST_S = 60.0
 """So long the job has to be slower: the sign on a node says itself that it is no burst of what all share."""
-SLOW_VALUES_S = 150.0
-"""Links are read about once a minute; two looks, and a report."""
-HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})
-"""Kernel lines of which one is enough."""
+SLOW_VALUES_S = 150.0  # Links are read about once a minute; two looks, and a report.
+HEAT_EVENTS = frozenset({"cpu_throttled", "overheated", "nic_hot", "nic_power"})  # Kernel lines of which one is enough.
 CORRECTIONS = frozenset(
     {
         "memory_corrected",
@@ -67,14 +62,10 @@ CORRECTIONS = frozenset(
     }
 )
 """Kernel lines of which only a stream means something."""
-STREAM = 10
-"""Lines since the change."""
-RISES = 5
-"""Looks, a minute or so apart, in which a counter of corrections rose without a break."""
-CARDS_NAMED = 2
-"""What more cards of one node have in common is the node's."""
-AROUND_S = 900.0
-"""What began this long before the change, or later, may have to do with it."""
+STREAM = 10  # Lines since the change.
+RISES = 5  # Looks, a minute or so apart, in which a counter of corrections rose without a break.
+CARDS_NAMED = 2  # What more cards of one node have in common is the node's.
+AROUND_S = 900.0  # What began this long before the change, or later, may have to do with it.
 
 
 class Sign(Struct, frozen=True, kw_only=True):

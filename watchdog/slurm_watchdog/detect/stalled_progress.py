@@ -51,8 +51,7 @@ from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Sever
 STACKS_PATIENCE_S = 10.0
 """Stacks that were asked for at half the limit get so much more time: what they say counts more."""
 
-PLACES_TOLD = 3
-"""Groups of ranks whose place is in the sentence."""
+PLACES_TOLD = 3  # Groups of ranks whose place is in the sentence.
 
 EVALUATING = 4.0
 """An evaluation of a whole set of data takes an hour or two. While every GPU draws what it draws in training nobody

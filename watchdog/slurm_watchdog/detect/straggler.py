@@ -28,10 +28,8 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Stac
 DUMPS = 12
 """Dumps that are asked for while a straggler is suspected. At 17 to 28 ms of a process's node each
 (controller/evidence/early_budget.py, whose budget of an hour bounds them, too)."""
-APART_S = 20.0
-"""Between two of them: other steps, and mostly another moment of a step."""
-SUREST = 0.9999
-"""More is not claimed: the model is not that exact."""
+APART_S = 20.0  # Between two of them: other steps, and mostly another moment of a step.
+SUREST = 0.9999  # More is not claimed: the model is not that exact.
 
 
 @dataclass(frozen=True, kw_only=True)

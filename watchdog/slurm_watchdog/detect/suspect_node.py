@@ -23,8 +23,7 @@ from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import GPU_PLACE
 from slurm_watchdog.model.slurm_states import is_out
 
-UNTIL: Final = 1.5
-"""A suspicion below which the incident ends: events weigh half after 28 days."""
+UNTIL: Final = 1.5  # A suspicion below which the incident ends: events weigh half after 28 days.
 
 
 @dataclass(frozen=True, kw_only=True)

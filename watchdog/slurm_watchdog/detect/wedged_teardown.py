@@ -35,8 +35,7 @@ from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Sever
 
 NAMED = 16
 STACKS_APART_S = 15.0
-STACKS_FROM_SHARE = 0.5
-"""From this share of the limit on, stacks are collected."""
+STACKS_FROM_SHARE = 0.5  # From this share of the limit on, stacks are collected.
 
 BUSY_LIMIT_S: Final = 1800.0
 """In place of `grace` while a rank works (a last checkpoint, an evaluation), or that is not known."""

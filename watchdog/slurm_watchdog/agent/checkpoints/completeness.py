@@ -16,16 +16,11 @@ from slurm_watchdog.agent.workers.answer_types import Footprint
 from slurm_watchdog.base import clock
 from slurm_watchdog.knowledge.checkpoint_layouts import SETTLES, Candidate, markers_of
 
-MAX_ENTRIES = 10_000
-"""Names that one look at a directory reads: 5 ms here, and one to ten requests to a file server."""
-MAX_FOOTPRINTS = 16
-"""Of those that are not complete so many are looked into."""
-WAS_COMPLETE = -1
-"""In the place of a number of files: nobody looked into it, for it was complete."""
-SETTLES_S = 20.0
-"""What has not changed for so long, from look to look, has settled."""
-SETTLED_S = 300.0
-"""At the first look, what nobody has written to for so long by the times of its files."""
+MAX_ENTRIES = 10_000  # Names that one look at a directory reads: 5 ms here, and one to ten requests to a file server.
+MAX_FOOTPRINTS = 16  # Of those that are not complete so many are looked into.
+WAS_COMPLETE = -1  # In the place of a number of files: nobody looked into it, for it was complete.
+SETTLES_S = 20.0  # What has not changed for so long, from look to look, has settled.
+SETTLED_S = 300.0  # At the first look, what nobody has written to for so long by the times of its files.
 
 
 class TooLongError(Exception):
@@ -50,8 +45,7 @@ class Assessed:
     layout: str
     complete: bool = False
     at_ns: int = 0
-    footprint: Footprint | None = None
-    """None: not looked into."""
+    footprint: Footprint | None = None  # None: not looked into.
 
 
 @dataclass
@@ -62,12 +56,10 @@ class Scan:
     wall: float
     ends_at: float
     before: dict[str, Footprint] | None
-    others: frozenset[str]
-    """Points of other mounts: nothing there is touched."""
+    others: frozenset[str]  # Points of other mounts: nothing there is touched.
     entries_left: int = MAX_ENTRIES
     notes: list[str] = field(default_factory=list)
-    footprints: dict[str, Footprint] = field(default_factory=dict)
-    """For the next scan."""
+    footprints: dict[str, Footprint] = field(default_factory=dict)  # For the next scan.
 
     def check_time(self) -> None:
         if clock.monotonic() > self.ends_at:

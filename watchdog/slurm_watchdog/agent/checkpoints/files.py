@@ -18,14 +18,12 @@ from slurm_watchdog.knowledge.checkpoint_layouts import Candidate, has_zip_end
 
 MAX_FILES = 2000
 """Of a checkpoint whose bytes are added up, once: 500 GB in shards of 250 MB. Beyond, its size is not said."""
-MAX_FOOTPRINT_FILES = 500
-"""Of one that is not complete, at each look: enough to see that it grows."""
+MAX_FOOTPRINT_FILES = 500  # Of one that is not complete, at each look: enough to see that it grows.
 MAX_NAMES = 64
 MAX_DEPTH = 3
 MAX_SMALL = 256
 MAX_LINKS = 40  # linux/namei.h, MAXSYMLINKS
-MAX_HEADER = 8 << 20
-"""Of a safetensors file: its table of tensors, which is some 100 bytes a tensor."""
+MAX_HEADER = 8 << 20  # Of a safetensors file: its table of tensors, which is some 100 bytes a tensor.
 
 DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

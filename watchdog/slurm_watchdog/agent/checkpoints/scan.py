@@ -52,8 +52,7 @@ from slurm_watchdog.knowledge.checkpoint_layouts import (
 MAX_ASSESSED = 12
 """Of the newest of each layout and directory: more leftovers of crashes than that are a case for a person."""
 MAX_SUBDIRECTORIES = 8
-INSIDE = "checkpoints"
-"""The subdirectory that Lightning, NeMo and MaxText put below a run's own directory."""
+INSIDE = "checkpoints"  # The subdirectory that Lightning, NeMo and MaxText put below a run's own directory.
 
 
 def scan_checkpoints(request: ScanCheckpoints, worker: WorkerState) -> ScannedCheckpoints:

@@ -31,24 +31,19 @@ from slurm_watchdog.base.mounts import mount_of
 from slurm_watchdog.base.structs import only
 from slurm_watchdog.model.observations import Checkpoint, Event, EventKind
 
-MAX_DIRECTORIES = 8
-"""Of one job."""
+MAX_DIRECTORIES = 8  # Of one job.
 MAX_TRACKERS = 4
 MAX_CLOCKS = 4
-CLOCK_S = 30.0
-"""Files that are named for progress are looked at this often at least."""
+CLOCK_S = 30.0  # Files that are named for progress are looked at this often at least.
 CLOCK_PATTERN = "file"
-MAX_PLACES = 64
-"""Of the node: directories and trackers together."""
+MAX_PLACES = 64  # Of the node: directories and trackers together.
 SOON_S = 5.0
 """While one is being written its directory is looked at this often: the controller waits for it to be complete."""
-BUDGET_S = 2.0
-"""For one look of a child at all that it is asked about, system calls that hang not counted."""
+BUDGET_S = 2.0  # For one look of a child at all that it is asked about, system calls that hang not counted.
 CACHED_S = 60.0
 """A client may show a directory that old (acdirmax of nfs(5)), so a checkpoint may have been complete for so
 long at most."""
-MAX_MOVES = 8
-"""A directory that is named through links is followed over so many mounts."""
+MAX_MOVES = 8  # A directory that is named through links is followed over so many mounts.
 
 
 @dataclass
@@ -59,8 +54,7 @@ class _Place:
     kind: Literal["directory", "tracker", "clock"]
     due: float
     row: Checkpoint
-    at: float = 0.0
-    """When the child was asked for `row`."""
+    at: float = 0.0  # When the child was asked for `row`.
     asked_at: float = 0.0
     scanned_at: float | None = None
     memory: CheckpointMemory | None = None
@@ -69,8 +63,7 @@ class _Place:
     moves: int = 0
 
 
-Key = tuple[str, str]
-"""Job, and the directory or tracker as it was named."""
+Key = tuple[str, str]  # Job, and the directory or tracker as it was named.
 
 
 @dataclass

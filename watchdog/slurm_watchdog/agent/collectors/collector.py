@@ -49,8 +49,7 @@ class Problem(NamedTuple):
     """Why a collector that worked did not see everything."""
 
     text: str
-    failed: bool = True
-    """It counts as failed in this tick; not if what it does see is right."""
+    failed: bool = True  # It counts as failed in this tick; not if what it does see is right.
 
 
 @runtime_checkable
@@ -109,15 +108,11 @@ class CollectorContext:
     """What collectors are made from: how this agent runs, and what several of them share."""
 
     workers: WorkerPool
-    settings: Agent
-    """The section `agent` of the configuration."""
-    node: str
-    """Slurm's name of this node."""
+    settings: Agent  # The section `agent` of the configuration.
+    node: str  # Slurm's name of this node.
     boot_id: str
-    once: bool
-    """`agent --once`: everything is looked at in the first tick, and nothing is remembered on disk."""
-    sections: Sections
-    """What the collectors before this one saw in this tick."""
+    once: bool  # `agent --once`: everything is looked at in the first tick, and nothing is remembered on disk.
+    sections: Sections  # What the collectors before this one saw in this tick.
     jobs: JobsHere
     processes: ProcessReader
     logs: JobLogs
@@ -135,16 +130,11 @@ def _nothing(report: Report) -> tuple[()]:
 class CollectorSpec:
     """Everything about one collector, beside its code."""
 
-    name: str
-    """The name of its module: in `problems` of the report and as label `collector` of metrics."""
-    section: type[Struct]
-    """What `collect` returns; all fields have defaults."""
+    name: str  # The name of its module: in `problems` of the report and as label `collector` of metrics.
+    section: type[Struct]  # What `collect` returns; all fields have defaults.
     make: Callable[[CollectorContext], Collector]
-    tables: Callable[[Report], Iterable[Table]] = _nothing
-    """What `agent --once` shows of a report."""
+    tables: Callable[[Report], Iterable[Table]] = _nothing  # What `agent --once` shows of a report.
     metrics: Callable[[Report], Iterable[Family]] = _nothing
     """What is exported of the last report; every family in every call, if without series."""
-    counters: Callable[[], Counters] | None = None
-    """Metrics that need more than the last report."""
-    memory: type[msgspec.Struct] | None = None
-    """What goes over a reload, of one that Remembers."""
+    counters: Callable[[], Counters] | None = None  # Metrics that need more than the last report.
+    memory: type[msgspec.Struct] | None = None  # What goes over a reload, of one that Remembers.

@@ -17,8 +17,7 @@ from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.model.report import LogSection, ProcessSection, Report
 
-SHOWN = 100
-"""Characters of the newest line in the table."""
+SHOWN = 100  # Characters of the newest line in the table.
 
 
 class JobLogCollector:

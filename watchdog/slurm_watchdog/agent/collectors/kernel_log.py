@@ -43,8 +43,7 @@ KEY = "state"
 LINK = "link"
 """Lines about links of the network are not reported: a user makes interfaces of any name in a network namespace, and
 takes them down. What links do is read in sysfs (slurm_watchdog.agent.collectors.link)."""
-MAX_RECORDS = 10_000
-"""Read in one tick, at 2 to 4 us each; the rest waits in the kernel's ring for the next."""
+MAX_RECORDS = 10_000  # Read in one tick, at 2 to 4 us each; the rest waits in the kernel's ring for the next.
 MAX_RECENT = 64
 RECENT_S = 600.0
 SAVE_EVERY_S = 10.0

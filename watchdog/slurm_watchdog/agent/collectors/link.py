@@ -28,8 +28,7 @@ EVERY_S: Final = 60.0
 """20 links take 1.5 ms, and the child that is started for it 1.6 ms: 0.005 % of a core. To keep it costs 3 MiB."""
 ENDS: Final = frozenset({2**16 - 1, 2**32 - 1, (2**32 - 1) * WORD, 2**64 - 1})
 """Of counters that stop there: those of older adapters have 16 or 32 bits (InfiniBand Architecture, PortCounters)."""
-OLD_S: Final = 3 * EVERY_S
-"""What an adapter said so long ago is said no more."""
+OLD_S: Final = 3 * EVERY_S  # What an adapter said so long ago is said no more.
 
 
 class LinkCollector:

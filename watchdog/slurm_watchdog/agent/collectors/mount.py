@@ -27,16 +27,12 @@ from slurm_watchdog.model.observations import LogFile, Process, Role
 from slurm_watchdog.model.report import LogSection, MountSection, ProcessSection, Report
 
 KEY: Final = "open-mounts"
-IDLE_S: Final = 30.0
-"""Without a question for so long its child ends: it costs 3 MiB, and starting one 2 ms."""
+IDLE_S: Final = 30.0  # Without a question for so long its child ends: it costs 3 MiB, and starting one 2 ms.
 FIRST_S: Final = 30.0
 """A trainer has opened its data by then, most often; what it opens later is found with the next look."""
-EVERY_S: Final = 300.0
-"""Between two looks at a process: it doubles up to this."""
-AT_ONCE: Final = 8
-"""Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms."""
-MAX_OF_JOB: Final = 8
-"""Filesystems of one job that are kept: jobs have been seen to use five."""
+EVERY_S: Final = 300.0  # Between two looks at a process: it doubles up to this.
+AT_ONCE: Final = 8  # Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms.
+MAX_OF_JOB: Final = 8  # Filesystems of one job that are kept: jobs have been seen to use five.
 KEPT_S: Final = 900.0
 """So long a filesystem counts as used after the last look that found it: a file is closed between two epochs."""
 
@@ -52,8 +48,7 @@ class OpenMounts:
     """Which filesystems jobs use, by their processes' files. One loop owns it."""
 
     probes: WorkerPool
-    _due: dict[tuple[int, int], _Due] = field(default_factory=dict)
-    """By (pid, start)."""
+    _due: dict[tuple[int, int], _Due] = field(default_factory=dict)  # By (pid, start).
     _seen: dict[str, dict[str, float]] = field(default_factory=dict)
     """Job -> mount point -> when it was seen in use last."""
     _asked_at: float = 0.0
@@ -98,8 +93,7 @@ class OpenMounts:
         }
 
 
-Places = tuple[tuple[str, int], ...]
-"""(path, user)."""
+Places = tuple[tuple[str, int], ...]  # (path, user).
 
 
 class MountCollector:

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple, Protocol
 
 from slurm_watchdog.model.report import Report
 
-BAD: Final = "bold red"
-"""Style of a row that shows something wrong."""
+BAD: Final = "bold red"  # Style of a row that shows something wrong.
 JOB_ID: Final = re.compile(r"\d{1,12}(_\d{1,12})?")
 
 
@@ -29,17 +28,14 @@ class Table(NamedTuple):
     rows: tuple[Row, ...]
 
 
-Series = tuple[tuple[str, ...], float]
-"""Values of the labels, in their order, and the value."""
+Series = tuple[tuple[str, ...], float]  # Values of the labels, in their order, and the value.
 
 
 class Family(NamedTuple):
     """One metric with its series. No label holds a pid or a user's text."""
 
-    name: str
-    """Without the prefix that all metrics have; ends in its unit."""
-    kind: str
-    """`gauge` or `counter`."""
+    name: str  # Without the prefix that all metrics have; ends in its unit.
+    kind: str  # `gauge` or `counter`.
     help: str
     labels: tuple[str, ...] = ()
     series: Iterable[Series] = ()

@@ -32,10 +32,8 @@ from slurm_watchdog.model.supervisor import (
 ABSENT_EVERY_S: Final = 15.0
 """Most jobs have none: it is looked for this often, but in every tick of the first BEGINNING_S of a run."""
 BEGINNING_S: Final = 60.0
-ROUNDS: Final = 16
-"""So many jobs of one user are asked about in one tick, …"""
-ANSWERS_S: Final = 0.02
-"""… each of which is waited for so long."""
+ROUNDS: Final = 16  # So many jobs of one user are asked about in one tick, …
+ANSWERS_S: Final = 0.02  # … each of which is waited for so long.
 
 
 @dataclass
@@ -45,13 +43,10 @@ class _Known:
     restarts: int
     since: float
     due: float
-    asked: float = -1.0
-    """When it was asked about last, monotonic."""
+    asked: float = -1.0  # When it was asked about last, monotonic.
     status: SupervisorStatus | None = None
-    written: float = 0.0
-    """When it was written, monotonic."""
-    read: float = 0.0
-    """When it was found so."""
+    written: float = 0.0  # When it was written, monotonic.
+    read: float = 0.0  # When it was found so.
     error: str = ""
 
 

@@ -18,8 +18,7 @@ from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.transport import check_peer
 from slurm_watchdog.wire.http_client import Connection, Response
 
-SERVER_ERROR = 500
-"""From here on it is about the controller, not about the report (RFC 9110, 15.6)."""
+SERVER_ERROR = 500  # From here on it is about the controller, not about the report (RFC 9110, 15.6).
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,7 @@ from slurm_watchdog.config.security import Security
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.wire.http_client import Connection
 
-UNIX = "unix:"
-"""What `controller_url` begins with where it names a socket; `slurm-watchdog run` sets it, no file can."""
+UNIX = "unix:"  # What `controller_url` begins with where it names a socket; `slurm-watchdog run` sets it, no file can.
 
 
 def connect_in_turn(urls: Sequence[str], security: Security, node: str) -> Channel:

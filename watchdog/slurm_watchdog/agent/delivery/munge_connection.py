@@ -32,11 +32,9 @@ CREDENTIAL: Final = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
 PATH: Final = "/v1/session"
 RENEW: Final = frozenset({401, 403})
 """The session is not known any more, or we come from another address than it began at: a new one is worth a try."""
-MAX_LEFT: Final = 3
-"""Children that could not be ended, and may still be there; with more of them nobody else is sent."""
+MAX_LEFT: Final = 3  # Children that could not be ended, and may still be there; with more of them nobody else is sent.
 
-Encode = Callable[[bytes], str]
-"""Payload -> credential. Raises Unproven."""
+Encode = Callable[[bytes], str]  # Payload -> credential. Raises Unproven.
 
 
 class _Offer(msgspec.Struct, frozen=True):

@@ -37,8 +37,7 @@ BACKOFF_S = (0.5, 1.0, 2.0, 4.0, 5.0)
 MAX_RETRY_AFTER_S = 60.0
 """A controller may ask for patience, but not for so much that reports grow too old to be judged."""
 TRY_AGAIN_LATER = frozenset({408, 425, 429})
-FULL_EVERY = 120
-"""Reports between two full ones: ten minutes at 5 s."""
+FULL_EVERY = 120  # Reports between two full ones: ten minutes at 5 s.
 
 
 def backoff_s(failures: int, chance: float) -> float:

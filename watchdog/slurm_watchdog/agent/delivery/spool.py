@@ -7,8 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-NOTEWORTHY_AGE_S = 0.05
-"""Below this a report is as old as it was made."""
+NOTEWORTHY_AGE_S = 0.05  # Below this a report is as old as it was made.
 
 
 @dataclass(frozen=True)
@@ -18,8 +17,7 @@ class Waiting:
     made_at: float
     sequence: int
     body: bytes
-    small: bytes = b""
-    """The same as changes since the report before, for the first attempt; empty where there is none."""
+    small: bytes = b""  # The same as changes since the report before, for the first attempt; empty where there is none.
 
     def aged(self, now: float, *, small: bool = False) -> bytes:
         """The body with the report's age. `age_s` is 0 in a new report, so it is not in the text yet."""

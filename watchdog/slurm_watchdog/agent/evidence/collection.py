@@ -47,17 +47,13 @@ from slurm_watchdog.model.protocol import CollectEvidence
 
 RAS = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
-PART_S: Final = 15.0
-"""Deadline of one question to a child; a dump of stacks has its own."""
+PART_S: Final = 15.0  # Deadline of one question to a child; a dump of stacks has its own.
 DUMP_S: Final = 25.0
-END_MARGIN_S: Final = 5.0
-"""Before the command expires: the answer has to travel, too."""
+END_MARGIN_S: Final = 5.0  # Before the command expires: the answer has to travel, too.
 MAX_DUMPS: Final = 6
 MAX_APART_S: Final = 60.0
-FILES_BYTES: Final = 1 << 20
-"""Of all Flight Recorder dumps of a node, compressed."""
-MAX_FILES, MAX_RANKS = 1024, 256
-"""Of a node, that one question may name (FindFiles)."""
+FILES_BYTES: Final = 1 << 20  # Of all Flight Recorder dumps of a node, compressed.
+MAX_FILES, MAX_RANKS = 1024, 256  # Of a node, that one question may name (FindFiles).
 IDLE_S: Final = 5.0
 CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
 LOG_FILES: Final = 8
@@ -74,8 +70,7 @@ class Sources:
     details_of: Callable[[int, int], ProcessFacts | None]
     """What was learnt of a process (pid, start ticks) when it was met: environment, program, working directory."""
     kernel_log: str = ""
-    core_debugger: bool = False
-    """Whether a debugger may read the frames of a core file (agent.core_debugger)."""
+    core_debugger: bool = False  # Whether a debugger may read the frames of a core file (agent.core_debugger).
     error_files_of: Callable[[str], Mapping[str, int | None]] = lambda job_id: {}
     """Of a job: into which files its ranks here write why they end, also those that are gone; and which rank."""
 
@@ -86,17 +81,14 @@ class Collection:
 
     command: CollectEvidence
     sources: Sources
-    uid: int
-    """The job's owner: files are read as this user; -1: as the agent's own."""
+    uid: int  # The job's owner: files are read as this user; -1: as the agent's own.
     began: float
-    processes: tuple[Process, ...]
-    """Those of the job on this node, as they were when it began."""
+    processes: tuple[Process, ...]  # Those of the job on this node, as they were when it began.
     silent_mounts: frozenset[str] = frozenset()
     chosen: list[Process] = field(default_factory=list)
     left_out: int = 0
     _dumps: list[tuple[float, dict[tuple[int, int], ProcessStack]]] = field(default_factory=list)
-    _seen: dict[int, ProcessState] = field(default_factory=dict)
-    """By pid: what the child found out about it."""
+    _seen: dict[int, ProcessState] = field(default_factory=dict)  # By pid: what the child found out about it.
     _unseen: list[Process] = field(default_factory=list)
     _settings: list[tuple[str, str]] = field(default_factory=list)
     _kernel_lines: list[str] = field(default_factory=list)
@@ -106,8 +98,7 @@ class Collection:
     _problems: list[str] = field(default_factory=list)
     _todo: dict[str, Callable[[float], bool]] = field(default_factory=dict)
     """Parts that were not asked for yet: each returns whether its child took the question."""
-    _out: set[str] = field(default_factory=set)
-    """Parts that were asked for and have not been answered."""
+    _out: set[str] = field(default_factory=set)  # Parts that were asked for and have not been answered.
     _dumps_asked: int = 0
     _dump_tried_at: float = float("-inf")
     _files_at: float = 0.0

@@ -22,8 +22,7 @@ from slurm_watchdog.model.evidence import FoundFile
 from slurm_watchdog.parse.error_file import MAX_BYTES, parse_error_file, parse_fatal_error
 
 STDERR: Final = "stderr.log"
-END_BYTES: Final = 64 * 1024
-"""Of standard error."""
+END_BYTES: Final = 64 * 1024  # Of standard error.
 KIND: Final = "own_words"
 
 

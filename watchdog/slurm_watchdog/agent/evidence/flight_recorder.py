@@ -33,18 +33,14 @@ DumpPipe); there is none unless the recorder has a buffer."""
 FRESH_S, LOOK_EVERY_S = 6.0, 0.25
 """So long a dump that was asked for is waited for: the monitor looks into its pipe every second
 (TORCH_NCCL_COORD_CHECK_MILSEC), and writes for less than one."""
-TOGETHER_S: Final = 10.0
-"""Two files of a rank that were written within so long are of one dump."""
-OLD_PREFIX: Final = "/tmp/nccl_trace_rank_"
-"""The default of older releases."""
+TOGETHER_S: Final = 10.0  # Two files of a rank that were written within so long are of one dump.
+OLD_PREFIX: Final = "/tmp/nccl_trace_rank_"  # The default of older releases.
 NEW_NAME: Final = "torch/comm_lib_trace_rank_"
 """Below $XDG_CACHE_HOME, otherwise below ~/.cache: the default of newer releases."""
-CLOCK_SLACK_S: Final = 1.0
-"""A file server's clock may be ahead by so much without being wrong: then the dump is new."""
+CLOCK_SLACK_S: Final = 1.0  # A file server's clock may be ahead by so much without being wrong: then the dump is new.
 AHEAD: Final = "the clock that dated it is ahead by {:.0f} s: whether it is of this hang is not known"
 MAX_FILE_BYTES: Final = 8 << 20
-MAX_KEPT_BYTES: Final = 256 * 1024
-"""Of one rank, compressed."""
+MAX_KEPT_BYTES: Final = 256 * 1024  # Of one rank, compressed.
 
 
 def prefixes(environ: Mapping[str, str]) -> list[str]:

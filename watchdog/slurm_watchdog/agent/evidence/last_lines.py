@@ -16,8 +16,7 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 
-LOG_BYTES: Final = 64 * 1024
-"""Of the end of each file."""
+LOG_BYTES: Final = 64 * 1024  # Of the end of each file.
 LOG_LINES: Final = 120
 KERNEL_LINES: Final = 100
 MAX_RECORDS: Final = 200_000

@@ -23,11 +23,9 @@ from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras
 
 ADDRESS_VARIABLE: Final = "NCCL_RAS_ADDR"
-DEFAULT_PORT: Final = 28028
-"""NCCL user guide, Environment Variables: localhost:28028."""
+DEFAULT_PORT: Final = 28028  # NCCL user guide, Environment Variables: localhost:28028.
 LOOPBACK: Final = ("127.0.0.1", "::1")
-RAS_S: Final = 5
-"""After so long RAS answers without the processes that have not answered it (its own default)."""
+RAS_S: Final = 5  # After so long RAS answers without the processes that have not answered it (its own default).
 MAX_LINE: Final = 200
 _PORT: Final = re.compile(r"[^\s/]{0,200}:(\d{1,5})")
 

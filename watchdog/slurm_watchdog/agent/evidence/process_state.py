@@ -24,8 +24,7 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
 
-MAX_THREADS: Final = 1024
-"""Of one process: whose state is read."""
+MAX_THREADS: Final = 1024  # Of one process: whose state is read.
 MAX_SHOWN: Final = 16
 """Threads that are shown one by one: the main thread, and those that wait for a disk, a file or a debugger."""
 MAX_STACK: Final = 24

@@ -55,14 +55,11 @@ POLLS: Final = frozenset({"poll", "ppoll"})
 """… and those that point to a table of them: Python waits so where a time-out is set."""
 MOST_THREADS: Final = 256
 MOST_CONNECTIONS: Final = 16
-MOST_POLLED: Final = 8
-"""Connections; who polls more serves others."""
+MOST_POLLED: Final = 8  # Connections; who polls more serves others.
 _POLLFD: Final = struct.Struct("=ihh")
 _COUNTS: Final = struct.Struct("=QQ")
-COUNTS_AT: Final = 120
-"""tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.1)."""
-PIDFD_GETFD: Final = 438
-"""Number of this call on every architecture (Linux 5.6)."""
+COUNTS_AT: Final = 120  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.1).
+PIDFD_GETFD: Final = 438  # Number of this call on every architecture (Linux 5.6).
 _LIBC: Final = ctypes.CDLL(None, use_errno=True)
 
 
@@ -119,8 +116,7 @@ def _count(pid: int, fd: int) -> int | None:
 # The time stands in the memory of the process, where its system call points to. It is read only if the thread is in
 # this very call, and believed only if it still is afterwards.
 
-FOR_EVER_S: Final = 1e9
-"""Of a sleep without an end, and the most that is said."""
+FOR_EVER_S: Final = 1e9  # Of a sleep without an end, and the most that is said.
 TIMER_ABSTIME: Final = 1  # linux/time.h
 CLOCKS: Final = (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC)
 TIMES_OF_SELECT: Final = {"select": 1e-6, "pselect6": 1e-9}
@@ -166,8 +162,7 @@ def _read_s(pid: int, pointer: int, unit_s: float = 1e-9) -> float:
     return float(seconds + rest * unit_s)
 
 
-LOOKS: Final = 3
-"""A thread may wake between the reading of its state and that of its system call."""
+LOOKS: Final = 3  # A thread may wake between the reading of its state and that of its system call.
 
 
 def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
@@ -193,8 +188,7 @@ def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:
     return tuple(WaitingThreads(name=name, state=state, call=call, threads=n) for (name, state, call), n in rows)
 
 
-ONE_DUMP_S = 10.0
-"""py-spy takes 15 to 30 ms a process; what takes this long does not come."""
+ONE_DUMP_S = 10.0  # py-spy takes 15 to 30 ms a process; what takes this long does not come.
 WORKERS_PER_RANK = 4
 MAX_PROCESSES = 64
 MAX_FRAMES = 100
@@ -203,8 +197,7 @@ MAX_OUTPUT = 4 << 20
 PY_SPY_ADDRESS_SPACE = 160 << 20
 """Bytes: it maps the interpreter and its library and keeps what it prints; 40 MiB are enough for Python 3.11
 (measured)."""
-PY_SPY_PROCESSES = 192
-"""Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256."""
+PY_SPY_PROCESSES = 192  # Of its user at most: the helper's own 64 children count, and its unit's TasksMax is 256.
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 
 _Number = Annotated[int, msgspec.Meta(ge=-(2**31), le=2**63 - 1)]
@@ -216,8 +209,7 @@ class _SpyFrame(msgspec.Struct):
     filename: str = ""
     short_filename: str | None = None
     line: _Number = 0
-    is_entry: bool = False
-    """Whether the interpreter called it from C; py-spy knows that from Python 3.11 on."""
+    is_entry: bool = False  # Whether the interpreter called it from C; py-spy knows that from Python 3.11 on.
 
 
 class _SpyThread(msgspec.Struct):
@@ -304,8 +296,7 @@ class _Dump:
 
     process: Process
     worker: WorkerState
-    stack: ProcessStack
-    """The answer, as far as it is known."""
+    stack: ProcessStack  # The answer, as far as it is known.
 
     def begin(self, end: float, missing: str | None = None) -> bool:
         """The kernel's word about it, just before; False, with the reason, where it is not to be dumped."""

@@ -21,12 +21,10 @@ from typing import IO, Final
 from slurm_watchdog.agent.workers.become_user import keep_capabilities
 from slurm_watchdog.base import clock, loop
 
-AT_ONCE: Final = 2
-"""Programs that run at the same time: one that hangs does not hold up all others."""
+AT_ONCE: Final = 2  # Programs that run at the same time: one that hangs does not hold up all others.
 READ: Final = 1 << 16
 MAX_ERRORS: Final = 16 * 1024
-LOOK_S: Final = 0.05
-"""Between two looks whether a program has ended that says nothing more."""
+LOOK_S: Final = 0.05  # Between two looks whether a program has ended that says nothing more.
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
 
@@ -37,13 +35,11 @@ class Means:
 
     seconds: float
     output_bytes: int
-    address_space: int
-    """Bytes."""
+    address_space: int  # Bytes.
     cpu_s: int
     processes: int
     """Processes and threads that its user may have with it; the kernel counts all of that user's (setrlimit(2))."""
-    capabilities: frozenset[int] = frozenset()
-    """Of those that we have ourselves."""
+    capabilities: frozenset[int] = frozenset()  # Of those that we have ourselves.
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,7 @@ class Roots:
         return self.of_rank.get(rank, self.of_rank.get(None))
 
 
-OWN: Final = Roots()
-"""All files are the agent's own."""
+OWN: Final = Roots()  # All files are the agent's own.
 
 
 @contextmanager

@@ -18,11 +18,9 @@ from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.model.links import Link
 
 SYSFS: Final = "/sys/class"
-MAX_LINKS: Final = 32
-"""A node with 8 adapters for its GPUs has about 12 ports, each of which may be an interface, too."""
+MAX_LINKS: Final = 32  # A node with 8 adapters for its GPUs has about 12 ports, each of which may be an interface, too.
 _RATE: Final = re.compile(rb"(\d{1,6}(?:\.\d)?) Gb/sec")
-WORD: Final = 4
-"""Bytes: InfiniBand counts its data in words of so many (IBA 1.6, 16.1.3.5)."""
+WORD: Final = 4  # Bytes: InfiniBand counts its data in words of so many (IBA 1.6, 16.1.3.5).
 PORT_ERRORS: Final = (
     "counters/symbol_error", "counters/link_error_recovery", "counters/port_rcv_errors",
     "counters/local_link_integrity_errors",

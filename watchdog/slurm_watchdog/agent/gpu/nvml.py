@@ -92,10 +92,8 @@ PROCESSES, HEALTH = "processes", "health"
 IN_TURN = frozenset({"temperature_c", "memory_bytes", "throttle_mask"})
 """Read of half of the GPUs in each tick, and said again in the next: they change slowly, and together with a
 list of processes all of them would take as long as a tick may cost."""
-MAX_GPUS = 64
-"""More of one node are not read, whatever the driver counts."""
-MAX_LISTED = 4096
-"""Processes of one GPU; far more than a driver has contexts for."""
+MAX_GPUS = 64  # More of one node are not read, whatever the driver counts.
+MAX_LISTED = 4096  # Processes of one GPU; far more than a driver has contexts for.
 
 
 @dataclass
@@ -105,8 +103,7 @@ class Device:
     handle: Any
     identity: GpuRow
     missing: set[str] = field(default_factory=set)
-    kept: dict[str, object] = field(default_factory=dict)
-    """What was read last of IN_TURN."""
+    kept: dict[str, object] = field(default_factory=dict)  # What was read last of IN_TURN.
     activity: Activity = field(default_factory=Activity)
 
 

@@ -16,8 +16,7 @@ from slurm_watchdog.base import clock
 
 MAX_EVENTS = 32
 """Taken in one tick. A GPU in trouble may announce hundreds a second; what is left is taken in the next ticks."""
-RENEW_S = 60.0
-"""A set that keeps failing is replaced no more often than this."""
+RENEW_S = 60.0  # A set that keeps failing is replaced no more often than this.
 
 
 class EventSet:

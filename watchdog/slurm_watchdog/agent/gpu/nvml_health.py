@@ -15,11 +15,9 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.workers.answer_types import GpuHealthRow
 from slurm_watchdog.model.observations import MigInstance
 
-Timed = Callable[..., Any]
-"""Calls its first argument with the others, and counts the time."""
+Timed = Callable[..., Any]  # Calls its first argument with the others, and counts the time.
 
-MAX_MIG_DEVICES = 16
-"""NVIDIA's largest number is 7 a GPU; a driver that says more is not believed."""
+MAX_MIG_DEVICES = 16  # NVIDIA's largest number is 7 a GPU; a driver that says more is not believed.
 
 
 def read_health(nvml: Any, timed: Timed, handle: Any, fatal: set[int]) -> GpuHealthRow:

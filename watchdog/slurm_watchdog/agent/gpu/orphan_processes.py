@@ -31,16 +31,12 @@ from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 from slurm_watchdog.model.protocol import EndProcess
 
 CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
-LINKS_AT_ONCE = 96
-"""Links of descriptors that are read in one tick, about 3 us each."""
-ROUND_S = 30.0
-"""Time between two looks at the same process, at least."""
-NVML_AGE_S = 90.0
-"""NVML's lists may be so old: a process that is younger is another one than the one they meant."""
+LINKS_AT_ONCE = 96  # Links of descriptors that are read in one tick, about 3 us each.
+ROUND_S = 30.0  # Time between two looks at the same process, at least.
+NVML_AGE_S = 90.0  # NVML's lists may be so old: a process that is younger is another one than the one they meant.
 UNSEEN_JOB_GRACE_S = 60.0
 """A job that the controller has not named yet may be one that has just begun: the grace is at least this."""
-MAX_JOBS = 1024
-"""Ids of jobs that are remembered to have run here."""
+MAX_JOBS = 1024  # Ids of jobs that are remembered to have run here.
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/proc_ns.h
 USERS = "users"
 
@@ -66,8 +62,7 @@ class OrphanGpuProcesses:
 
     probes: WorkerPool
     grace_s: float
-    devices: str = DEVICES
-    """What the name of a GPU's device begins with; its number follows."""
+    devices: str = DEVICES  # What the name of a GPU's device begins with; its number follows.
     links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: links_of)
     """Given a pid and a thread: how many files it has open, and the names of those that may be devices.
     Raises OSError."""

@@ -23,8 +23,7 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
 
-MAX_LINE = 200
-"""Characters of an event's line."""
+MAX_LINE = 200  # Characters of an event's line.
 
 THROTTLE = {
     0x001: "gpu_idle",
@@ -80,8 +79,7 @@ def _by_pid(processes: GpuProcesses) -> dict[int, int | None]:
     return held
 
 
-XID_EVENT, ECC_EVENT = 0x8, 0x2
-"""nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError (nvml.h)."""
+XID_EVENT, ECC_EVENT = 0x8, 0x2  # nvmlEventTypeXidCriticalError, nvmlEventTypeDoubleBitEccError (nvml.h).
 
 
 def parse_event(
@@ -130,13 +128,11 @@ def without_values(gpu: Gpu, error: str) -> Gpu:
 log = logging.getLogger(__name__)
 
 KEY = "nvml"
-DEAR_EVERY_S = 60.0
-"""Processes and health of one GPU are read no more often, unless somebody is under suspicion."""
+DEAR_EVERY_S = 60.0  # Processes and health of one GPU are read no more often, unless somebody is under suspicion.
 DRIVER_BUDGET_S = 0.005
 """Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training
 may wait."""
-SUSPECT_EVERY_S = 20.0
-"""Ranks that block one after the other cause no more lists than this."""
+SUSPECT_EVERY_S = 20.0  # Ranks that block one after the other cause no more lists than this.
 RENEW_S = 300.0
 """A GPU that is lost or not listed may come back, but only to a new session; opening one is dear, and costs
 its events."""
@@ -144,12 +140,9 @@ RETRY_S = 60.0
 RETRY_MISSING_S = 600.0
 """A driver that is installed while the agent runs is found; until then a child that only looks for it costs
 too much."""
-SETTLE_S = 0.1
-"""The loop gives the child this long, at the end of its tick. It never waits for more."""
-MAX_KNOWN = 128
-"""GPUs that are remembered, those that are gone included."""
-MAX_EVENTS = 64
-"""Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second."""
+SETTLE_S = 0.1  # The loop gives the child this long, at the end of its tick. It never waits for more.
+MAX_KNOWN = 128  # GPUs that are remembered, those that are gone included.
+MAX_EVENTS = 64  # Kept until the next report, equal ones folded: a GPU in trouble may announce hundreds a second.
 
 
 @dataclass
@@ -170,32 +163,24 @@ class GpuReader:
     driver_s: float | None = None
     """Seconds that the answer in the last report spent inside NVML; None if there was none."""
     max_known: int = MAX_KNOWN
-    events_dropped: int = 0
-    """Events that were too many for one report: counted by the last drain_events."""
-    _known: dict[str, Gpu] = field(default_factory=dict)
-    """UUID -> the GPU without values, since the agent started."""
-    _slow: dict[str, _Slow] = field(default_factory=dict)
-    """By UUID."""
+    events_dropped: int = 0  # Events that were too many for one report: counted by the last drain_events.
+    _known: dict[str, Gpu] = field(default_factory=dict)  # UUID -> the GPU without values, since the agent started.
+    _slow: dict[str, _Slow] = field(default_factory=dict)  # By UUID.
     _read_at: dict[tuple[int, str], float] = field(default_factory=dict)
     """(index, PROCESSES or HEALTH) -> when it was last read."""
-    _rows: int = 0
-    """How many GPUs NVML listed last."""
-    _fresh: tuple[Gpu, ...] | None = None
-    """What came since the last report."""
+    _rows: int = 0  # How many GPUs NVML listed last.
+    _fresh: tuple[Gpu, ...] | None = None  # What came since the last report.
     _events: dict[tuple[int, int, str | None], tuple[float, int]] = field(default_factory=dict)
     """(type, data, UUID) -> when it was first seen, and how often since the last report."""
     _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
-    _list_all: bool = False
-    """The next request lists the processes of every GPU."""
-    _suspects: set[int] = field(default_factory=set)
-    """Blocked ranks for which everybody was listed already, in vain."""
+    _list_all: bool = False  # The next request lists the processes of every GPU.
+    _suspects: set[int] = field(default_factory=set)  # Blocked ranks for which everybody was listed already, in vain.
     _suspected_at: float = float("-inf")
     _renew_at: float | None = None
     _retry_at: float = float("-inf")
-    _silent: str = ""
-    """Why nothing is being asked at the moment."""
+    _silent: str = ""  # Why nothing is being asked at the moment.
 
     def want_processes(self) -> None:
         """The next request lists the processes of every GPU: somebody is under suspicion, or a person waits

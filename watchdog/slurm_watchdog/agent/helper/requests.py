@@ -79,8 +79,7 @@ def read_supervisor(request: ReadSupervisor, worker: WorkerState) -> SupervisorF
 
 
 KERNEL_LOG: Final = "/dev/kmsg"
-MAX_REQUEST: Final = 2 << 20
-"""Bytes. The longest is a look at checkpoints, which carries back what the last one saw."""
+MAX_REQUEST: Final = 2 << 20  # Bytes. The longest is a look at checkpoints, which carries back what the last one saw.
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -93,20 +92,13 @@ class Task:
     """One request that workers serve: its type, the function that does it, and what else must hold."""
 
     request: type[Request[Any]]
-    do: Function
-    """Given a `request` and the worker's state; returns the answer that the request's type names."""
-    as_owner: bool = False
-    """Done as the user whose files they are; otherwise with the helper's own rights."""
-    check: Callable[[Any, int], None] = lambda args, uid: None
-    """Given the arguments and the user; raises RefusedError."""
-    paths: Callable[[Any], Iterable[str]] = lambda args: ()
-    """Of the arguments; each has to be absolute."""
-    about_user: bool = False
-    """Its `uid` has to be an ordinary user."""
-    of_anybody: bool = False
-    """Also for a user who has no process here any more."""
-    is_switch: bool = False
-    """Its `path` has to be one where a kill switch may lie."""
+    do: Function  # Given a `request` and the worker's state; returns the answer that the request's type names.
+    as_owner: bool = False  # Done as the user whose files they are; otherwise with the helper's own rights.
+    check: Callable[[Any, int], None] = lambda args, uid: None  # Given the arguments and the user; raises RefusedError.
+    paths: Callable[[Any], Iterable[str]] = lambda args: ()  # Of the arguments; each has to be absolute.
+    about_user: bool = False  # Its `uid` has to be an ordinary user.
+    of_anybody: bool = False  # Also for a user who has no process here any more.
+    is_switch: bool = False  # Its `path` has to be one where a kill switch may lie.
 
 
 def _check_paths(paths: Iterable[str]) -> None:
@@ -244,10 +236,8 @@ class Dispatch:
     """What one worker does: each request is checked against `tasks`, and handed to the function that stands there."""
 
     tasks: Mapping[str, Task]
-    is_here: bool
-    """Whether the worker's user had a process on this node when it was started."""
-    report: Report
-    """Hears of each refusal."""
+    is_here: bool  # Whether the worker's user had a process on this node when it was started.
+    report: Report  # Hears of each refusal.
     prefixes: tuple[str, ...] = ()
     own: int | None = None
     """The one user, an agent's own, whose files and processes need no other rights; then the worker stays that user."""

@@ -37,23 +37,19 @@ from slurm_watchdog.identity.transport import peer_of
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 4
-"""The agent's, one of its `--once`, and one for a device that is passed."""
+MAX_CONNECTIONS: Final = 4  # The agent's, one of its `--once`, and one for a device that is passed.
 MAX_CHILDREN: Final = 64
 """The agent keeps 48 at most (probe.MAX_WORKERS); those that hang outlive an agent that restarted."""
-MAX_OF_USER: Final = 12
-"""That are one user: his hanging files must not take the places of all others."""
+MAX_OF_USER: Final = 12  # That are one user: his hanging files must not take the places of all others.
 MAX_KEY: Final = 8192
 MAX_MESSAGE: Final = 16 * 1024
 STARTS_PER_S: Final = 50
 """And as many at once: an agent that starts looks at every mount and user of its jobs in one tick."""
-ROUND_S: Final = 10.0
-"""Between two signs of life while nobody asks for anything."""
+ROUND_S: Final = 10.0  # Between two signs of life while nobody asks for anything.
 HERE_S: Final = 3600.0
 """So long after his last process was seen a user's files may be looked at: the last words of a job are the best."""
 MAX_USERS: Final = 4096
-REFUSALS_SHOWN: Final = 10
-"""In a minute; the others are counted."""
+REFUSALS_SHOWN: Final = 10  # In a minute; the others are counted.
 MAX_REFUSAL: Final = 500
 
 
@@ -86,8 +82,7 @@ class Connection:
 
     sock: socket.socket
     pid: int
-    starts: float = float(STARTS_PER_S)
-    """How many children it may start now."""
+    starts: float = float(STARTS_PER_S)  # How many children it may start now.
     asked_at: float = 0.0
 
 
@@ -96,17 +91,14 @@ class Helper:
     """Who is connected, and which children there are."""
 
     listener: socket.socket
-    allowed: frozenset[int]
-    """Users whose agent is served."""
+    allowed: frozenset[int]  # Users whose agent is served.
     tasks: Mapping[str, Task]
     prefixes: tuple[str, ...] = ()
     """Directories below which kill switches may lie, as root has said; besides KILL_SWITCH_BASE."""
     refusals: Refusals = field(default_factory=Refusals)
     connections: dict[int, Connection] = field(default_factory=dict)
-    children: dict[int, str] = field(default_factory=dict)
-    """By pid: key."""
-    user_of: dict[int, int] = field(default_factory=dict)
-    """By pid: the user that it has become, -1 for none."""
+    children: dict[int, str] = field(default_factory=dict)  # By pid: key.
+    user_of: dict[int, int] = field(default_factory=dict)  # By pid: the user that it has become, -1 for none.
     seen_here: OrderedDict[int, float] = field(default_factory=OrderedDict)
     """User -> when a process of his was seen last."""
 

@@ -29,11 +29,9 @@ KMSG_DEVICE = (1, 11)
 /dev/null or a console."""
 FIRST_RETRY_S = 5.0
 LAST_RETRY_S = 60.0
-CHECK_EVERY_S = 60.0
-"""Between two looks whether the path still leads to the device that is open."""
+CHECK_EVERY_S = 60.0  # Between two looks whether the path still leads to the device that is open.
 
-Header = tuple[bytes, int, bytes]
-"""Priority as written, sequence, and the whole record."""
+Header = tuple[bytes, int, bytes]  # Priority as written, sequence, and the whole record.
 
 
 class Device(Protocol):
@@ -207,10 +205,8 @@ def _explain(error: OSError) -> str:
     return why
 
 
-MAX_EVENTS = 256
-"""Events of one report. The first of each name is reported, and what is critical, even then."""
-MAX_OF_A_NAME = 32
-"""Different resources of one name in one report."""
+MAX_EVENTS = 256  # Events of one report. The first of each name is reported, and what is critical, even then.
+MAX_OF_A_NAME = 32  # Different resources of one name in one report.
 MAX_DRIFT = 1e-3
 """Two clocks of one machine: NTP slews by at most 500 ppm (adjtimex(2)), a crystal is off by less than 100."""
 

@@ -9,8 +9,7 @@ from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.text import kept_line
 
-MAX_EVENTS = 50
-"""Of each kind, a file and a report."""
+MAX_EVENTS = 50  # Of each kind, a file and a report.
 
 
 def make_event(line: str, fact: LogFact, age_s: float) -> Event:

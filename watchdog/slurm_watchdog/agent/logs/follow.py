@@ -29,19 +29,15 @@ from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event
 from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
-MAX_ANSWER_EVENTS = 3000
-"""In one answer: with lines of 500 characters a few megabytes."""
-MAX_ENTRIES = 4096
-"""Names that are read in directories for one pattern."""
+MAX_ANSWER_EVENTS = 3000  # In one answer: with lines of 500 characters a few megabytes.
+MAX_ENTRIES = 4096  # Names that are read in directories for one pattern.
 MAX_MATCHES = 24
 MAGIC = "*?["
 
-Key = tuple[str, str]
-"""Job and path."""
+Key = tuple[str, str]  # Job and path.
 
 
-News = tuple[list[Event], int]
-"""Events of one file, and how many more were left out."""
+News = tuple[list[Event], int]  # Events of one file, and how many more were left out.
 
 
 @dataclass(frozen=True)
@@ -51,8 +47,7 @@ class FollowLimits:
     look_bytes: int = 32 * 1024**2
     look_cpu_s: float = 0.25
     """Of one core: a flood may cost 5 % of it at an interval of 5 s, and is then read at some 5 MB/s or more."""
-    look_s: float = 1.0
-    """Wall-clock time on a filesystem that is slow; a child has seconds until it counts as hung."""
+    look_s: float = 1.0  # Wall-clock time on a filesystem that is slow; a child has seconds until it counts as hung.
     expand_every_s: float = 30.0
 
 
@@ -66,13 +61,10 @@ class FollowMemory:
     """By job: files that are not open now."""
     patterns: dict[tuple[str, ...], tuple[Pattern, ...]] = field(default_factory=dict)
     """The sites' patterns of progress, compiled."""
-    late: list[Key] = field(default_factory=list)
-    """Files that the last request did not reach."""
+    late: list[Key] = field(default_factory=list)  # Files that the last request did not reach.
     answers: int = 0
-    token: str | None = None
-    """Of the last answer."""
-    untaken: dict[Key, News] = field(default_factory=dict)
-    """What was in it."""
+    token: str | None = None  # Of the last answer.
+    untaken: dict[Key, News] = field(default_factory=dict)  # What was in it.
     untaken_at: float = 0.0
     expanded: dict[tuple[str, str], float] = field(default_factory=dict)
     """(job, pattern) -> when its files were looked up."""

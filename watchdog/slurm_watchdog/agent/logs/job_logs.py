@@ -35,18 +35,15 @@ from slurm_watchdog.wire.redact_values import mask_words
 MAX_FILES = 24
 """Logs of one job that are followed on one node: standard output and error of the job and of eight ranks, and
 some more."""
-MAX_WAITING_EVENTS = 5000
-"""In one report; of more, progress goes first, and of that the oldest."""
+MAX_WAITING_EVENTS = 5000  # In one report; of more, progress goes first, and of that the oldest.
 KEPT = 12
 """Lines of each counter, and of each phase, for a controller that restarted: enough to learn the job's speed from at
 once, and what was between its steps."""
 ORDER_S = 30.0
 """Which of two lines in different files was written first is not known where they were read so close together."""
-KEPT_AFTER_END_S = 30.0
-"""So long the logs of a job are followed after its last process: the last words are the best."""
+KEPT_AFTER_END_S = 30.0  # So long the logs of a job are followed after its last process: the last words are the best.
 MOUNTS_EVERY_S = 60.0
-MOUNTS_AT_LEAST_EVERY_S = 900.0
-"""The table of mounts is read again, though the kernel says that it is as it was."""
+MOUNTS_AT_LEAST_EVERY_S = 900.0  # The table of mounts is read again, though the kernel says that it is as it was.
 MAX_KEYS = 256
 
 
@@ -58,16 +55,14 @@ class JobLogs:
     mounts: tuple[Mount, ...]
     node: str
     patterns: tuple[str, ...]
-    become_owner: bool
-    """Whether the agent is root, and its children can become the job's owner."""
+    become_owner: bool  # Whether the agent is root, and its children can become the job's owner.
     max_waiting_events: int = MAX_WAITING_EVENTS
     here: JobsHere = field(default_factory=JobsHere)
     jobs: dict[str, FollowedJob] = field(default_factory=dict)
     dropped: int = 0
     _recent: dict[tuple[str, str, EventKind, str], deque[tuple[int, float, Event]]] = field(default_factory=dict)
     """(number, read at, event)."""
-    _noted: int = 0
-    """Events so far: those of one look have one date."""
+    _noted: int = 0  # Events so far: those of one look have one date.
     _rows: dict[tuple[str, str], tuple[LogFile, float]] = field(default_factory=dict)
     _taken: dict[str, str] = field(default_factory=dict)
     """Of each child, the token of the last answer that was taken: what was in a later one comes again."""

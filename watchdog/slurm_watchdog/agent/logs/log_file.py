@@ -29,25 +29,19 @@ from slurm_watchdog.parse.training_log.fact import LogFact
 from slurm_watchdog.parse.training_log.learned_format import KNOWN_AFTER, Learner
 from slurm_watchdog.parse.training_log.line import parse_line
 
-READ = 256 * 1024
-"""Bytes of one read: the files of a child are read in turns of this size."""
-BACKLOG = 64 * 1024
-"""Where a file is opened in the middle of its life: enough for the last steps of any framework."""
+READ = 256 * 1024  # Bytes of one read: the files of a child are read in turns of this size.
+BACKLOG = 64 * 1024  # Where a file is opened in the middle of its life: enough for the last steps of any framework.
 MAX_LAG = 256 * 1024**2
 """Further behind than this reading does not run: then it continues KEPT_AFTER_SKIP before the end."""
 KEPT_AFTER_SKIP = 16 * 1024**2
-MAX_ITEMS = 500
-"""So many are gathered before they are condensed."""
-DATED = 8 * 1024
-"""Of the end of a file so much is searched for its newest date."""
+MAX_ITEMS = 500  # So many are gathered before they are condensed.
+DATED = 8 * 1024  # Of the end of a file so much is searched for its newest date.
 MAX_MARKS = 64
 MAX_LEFT = 64
-LOOK_AHEAD = 1024
-"""Beyond the size that was seen: a file grows while it is read."""
+LOOK_AHEAD = 1024  # Beyond the size that was seen: a file grows while it is read.
 RECOGNISED_BYTES = 256 * 1024
 """Of a file so much is searched for the words of a framework: they stand in its beginning."""
-QUIET_S = 15.0
-"""A last line without an end is read for its error, or its bar, when nothing has followed for so long."""
+QUIET_S = 15.0  # A last line without an end is read for its error, or its bar, when nothing has followed for so long.
 WHOLE_BAR = re.compile(r"\[\d+:\d\d[^\[\]\r]*\]\s*$")
 """`[00:10<00:05, 5.5it/s, loss=0.4]` at its end: no number of it was cut in two."""
 
@@ -61,34 +55,24 @@ class LogFollower:
     """Where this run's lines begin, if an earlier run wrote the file, too; or how far an earlier child has read it."""
     left: MutableMapping[Identity, FilePosition] = field(default_factory=dict)
     """Files of the same job that are not open now."""
-    own: tuple[Pattern, ...] = ()
-    """Patterns of progress that the site wrote."""
+    own: tuple[Pattern, ...] = ()  # Patterns of progress that the site wrote.
     fd: int = -1
     place: FilePosition | None = None
-    size: int = 0
-    """As last seen."""
-    grown_at: float | None = None
-    """Monotonic clock; before it was seen to grow, from the file's modification time."""
+    size: int = 0  # As last seen.
+    grown_at: float | None = None  # Monotonic clock; before it was seen to grow, from the file's modification time.
     error: str | None = None
     skipped_bytes: int = 0
-    left_out: int = 0
-    """Events since the last drain_events()."""
-    framework: str | None = None
-    """Which one wrote the file, None while nothing shows it."""
-    seats: WorkerRankReader = field(default_factory=WorkerRankReader)
-    """Which process is which rank, where Ray says it."""
-    _searched: int = 0
-    """Bytes that were searched for the framework's words."""
+    left_out: int = 0  # Events since the last drain_events().
+    framework: str | None = None  # Which one wrote the file, None while nothing shows it.
+    seats: WorkerRankReader = field(default_factory=WorkerRankReader)  # Which process is which rank, where Ray says it.
+    _searched: int = 0  # Bytes that were searched for the framework's words.
     _items: list[Event] = field(default_factory=list)
     _seen: ShapeMemory = field(default_factory=ShapeMemory)
     _learner: Learner | None = field(default_factory=Learner)
-    _known: int = 0
-    """Lines of progress in a known format."""
+    _known: int = 0  # Lines of progress in a known format.
     _modified_ns: int = 0
-    _unread: bool = False
-    """There is something to read, or to compare."""
-    _retired: bool = False
-    """Its name has gone, or stands for another file now: this one is read to its end."""
+    _unread: bool = False  # There is something to read, or to compare.
+    _retired: bool = False  # Its name has gone, or stands for another file now: this one is read to its end.
     _marks: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=MAX_MARKS))
     """(when, size) of what is not read yet: how old its lines are."""
     _told: tuple[str, str] | None = None

@@ -22,14 +22,11 @@ class FollowedJob:
     uid: int
     seen_at: float
     opened: list[str] = field(default_factory=list)
-    found: dict[str, list[str]] = field(default_factory=dict)
-    """What stands for each pattern with wildcards."""
-    left_out: list[str] = field(default_factory=list)
-    """Logs that are not followed, for there are too many."""
+    found: dict[str, list[str]] = field(default_factory=dict)  # What stands for each pattern with wildcards.
+    left_out: list[str] = field(default_factory=list)  # Logs that are not followed, for there are too many.
     seats: dict[int, WorkerRank] = field(default_factory=dict)
     """Pid, as the job sees it -> rank, as a log of this run said last."""
-    said: tuple[tuple[int, int, int, int], ...] = ()
-    """The rows of that, also where an earlier run wrote them."""
+    said: tuple[tuple[int, int, int, int], ...] = ()  # The rows of that, also where an earlier run wrote them.
     restarts: int | None = None
 
 
@@ -38,8 +35,7 @@ class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
 
     jobs: dict[str, FollowedJob] = {}
     rows: tuple[tuple[LogFile, float], ...] = ()
-    recent: tuple[tuple[float, Event], ...] = ()
-    """In the order in which they were read."""
+    recent: tuple[tuple[float, Event], ...] = ()  # In the order in which they were read.
 
 
 @dataclass
@@ -48,8 +44,7 @@ class Plan:
 
     files: list[tuple[str, str, int | None]] = field(default_factory=list)
     globs: list[tuple[str, str]] = field(default_factory=list)
-    own: dict[str, list[str]] = field(default_factory=dict)
-    """Of each job, the site's patterns of progress."""
+    own: dict[str, list[str]] = field(default_factory=dict)  # Of each job, the site's patterns of progress.
 
     def request(self, taken: str | None) -> Follow:
         return Follow(self.files, self.globs, self.own, taken)
@@ -62,8 +57,7 @@ LISTED_IN_TURN = 2
 """Old processes in one tick. One that has as many files open as when it was listed last is left out, but for
 LIST_EVERY_S at most:
 in place of a file that it closed it may have opened another."""
-MAX_LISTED = 128
-"""Processes whose open files are listed at once."""
+MAX_LISTED = 128  # Processes whose open files are listed at once.
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +65,7 @@ class _Listed:
     """When the open files of a process were listed last, and are to be again."""
 
     at: float
-    count: int
-    """Of its open files then; 0 where the kernel does not say."""
+    count: int  # Of its open files then; 0 where the kernel does not say.
     due: float
     wait_s: float
 
@@ -82,11 +75,9 @@ class OpenLogs:
     """Whose open files were listed when."""
 
     probes: WorkerPool
-    found: Callable[[str, list[str]], None]
-    """Given a job, and the files that its processes have open."""
+    found: Callable[[str, list[str]], None]  # Given a job, and the files that its processes have open.
     count_open: Callable[[int], int] = count_open_files
-    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)
-    """By (pid, start)."""
+    _listed: dict[tuple[int, int], _Listed] = field(default_factory=dict)  # By (pid, start).
     _listing: bool = False
 
     def ask(self, processes: Iterable[Process], now: float, deadline_s: float) -> list[int]:

@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.parse.training_log.context import Context
 
-MAX_PENDING = 64 * 1024
-"""Of a line without an end so much is kept."""
+MAX_PENDING = 64 * 1024  # Of a line without an end so much is kept.
 ANCHOR = 256
 """Bytes that are compared, at the beginning of a file and before our place in it: a line or two, with their dates."""
 
-Identity = tuple[int, int]
-"""Device and inode: which file it is, whatever it is called."""
+Identity = tuple[int, int]  # Device and inode: which file it is, whatever it is called.
 
 
 @dataclass
@@ -24,8 +22,7 @@ class LineBuffer:
     """
 
     pending: bytes = b""
-    skipping: bool = False
-    """In the rest of a line that was too long; its beginning has been handed out."""
+    skipping: bool = False  # In the rest of a line that was too long; its beginning has been handed out.
 
     def feed(self, data: bytes) -> bytes:
         """The lines that `data` completes, each with a line feed."""
@@ -54,10 +51,8 @@ class FilePosition:
 
     identity: Identity
     position: int = 0
-    head: bytes = b""
-    """The first bytes of the file, of what was read from its beginning."""
-    anchor: bytes = b""
-    """The last bytes before `position`."""
+    head: bytes = b""  # The first bytes of the file, of what was read from its beginning.
+    anchor: bytes = b""  # The last bytes before `position`.
     lines: LineBuffer = field(default_factory=LineBuffer)
     last_steps: dict[str, float] = field(default_factory=dict)
     context: Context = field(default_factory=Context)

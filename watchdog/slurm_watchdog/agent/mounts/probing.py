@@ -39,8 +39,7 @@ class ProbeTarget:
     """Where on a mount to ask, and as which user."""
 
     directory: str
-    uid: int = -1
-    """-1: the agent's own user."""
+    uid: int = -1  # -1: the agent's own user.
     device: str | None = None
     fs_type: str | None = None
 
@@ -99,8 +98,7 @@ class MountProber:
     _states: dict[str, _State] = field(default_factory=dict)
     _rows: list[MountProbe] = field(default_factory=list)
     _unanswered: list[NoAnswer] = field(default_factory=list)
-    _denied: set[str] = field(default_factory=set)
-    """Where the agent's own user may not look."""
+    _denied: set[str] = field(default_factory=set)  # Where the agent's own user may not look.
 
     def __post_init__(self) -> None:
         self.write_on = frozenset(map(os.path.normpath, self.write_on))  # as the kernel names mount points

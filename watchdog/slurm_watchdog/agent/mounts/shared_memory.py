@@ -19,16 +19,12 @@ from slurm_watchdog.model.usage import Resource, Usage
 KEY: Final = "shared-memory"
 EVERY_S: Final = 120.0
 """Between two looks at one that a job has for itself: the child started for it takes 2 ms, 0.002 % of a core."""
-SELDOM_S: Final = 1920.0
-"""Between two looks where there is none: 30 s, doubled up to this."""
+SELDOM_S: Final = 1920.0  # Between two looks where there is none: 30 s, doubled up to this.
 FIRST_S: Final = 30.0
-MAX_STEPS: Final = 64
-"""Of a node that are looked at."""
-OLD_S: Final = 3 * EVERY_S
-"""What was read so long ago is not reported any more."""
+MAX_STEPS: Final = 64  # Of a node that are looked at.
+OLD_S: Final = 3 * EVERY_S  # What was read so long ago is not reported any more.
 
-Place = tuple[str, str | None]
-"""Job and step."""
+Place = tuple[str, str | None]  # Job and step.
 
 
 @dataclass
@@ -37,8 +33,7 @@ class _Look:
     start_ticks: int
     due: float
     wait_s: float = FIRST_S
-    found: tuple[float, int, int] | None = None
-    """When, bytes in use, and size."""
+    found: tuple[float, int, int] | None = None  # When, bytes in use, and size.
 
 
 @dataclass

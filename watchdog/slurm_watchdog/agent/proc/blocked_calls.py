@@ -43,27 +43,21 @@ from slurm_watchdog.knowledge.syscalls import (
     name_of,
 )
 
-MAX_THREADS = 1024
-"""Threads of one process that are looked at: a rank has 50 to 300."""
+MAX_THREADS = 1024  # Threads of one process that are looked at: a rank has 50 to 300.
 ROUND_TICKS = 12
 """Ticks in which every thread of every process is looked at once: a minute at the usual interval. This was
 the agent's dearest habit: a look costs 11 us, and a node of 8 ranks has 512 threads. Main threads, and all of
 a process that gives cause, do not wait."""
-MIN_AT_ONCE, MAX_AT_ONCE = 32, 192
-"""Threads that are looked at in one tick for no cause."""
-AGAIN_EVERY = 3
-"""Ticks between two looks at all threads of a process that gives cause."""
-IDLE_SHARE = 0.002
-"""CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top."""
+MIN_AT_ONCE, MAX_AT_ONCE = 32, 192  # Threads that are looked at in one tick for no cause.
+AGAIN_EVERY = 3  # Ticks between two looks at all threads of a process that gives cause.
+IDLE_SHARE = 0.002  # CPU time, as a share of the time blocked, that polling in a wait may cost; one clock tick on top.
 
 UNSEEN_S = 30.0
 """So long a thread that could not be looked at stays where it was seen last: a helper that is started again is
 no end of a stall."""
 
-Key = tuple[int, int]
-"""Process and its start, in clock ticks after boot."""
-ReadFile = Callable[[str], bytes]
-"""Reads a file of /proc in one go. Raises OSError: processes end while one looks."""
+Key = tuple[int, int]  # Process and its start, in clock ticks after boot.
+ReadFile = Callable[[str], bytes]  # Reads a file of /proc in one go. Raises OSError: processes end while one looks.
 
 
 class NotSeenError(OSError):
@@ -85,10 +79,8 @@ class BlockedThreads:
     tracks: dict[tuple[int, int, int], BlockedCallHistory] = field(default_factory=dict)
     """By (pid, start of the process, thread)."""
     tick: int = 0
-    _round: list[Key] = field(default_factory=list)
-    """Processes whose threads have not had their turn in this round."""
-    _rest: list[int] = field(default_factory=list)
-    """Threads of `_turn` that have not."""
+    _round: list[Key] = field(default_factory=list)  # Processes whose threads have not had their turn in this round.
+    _rest: list[int] = field(default_factory=list)  # Threads of `_turn` that have not.
     _turn: Key = (0, 0)
     _caused: dict[Key, int] = field(default_factory=dict)
     """Tick of the last look at all threads of a process that gave cause."""

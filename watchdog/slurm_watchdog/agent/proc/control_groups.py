@@ -13,8 +13,7 @@ from slurm_watchdog.agent.proc.process_facts import JobStep, parse_cgroup
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
 ROOT: Final = "/sys/fs/cgroup"
-UNLIMITED: Final = 1 << 60
-"""More is no limit: version 1 writes 2^63 less a page, and no machine has an exabyte."""
+UNLIMITED: Final = 1 << 60  # More is no limit: version 1 writes 2^63 less a page, and no machine has an exabyte.
 CACHE_FROM: Final = 0.8
 """From this share of the limit on it is asked how much of it is cache of files, their names and inodes with it where it
 is counted (version 2), which costs the kernel a sum over all processors; that can be dropped, and a group that is full
@@ -23,13 +22,10 @@ OOM: Final = "oom"
 """In memory.events (version 2): how often the limit of this group, or of one below it, was reached and an allocation
 was about to fail. `oom_kill` there, and in memory.oom_control (version 1), counts processes of the group that any OOM
 killer took, also that of the node (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
-AT_LIMIT: Final = 0.99
-"""Memory is charged by dozens of pages: the peak may stay that much below."""
-MAX_LEVELS: Final = 8
-"""Below a job: step, user, task; more may be the job's own."""
+AT_LIMIT: Final = 0.99  # Memory is charged by dozens of pages: the peak may stay that much below.
+MAX_LEVELS: Final = 8  # Below a job: step, user, task; more may be the job's own.
 _JOB: Final = re.compile(r"/job_\d+(?=/|$)")
-Read = Callable[[str], bytes | None]
-"""The content of a small file; None where it is not there, or can't be read."""
+Read = Callable[[str], bytes | None]  # The content of a small file; None where it is not there, or can't be read.
 
 
 def group_of(text: str, controller: str) -> tuple[str, bool] | None:

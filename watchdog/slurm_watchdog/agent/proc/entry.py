@@ -30,13 +30,10 @@ class Status:
     """What is used of /proc/PID/status."""
 
     state: str
-    uid: int = -1
-    """The effective one; -1 where it is missing."""
+    uid: int = -1  # The effective one; -1 where it is missing.
     real_uid: int = -1
-    has_memory: bool = False
-    """Kernel threads and zombies have none."""
-    container_pid: int | None = None
-    """Its number in its own PID namespace, where that lies below ours."""
+    has_memory: bool = False  # Kernel threads and zombies have none.
+    container_pid: int | None = None  # Its number in its own PID namespace, where that lies below ours.
 
 
 def parse_stat(text: bytes) -> Stat:
@@ -96,13 +93,11 @@ class Entry:
     ticks: int = 0
     identified: int = 0
     member: JobMember | None = None
-    state_since: float = 0.0
-    """Since when every look has found this state; meant for LASTING_STATES."""
+    state_since: float = 0.0  # Since when every look has found this state; meant for LASTING_STATES.
     io_bytes: int | None = None
     switches: int | None = None
     runnable_s: float | None = None
-    crowd: bool = False
-    """One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.reader)."""
+    crowd: bool = False  # One of too many members of a job: looked at in turn (slurm_watchdog.agent.processes.reader).
     _held: tuple[str, int] | None = None
     """State and switches when it was last seen in one of NEVER_SWITCHED_TO; None if the last look found another one."""
 

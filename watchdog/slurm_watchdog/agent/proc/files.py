@@ -12,10 +12,8 @@ from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.knowledge.syscalls import name_of
 
-MAX_KEPT = 48
-"""Descriptors of /proc kept open: three for each of the ranks of a full node."""
-MAX_LINKS = 4096
-"""Open files of one process that are looked at."""
+MAX_KEPT = 48  # Descriptors of /proc kept open: three for each of the ranks of a full node.
+MAX_LINKS = 4096  # Open files of one process that are looked at.
 
 
 def read_file(path: str, where: int | None = None) -> bytes:
@@ -140,8 +138,7 @@ def is_the_kernels(path: str) -> bool:
         return False
 
 
-FIRST_PID_NAMESPACE = 0xEFFFFFFC
-"""PROC_PID_INIT_INO, linux/proc_ns.h"""
+FIRST_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO, linux/proc_ns.h
 
 
 def is_in_first_pid_namespace() -> bool:

@@ -28,22 +28,16 @@ class ProcessFacts:
     start_ticks: int
     ppid: int
     comm: str
-    uid: int
-    """Its real user."""
+    uid: int  # Its real user.
     cgroup: JobStep | None = None
     environ: Mapping[str, str] | None = None
-    exe: str = ""
-    """File name of its program: `bash` for a script that the kernel lists under the script's own name."""
-    stepd: JobStep | None = None
-    """Of a slurmstepd only: the step it looks after."""
+    exe: str = ""  # File name of its program: `bash` for a script that the kernel lists under the script's own name.
+    stepd: JobStep | None = None  # Of a slurmstepd only: the step it looks after.
     denied: bool = False
     """Its environment may not be read (another user's namespace): it counts as having its parent's."""
-    own_pid: int | None = None
-    """Its number in its own PID namespace, where that is another one than the agent's."""
-    cwd: str = ""
-    """Working directory of what may hold a rank, when it was identified."""
-    checkpoint_directories: tuple[str, ...] = ()
-    """Those that its command line names."""
+    own_pid: int | None = None  # Its number in its own PID namespace, where that is another one than the agent's.
+    cwd: str = ""  # Working directory of what may hold a rank, when it was identified.
+    checkpoint_directories: tuple[str, ...] = ()  # Those that its command line names.
     settings: tuple[tuple[str, str], ...] = ()
     """Of what may hold a rank: the variables that decide how it computes and communicates, for evidence
     alone, secrets masked."""
@@ -65,16 +59,13 @@ class JobMember:
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
-    left_over: bool = False
-    """It belongs to an earlier run of the job, which was requeued to this node meanwhile."""
-    by: str = ""
-    """How that is known: BY_SLURM, or BY_CLAIM."""
+    left_over: bool = False  # It belongs to an earlier run of the job, which was requeued to this node meanwhile.
+    by: str = ""  # How that is known: BY_SLURM, or BY_CLAIM.
     launcher: bool = False
     """It has started ranks: it never is one, also when they are gone and only its own variables are left."""
 
 
-Key = tuple[int, int]
-"""(pid, start ticks): unique until a reboot."""
+Key = tuple[int, int]  # (pid, start ticks): unique until a reboot.
 
 
 def parse_cgroup(text: str) -> JobStep | None:

@@ -17,8 +17,7 @@ from slurm_watchdog.knowledge.ray_train import WORKER_NAMES, WorkerRank
 from slurm_watchdog.model.observations import Role
 
 BATCH_STEPS = frozenset({"batch", "interactive"})
-MAX_DEPTH = 100
-"""Ancestors that are followed upwards."""
+MAX_DEPTH = 100  # Ancestors that are followed upwards.
 
 
 def ranks_of_step(

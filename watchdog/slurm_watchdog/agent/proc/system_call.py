@@ -53,12 +53,9 @@ class BlockedCallHistory:
     first_at: float
     sightings: int = 1
     path: str | None = None
-    target: CallTarget | None = None
-    """As the child resolved it, in the process's own namespace."""
-    guess: CallTarget | None = None
-    """From the agent's own table of mounts, for as long as the child has not answered."""
-    seen_at: float | None = None
-    """When it was looked at last."""
+    target: CallTarget | None = None  # As the child resolved it, in the process's own namespace.
+    guess: CallTarget | None = None  # From the agent's own table of mounts, for as long as the child has not answered.
+    seen_at: float | None = None  # When it was looked at last.
 
 
 def parse_syscall(text: bytes) -> SystemCall | None:

@@ -48,8 +48,7 @@ Kernel threads never: one that is gone is missed when /proc is listed."""
 CROWD_AT_ONCE = 512
 """Members of jobs that are one of a crowd, looked at in one tick: 5 ms; a turn of 55,000 takes nine minutes
 at the usual interval."""
-YOUNG_TICKS = 4
-"""So long a new process is looked at in every tick: it may be about to become something else by exec."""
+YOUNG_TICKS = 4  # So long a new process is looked at in every tick: it may be about to become something else by exec.
 LIST_AT_LEAST_EVERY = 6
 """Ticks after which /proc is listed although the kernel says that no process was started: its word is not
 needed for life."""
@@ -58,8 +57,7 @@ NEW_AT_ONCE = 256
 would take the loop for three seconds. While so many wait, /proc is listed in every second tick, for that
 costs more than the looks. The first look takes all, for what an agent does not name looks gone to the
 controller."""
-SAMPLED = 8192
-"""Processes among which a user's largest job is looked for, in every tick of a crowd."""
+SAMPLED = 8192  # Processes among which a user's largest job is looked for, in every tick of a crowd.
 
 
 @dataclass
@@ -69,21 +67,17 @@ class ProcessTable:
 
     files: Files = field(default_factory=Files)
     entries: dict[int, Entry] = field(default_factory=dict)
-    to_identify: set[int] = field(default_factory=set)
-    """Pids of entries of which the environment is wanted."""
+    to_identify: set[int] = field(default_factory=set)  # Pids of entries of which the environment is wanted.
     suspects: set[int] = field(default_factory=set)
     """Pids of which only a child may read more: in D since they were first seen."""
     spawner: int = -1
     """A process with this parent is a child of the agent's own. To ask about those, too, would start the child
     that is asked, which again would be somebody new to be asked about."""
-    changed: bool = True
-    """Something that decides who belongs where is not what it was."""
+    changed: bool = True  # Something that decides who belongs where is not what it was.
     tick: int = 0
-    unmet: Counter[int] = field(default_factory=Counter)
-    """New processes of each user that wait for a later tick."""
+    unmet: Counter[int] = field(default_factory=Counter)  # New processes of each user that wait for a later tick.
     read_owner: Callable[[int], int] = owner_of
-    _owners: dict[int, int] = field(default_factory=dict)
-    """Pid -> user, of those that wait."""
+    _owners: dict[int, int] = field(default_factory=dict)  # Pid -> user, of those that wait.
     _held: list[int] = field(default_factory=list)
     """Those that are looked at in the next tick, in the place of a list of /proc."""
     _strangers: list[int] = field(default_factory=list)

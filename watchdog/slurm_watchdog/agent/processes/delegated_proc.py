@@ -22,8 +22,7 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 
 LOOK: Final = "look"
-TICK_S: Final = 0.3
-"""Of one tick the loop waits no longer than this for all answers of `look` together."""
+TICK_S: Final = 0.3  # Of one tick the loop waits no longer than this for all answers of `look` together.
 DEADLINE_S: Final = 5.0
 AT_ONCE: Final = 2048
 _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?/(io|syscall|wchan)")

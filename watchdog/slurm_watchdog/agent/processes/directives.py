@@ -11,8 +11,7 @@ from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION, WISH_VARIABLE
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import JobDirectives
 
-MAX_WISH = 1024
-"""Characters of one variable that are reported."""
+MAX_WISH = 1024  # Characters of one variable that are reported.
 
 
 def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[JobDirectives, ...]:

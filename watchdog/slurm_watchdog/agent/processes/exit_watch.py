@@ -14,15 +14,13 @@ from typing import Final
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.model.observations import Process, Role
 
-MAX_WATCHED: Final = 64
-"""Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8."""
+MAX_WATCHED: Final = 64  # Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8.
 
 PACE_S: Final = 10.0
 """Between two reports out of turn for the ranks of one user: all ranks of a job that dies end within moments
 of each other."""
 
-ProcessId = tuple[int, int]
-"""(pid, start ticks)."""
+ProcessId = tuple[int, int]  # (pid, start ticks).
 
 
 class Exits:

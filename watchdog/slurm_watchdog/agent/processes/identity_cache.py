@@ -37,31 +37,25 @@ from slurm_watchdog.knowledge.syscalls import PAGE_FAULT, PATH_ARGUMENT
 log = logging.getLogger(__name__)
 
 IDENTIFY, IDENTIFY_SUSPECTS, IDENTIFY_DISTRUSTED = "identify", "identify:in D", "identify:apart"
-MAX_SET_ASIDE_OF_USER = 3
-"""Of these for the processes of one user."""
+MAX_SET_ASIDE_OF_USER = 3  # Of these for the processes of one user.
 MAX_DISTRUSTED = 64
 MAX_AT_ONCE = 256
-MAX_IDENTIFICATIONS = 20
-"""Programs may rename themselves; after so many new names it is no longer news."""
+MAX_IDENTIFICATIONS = 20  # Programs may rename themselves; after so many new names it is no longer news.
 MAX_SET_ASIDE = 6
 """Children that hang on one process each; after that nothing new is asked about a process in D. Two less than
 may hang of a kind."""
 MAX_DIRECTORIES = 8
 
-ThreadKey = tuple[int, int, int]
-"""(pid, start of the process, thread)."""
-Question = tuple[int, int | None]
-"""(pid, start of the process unless that is not known)."""
+ThreadKey = tuple[int, int, int]  # (pid, start of the process, thread).
+Question = tuple[int, int | None]  # (pid, start of the process unless that is not known).
 
 
 @dataclass(frozen=True)
 class UnidentifiedProcess:
     """A process on which a child hangs."""
 
-    key: str
-    """Name of the child that hangs on it."""
-    anything: bool
-    """Even links and mounts of it did not come: nothing at all is asked. Otherwise its memory only."""
+    key: str  # Name of the child that hangs on it.
+    anything: bool  # Even links and mounts of it did not come: nothing at all is asked. Otherwise its memory only.
 
 
 @dataclass
@@ -70,8 +64,7 @@ class Identities:
 
     probes: WorkerPool
     table: ProcessTable
-    stuck: dict[int, UnidentifiedProcess] = field(default_factory=dict)
-    """By pid: processes on which a child hangs."""
+    stuck: dict[int, UnidentifiedProcess] = field(default_factory=dict)  # By pid: processes on which a child hangs.
     distrusted: dict[int, int] = field(default_factory=dict)
     """User -> a process of his on which a child hung or spent its time: his processes have a child of their own."""
     waiting: Counter[int] = field(default_factory=Counter)

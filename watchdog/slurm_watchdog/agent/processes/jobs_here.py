@@ -11,8 +11,7 @@ import msgspec
 
 from slurm_watchdog.model.protocol import JobWatch
 
-RUNNING_LIFETIME_S: Final = 60.0
-"""What the controller said about which jobs run here is valid for so long."""
+RUNNING_LIFETIME_S: Final = 60.0  # What the controller said about which jobs run here is valid for so long.
 
 
 class JobsMemory(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,8 +26,7 @@ class JobsHere:
     """The newest word of the controller. Collectors and commands hold this object and read it; `hear` alone
     changes it."""
 
-    watch: Mapping[str, JobWatch] = field(default_factory=dict)
-    """By job."""
+    watch: Mapping[str, JobWatch] = field(default_factory=dict)  # By job.
     owners: dict[str, int] = field(default_factory=dict)
     """Job -> the user whose it is; one object for as long as this one lives."""
     awaiting_checkpoints: set[str] = field(default_factory=set)

@@ -54,8 +54,7 @@ from slurm_watchdog.model.report import JobDirectives
 
 HELPERS_OF_JOB: Final = 256
 """Of one job on this node, looked at in every tick: four times what a report names (report_rows.HELPERS_OF_JOB)."""
-WATCHED: Final = 4096
-"""Of all jobs on this node: twice what a report names."""
+WATCHED: Final = 4096  # Of all jobs on this node: twice what a report names.
 RECONSIDER_EVERY: Final = 120
 """Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
 sooner: one that hangs, or changes."""
@@ -92,14 +91,11 @@ __all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
 
 SETTLE_S = 0.15
 """The loop gives its children this long for answers that improve the present report. It never waits for more."""
-OTHERS_EVERY = 3
-"""Ticks between two looks at the system call of a process that is no rank and not in D."""
-SWITCHES_EVERY = 12
-"""Ticks between two looks at the context switches of a rank, and at how long it has run."""
+OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
+SWITCHES_EVERY = 12  # Ticks between two looks at the context switches of a rank, and at how long it has run.
 MAX_DIRECTORIES = 8
 ERROR_FILE = "TORCHELASTIC_ERROR_FILE"
-MAX_ERROR_FILES = 256
-"""Of a job: a launcher that starts its ranks again names new ones."""
+MAX_ERROR_FILES = 256  # Of a job: a launcher that starts its ranks again names new ones.
 """Of checkpoints, for one job."""
 
 
@@ -113,10 +109,8 @@ class ProcessReader:
     machine: str = field(default_factory=lambda: os.uname().machine)
     files: Files = field(default_factory=Files)
     """DelegatedFiles where this process may not read what other users' threads do, and a helper does it."""
-    ours: frozenset[int] = frozenset()
-    """The agent and its children, by pid."""
-    problem: str | None = None
-    """What this agent may not see, in a sentence."""
+    ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
+    problem: str | None = None  # What this agent may not see, in a sentence.
     owners: Mapping[str, int] = field(default_factory=dict)
     """The jobs that Slurm has here, as the controller has said, and whose they are (JobsHere.owners)."""
     read_seats: Callable[[], Mapping[str, Mapping[int, WorkerRank]]] = dict
@@ -124,8 +118,7 @@ class ProcessReader:
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Members of jobs that the last look left aside, by job and user: too many
     (slurm_watchdog.agent.processes.reader)."""
-    _mine: list[Entry] = field(default_factory=list)
-    """Those that are looked at in every tick."""
+    _mine: list[Entry] = field(default_factory=list)  # Those that are looked at in every tick.
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
     _seated: Mapping[str, Mapping[int, WorkerRank]] = field(default_factory=dict)
     _error_files: dict[str, dict[str, int | None]] = field(default_factory=dict)

@@ -24,15 +24,11 @@ log = logging.getLogger(__name__)
 class Handover(msgspec.Struct, frozen=True, kw_only=True):
     """Times are of the monotonic clock, which continues over exec."""
 
-    children: tuple[InheritedWorker, ...] = ()
-    """Those that had something to do, or hung."""
-    reports: tuple[Waiting, ...] = ()
-    """Encoded, and not taken by the controller yet."""
-    memories: dict[str, Any] = {}
-    """What each collector knew, by its name: of the type that its CollectorSpec says."""
+    children: tuple[InheritedWorker, ...] = ()  # Those that had something to do, or hung.
+    reports: tuple[Waiting, ...] = ()  # Encoded, and not taken by the controller yet.
+    memories: dict[str, Any] = {}  # What each collector knew, by its name: of the type that its CollectorSpec says.
     jobs: JobsMemory = JobsMemory()
-    commands: tuple[str, ...] = ()
-    """Ids of those that were done or refused."""
+    commands: tuple[str, ...] = ()  # Ids of those that were done or refused.
     controller_id: str = ""
 
 

@@ -25,10 +25,8 @@ from slurm_watchdog.base.loop import sd_notify
 log = logging.getLogger(__name__)
 
 KEY: Final = "config"
-DEADLINE_S: Final = 60.0
-"""A second on an idle node, with the agent's priority on a busy one a few."""
-COMMANDS_S: Final = 60.0
-"""So long a new configuration waits for commands of the controller that are under way."""
+DEADLINE_S: Final = 60.0  # A second on an idle node, with the agent's priority on a busy one a few.
+COMMANDS_S: Final = 60.0  # So long a new configuration waits for commands of the controller that are under way.
 
 
 class Reload:

@@ -33,14 +33,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent process."""
 
     agent: Agent
-    security: Security
-    """What concerns the agent, with `auto` resolved."""
-    kill_switch_prefixes: tuple[str, ...] = ()
-    """`jobs.kill_switch_prefixes` of the configuration."""
-    site_texts: tuple[SiteText, ...] = ()
-    """The site's own knowledge files, which were checked with the configuration."""
-    personal: bool = False
-    """`slurm-watchdog run`: the agent reads and writes only files of the user who started it."""
+    security: Security  # What concerns the agent, with `auto` resolved.
+    kill_switch_prefixes: tuple[str, ...] = ()  # `jobs.kill_switch_prefixes` of the configuration.
+    site_texts: tuple[SiteText, ...] = ()  # The site's own knowledge files, which were checked with the configuration.
+    personal: bool = False  # `slurm-watchdog run`: the agent reads and writes only files of the user who started it.
 
 
 def settings_of(config: Config) -> Settings:

@@ -16,12 +16,10 @@ MAX_HUNG_OF_GROUP = 8
 MAX_HUNG_OF_USER = 4
 """Children that are one user and hang, or have not answered anything yet: whatever he mounts or locks, the
 others are served."""
-MAX_OF_USER = 12
-"""Children that are one user: one for each mount with his files."""
+MAX_OF_USER = 12  # Children that are one user: one for each mount with his files.
 KEPT_FREE = 12
 """Places that no child of a user takes: for who identifies processes, reads stacks, GPUs and the kernel's log."""
-LIMITED_S = 60.0
-"""So long it is said that a user was limited."""
+LIMITED_S = 60.0  # So long it is said that a user was limited.
 
 
 @dataclass
@@ -30,10 +28,8 @@ class Admission:
 
     workers: Mapping[str, Worker]
     max_workers: int
-    drop: Callable[[Worker], None]
-    """Ends an idle child, to make room."""
-    _limited: dict[int, float] = field(default_factory=dict)
-    """User -> when he was refused a child last."""
+    drop: Callable[[Worker], None]  # Ends an idle child, to make room.
+    _limited: dict[int, float] = field(default_factory=dict)  # User -> when he was refused a child last.
 
     def may_hang(self, key: str, instead_of: str = "") -> bool:
         """Whether a child under `key` could hang without there being too many that do."""

@@ -19,27 +19,21 @@ from slurm_watchdog.model.supervisor import SupervisorStatus
 class IdentifiedProcess(Struct, frozen=True, kw_only=True):
     """One process: who it is, and what its environment and its command line say."""
 
-    index: int
-    """Its place in the request."""
+    index: int  # Its place in the request.
     pid: int
     start_ticks: int | None = None
-    uid: int | None = None
-    """Its real user."""
+    uid: int | None = None  # Its real user.
     environ: dict[str, str] | None = None
     """The variables of knowledge.launchers.ENVIRONMENT; None: it ended meanwhile, or may not be read."""
     exe: str = ""
-    title: str = ""
-    """Of a slurmstepd."""
-    cwd: str = ""
-    """This and the fields below: of what may hold a rank."""
+    title: str = ""  # Of a slurmstepd.
+    cwd: str = ""  # This and the fields below: of what may hold a rank.
     settings: dict[str, str] = msgspec.field(default_factory=dict)
     checkpoint_directories: tuple[str, ...] = ()
-    collective_timeout: tuple[float, bool] | None = None
-    """Seconds, and whether they are only assumed."""
+    collective_timeout: tuple[float, bool] | None = None  # Seconds, and whether they are only assumed.
     foreign: bool = False
     """It is not one ordinary user's through and through, so nothing was read of it (agent.processes.owner)."""
-    denied: bool = False
-    """The kernel refused a file of it; otherwise it has ended."""
+    denied: bool = False  # The kernel refused a file of it; otherwise it has ended.
     error: str | None = None
 
 
@@ -54,12 +48,10 @@ class ResolvedCall(Struct, frozen=True, kw_only=True):
 class ThreadCall(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One thread's system call. `wchan`, `io` and `file` are empty where the call is about no file."""
 
-    line: str
-    """Of /proc/PID/task/TID/syscall."""
+    line: str  # Of /proc/PID/task/TID/syscall.
     wchan: str = ""
     io: str = ""
-    file: str | None = None
-    """The open file that the call is about."""
+    file: str | None = None  # The open file that the call is about.
 
 
 class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -72,8 +64,7 @@ class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class ThreadFacts(Struct, frozen=True, kw_only=True):
     """The one of these that was asked for."""
 
-    io: str | None = None
-    """The text of /proc/PID/io."""
+    io: str | None = None  # The text of /proc/PID/io.
     call: ThreadCall | None = None
     devices: OpenDevices | None = None
 
@@ -85,12 +76,10 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: float
     sent_bytes: int | None = None
     received_bytes: int | None = None
-    waits: int | None = None
-    """Ticks in which it had something to send and no credit (PortXmitWait)."""
+    waits: int | None = None  # Ticks in which it had something to send and no credit (PortXmitWait).
     marked: int | None = None
     slowed: int | None = None
-    resent: int | None = None
-    """What these are: slurm_watchdog.model.links.Link."""
+    resent: int | None = None  # What these are: slurm_watchdog.model.links.Link.
 
 
 class ProcessState(Struct, frozen=True, kw_only=True):
@@ -98,8 +87,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
 
     pid: int
     error: str | None = None
-    problems: tuple[str, ...] = ()
-    """Parts that could not be read, each with the reason."""
+    problems: tuple[str, ...] = ()  # Parts that could not be read, each with the reason.
     state: str | None = None
     threads: tuple[ThreadState, ...] = ()
     threads_seen: int = 0
@@ -113,19 +101,16 @@ class ProcessState(Struct, frozen=True, kw_only=True):
 class FollowedFile(LogFile, frozen=True, kw_only=True):
     """One log file: what is new in it, and how far it was read."""
 
-    events: tuple[Event, ...] = ()
-    """Without job and source."""
+    events: tuple[Event, ...] = ()  # Without job and source.
     dropped: int = 0
-    seats: tuple[tuple[int, int, int, int], ...] = ()
-    """(pid, rank, local rank, world size), where Ray says it."""
+    seats: tuple[tuple[int, int, int, int], ...] = ()  # (pid, rank, local rank, world size), where Ray says it.
 
 
 class FollowedLogs(Struct, frozen=True, kw_only=True):
     """What is new in the logs of one child."""
 
     files: tuple[FollowedFile, ...]
-    token: str
-    """Goes back with the next request: what was in an answer whose token does not is reported again."""
+    token: str  # Goes back with the next request: what was in an answer whose token does not is reported again.
     globs: tuple[tuple[str, str, tuple[str, ...]], ...] = ()
     """(job, pattern, paths) of the patterns that were looked up in this request."""
 
@@ -144,32 +129,25 @@ class LeftoverFiles(Struct, frozen=True, kw_only=True):
     flight_recorder: tuple[FoundFile, ...] = ()
     own_words: tuple[FoundFile, ...] = ()
     core: tuple[FoundFile, ...] = ()
-    program: str | None = None
-    """Of the first process that lives: a core file of its neighbour is read with it."""
+    program: str | None = None  # Of the first process that lives: a core file of its neighbour is read with it.
 
 
 class Listeners(Struct, frozen=True, kw_only=True):
     """Who listens on one TCP port."""
 
-    addresses: tuple[str, ...] = ()
-    """`127.0.0.1:28028`, of processes of the job."""
-    shared: bool = False
-    """Other processes listen there, too."""
-    namespace: str = ""
-    """The network of these processes, as the kernel names it."""
+    addresses: tuple[str, ...] = ()  # `127.0.0.1:28028`, of processes of the job.
+    shared: bool = False  # Other processes listen there, too.
+    namespace: str = ""  # The network of these processes, as the kernel names it.
 
 
 class Footprint(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What shows that a candidate was written to: how many files, their bytes, and when the newest was changed."""
 
-    files: int
-    """completeness.WAS_COMPLETE: it was complete, so nobody counted."""
+    files: int  # completeness.WAS_COMPLETE: it was complete, so nobody counted.
     size_bytes: int
     newest_ns: int
-    since: float = 0.0
-    """Monotonic clock: since when it has been like that, as far as scans have shown."""
-    whole: bool = True
-    """False: there were more files than were counted."""
+    since: float = 0.0  # Monotonic clock: since when it has been like that, as far as scans have shown.
+    whole: bool = True  # False: there were more files than were counted.
 
     def equals(self, other: Footprint) -> bool:
         """Whether nothing has changed between the two."""
@@ -187,8 +165,7 @@ class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
 class CheckpointMemory(Struct, frozen=True, kw_only=True):
     """What a scan of a directory is compared with: the child keeps nothing, so it travels to and fro."""
 
-    footprints: dict[str, Footprint] = msgspec.field(default_factory=dict)
-    """By path."""
+    footprints: dict[str, Footprint] = msgspec.field(default_factory=dict)  # By path.
     size: KnownSize | None = None
 
 
@@ -196,11 +173,9 @@ class ScannedDirectory(Checkpoint, frozen=True, kw_only=True):
     """One directory of checkpoints: its newest complete one, and the one that is being written."""
 
     memory: CheckpointMemory | None = None
-    moved: str | None = None
-    """Where the directory lies, if that is another mount: then nothing was read."""
+    moved: str | None = None  # Where the directory lies, if that is another mount: then nothing was read.
     was_read: bool = False
-    at_ns: int = 0
-    """When `path` was complete, by the filesystem's clock."""
+    at_ns: int = 0  # When `path` was complete, by the filesystem's clock.
 
 
 class ScannedTracker(Struct, frozen=True, kw_only=True):
@@ -218,8 +193,7 @@ class ScannedClock(Struct, frozen=True, kw_only=True):
     job: str
     path: str
     moved: str | None = None
-    at_ns: int | None = None
-    """None: there is nothing yet, or it may not be read."""
+    at_ns: int | None = None  # None: there is nothing yet, or it may not be read.
     size_bytes: int | None = None
 
 
@@ -234,8 +208,7 @@ class ScannedCheckpoints(Struct, frozen=True, kw_only=True):
 class ProbedDirectory(Struct, frozen=True, kw_only=True):
     """Whether the server of a mount answered."""
 
-    mounted: bool
-    """False: the directory lies on another mount here, or on one that is not probed."""
+    mounted: bool  # False: the directory lies on another mount here, or on one that is not probed.
     responding: bool = False
     seconds: float = 0.0
     error: str | None = None
@@ -248,8 +221,7 @@ class SupervisorFile(Struct, frozen=True, kw_only=True):
     """What a supervisor says of itself."""
 
     status: SupervisorStatus
-    age_s: float
-    """Since it was written."""
+    age_s: float  # Since it was written.
 
 
 class GpuHealthRow(GpuHealth, frozen=True, kw_only=True):
@@ -274,34 +246,26 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     sm_clock_mhz: int | None = None
     power_mw: int | None = None
     temperature_c: int | None = None
-    memory_bytes: tuple[int, int] | None = None
-    """Used, and in all."""
+    memory_bytes: tuple[int, int] | None = None  # Used, and in all.
     throttle_mask: int | None = None
     error: str | None = None
-    unreadable: bool = False
-    """It answered nothing at all."""
-    processes: GpuProcesses | UnsetType | None = UNSET
-    """UNSET: it was not its turn; None: NVML refused."""
+    unreadable: bool = False  # It answered nothing at all.
+    processes: GpuProcesses | UnsetType | None = UNSET  # UNSET: it was not its turn; None: NVML refused.
     health: GpuHealthRow | UnsetType | None = UNSET
 
 
 class GpuReading(Struct, frozen=True, kw_only=True):
     """All GPUs of a node, or why there is nothing to read."""
 
-    missing: str = ""
-    """This node has no driver."""
-    error: str = ""
-    """NVML as a whole refuses."""
+    missing: str = ""  # This node has no driver.
+    error: str = ""  # NVML as a whole refuses.
     gpus: tuple[GpuRow, ...] | None = None
-    events: tuple[tuple[int, int, str | None], ...] = ()
-    """(type, data, UUID)."""
-    driver_s: float = 0.0
-    """Spent inside NVML."""
+    events: tuple[tuple[int, int, str | None], ...] = ()  # (type, data, UUID).
+    driver_s: float = 0.0  # Spent inside NVML.
 
 
 class ConfigCheck(Struct, frozen=True, kw_only=True):
     """Whether an agent could run with a configuration file."""
 
     problems: tuple[str, ...] = ()
-    settings: str = ""
-    """As JSON; empty with problems."""
+    settings: str = ""  # As JSON; empty with problems.

@@ -20,14 +20,12 @@ CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
 CAP_DAC_READ_SEARCH: Final = 2  # linux/capability.h
 CAP_SETUID: Final = 7
 CAP_SYS_PTRACE: Final = 19
-CAP_LAST: Final = 63
-"""More than any kernel has: dropping one that it does not know is refused, which is fine."""
+CAP_LAST: Final = 63  # More than any kernel has: dropping one that it does not know is refused, which is fine.
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47  # linux/prctl.h
 PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 LEAST_UID: Final = 100
 """Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution)."""
-MAX_UID: Final = 2**32 - 2
-"""The last number means `nobody in particular` to the kernel (setresuid(2))."""
+MAX_UID: Final = 2**32 - 2  # The last number means `nobody in particular` to the kernel (setresuid(2)).
 NOBODY: Final = frozenset({65534, 65535})
 """`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user
 (systemd.io, Users, Groups, UIDs)."""
@@ -107,8 +105,7 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 NO_USERS: Final = NOBODY | read_overflow_uids()
 
 
-_alone: list[int] = []
-"""The user of an agent that serves nobody else; see serve_alone."""
+_alone: list[int] = []  # The user of an agent that serves nobody else; see serve_alone.
 
 
 def serve_alone(uid: int) -> None:

@@ -53,8 +53,7 @@ PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15  # linux/prctl.h
 MAX_FRAME = 16 * 1024**2
 TRIM_EVERY = 120
 """Requests of a worker, or ticks of the loop, after which free memory goes back: ten minutes at the usual interval."""
-FIRST_TRIM = 3
-"""And once soon: what starting took is never taken again."""
+FIRST_TRIM = 3  # And once soon: what starting took is never taken again.
 _encoder = msgspec.json.Encoder()
 _LIBC = ctypes.CDLL(None, use_errno=True)
 """Made once, before the fork: each makes a class of its own, in memory that a child would not share."""

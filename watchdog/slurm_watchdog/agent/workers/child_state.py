@@ -17,8 +17,7 @@ from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_A_FILESYSTEM_WAIT, PATH_ARGUMENT, name_of
 
-APART_S: Final = 1.0
-"""Between two looks, and before the first: who is asked a moment ago works."""
+APART_S: Final = 1.0  # Between two looks, and before the first: who is asked a moment ago works.
 _OF_FILES: Final = (FD_ARGUMENT.keys() | PATH_ARGUMENT.keys() | {"sync"}) - NOT_A_FILESYSTEM_WAIT
 _MACHINE: Final = os.uname().machine
 
@@ -32,11 +31,9 @@ class Look:
     """One look at a child."""
 
     at: float
-    state: str
-    """The letter of /proc/PID/stat; empty: it is gone."""
+    state: str  # The letter of /proc/PID/stat; empty: it is gone.
     cpu_ticks: int = 0
-    call: str = ""
-    """The line of /proc/PID/syscall; empty where it can't be read."""
+    call: str = ""  # The line of /proc/PID/syscall; empty where it can't be read.
 
 
 def look_at(pid: int, start_ticks: int, now: float) -> Look:

@@ -53,8 +53,7 @@ PAUSE_S = 5.0
 """Beyond a request's deadline: an agent that has not looked for so long was stopped itself, and its children
 with it perhaps."""
 GRACE_S = 1.0
-LOOK_S = 5.0
-"""Deadline of one look at a child of the helper."""
+LOOK_S = 5.0  # Deadline of one look at a child of the helper.
 
 
 class WorkerPool:

@@ -51,10 +51,8 @@ Value = TypeVar("Value")
 class Request(msgspec.Struct, Generic[Value], frozen=True, forbid_unknown_fields=True):
     """One request, and in brackets what its answer is. Checked against its type before any function sees it."""
 
-    task: ClassVar[str]
-    """Its name in the frame, and in the table of tasks."""
-    part: ClassVar[Any] = None
-    """The type of what the worker sends ahead of the answer; None: nothing."""
+    task: ClassVar[str]  # Its name in the frame, and in the table of tasks.
+    part: ClassVar[Any] = None  # The type of what the worker sends ahead of the answer; None: nothing.
 
 
 def answer_type(request: type[Request[Any]]) -> Any:
@@ -122,8 +120,7 @@ class ReadSharedMemory(Request[list[tuple[int, int] | None]], frozen=True):
     pids: Annotated[list[Pid], Meta(max_length=64)]
 
 
-ThreadFile = tuple[Literal["io", "call", "devices"], Pid, Pid]
-"""What is wanted, process, thread."""
+ThreadFile = tuple[Literal["io", "call", "devices"], Pid, Pid]  # What is wanted, process, thread.
 
 
 class ReadThreads(Request[list[ThreadFacts | None]], frozen=True):
@@ -228,10 +225,8 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     files: Annotated[list[tuple[Path, int | None, float]], Meta(max_length=1024)]
     """(path, rank, seconds that it may be old) of dumps."""
     uid: int
-    max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]
-    """Of all dumps together, compressed."""
-    places: Annotated[list[tuple[Path, Name]], Meta(max_length=256)]
-    """(directory, pattern of names) of core files."""
+    max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]  # Of all dumps together, compressed.
+    places: Annotated[list[tuple[Path, Name]], Meta(max_length=256)]  # (directory, pattern of names) of core files.
     max_age_s: float
     pids: Annotated[list[Pid], Meta(max_length=256)]
     pipes: Annotated[list[tuple[Path, int | None]], Meta(max_length=256)] = []
@@ -257,8 +252,7 @@ class AskRas(Request[RasAnswer], frozen=True):
     task = "ask_ras"
     listeners: Listeners
     port: Annotated[int, Meta(ge=1, le=65535)]
-    deadline_s: Seconds = 12.0
-    """For the whole talk: RAS itself gives the other processes 5 s."""
+    deadline_s: Seconds = 12.0  # For the whole talk: RAS itself gives the other processes 5 s.
 
 
 class ReadCore(Request[list[str]], frozen=True):
@@ -274,8 +268,7 @@ class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
 
     task = "scan_checkpoints"
     mount: Path
-    others: Annotated[list[Path], Meta(max_length=4096)]
-    """Mount points below it: nothing there is touched."""
+    others: Annotated[list[Path], Meta(max_length=4096)]  # Mount points below it: nothing there is touched.
     budget_s: Seconds
     directories: Annotated[list[tuple[Word, Path, CheckpointMemory | None]], Meta(max_length=64)]
     """(job, directory, what the last scan gave back)."""

@@ -26,8 +26,7 @@ KILLED_AFTER_S: Final = 5.0
 ADDRESS_SPACE: Final = 256 << 20
 """Bytes beyond what the child has when it starts: a look takes some 10 MiB, the largest answer
 (probe_child.MAX_FRAME) some 100."""
-UNLIMITED: Final = frozenset({"read_gpus"})
-"""Driver libraries map address space as they like, and read no user's data."""
+UNLIMITED: Final = frozenset({"read_gpus"})  # Driver libraries map address space as they like, and read no user's data.
 
 
 class CpuSpentError(BaseException):

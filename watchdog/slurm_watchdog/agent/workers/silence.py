@@ -10,10 +10,8 @@ from slurm_watchdog.agent.workers.answer_types import ThreadFacts
 from slurm_watchdog.agent.workers.child_state import APART_S, STARVED, Look, look_at, why_no_answer
 from slurm_watchdog.agent.workers.worker import Answer, Worker, record_look
 
-STARVED_LOOKS = 3
-"""In a row, before a hung child counts as one without CPU: with a second between them."""
-RESTED_S = 5.0
-"""A hung child is left so long after its deadline before it counts as one without CPU."""
+STARVED_LOOKS = 3  # In a row, before a hung child counts as one without CPU: with a second between them.
+RESTED_S = 5.0  # A hung child is left so long after its deadline before it counts as one without CPU.
 LOOK_AT_CHILDREN = "look:children"
 """The child that reads, for an agent without rights, the calls of the helper's children."""
 
@@ -26,8 +24,7 @@ AskForCall = Callable[[int, CallThen, float], object]
 class Silence:
     """Looks at children that are at work."""
 
-    ask_for_call: AskForCall | None
-    """None: this agent sees the calls of all its children by itself."""
+    ask_for_call: AskForCall | None  # None: this agent sees the calls of all its children by itself.
 
     def look_at(self, worker: Worker, now: float) -> None:
         """One look at a child that has been at work for a while; what only the helper may see of it is asked for."""

@@ -20,8 +20,7 @@ IDLE_OF_KIND_S = {"identify": 30.0, "stacks": 20.0, "probe": 5.0}
 """An idle child costs about 3 MiB, starting one about 2 ms: what is needed less than once a minute does not
 wait for work."""
 READ_SIZE = 1 << 16
-MAX_READS = 256
-"""Of READ_SIZE, from one child in one go: one that never stops talking does not hold up the loop."""
+MAX_READS = 256  # Of READ_SIZE, from one child in one go: one that never stops talking does not hold up the loop.
 
 
 Value = TypeVar("Value")
@@ -44,8 +43,7 @@ class InheritedWorker(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     uid: int
-    fd: int
-    """Its socket, which exec leaves open."""
+    fd: int  # Its socket, which exec leaves open.
     request: int
     asked_at: float
     deadline: float
@@ -74,29 +72,22 @@ class Worker:
     inbox: bytearray = field(default_factory=bytearray)
     outbox: bytearray = field(default_factory=bytearray)
     writing: bool = False
-    request: int | None = None
-    """Number of the one that it is busy with."""
-    request_type: type[Request[Any]] | None = None
-    """None: an agent before this one asked."""
+    request: int | None = None  # Number of the one that it is busy with.
+    request_type: type[Request[Any]] | None = None  # None: an agent before this one asked.
     asked_at: float = 0.0
     deadline: float = 0.0
     hung: bool = False
-    born: bool = False
-    """It has reported its start: from now on its resource is to blame if it hangs, not its spawner."""
+    born: bool = False  # It has reported its start: from now on its resource is to blame if it hangs, not its spawner.
     pid: int = 0
-    start_ticks: int = -1
-    """Its own, as it has reported; 0 and -1: not known."""
-    helped: bool = False
-    """It is a child of the helper."""
+    start_ticks: int = -1  # Its own, as it has reported; 0 and -1: not known.
+    helped: bool = False  # It is a child of the helper.
     first_look: Look | None = None
     last_look: Look | None = None
     """What it does instead of answering: the first look in its present call, and the newest."""
-    looked_at: float = 0.0
-    """When the newest look was taken, which the helper may not have completed yet."""
+    looked_at: float = 0.0  # When the newest look was taken, which the helper may not have completed yet.
     running: int = 0
     """Looks in a row in which it was running or waiting for a CPU: one alone is also that of a driver that polls."""
-    proven: bool = False
-    """It has answered, so children can be started."""
+    proven: bool = False  # It has answered, so children can be started.
     then: Then | None = None
     on_part: OnPart | None = None
 

@@ -17,16 +17,12 @@ def _drop(part: Any) -> None:
 class WorkerState:
     """One worker's: the functions that serve its requests get it with each of them."""
 
-    uid: int = -1
-    """The user that it has become; -1: none."""
-    own_uid: int | None = None
-    """The one user that an agent without rights, and without a helper, may look at: itself."""
+    uid: int = -1  # The user that it has become; -1: none.
+    own_uid: int | None = None  # The one user that an agent without rights, and without a helper, may look at: itself.
     send_part: Callable[[Any], None] = _drop
     """Sends a part of the answer ahead: it arrives even if the next line of the function never returns."""
-    ends: bool = False
-    """Set by a function: the worker ends with this answer, and the next request goes to a fresh one."""
-    is_limited: bool = False
-    """Its address space is bounded already."""
+    ends: bool = False  # Set by a function: the worker ends with this answer, and the next request goes to a fresh one.
+    is_limited: bool = False  # Its address space is bounded already.
     _memories: dict[type[Any], Any] = field(default_factory=dict)
 
     def memory(self, kind: type[Memory]) -> Memory:

@@ -55,8 +55,7 @@ ENDING_OPERATIONS = frozenset(
     }
 )
 """Operations after which a run ends, and what it logs about that, because of us."""
-TRIES_OF_ALL_NODES = 2
-"""So often every node is asked to remove a kill switch, also one that does not report."""
+TRIES_OF_ALL_NODES = 2  # So often every node is asked to remove a kill switch, also one that does not report.
 
 
 class Driver:

@@ -33,13 +33,11 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 
 log = logging.getLogger(__name__)
 
-EXPIRY_EVERY_S = 60.0
-"""Between two looks at what we did to nodes and may be taken back."""
+EXPIRY_EVERY_S = 60.0  # Between two looks at what we did to nodes and may be taken back.
 RESTARTS = frozenset({Operation.REQUEUE_HOLD, Operation.WRITE_ORDER, Operation.RESUBMIT})
 """Operations that end a run to have it started again."""
 PLAIN_RESTARTS = frozenset({Action.REQUEUE, Action.GRACEFUL_RESTART, Action.RESTART_STEP})
-DRIVE_AGAIN_S = 15.0
-"""After an action's task has failed (a full disk under the journal), before it is taken up again."""
+DRIVE_AGAIN_S = 15.0  # After an action's task has failed (a full disk under the journal), before it is taken up again.
 
 
 class Actions:

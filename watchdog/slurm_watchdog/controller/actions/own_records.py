@@ -6,8 +6,7 @@ from slurm_watchdog.controller.ports.given import RestartRequest
 from slurm_watchdog.model.actions import ActionEnd, Decision
 from slurm_watchdog.trace.records import Asked, Ended, Touched
 
-UNDATED = 0.0
-"""The recorder dates every record."""
+UNDATED = 0.0  # The recorder dates every record.
 
 
 def subject_of(decision: Decision) -> str:

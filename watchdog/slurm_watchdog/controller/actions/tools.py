@@ -23,8 +23,7 @@ class Tools:
     slurm: SlurmClient
     commands: CommandQueue
     limits: LadderLimits
-    probe_deadline_s: float
-    """What a node may take for a command that a filesystem holds up."""
+    probe_deadline_s: float  # What a node may take for a command that a filesystem holds up.
     poll_s: float
     paused: Callable[[], bool]
     on_record: Callable[[ActionRun, OperationRecord], None]
@@ -37,12 +36,9 @@ class Tools:
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
-    drain_reason: str = "slurm-watchdog:"
-    """Begins the reason of every drain of ours."""
-    listing_is_new_after_s: float = 30.0
-    """A listing that comes so long after a request began after it."""
-    listing_lasts_s: float = 120.0
-    """An older listing says nothing about now."""
+    drain_reason: str = "slurm-watchdog:"  # Begins the reason of every drain of ours.
+    listing_is_new_after_s: float = 30.0  # A listing that comes so long after a request began after it.
+    listing_lasts_s: float = 120.0  # An older listing says nothing about now.
 
     @property
     def command_deadline_s(self) -> float:

@@ -65,18 +65,15 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR: Final = 300
-"""Characters of a node's reason that are kept."""
-RAS_PROBLEM: Final = "RAS"
-"""In what an agent says of an answer that it did not get (agent.evidence.collection)."""
+MAX_ERROR: Final = 300  # Characters of a node's reason that are kept.
+RAS_PROBLEM: Final = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
 NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
 
 
 class CollectionLimits(Struct, frozen=True, kw_only=True):
     """Bounds of all collections; durations in seconds."""
 
-    at_once: int = 4
-    """Jobs of which evidence is collected at the same time; the others wait."""
+    at_once: int = 4  # Jobs of which evidence is collected at the same time; the others wait.
     of_one_user: int = 3
     """… of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns."""
     reusable_s: float = 300.0
@@ -85,15 +82,13 @@ class CollectionLimits(Struct, frozen=True, kw_only=True):
     apart_s: float = 60.0
     """Between the starts of two collections of one run that nobody waits for: each stops nothing, but costs
     its nodes. One that a person or an action waits for starts at once; budgets and cooldowns bound these."""
-    slack_s: float = 30.0
-    """For a node to fetch its command, to read everything but stacks, and to send the answer."""
+    slack_s: float = 30.0  # For a node to fetch its command, to read everything but stacks, and to send the answer.
     finished_kept: int = 64
     """Collections that are remembered when they are over, without their stacks, for those who asked for them."""
     probes_s: float = 15.0
     """For the answers of nodes that are still being asked about a filesystem when all evidence is in: a
     probe's deadline and a report."""
-    silence_every_s: float = 2.0
-    """Between two checks whether a node that is waited for still reports."""
+    silence_every_s: float = 2.0  # Between two checks whether a node that is waited for still reports.
 
 
 LIMITS: Final = CollectionLimits()

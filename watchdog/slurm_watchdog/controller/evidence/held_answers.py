@@ -20,14 +20,12 @@ from slurm_watchdog.model.protocol import Command
 
 BEFORE_NEXT_S: Final = 1.0
 """An answer is given so long before the next report of that node is made: none waits for another one."""
-DUE_SHARE: Final = 0.9
-"""Reports come a little unevenly."""
+DUE_SHARE: Final = 0.9  # Reports come a little unevenly.
 AGAIN_S: Final = 10.0
 """Who was asked so lately is asked again soon: one dump says nothing, and after it come evidence and orders."""
 LOST_S: Final = 15.0
 """For so long after the end of a rank its job is asked about it: for evidence, for stacks of those that are left."""
-LONG_DUE_S: Final = 120.0
-"""After so long without a step there is no hurry: the limit of the job judges it."""
+LONG_DUE_S: Final = 120.0  # After so long without a step there is no hurry: the limit of the job judges it.
 
 
 class HeldAnswers:

@@ -23,12 +23,9 @@ LATE_S: Final = 20.0
 """Four reports of an agent did not come: half of `agent_silent_after`, so that several tries are in when it is over."""
 EVERY_S: Final = 5.0
 FIRST_TRIES, LATER_EVERY_S = 12, 60.0
-ANSWER_S: Final = 3.0
-"""A second try of TCP (1 s after the first) is in it."""
-RESOLVED_S: Final = 600.0
-"""A cloud gives a name another address with each start of the node."""
-NO_NAMES_S: Final = 60.0
-"""After a name without an answer none is looked up."""
+ANSWER_S: Final = 3.0  # A second try of TCP (1 s after the first) is in it.
+RESOLVED_S: Final = 600.0  # A cloud gives a name another address with each start of the node.
+NO_NAMES_S: Final = 60.0  # After a name without an answer none is looked up.
 GONE: Final = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 WITNESSES: Final = 2
 AT_ONCE: Final = 32

@@ -27,8 +27,7 @@ of 20 to 40 frames), of a rank and at most four of its workers: 0.15 s. 24 of th
 one core that a rank has at least. A training that breathes so unevenly that this is used up is judged by its limit
 alone for the rest of the hour."""
 HOUR_S: Final = 3600.0
-REMEMBERED: Final = 1024
-"""Runs, and questions: beyond so many those that may be asked again anyway are forgotten."""
+REMEMBERED: Final = 1024  # Runs, and questions: beyond so many those that may be asked again anyway are forgotten.
 
 
 class EarlyBudget:
@@ -50,12 +49,9 @@ class EarlyBudget:
 
 log = logging.getLogger(__name__)
 
-DUMP_DEADLINE_S: Final = 25.0
-"""For one node: two report intervals and 8 ranks x 1 s of py-spy."""
-PROBE_EVERY_S: Final = 15.0
-"""A filesystem in trouble is asked this often whether it answers again."""
-LATER_DUMPS_EVERY_S: Final = 300.0
-"""Once several dumps are in, the stacks are refreshed no more often than this."""
+DUMP_DEADLINE_S: Final = 25.0  # For one node: two report intervals and 8 ranks x 1 s of py-spy.
+PROBE_EVERY_S: Final = 15.0  # A filesystem in trouble is asked this often whether it answers again.
+LATER_DUMPS_EVERY_S: Final = 300.0  # Once several dumps are in, the stacks are refreshed no more often than this.
 FIRST_DUMPS: Final = 3
 PROBES, PROBES_OF_USER = 512, 64
 """Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as

@@ -30,13 +30,11 @@ DAY_S: Final = 86_400.0
 class EvidenceShare:
     """One loop owns it. A day begins with the first piece; a controller that starts begins a new one."""
 
-    most_bytes: int
-    """Of all evidence in a day."""
+    most_bytes: int  # Of all evidence in a day.
     most_of_user: int
     began: float = float("-inf")
     used: int = 0
-    _of_user: dict[int, int] = field(default_factory=dict)
-    """Users as Slurm has them: a few thousand at most."""
+    _of_user: dict[int, int] = field(default_factory=dict)  # Users as Slurm has them: a few thousand at most.
 
     def acquire(self, uid: int, size: int, now: float) -> str | None:
         """Counts `size` bytes of a job of `uid`; why they are not to be kept, else None. `now` is monotonic."""
@@ -57,11 +55,9 @@ class EvidenceShare:
 
 MAX_COLLECTION_BYTES: Final = 96 << 20
 """Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
-LARGE_BYTES: Final = 1 << 20
-"""A document of this size is compressed in a thread."""
+LARGE_BYTES: Final = 1 << 20  # A document of this size is compressed in a thread.
 PRUNE_EVERY_S: Final = 3600.0
-REMEMBERED_INCIDENTS: Final = 64
-"""Of which it is known that their timeline has the note that evidence was not kept."""
+REMEMBERED_INCIDENTS: Final = 64  # Of which it is known that their timeline has the note that evidence was not kept.
 
 
 class EvidenceStore:

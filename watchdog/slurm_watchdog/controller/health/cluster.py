@@ -31,10 +31,8 @@ from slurm_watchdog.model.slurm_states import RUNNING
 
 TICK_LATE_S: Final = 30.0
 """A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s."""
-UNDELIVERED_S: Final = 60.0
-"""Failures that are over within a minute (a restart of the receiver) are nobody's concern."""
-NAMED: Final = 3
-"""Jobs that a headline names for one reason."""
+UNDELIVERED_S: Final = 60.0  # Failures that are over within a minute (a restart of the receiver) are nobody's concern.
+NAMED: Final = 3  # Jobs that a headline names for one reason.
 ORDER: Final = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
 """An incident outranks blindness, and blindness a warning."""
 
@@ -44,45 +42,33 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
 
     view: ClusterView
     limits_s: Mapping[str, float]
-    incidents: Collection[Incident]
-    """Open ones."""
+    incidents: Collection[Incident]  # Open ones.
     mode: str
-    mode_words: str = ""
-    """It, with what the policy does otherwise; empty: nothing."""
-    tick_age_s: float | None
-    """Since the last complete tick; None: there was none."""
+    mode_words: str = ""  # It, with what the policy does otherwise; empty: nothing.
+    tick_age_s: float | None  # Since the last complete tick; None: there was none.
     journal_error: str | None = None
     slurm_error: str | None = None
-    slurm_patience_s: float = 60.0
-    """A listing older than this says nothing about now."""
+    slurm_patience_s: float = 60.0  # A listing older than this says nothing about now.
     slurm_notes: Sequence[str] = ()
-    patience_s: tuple[float, float] | None = None
-    """See `JobContext`."""
-    paused: tuple[str, str] | None = None
-    """(reason, by)."""
+    patience_s: tuple[float, float] | None = None  # See `JobContext`.
+    paused: tuple[str, str] | None = None  # (reason, by).
     warming_up: bool = False
-    acting: Mapping[str, str] = {}
-    """Job -> what the action on it waits for, or that it is under way."""
+    acting: Mapping[str, str] = {}  # Job -> what the action on it waits for, or that it is under way.
     restarting: frozenset[str] = frozenset()
     """Jobs that an action has started again, or is about to, and that are not seen to train yet."""
     deliveries: Sequence[Delivery] = ()
-    busy_share: float | None = None
-    """See `busy`; None: not known."""
-    report_interval_s: float = 5.0
-    """Of each agent, as it was asked for."""
-    personal: bool = False
-    """Of a `run` or `attach`."""
+    busy_share: float | None = None  # See `busy`; None: not known.
+    report_interval_s: float = 5.0  # Of each agent, as it was asked for.
+    personal: bool = False  # Of a `run` or `attach`.
 
 
 class Health(Struct, frozen=True, kw_only=True):
     """How everything is."""
 
     level: Level
-    headline: str
-    """One sentence, with the reasons; without the level."""
+    headline: str  # One sentence, with the reasons; without the level.
     reasons: tuple[Reason, ...]
-    jobs: tuple[JobHealth, ...]
-    """In the order of the view."""
+    jobs: tuple[JobHealth, ...]  # In the order of the view.
 
     def of(self, job_id: str) -> JobHealth | None:
         """How one job is."""
@@ -242,8 +228,7 @@ def _warning(text: str) -> Reason:
     return Reason(level=Level.WARNING, text=text)
 
 
-WINDOW_S: Final = 60.0
-"""A start of all agents, or of a thousand jobs, is over by then."""
+WINDOW_S: Final = 60.0  # A start of all agents, or of a thousand jobs, is over by then.
 FULL: Final = 0.95
 """With 10,000 agents over TLS at 5 s a core was full, and decisions were late by seconds; at 10 s, with 0.68 of one,
 they were not (docs/evaluation.md)."""

@@ -38,8 +38,7 @@ class NotJudged(StrEnum):
     NO_STEP = "no_step"
 
 
-MAX_SYSTEM_UID: Final = 999
-"""SYS_UID_MAX of login.defs: agents look into nobody's processes but ordinary users'."""
+MAX_SYSTEM_UID: Final = 999  # SYS_UID_MAX of login.defs: agents look into nobody's processes but ordinary users'.
 FIRST_LOOK_S: Final = 60.0
 """A job that runs for so long is expected to have been seen by its nodes' agents: a listing and a few reports."""
 TRAINING: Final = "training"
@@ -74,12 +73,9 @@ class JobContext(Struct, frozen=True, kw_only=True):
     reporting: frozenset[str]
     """Nodes of which a report was seen lately: not those that a stall of the controller excuses."""
     limits_s: Mapping[str, float]
-    incidents: Mapping[str, tuple[Incident, ...]]
-    """Job -> its open incidents."""
-    acting: Mapping[str, str]
-    """Job -> what the action on it waits for."""
-    restarting: frozenset[str] = frozenset()
-    """See `HealthInputs`."""
+    incidents: Mapping[str, tuple[Incident, ...]]  # Job -> its open incidents.
+    acting: Mapping[str, str]  # Job -> what the action on it waits for.
+    restarting: frozenset[str] = frozenset()  # See `HealthInputs`.
     blind: Blind | None = None
     patience_s: tuple[float, float] | None = None
     """Time without a step after which a job whose ranks all do nothing is reported, and any other; None: never."""

@@ -92,11 +92,9 @@ class UnreadableRows:
 
 PREFIX = "slurm_watchdog_"
 M = TypeVar("M", Gauge, Counter)
-Series = tuple[Gauge, tuple[str, ...]]
-"""A gauge, and its labels."""
+Series = tuple[Gauge, tuple[str, ...]]  # A gauge, and its labels.
 MAX_OPERATIONS = 200
-MAX_LOG_ERRORS = 500
-"""Series, of whichever jobs come first."""
+MAX_LOG_ERRORS = 500  # Series, of whichever jobs come first.
 SILENCED = "silenced"
 """In the place of the state of an incident that fires and is silenced: alerts of Prometheus ask for `firing`."""
 NO_OPERATIONS: Mapping[str, str] = MappingProxyType({})

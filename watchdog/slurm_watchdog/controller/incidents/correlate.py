@@ -44,14 +44,12 @@ come one after the other."""
 NOT_ACTIONABLE: dict[str, Any] = {"actionable": False, "good_checkpoint": ""}
 """Of an incident of which the newest finding says nothing bad."""
 _OF_NODES = frozenset({Subject.NODE, Subject.CLUSTER})
-_PLACES = frozenset({Subject.NODE, Subject.GPU})
-"""What is about a place, and names no job."""
+_PLACES = frozenset({Subject.NODE, Subject.GPU})  # What is about a place, and names no job.
 
 HOST_FAULT_EXPLAINS_S = 600.0
 """What begins later after a line of the kernel, which is a moment, is no consequence of it."""
 
-HARDWARE = ("gpu:", "node:", "host:")
-"""Beginnings of subjects that outlive the jobs which suffer from them."""
+HARDWARE = ("gpu:", "node:", "host:")  # Beginnings of subjects that outlive the jobs which suffer from them.
 
 FORGET_AFTER_S = 3600.0
 """An incident about no job, but something that is not there any more (a node, a GPU that was exchanged), ends
@@ -68,14 +66,10 @@ class CorrelateContext(Struct, frozen=True, kw_only=True):
 
     mono: float
     wall: float
-    restarts: Mapping[str, int]
-    """Restart count of every job that is active now."""
-    over: frozenset[str] = frozenset()
-    """Jobs that Slurm says have ended."""
-    blind: bool = False
-    """Nothing is judged at this moment: that no detector says anything means nothing."""
-    unheard_nodes: frozenset[str] = frozenset()
-    """Nodes that Slurm lists and that do not report."""
+    restarts: Mapping[str, int]  # Restart count of every job that is active now.
+    over: frozenset[str] = frozenset()  # Jobs that Slurm says have ended.
+    blind: bool = False  # Nothing is judged at this moment: that no detector says anything means nothing.
+    unheard_nodes: frozenset[str] = frozenset()  # Nodes that Slurm lists and that do not report.
     owners: Mapping[str, int] = msgspec.field(default_factory=dict)
     """Uid of the owner of every job that Slurm has listed."""
     acting: frozenset[str] = frozenset()

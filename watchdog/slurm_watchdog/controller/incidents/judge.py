@@ -106,8 +106,7 @@ log = logging.getLogger(__name__)
 
 BY_LIMIT: Final = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
 """Kinds that say that a job stands, by the time that it has made no step."""
-MAX_SETTLED = 1000
-"""Incidents that ended lately and are remembered."""
+MAX_SETTLED = 1000  # Incidents that ended lately and are remembered.
 
 
 def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:

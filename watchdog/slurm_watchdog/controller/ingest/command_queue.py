@@ -10,8 +10,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.model.protocol import CollectEvidence, Command, CommandResult
 
-MAX_WAITING = 64
-"""Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory."""
+MAX_WAITING = 64  # Commands that wait for one node; a new one is refused beyond that, so a dead node costs no memory.
 OF_ONE_USER = 16
 """… of them questions about jobs of one user: he may have dozens on a node, and others are asked about there, too."""
 

@@ -29,13 +29,11 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, is_loopback, r
 
 PATHS = {"/v1/report": "POST", "/metrics": "GET", "/healthz": "GET"}
 NOBODY: frozenset[str] = frozenset()
-BODY_DEADLINE_S = 20.0
-"""A report has to arrive whole within this time: a slow sender holds no connection open."""
+BODY_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
 WAITED_S = 1.0
 """A report that is older was in its agent's spool. Its answer is not held: a backlog would never get shorter."""
 TOO_EARLY = "Slurm has not said yet which nodes there are: come again"
-MAX_SMALL = 4096
-"""Bytes of a body that nobody looks at."""
+MAX_SMALL = 4096  # Bytes of a body that nobody looks at.
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,7 @@ class OwnUser:
     """Agents are those of one ordinary user: nobody else gets a connection to his socket."""
 
     uid: int
-    socket: str
-    """In a directory that only he may enter."""
+    socket: str  # In a directory that only he may enter.
 
 
 Identity = Context | tuple[Sessions, Decoder] | OwnUser

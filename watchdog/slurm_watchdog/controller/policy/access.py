@@ -14,8 +14,7 @@ from typing import Final
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.incidents import NOBODY, Incident
 
-GROUP: Final = "group:"
-"""Before the name of a group in `security.operators`."""
+GROUP: Final = "group:"  # Before the name of a group in `security.operators`.
 
 
 @dataclass(frozen=True)
@@ -23,12 +22,9 @@ class Person:
     """Who asks. `uid` None: nobody knows, as with a browser."""
 
     uid: int | None = None
-    groups: frozenset[int] = frozenset()
-    """Numbers of all groups of the process at the other end."""
-    knows_password: bool = False
-    """It gave the page's password, which is an operator's."""
-    name: str = ""
-    """Of the user, where it is known already: to look it up may hang."""
+    groups: frozenset[int] = frozenset()  # Numbers of all groups of the process at the other end.
+    knows_password: bool = False  # It gave the page's password, which is an operator's.
+    name: str = ""  # Of the user, where it is known already: to look it up may hang.
 
 
 STRANGER: Final = Person()
@@ -38,8 +34,7 @@ STRANGER: Final = Person()
 class Operators:
     """Who may see everything."""
 
-    uids: frozenset[int] = frozenset({0})
-    """Root, the controller's own user, and those that `security.operators` names."""
+    uids: frozenset[int] = frozenset({0})  # Root, the controller's own user, and those that `security.operators` names.
     gids: frozenset[int] = frozenset()
 
     def include(self, person: Person) -> bool:
@@ -62,8 +57,7 @@ def may_see_incident(incident: Incident, person: Person, operators: Operators) -
     return may_see(incident.owners, person, operators)
 
 
-MAX_NAMED: Final = 8
-"""Jobs and nodes in a sentence."""
+MAX_NAMED: Final = 8  # Jobs and nodes in a sentence.
 
 
 def public_sentence(incident: Incident) -> str:

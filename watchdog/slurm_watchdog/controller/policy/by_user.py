@@ -16,18 +16,15 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentState
 
-Uid = int | None
-"""None: not known."""
-Trouble = dict[str, dict[Uid, set[str]]]
-"""Kind -> user -> his jobs with an incident of that kind."""
+Uid = int | None  # None: not known.
+Trouble = dict[str, dict[Uid, set[str]]]  # Kind -> user -> his jobs with an incident of that kind.
 
 
 class Crowd(Struct, frozen=True, kw_only=True):
     """How many have the same trouble at once."""
 
     users: int = 0
-    own: int = 0
-    """Jobs of the user that the incident concerns, this one included."""
+    own: int = 0  # Jobs of the user that the incident concerns, this one included.
 
 
 def in_trouble(incidents: Iterable[Incident], owner_of: Callable[[str], Uid]) -> Trouble:

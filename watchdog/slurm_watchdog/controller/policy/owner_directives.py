@@ -40,17 +40,13 @@ _PATIENCE = re.compile(r"(\d{1,6})\s*(s|m|min|h|d)")
 class OwnerDirectives(Struct, frozen=True, kw_only=True):
     """What the owner of one job wants; everything empty: nothing."""
 
-    source: str = ""
-    """Where it stands, for people."""
+    source: str = ""  # Where it stands, for people.
     leave_alone: bool = False
-    kill_switch: str | None = None
-    """Template of a path; see `problem_of_path`."""
+    kill_switch: str | None = None  # Template of a path; see `problem_of_path`.
     checkpoint_dir: str | None = None
     ladder: tuple[Rung, ...] | None = None
-    stall_after_s: float | None = None
-    """The job is not said to stand before it has made no step for so long."""
-    problem: str = ""
-    """Why it cannot be understood."""
+    stall_after_s: float | None = None  # The job is not said to stand before it has made no step for so long.
+    problem: str = ""  # Why it cannot be understood.
 
 
 def directives_of(comment: str, variables: Mapping[str, str] = {}) -> OwnerDirectives:

@@ -92,10 +92,8 @@ class Suspects(StrEnum):
     """What restarts do about suspect nodes."""
 
     IGNORE = "ignore"
-    PREFER = "prefer"
-    """Avoid them where enough others are free now."""
-    EXCLUDE = "exclude"
-    """Avoid them where enough others are there at all: the job may wait for these."""
+    PREFER = "prefer"  # Avoid them where enough others are free now.
+    EXCLUDE = "exclude"  # Avoid them where enough others are there at all: the job may wait for these.
 
 
 def suspect_nodes(incidents: Iterable[Incident]) -> tuple[tuple[str, str], ...]:

@@ -19,8 +19,7 @@ from slurm_watchdog.model.actions import Action, Rung, Wish
 from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.slurm import SlurmJob
 
-NAMED: Final = 4
-"""Kinds that a headline names."""
+NAMED: Final = 4  # Kinds that a headline names.
 
 
 class Rule(Struct, frozen=True, kw_only=True):
@@ -28,10 +27,8 @@ class Rule(Struct, frozen=True, kw_only=True):
 
     mode: str
     ladder: tuple[Rung, ...]
-    source: str
-    """The part of the configuration that gave it, for people."""
-    exclude_nodes: bool = True
-    """Whether the restart avoids the nodes that the evidence blames."""
+    source: str  # The part of the configuration that gave it, for people.
+    exclude_nodes: bool = True  # Whether the restart avoids the nodes that the evidence blames.
     drain: bool = False
     signal_to: str = "steps"
     lose_work: bool = False
@@ -40,10 +37,8 @@ class Rule(Struct, frozen=True, kw_only=True):
     no_action: tuple[str, ...] = ()
     """Times of the week at which nothing is done by itself: see slurm_watchdog.base.hours."""
     rung_limits: tuple[tuple[str, float], ...] = ()
-    may_ask: bool = True
-    """False: what the job would save is damaged, and its owner has it asked in vain."""
-    refused: str = ""
-    """Why the job's owner wants nothing done; a guard says it."""
+    may_ask: bool = True  # False: what the job would save is damaged, and its owner has it asked in vain.
+    refused: str = ""  # Why the job's owner wants nothing done; a guard says it.
     planned: bool = False
     """The job would come to its end at about this time anyway, and whatever waits for that end would start."""
 
@@ -75,8 +70,7 @@ class Override(Struct, frozen=True, kw_only=True):
 class RuleBook(Struct, frozen=True, kw_only=True):
     """The configuration's policy, as it stands there."""
 
-    modes: Mapping[str, str]
-    """Kind -> mode by the general setting and the detector's own."""
+    modes: Mapping[str, str]  # Kind -> mode by the general setting and the detector's own.
     kinds: Mapping[str, RuleChange] = {}
     overrides: tuple[Override, ...] = ()
     no_action: tuple[str, ...] = ()

@@ -34,8 +34,7 @@ class TickChunks:
 
     together_from: int = 20
     """Changes, or open incidents, from which on they are written together: one wait for the disk."""
-    size: int = 250
-    """Changes, or decisions, before other work is served: about a tenth of a second."""
+    size: int = 250  # Changes, or decisions, before other work is served: about a tenth of a second.
 
 
 CHUNKS = TickChunks()
@@ -61,11 +60,9 @@ class RestartRequest:
     exclude: tuple[str, ...]
     reason: str
     asked_by: str
-    at_once: bool
-    """Without a kill switch."""
+    at_once: bool  # Without a kill switch.
     wish: Wish = Wish.RESTART
-    within_s: float | None = None
-    """For so long a complete checkpoint is waited for; None: as usual."""
+    within_s: float | None = None  # For so long a complete checkpoint is waited for; None: as usual.
 
 
 class DecisionNews(Protocol):
@@ -119,8 +116,7 @@ class DecisionPorts:
     news: DecisionNews
     blind: Callable[[float], str | None]
     """Why nothing may be done at this moment (monotonic), a sentence; None if all is seen well."""
-    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
-    """Of a decision."""
+    new_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]  # Of a decision.
     new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
     monotonic: Callable[[], float] = clock.monotonic
     wall: Callable[[], float] = clock.wall
@@ -138,16 +134,13 @@ class ActionPorts:
     collect: Callable[[Decision], Awaitable[Outcome]]
     """Waits for the evidence of the decision's job, for a bounded time."""
     writer: JournalWriter
-    ended: Callable[[Incident, ActionRun], None]
-    """Reports how an action ended."""
+    ended: Callable[[Incident, ActionRun], None]  # Reports how an action ended.
     close_incident: Callable[[Incident, str], None]
     metrics: ControllerMetrics
     blind: Callable[[float], str | None]
-    record: Callable[[Own], None]
-    """Takes what a recording has to say of actions."""
+    record: Callable[[Own], None]  # Takes what a recording has to say of actions.
     past: NodeLedger
     tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
     why_left_alone: Callable[[SlurmJob], str]
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
-    on_failure: Callable[[Decision], None]
-    """Called with the decision whose action has ended without success."""
+    on_failure: Callable[[Decision], None]  # Called with the decision whose action has ended without success.

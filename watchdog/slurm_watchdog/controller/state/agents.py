@@ -44,10 +44,8 @@ class _Agent:
     reported_at: float
     whole: Report | None = None
     """The newest report in full, for those of changes that build on it; events and other news are not kept."""
-    excused: bool = False
-    """`reported_at` is when it was given its time again; its newest report is older."""
-    bytes: int = 0
-    """What `whole` was made from, on the wire."""
+    excused: bool = False  # `reported_at` is when it was given its time again; its newest report is older.
+    bytes: int = 0  # What `whole` was made from, on the wire.
 
 
 class Agents:

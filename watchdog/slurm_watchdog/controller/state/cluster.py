@@ -46,12 +46,9 @@ from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode, SlurmPe
 from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.model.supervisor import in_use, left_behind
 
-READ_ON_S = 60.0
-"""A job's logs are followed this long after its end: the last lines tell why."""
-UNREAD_S = 30.0
-"""A node that has returned and reads no log counts as silent for so long."""
-KEPT_NODE_S = 86_400.0
-"""A node that Slurm does not list (any more) is forgotten so long after its last report."""
+READ_ON_S = 60.0  # A job's logs are followed this long after its end: the last lines tell why.
+UNREAD_S = 30.0  # A node that has returned and reads no log counts as silent for so long.
+KEPT_NODE_S = 86_400.0  # A node that Slurm does not list (any more) is forgotten so long after its last report.
 
 
 class ClusterState:

@@ -18,8 +18,7 @@ LEVEL_BLOCKS = 128
 """Of more blocks of one length, the two oldest become one of twice the length: what was an hour ago is known to
 the minute, what was a month ago to some hours (the exponential histogram of M. Datar, A. Gionis, P. Indyk and
 R. Motwani, "Maintaining stream statistics over sliding windows", 2002)."""
-SKIPPED = 3
-"""First steps of a run, which compile, warm caches and fill pipelines."""
+SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
 COARSE_S, FINE_S = 20.0, 0.02
 """Between two dated lines, for an error of 5 % at most: where dates have whole seconds, and where they have
 thousandths."""
@@ -83,8 +82,7 @@ def _middle(times: list[StepTime]) -> StepTime:
 class DatedLines:
     """Step times from the dates of the lines that say the step, over so many lines that the dates are exact enough."""
 
-    _from: tuple[int, float] | None = None
-    """(step, its line's date)."""
+    _from: tuple[int, float] | None = None  # (step, its line's date).
 
     def step_seconds(self, step: int, written_s: float, other: bool) -> float | None:
         """The line of `step` was written at `written_s`; `other`: something else than training lies between
@@ -101,14 +99,10 @@ class DatedLines:
         return seconds / steps
 
 
-KEPT_PACES = 200
-"""Recent ones: of steps that are read every 5 s, a quarter of an hour."""
-KEPT_PAUSES = 16
-"""Longest ones of the run, whatever came between."""
-PAUSE_KEPT_S = 86_400.0
-"""A pause is remembered for a day: a data set that is read once a day may have one at its end."""
-SETTLED_AFTER = 5
-"""Rises of a run that teach nothing: the first steps compile and fill caches."""
+KEPT_PACES = 200  # Recent ones: of steps that are read every 5 s, a quarter of an hour.
+KEPT_PAUSES = 16  # Longest ones of the run, whatever came between.
+PAUSE_KEPT_S = 86_400.0  # A pause is remembered for a day: a data set that is read once a day may have one at its end.
+SETTLED_AFTER = 5  # Rises of a run that teach nothing: the first steps compile and fill caches.
 
 
 @dataclass
@@ -116,8 +110,7 @@ class Paces:
     """Those of one counter."""
 
     _recent: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_PACES))
-    _pauses: list[tuple[float, float]] = field(default_factory=list)
-    """(seconds, when it was over), the longest first."""
+    _pauses: list[tuple[float, float]] = field(default_factory=list)  # (seconds, when it was over), the longest first.
     _seen: int = 0
     _handed_out: tuple[float, ...] | None = None
 
@@ -145,12 +138,9 @@ class Paces:
         return next((seconds for seconds, at in self._pauses if now - at <= PAUSE_KEPT_S), 0.0)
 
 
-KEPT_INTERVALS = 50
-"""Recent steps that the limit is learnt from."""
-KEPT_TIMES = 600
-"""Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day."""
-Counter = tuple[str, str]
-"""(file, pattern)."""
+KEPT_INTERVALS = 50  # Recent steps that the limit is learnt from.
+KEPT_TIMES = 600  # Step times and losses that are kept for what changes slowly: at 100 s a step, most of a day.
+Counter = tuple[str, str]  # (file, pattern).
 KEPT_STRIDES = 16
 """Distances between lines that are kept: those of a few epochs, of which each may end with a short one."""
 
@@ -159,19 +149,14 @@ KEPT_STRIDES = 16
 class CounterClock:
     """One counter."""
 
-    count: float
-    """What rises: the step, or another number."""
+    count: float  # What rises: the step, or another number.
     rose_at: float
-    began_at: float
-    """Date of its first line."""
-    first_step: int | None
-    """None while only the position was seen that a bar begins at."""
-    step: int
-    """0 where the counter counts no steps."""
+    began_at: float  # Date of its first line.
+    first_step: int | None  # None while only the position was seen that a bar begins at.
+    step: int  # 0 where the counter counts no steps.
     is_step: bool = True
     seen: int = 1
-    rose: int = 0
-    """How often it was seen to rise."""
+    rose: int = 0  # How often it was seen to rise.
     stride: int = 0
     strides: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_STRIDES))
     """The recent ones: some logs have a line at the begin, in the middle and at the end of each epoch."""
@@ -179,12 +164,9 @@ class CounterClock:
     begun_anew: int = 0
     lower: float | None = None
     """A lower count that was read after the highest one: a new epoch if it continues to rise."""
-    other: float | None = None
-    """The newest count of what may be another program that writes the same log."""
-    turns: int = 0
-    """How often that one has counted on, between two counts of this one."""
-    alone: int = 0
-    """Counts of this one since."""
+    other: float | None = None  # The newest count of what may be another program that writes the same log.
+    turns: int = 0  # How often that one has counted on, between two counts of this one.
+    alone: int = 0  # Counts of this one since.
     intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_INTERVALS))
     """From one rise to the next, without what the log announced."""
     phase_intervals_s: dict[str, deque[float]] = field(default_factory=dict)
@@ -196,8 +178,7 @@ class CounterClock:
     losses: deque[LossPoint] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
     history: StepHistory = field(default_factory=StepHistory)
     lines: DatedLines = field(default_factory=DatedLines)
-    consumed: float | None = None
-    """Samples that the newest line says were consumed so far."""
+    consumed: float | None = None  # Samples that the newest line says were consumed so far.
     _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
 
     def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:

@@ -35,10 +35,8 @@ from slurm_watchdog.parse.nccl_ras import bounded
 
 FLIGHT_RECORDER: Final = "the Flight Recorder"
 RAS: Final = "NCCL's RAS"
-MAX_OWN_WORDS: Final = 64
-"""Of a run; who failed first is what is asked."""
-DUMPS: Final = 3
-"""Of each process, so far apart that what moves is seen to move."""
+MAX_OWN_WORDS: Final = 64  # Of a run; who failed first is what is asked.
+DUMPS: Final = 3  # Of each process, so far apart that what moves is seen to move.
 KNOWN_COUNT: Final = 2
 """So many of them may have been taken before, for the detectors: the evidence has one of its own at least."""
 
@@ -59,47 +57,33 @@ class Collected:
 
     id: str
     job: SlurmJob
-    began: float
-    """On the monotonic clock: when the nodes were asked; until then, when it was wanted."""
-    began_at: float
-    """The same as a date."""
+    began: float  # On the monotonic clock: when the nodes were asked; until then, when it was wanted.
+    began_at: float  # The same as a date.
     nodes: dict[str, NodeProgress]
-    dumps_asked: int = DUMPS
-    """Fewer where some are known already: see `dumps_to_ask`."""
-    known: tuple[StackSnapshot, ...] = ()
-    """Those, with their ages when the nodes were asked."""
-    incident_id: str | None = None
-    """With which incident it is stored."""
-    shared_with: set[str] = field(default_factory=set)
-    """Other incidents that it counts for."""
-    begun: bool = False
-    """Nodes were asked. Until then whatever it will find is newer than now."""
+    dumps_asked: int = DUMPS  # Fewer where some are known already: see `dumps_to_ask`.
+    known: tuple[StackSnapshot, ...] = ()  # Those, with their ages when the nodes were asked.
+    incident_id: str | None = None  # With which incident it is stored.
+    shared_with: set[str] = field(default_factory=set)  # Other incidents that it counts for.
+    begun: bool = False  # Nodes were asked. Until then whatever it will find is newer than now.
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
     """Somebody waits for it: it begins as soon as the one before it is over."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
-    error: str | None = None
-    """Why it was given up."""
+    error: str | None = None  # Why it was given up.
     kept_bytes: int = 0
-    not_kept: int = 0
-    """Nodes whose answer was judged, and was too much to be kept."""
-    lost: bool = False
-    """The journal could not take a part of it: it is no evidence that anybody could look at."""
-    packed: list[str] = field(default_factory=list)
-    """What came before there was an incident to keep it with."""
+    not_kept: int = 0  # Nodes whose answer was judged, and was too much to be kept.
+    lost: bool = False  # The journal could not take a part of it: it is no evidence that anybody could look at.
+    packed: list[str] = field(default_factory=list)  # What came before there was an incident to keep it with.
     rows: list[RankRow] = field(default_factory=list)
     settings: dict[str, dict[str, str]] = field(default_factory=dict)
     dumps: dict[tuple[str, int], tuple[float, CollectiveRecord]] = field(default_factory=dict)
     """(node, rank) -> when its Flight Recorder dump was written (monotonic, at the earliest), and what it says."""
     own_words: list[tuple[str, int, float, str]] = field(default_factory=list)
     """(node, rank, when on the monotonic clock, why it ended)."""
-    ras: RasAnswer | None = None
-    """What NCCL's RAS said of the whole job."""
-    ras_nodes: list[str] = field(default_factory=list)
-    """Nodes that may ask it, the first first."""
-    ras_failed: bool = False
-    """The first found it, and got no answer."""
+    ras: RasAnswer | None = None  # What NCCL's RAS said of the whole job.
+    ras_nodes: list[str] = field(default_factory=list)  # Nodes that may ask it, the first first.
+    ras_failed: bool = False  # The first found it, and got no answer.
     addresses: dict[str, set[str]] = field(default_factory=dict)
     """Node -> addresses at which its ranks have connections."""
     shared: SharedFrames | None = None
@@ -131,10 +115,8 @@ class RankRow:
     """What stays of one process."""
 
     node: str
-    evidence: RankEvidence
-    """Without what is only kept, and with frames that all share."""
-    syscall: str | None = None
-    """In which its main thread was."""
+    evidence: RankEvidence  # Without what is only kept, and with frames that all share.
+    syscall: str | None = None  # In which its main thread was.
 
 
 class SharedFrames:

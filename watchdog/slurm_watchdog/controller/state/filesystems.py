@@ -14,21 +14,18 @@ from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer, Proce
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.observations import MountProbe, Process
 
-KEPT_WELL_S = 3600.0
-"""A filesystem that troubles nobody any more is remembered this long."""
+KEPT_WELL_S = 3600.0  # A filesystem that troubles nobody any more is remembered this long.
 MAX_OF_NODE, MAX_OF_USER = 64, 16
 """Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as
 many as he likes (FUSE)."""
-MAX_USERS_ASKED = 8
-"""As so many users one node is asked about one filesystem; detectors want PROBED_USERS."""
+MAX_USERS_ASKED = 8  # As so many users one node is asked about one filesystem; detectors want PROBED_USERS.
 
 
 @dataclass
 class _Filesystem:
     mount: str
     device: str | None
-    boot_id: str | None
-    """Of the only kernel that has it, for a local disk; None for a filesystem that nodes share."""
+    boot_id: str | None  # Of the only kernel that has it, for a local disk; None for a filesystem that nodes share.
     nodes: set[str] = field(default_factory=set)
     answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]] = field(default_factory=dict)
     """Node and the user that asked -> newest probe, when it came, and whether it is about this very

@@ -11,10 +11,8 @@ from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.incidents import Finding
 from slurm_watchdog.model.report import Report
 
-KEPT_S = 3600.0
-"""A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too."""
-MAX_OWNERS = 1024
-"""Of one node; those that were seen longest ago go first."""
+KEPT_S = 3600.0  # A process that is gone from its GPU is remembered so long: a dead rank has a GPU to be named, too.
+MAX_OWNERS = 1024  # Of one node; those that were seen longest ago go first.
 
 
 @dataclass(slots=True)

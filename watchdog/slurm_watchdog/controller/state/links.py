@@ -9,11 +9,9 @@ from msgspec.structs import replace
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.node_view import LinkView, Rise
 
-FLAP_S = 3600.0
-"""A link that went down is held to have flapped for so long."""
+FLAP_S = 3600.0  # A link that went down is held to have flapped for so long.
 MAX_TIMES = 32
-RISE_BREAK_S = 150.0
-"""Between two and three looks of an agent."""
+RISE_BREAK_S = 150.0  # Between two and three looks of an agent.
 UNCOUNTED_S = 300.0
 """A link of which nobody counts bytes is held to carry some after it was up for so long: a node that starts is over."""
 USUAL_S, USUAL_LOOKS = 3600.0, 10

@@ -69,10 +69,8 @@ def node_views(view: SlurmView, known: Iterable[SlurmNodeView], now: float) -> t
     return tuple(found)
 
 
-BY_SLURM = "slurm"
-"""See Process.member_by."""
-JobOf = Callable[[str], SlurmJob | None]
-"""What agents call a job -> the job as Slurm listed it."""
+BY_SLURM = "slurm"  # See Process.member_by.
+JobOf = Callable[[str], SlurmJob | None]  # What agents call a job -> the job as Slurm listed it.
 
 
 class JobNodes:

@@ -28,31 +28,23 @@ NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
 """In the place of the empty dictionaries of 80,000 GPUs, 80 bytes each."""
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
-FOLD_S = 60.0
-"""Corrected errors of one part within it are kept as one event with a count."""
+FOLD_S = 60.0  # Corrected errors of one part within it are kept as one event with a count.
 KEPT_HOLDER_S = 86_400.0
 MAX_HOLDERS = 256
 MAX_GPUS = 64
 """Of one node with their past; an agent knows 64 (slurm_watchdog.agent.gpu.nvml). One that is exchanged takes
 the place of the oldest."""
-MAX_MOUNTS = 64
-"""Of one node; an agent probes 16."""
-KEPT_MOUNT_S = 600.0
-"""A mount that was not probed for so long is used by nobody any more."""
-KEPT_USAGE_S = 600.0
-"""As long as `memory_kill` reports a kill by default: its group is gone by then, most often."""
+MAX_MOUNTS = 64  # Of one node; an agent probes 16.
+KEPT_MOUNT_S = 600.0  # A mount that was not probed for so long is used by nobody any more.
+KEPT_USAGE_S = 600.0  # As long as `memory_kill` reports a kill by default: its group is gone by then, most often.
 MAX_USAGES = 1024
 THROTTLE_S, THROTTLED_FROM = 300.0, 0.05
 """Time constant of the shares of throttle reasons, and the least that is reported."""
-MAX_REASONS = 16
-"""NVML has 9 (nvmlClocksEventReasons); an agent's word is bounded like any other."""
-IDLE_RATIO = 0.05
-"""A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1."""
+MAX_REASONS = 16  # NVML has 9 (nvmlClocksEventReasons); an agent's word is bounded like any other.
+IDLE_RATIO = 0.05  # A GPU below this does nothing: a process that merely holds a context shows 0, a spinning kernel 1.
 BUSY_RATIO = 0.5
-FAST_S, SLOW_S = 60.0, 7200.0
-"""Time constants of the averages: now, and usually."""
-SETTLED_LOOKS = 6
-"""Busy looks before an average says anything: half a minute at the default interval."""
+FAST_S, SLOW_S = 60.0, 7200.0  # Time constants of the averages: now, and usually.
+SETTLED_LOOKS = 6  # Busy looks before an average says anything: half a minute at the default interval.
 USUAL_LOOKS = {"clock": 60, "power": 24}
 """Busy looks before what is usual is known: a card's clock over its own past, a program's power after two
 minutes of it."""
@@ -63,8 +55,7 @@ SAME_CORRECTIONS: Final[Mapping[tuple[int | None, ...], tuple[int | None, ...]]]
 }
 """What most GPUs say of them, held once: 64 bytes each."""
 RISE_BREAK_S = 900.0
-SAME_XID_S = 60.0
-"""NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault."""
+SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU within this time: it is one fault.
 
 
 @dataclass(slots=True)
@@ -129,27 +120,22 @@ class _Past:
     looks: int = 0
     clock_hz: _Averages = field(default_factory=_Averages)
     power_w: _Averages = field(default_factory=_PowerAverages)
-    work_ratio: _Averages | None = None
-    """None: it has not said anything yet, as cards without GPM never do."""
+    work_ratio: _Averages | None = None  # None: it has not said anything yet, as cards without GPM never do.
     pids: tuple[int, ...] = ()
     """Who computed on it last: its power and its activity are usual for that program, and for no other."""
     throttled: Mapping[str, float] = field(default_factory=lambda: NOTHING)
     """Under the load of those that compute on it now: empty again once it rests, or others do."""
     ecc_uncorrected: int | None = None
     ecc_rose_at: float | None = None
-    corrections: tuple[int | None, ...] = (None, None, None)
-    """CORRECTIONS as they were said last."""
-    counters: tuple[int | None, ...] = (None, None, None)
-    """The same, as they were last said with a number."""
+    corrections: tuple[int | None, ...] = (None, None, None)  # CORRECTIONS as they were said last.
+    counters: tuple[int | None, ...] = (None, None, None)  # The same, as they were last said with a number.
     rising: Mapping[str, Rise] = field(default_factory=lambda: NOTHING)
-    view: GpuView | None = None
-    """As it was handed out last."""
+    view: GpuView | None = None  # As it was handed out last.
 
 
 @dataclass(slots=True)
 class _Node:
-    gpus: dict[str, _Past] = field(default_factory=dict)
-    """At most MAX_GPUS; what reported last is the last."""
+    gpus: dict[str, _Past] = field(default_factory=dict)  # At most MAX_GPUS; what reported last is the last.
     boot_id: str = ""
     events: list[SeenEvent] = field(default_factory=list)
     """The newest KEPT_EVENTS, oldest first; an empty deque has 760 bytes, and most nodes have no event."""

@@ -23,16 +23,13 @@ and every 30 s at the rest."""
 AFTER_S = 2.0
 """A checkpoint was complete so long after an announcement, at least, to be the one that it announced: dates of reports
 and of a file server are not more exact."""
-NEAR_S = 10.0
-"""Between the date of a save and what a log says of it."""
+NEAR_S = 10.0  # Between the date of a save and what a log says of it.
 LOOKS_OF_STEPS = 2
 """Steps of another file have to be seen to rise in so many looks after an announcement that names no step before them:
 the first of them may have been written before it."""
-MOST = 64
-"""Files and ranks whose announcements are kept, and checkpoints; of more, the oldest goes."""
+MOST = 64  # Files and ranks whose announcements are kept, and checkpoints; of more, the oldest goes.
 
-Announcer = tuple[str, str, int | None]
-"""(node, file, the rank that the line names)."""
+Announcer = tuple[str, str, int | None]  # (node, file, the rank that the line names).
 
 
 @dataclass(frozen=True)
@@ -50,8 +47,7 @@ class Announcement:
 class Lately:
     """What was announced between two steps."""
 
-    phase: str
-    """The newest one."""
+    phase: str  # The newest one.
     silent_s: float
     """The longest time of which no line says what it was for. Some logs speak of an evaluation when it is done."""
 
@@ -61,10 +57,8 @@ class _Span:
     phase: str
     spoke_at: float
     from_at: float
-    to_at: float
-    """Infinite where no line was the end of it: the next step was."""
-    file: tuple[str, str] | None = None
-    """(node, path) whose lines, in their order, told of both ends."""
+    to_at: float  # Infinite where no line was the end of it: the next step was.
+    file: tuple[str, str] | None = None  # (node, path) whose lines, in their order, told of both ends.
 
     def is_after(self, step_at: float, file: tuple[str, str] | None = None) -> bool:
         """Whether it is not over with a step of that date, that a line of `file` tells of. Lines of one look have one
@@ -77,8 +71,7 @@ class _Span:
 @dataclass
 class _Open:
     said: Announcement
-    first_at: float
-    """When it, or one that it replaces, was announced."""
+    first_at: float  # When it, or one that it replaces, was announced.
 
 
 @dataclass
@@ -87,8 +80,7 @@ class Phases:
 
     _open: dict[Announcer, _Open] = field(default_factory=dict)
     """The newest announcement of each, until it is over by a step or by its end line."""
-    _heard: dict[Announcer, float] = field(default_factory=dict)
-    """Date of the newest line of each."""
+    _heard: dict[Announcer, float] = field(default_factory=dict)  # Date of the newest line of each.
     _ends: dict[Announcer, tuple[float, int | None]] = field(default_factory=dict)
     """(when, step) of the newest end line of each."""
     _complete: dict[str, tuple[int | None, float]] = field(default_factory=dict)

@@ -20,11 +20,9 @@ many looks, uses none."""
 WORKS_CPU, WORKS_BYTES_S = 0.05, 1e5
 """Cores, and bytes a second: who uses more from one report to the next has something to do. A thread that looks
 around every second uses a tenth of it."""
-LEAST_LOOK_S = 1.5
-"""Between two such reports: CPU time is counted in hundredths of a second."""
+LEAST_LOOK_S = 1.5  # Between two such reports: CPU time is counted in hundredths of a second.
 
-MOMENT_S = 15.0
-"""A call on a file that is over so soon: the process moves data. A longer one may be stuck."""
+MOMENT_S = 15.0  # A call on a file that is over so soon: the process moves data. A longer one may be stuck.
 
 
 @dataclass(slots=True)
@@ -36,21 +34,15 @@ class ProcessRates:
     io_bytes: int | None
     cpu_ratio: float | None = None
     io_bytes_s: float | None = None
-    storage_at: float | None = None
-    """When it was last seen waiting for a disk or a file, for a moment only."""
+    storage_at: float | None = None  # When it was last seen waiting for a disk or a file, for a moment only.
     busy_at: float | None = None
     """When it was last seen to use most of a core, or more than next to nothing since; None: never."""
-    ran: int = 0
-    """Looks that found it running, of a process whose time is not reported."""
-    asleep: int = 0
-    """Looks since, that found it asleep."""
-    asleep_at: float = 0.0
-    """When the first of these was."""
+    ran: int = 0  # Looks that found it running, of a process whose time is not reported.
+    asleep: int = 0  # Looks since, that found it asleep.
+    asleep_at: float = 0.0  # When the first of these was.
 
-    worked_at: float | None = None
-    """When it was last seen to have worked since the report before; None: never."""
-    _looked_at: float | None = None
-    """When that report was; None: there was none."""
+    worked_at: float | None = None  # When it was last seen to have worked since the report before; None: never.
+    _looked_at: float | None = None  # When that report was; None: there was none.
     _looked_cpu_s: float = 0.0
     _looked_io_bytes: int | None = None
 

@@ -107,8 +107,7 @@ TRUSTED_AFTER = 5
 """Counts of a weak pattern, or of a bar, after which what it says is the total is believed: "step 3/3" may be
 of a set-up."""
 
-MAX_CLOCKS = 64
-"""Of one run; of more, the one that rose longest ago goes."""
+MAX_CLOCKS = 64  # Of one run; of more, the one that rose longest ago goes.
 
 SHARED_AFTER, ALONE_AFTER = 5, 20
 """Two programs write one log once the two counts have taken turns so often; one has it alone again after so
@@ -130,10 +129,8 @@ class Stretch:
 
     troubled_at: float = float("-inf")
     """The last moment with an open incident: an interval with trouble in it teaches nothing of how long steps take."""
-    saved_at: float = float("-inf")
-    """When a checkpoint was complete last."""
-    lately: Lately | None = None
-    """What the log has announced since the last step."""
+    saved_at: float = float("-inf")  # When a checkpoint was complete last.
+    lately: Lately | None = None  # What the log has announced since the last step.
 
 
 TRAINS = Stretch()

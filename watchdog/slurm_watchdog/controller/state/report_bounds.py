@@ -23,8 +23,7 @@ from slurm_watchdog.model.report import Report
 
 PROCESSES: Final = 4096
 """Of one node. A shared node with 256 cores and a rank on each has about 1,000 processes of jobs."""
-PROCESSES_OF_JOB: Final = 1024
-"""Of one job on one node: 8 ranks with 64 loaders each, and what they started."""
+PROCESSES_OF_JOB: Final = 1024  # Of one job on one node: 8 ranks with 64 loaders each, and what they started.
 PROCESSES_OF_LARGE: Final = 262_144
 """… and of one job on all its nodes: one that has more than 256 nodes has less on each, but never less than
 PROCESSES_AT_LEAST."""
@@ -37,8 +36,7 @@ ROWS: Final[dict[str, int]] = {
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung
 children, 64 GPUs, 320 events of the node; a node has some dozen jobs at most
 (slurm_watchdog.agent.delivery.replies takes 512)."""
-INNER: Final = 4096
-"""Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent."""
+INNER: Final = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
 ORDER: Final = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
 

@@ -28,14 +28,10 @@ SETTLED_S: Final = 120.0
 class ReportInterval:
     """Times in seconds. One event loop owns it."""
 
-    usual_s: float = 5.0
-    """`agent.interval`."""
-    max_reports_per_s: float = MAX_REPORTS_PER_S
-    """Of all agents together."""
-    longest_s: float = LONGEST_S
-    """No agent is asked to report less often."""
-    _by_load_s: float = 0.0
-    """What a full core has asked for; 0: nothing."""
+    usual_s: float = 5.0  # `agent.interval`.
+    max_reports_per_s: float = MAX_REPORTS_PER_S  # Of all agents together.
+    longest_s: float = LONGEST_S  # No agent is asked to report less often.
+    _by_load_s: float = 0.0  # What a full core has asked for; 0: nothing.
     _changed_at: float | None = None
 
     def follow(self, now: float, agents: int, busy_share: float | None) -> None:

@@ -33,10 +33,8 @@ from slurm_watchdog.model.supervisor import BATCH_STEP, SupervisorStatus
 
 KEPT_PAST = 10
 KEPT_CHECKPOINTS = 20
-SAME_SAVE_S = 30.0
-"""The log and the disk tell of the same checkpoint within this time."""
-SAME_REPORT_S = 2.0
-"""What each report repeats has a date of about so much the same."""
+SAME_SAVE_S = 30.0  # The log and the disk tell of the same checkpoint within this time.
+SAME_REPORT_S = 2.0  # What each report repeats has a date of about so much the same.
 KEPT_SNAPSHOTS = 3
 KEPT_LOGS, LOGS_OF_NODE = 256, 64
 """Files of one run, and those that one node may name: standard output and error, and one each of some ranks.
@@ -44,15 +42,12 @@ An agent follows 24."""
 OFFSETS_OF_RUN, OFFSETS_OF_NODE = 65_536, 128
 """Files of one run, and of one node, of which is known how far they were read; a run that restarted knows
 those before, too."""
-LOG_STARTS = 64
-"""Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.replies)."""
-DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64
-"""With checkpoints. An agent looks at 8 of a job."""
+LOG_STARTS = 64  # Files in which the run before wrote: an agent takes no more (slurm_watchdog.agent.delivery.replies).
+DIRECTORIES_OF_RUN, DIRECTORIES_OF_NODE = 256, 64  # With checkpoints. An agent looks at 8 of a job.
 GONE_OF_RUN, GONE_OF_NODE, GONE_OF_ROLE = 131_072, 512, 256
 """Ranks and workers that have ended, of a run; on one of its nodes, and of these so many of each role. The
 oldest are forgotten first."""
-START_SLACK_S = 3.0
-"""Slurm gives start times in whole seconds, by the clock of its own machine."""
+START_SLACK_S = 3.0  # Slurm gives start times in whole seconds, by the clock of its own machine.
 
 
 @dataclass(slots=True)
@@ -60,20 +55,16 @@ class Run:
     """One run of one job."""
 
     job: SlurmJob
-    began_at: float
-    """Since when this run is known, or the last grace."""
-    valid_from: float
-    """Events before this belong to the run before."""
-    left_out: LeftOut = field(default_factory=LeftOut)
-    """Where is counted what of this run had no room."""
+    began_at: float  # Since when this run is known, or the last grace.
+    valid_from: float  # Events before this belong to the run before.
+    left_out: LeftOut = field(default_factory=LeftOut)  # Where is counted what of this run had no room.
     processes: dict[ProcessKey, tuple[Process, float, float | None]] = field(default_factory=dict)
     """(as last seen, seen at, gone since). Those that live are bounded by the rows of a report, see
     slurm_watchdog.controller.state.report_bounds."""
     gone: Capped[ProcessKey, None] = field(init=False)
     """The keys of `processes` that have ended and are remembered: ranks and workers. What else there is of a
     job is forgotten at once."""
-    lost_at: float = float("-inf")
-    """When a rank was last seen to be gone."""
+    lost_at: float = float("-inf")  # When a rank was last seen to be gone.
     unlisted: dict[str, int] = field(default_factory=dict)
     """Node -> processes of this run there that its newest report left out, or that had no room here."""
     rates: dict[ProcessKey, ProcessRates] = field(default_factory=dict)
@@ -81,26 +72,17 @@ class Run:
     """Node -> the keys of `processes` that are there. For eight of them a set takes 728 bytes, and this 352."""
     components: dict[str, set[str]] = field(default_factory=dict)
     """Of a heterogeneous job: node -> the numbers of its components under which its agent knows processes there."""
-    order: tuple[ProcessKey, ...] = ()
-    """The keys of `processes`, sorted; empty: to be sorted again."""
-    blocked: set[ProcessKey] = field(default_factory=set)
-    """Those with a thread that waits in one call."""
-    looked: tuple[float, JobView] | None = None
-    """When a tick last looked at it, and what it saw."""
-    restless: bool = True
-    """Something that may be reported has happened since."""
-    left_over: frozenset[ProcessKey] = frozenset()
-    """Processes of the run before that are still ending."""
-    step_id: str | None = None
-    """The Slurm step that the clocks are about, as far as is known."""
-    steps: frozenset[str | None] = frozenset()
-    """It, and those whose ranks are of the same world: see `training_steps`."""
-    steps_from: float = float("-inf")
-    """Counts that were read before this belong to the Slurm step, or start, before."""
+    order: tuple[ProcessKey, ...] = ()  # The keys of `processes`, sorted; empty: to be sorted again.
+    blocked: set[ProcessKey] = field(default_factory=set)  # Those with a thread that waits in one call.
+    looked: tuple[float, JobView] | None = None  # When a tick last looked at it, and what it saw.
+    restless: bool = True  # Something that may be reported has happened since.
+    left_over: frozenset[ProcessKey] = frozenset()  # Processes of the run before that are still ending.
+    step_id: str | None = None  # The Slurm step that the clocks are about, as far as is known.
+    steps: frozenset[str | None] = frozenset()  # It, and those whose ranks are of the same world: see `training_steps`.
+    steps_from: float = float("-inf")  # Counts that were read before this belong to the Slurm step, or start, before.
     starts: int | None = None
     """How often its supervisor has started the command; None: it has none, as far as is known."""
-    begun_ticks: int = 0
-    """Ranks in the batch step that are older are of an earlier start: see SupervisorStatus."""
+    begun_ticks: int = 0  # Ranks in the batch step that are older are of an earlier start: see SupervisorStatus.
     clocks: dict[Counter, CounterClock] = field(default_factory=dict)
     clocks_before: dict[Counter, CounterClock] = field(default_factory=dict)
     """Those of the run before, until this one counts: a run that is being ended may make steps for as long as
@@ -113,11 +95,9 @@ class Run:
     teach unchanged."""
     started: bool = False
     """Whether this run has begun: until then, while the run before is completing, every line is that one's."""
-    unseen: bool = False
-    """It was never seen running, and has run."""
+    unseen: bool = False  # It was never seen running, and has run.
     inactive_since: float | None = None
-    touched_at: float | None = None
-    """When an action of ours first touched it: what it says after that is our doing."""
+    touched_at: float | None = None  # When an action of ours first touched it: what it says after that is our doing.
     log_starts: dict[str, int] = field(default_factory=dict)
     """Where this run's lines begin in the files of the run before."""
     log_offsets: Capped[tuple[str, str], int] = field(init=False)
@@ -126,32 +106,24 @@ class Run:
     """(node, path) -> the file as it was seen last, and when."""
     unread: dict[str, float] = field(default_factory=dict)
     """Node -> when it has returned, while it has not read its logs since."""
-    logs_missed: bool = False
-    """There are more files than were taken."""
-    phases: Phases = field(default_factory=Phases)
-    """What its logs have announced since the last step."""
-    in_saver: bool = False
-    """The newest dump since the last step shows a rank that saves."""
+    logs_missed: bool = False  # There are more files than were taken.
+    phases: Phases = field(default_factory=Phases)  # What its logs have announced since the last step.
+    in_saver: bool = False  # The newest dump since the last step shows a rank that saves.
     checkpoint: tuple[int, float] | None = None
-    stepped_at: float | None = None
-    """When its step, or another count, was first seen to rise."""
-    saved_at: float = float("-inf")
-    """When a new checkpoint was complete: the step after it could not begin before."""
+    stepped_at: float | None = None  # When its step, or another count, was first seen to rise.
+    saved_at: float = float("-inf")  # When a new checkpoint was complete: the step after it could not begin before.
     save_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     """Times between these moments."""
     checkpoint_intervals_s: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
-    past: tuple[PastRun, ...] = ()
-    """The runs before this one, oldest first."""
+    past: tuple[PastRun, ...] = ()  # The runs before this one, oldest first.
     early: list[tuple[str, float, Event]] = field(default_factory=list)
     """Error lines that came before this run was seen to begin."""
     complete_on_disk: dict[str, Checkpoint] = field(default_factory=dict)
     """Path -> complete checkpoint as it was seen, the one seen last at the end."""
     disk_steps: Capped[str, tuple[int | None, float]] = field(init=False)
     """Directory -> step of the newest complete checkpoint that an agent saw there, and when it was seen last."""
-    growing_at: float | None = None
-    """When files of a checkpoint were last seen to grow."""
-    saving_at: float | None = None
-    """When its stacks last showed a rank that saves and moves."""
+    growing_at: float | None = None  # When files of a checkpoint were last seen to grow.
+    saving_at: float | None = None  # When its stacks last showed a rank that saves and moves.
     errors: RunErrors = field(default_factory=RunErrors)
     snapshots: deque[tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]] = field(
         default_factory=lambda: deque(maxlen=KEPT_SNAPSHOTS)
@@ -164,10 +136,8 @@ class Run:
     """Of the dumps since the last step, beginning with those that were taken because it was late by its own measure."""
     steady: dict[ProcessKey, Steady] = field(default_factory=dict)
     """What the dumps since the last step say of ranks that may spin in Python; nothing without them."""
-    motion: Motion | None = None
-    """What the dumps of the whole run say of a loop whose steps cannot be read."""
-    waits: WaitTally = field(default_factory=WaitTally)
-    """How often its ranks were found waiting."""
+    motion: Motion | None = None  # What the dumps of the whole run say of a loop whose steps cannot be read.
+    waits: WaitTally = field(default_factory=WaitTally)  # How often its ranks were found waiting.
 
     def __post_init__(self) -> None:
         lost = self.left_out

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from slurm_watchdog.model.observations import Event
 
-KEPT_ERRORS = 60
-"""Lines: half of them the first ones since the last step, half the last ones."""
+KEPT_ERRORS = 60  # Lines: half of them the first ones since the last step, half the last ones.
 MAX_PATTERNS = 64
 MAX_RANKS = 262_144
 """Ranks that are counted, of all patterns together: an error that every rank of a large job logs in several
@@ -19,14 +18,10 @@ lines has room."""
 class RunErrors:
     """What was logged, in the order of its coming."""
 
-    lines: list[tuple[str, float, Event]] = field(default_factory=list)
-    """(node that read it, when, event)."""
-    ranks: dict[str, set[int]] = field(default_factory=dict)
-    """Pattern -> the ranks that said so since the last step."""
-    counted: int = 0
-    """Entries of `ranks`."""
-    noted: int = 0
-    """So many lines have come."""
+    lines: list[tuple[str, float, Event]] = field(default_factory=list)  # (node that read it, when, event).
+    ranks: dict[str, set[int]] = field(default_factory=dict)  # Pattern -> the ranks that said so since the last step.
+    counted: int = 0  # Entries of `ranks`.
+    noted: int = 0  # So many lines have come.
 
     def add(self, node: str, at: float, event: Event, rose_at: float | None) -> bool:
         """One line more; `rose_at` is when a step was last seen to rise: older lines make room first. False:

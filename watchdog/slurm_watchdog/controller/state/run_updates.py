@@ -32,8 +32,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 KEPT_GONE_S = 3600.0
 """A rank or worker that is gone is remembered this long, so that its death is reported; see Run.gone for how many."""
-MAX_PATH = 4096
-"""Characters of a file's name that is remembered; linux/limits.h."""
+MAX_PATH = 4096  # Characters of a file's name that is remembered; linux/limits.h.
 MAX_LAST_WORDS = 30
 
 

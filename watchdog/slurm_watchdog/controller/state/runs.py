@@ -24,10 +24,8 @@ KEPT_ENDED_S = 3600.0
 """Slurm forgets a job after some minutes (MinJobAge, 300 s by default): too soon for who looks at it in the morning."""
 MAX_ENDED = 500
 MAX_NAMES = 2000
-MAX_LINKS = 20
-"""Ended jobs that are remembered of one user and name."""
-SLACK_S = 30.0
-"""Slurm is asked every few seconds: a job may be seen to begin before the one before it is seen to end."""
+MAX_LINKS = 20  # Ended jobs that are remembered of one user and name.
+SLACK_S = 30.0  # Slurm is asked every few seconds: a job may be seen to begin before the one before it is seen to end.
 
 
 @dataclass
@@ -41,8 +39,7 @@ class _Link:
 class PastJobs:
     """One loop owns it."""
 
-    _gone: OrderedDict[str, Run] = field(default_factory=OrderedDict)
-    """Runs of jobs that Slurm lists no more."""
+    _gone: OrderedDict[str, Run] = field(default_factory=OrderedDict)  # Runs of jobs that Slurm lists no more.
     _links: OrderedDict[tuple[str, str], OrderedDict[str, _Link]] = field(default_factory=OrderedDict)
     """(user, name) -> job -> how it ended."""
     _past: dict[str, tuple[tuple[int, int | None, str], PastRun]] = field(default_factory=dict)
@@ -105,8 +102,7 @@ class PastJobs:
         )
 
 
-TROUBLE_BREAK_S = 60.0
-"""Trouble that comes back sooner is the same."""
+TROUBLE_BREAK_S = 60.0  # Trouble that comes back sooner is the same.
 
 
 class Runs:

@@ -17,8 +17,7 @@ PROCESSES_A_TICK: Final = 15_000
 """75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes 0.25 to 0.4 s of a core with them, and a job of 80,000
 ranks 6 s."""
 AT_LEAST: Final = 4_000
-TICK_CPU_S: Final = 0.25
-"""Of a core, of each tick: the rest is for reports."""
+TICK_CPU_S: Final = 0.25  # Of a core, of each tick: the rest is for reports.
 
 
 class ProcessBudget:
@@ -40,12 +39,9 @@ class ScheduledJob(Struct, frozen=True, kw_only=True):
     """One job that waits to be looked at."""
 
     job_id: str
-    size: int
-    """Processes to walk over."""
-    restless: bool
-    """Something has happened, or is wrong, since the last look."""
-    looked_at: float
-    """-inf: never."""
+    size: int  # Processes to walk over.
+    restless: bool  # Something has happened, or is wrong, since the last look.
+    looked_at: float  # -inf: never.
 
 
 def choose(waiting: Iterable[ScheduledJob], most: int) -> frozenset[str]:

@@ -10,8 +10,7 @@ from slurm_watchdog.model.cluster_view import StackSnapshot, StillRow
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Role
 
-Dump = tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]
-"""(when, stacks, nodes that gave none)."""
+Dump = tuple[float, tuple[ProcessStack, ...], tuple[str, ...]]  # (when, stacks, nodes that gave none).
 
 
 @dataclass(frozen=True)

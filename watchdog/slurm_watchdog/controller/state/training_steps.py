@@ -11,8 +11,7 @@ from slurm_watchdog.model.observations import Process, Role
 Processes = Mapping[ProcessKey, tuple[Process, float, float | None]]
 """Key -> the process, when it was seen last, and when it was found to be gone."""
 
-TRAINS_CPU_S = 1.0
-"""A rank has used as much once it has imported its framework: PyTorch takes more than a second."""
+TRAINS_CPU_S = 1.0  # A rank has used as much once it has imported its framework: PyTorch takes more than a second.
 IDLE_SHARE, IDLE_CPU_S = 0.25, 60.0
 """A step whose ranks have used less than this share of what those of another have, and less than this, reads counters
 or prints: srun gives a monitor that is started beside the training as many tasks as the job has (SLURM_NTASKS)."""

@@ -15,18 +15,13 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Gpu, Process, Role
 from slurm_watchdog.model.rank_waits import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
 
-BLOCK_S: Final = 60.0
-"""Of one block. How long a rank has run is read every 12 ticks: a minute."""
-MOST: Final = 255
-"""Seconds, or looks, of one block: what a byte holds."""
-LONGEST_S: Final = 200.0
-"""Between two such readings: over a longer gap nothing is known."""
+BLOCK_S: Final = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
+MOST: Final = 255  # Seconds, or looks, of one block: what a byte holds.
+LONGEST_S: Final = 200.0  # Between two such readings: over a longer gap nothing is known.
 KEPT_BLOCKS: Final = 180
 """Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
-LEAST_KEPT: Final = 75
-"""An hour before the change, and a quarter of one: enough for any but a small change."""
-MAX_BYTES: Final = 24 * 1024**2
-"""Of all runs together: of more than 35,000 ranks fewer blocks are kept."""
+LEAST_KEPT: Final = 75  # An hour before the change, and a quarter of one: enough for any but a small change.
+MAX_BYTES: Final = 24 * 1024**2  # Of all runs together: of more than 35,000 ranks fewer blocks are kept.
 KEPT_DUMPS: Final = 48
 ASLEEP: Final = frozenset("SDI")
 
@@ -39,12 +34,10 @@ class _Count:
     asleep_s: float = 0.0
     gpu_looks: int = 0
     gpu_idle: float = 0.0
-    noted: bool = False
-    """Somebody has looked at it in this block."""
+    noted: bool = False  # Somebody has looked at it in this block.
     read_at: float | None = None
     """When it was read last how long it has run; None: no sleep is known from the next reading."""
-    runnable_s: float = 0.0
-    """What was read then."""
+    runnable_s: float = 0.0  # What was read then.
 
 
 @dataclass(slots=True)
@@ -54,8 +47,7 @@ class WaitTally:
     _open_at: float | None = None
     _counts: dict[RankKey, _Count] = field(default_factory=dict)
     """Of this block, and of the one before where nobody has looked at the rank since."""
-    kept: int = KEPT_BLOCKS
-    """So many blocks at most; see `kept_blocks`."""
+    kept: int = KEPT_BLOCKS  # So many blocks at most; see `kept_blocks`.
     _blocks: deque[WaitBlock] = field(default_factory=deque)
     _handed_out: tuple[WaitBlock, ...] | None = ()
     _dumps: deque[WaitDump] = field(default_factory=lambda: deque(maxlen=KEPT_DUMPS))

@@ -36,8 +36,7 @@ from slurm_watchdog.model.slurm_states import ENDED_BY_PERSON, FAILED
 from slurm_watchdog.model.supervisor import OrderAnswer
 
 ORDER = (Operation.WRITE_ORDER, Operation.RESTART_STEP)
-Way = tuple[Move | None, str]
-"""What to do; or None, and why this way is closed."""
+Way = tuple[Move | None, str]  # What to do; or None, and why this way is closed.
 
 
 def restart_step(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Way:

@@ -29,8 +29,7 @@ from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, Operat
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import ProcessEnd
 
-MAX_TRIES = 6
-"""Of one signal: what the node objects to has three quarters of a minute to pass."""
+MAX_TRIES = 6  # Of one signal: what the node objects to has three quarters of a minute to pass.
 SIGNALS: dict[Operation, str] = {Operation.TERM_PROCESS: "term", Operation.KILL_PROCESS: "kill"}
 
 

@@ -10,12 +10,10 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.model.cluster_view import JobView
 
-PROOF = 2
-"""Steps above the one that was loaded that have to be seen."""
+PROOF = 2  # Steps above the one that was loaded that have to be seen.
 
 
-UNSEEN = 3
-"""Lines of a new run that may be missed: until Slurm lists it, what its log says counts for the run before."""
+UNSEEN = 3  # Lines of a new run that may be missed: until Slurm lists it, what its log says counts for the run before.
 
 
 class StepsLost(Struct, frozen=True, kw_only=True):

@@ -25,14 +25,10 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import REQUEUED, STARTED
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
-MIN_TRIES = 3
-"""A limit ends an operation only after so many tries: the time may have passed while Slurm was away."""
-RETRY_AFTER_S = 3.0
-"""Between two tries of the same operation: Slurm's rate limit gives a user 2 calls a second."""
-LAST_LINES_S = 15.0
-"""For the last lines of a run that is over to be read and reported: three reports, as shipped."""
-START_SLACK_S = 2.0
-"""Two start times of one run differ by no more: Slurm counts whole seconds."""
+MIN_TRIES = 3  # A limit ends an operation only after so many tries: the time may have passed while Slurm was away.
+RETRY_AFTER_S = 3.0  # Between two tries of the same operation: Slurm's rate limit gives a user 2 calls a second.
+LAST_LINES_S = 15.0  # For the last lines of a run that is over to be read and reported: three reports, as shipped.
+START_SLACK_S = 2.0  # Two start times of one run differ by no more: Slurm counts whole seconds.
 
 ASKING: dict[Rung, Operation] = {
     Rung.KILL_SWITCH: Operation.WRITE_KILL_SWITCH,
@@ -47,16 +43,11 @@ class Stage(StrEnum):
 
     GONE = "gone"
     SAME_RUN = "same_run"
-    ENDING = "ending"
-    """The run of the decision is coming to its end."""
-    FINISHED = "finished"
-    """The run of the decision is over and nothing follows it yet."""
-    HELD = "held"
-    """Requeued, and held: our requeue."""
-    QUEUED = "queued"
-    """Requeued, and free to start."""
-    NEXT_RUN = "next_run"
-    """A later run is going on, or is over."""
+    ENDING = "ending"  # The run of the decision is coming to its end.
+    FINISHED = "finished"  # The run of the decision is over and nothing follows it yet.
+    HELD = "held"  # Requeued, and held: our requeue.
+    QUEUED = "queued"  # Requeued, and free to start.
+    NEXT_RUN = "next_run"  # A later run is going on, or is over.
 
 
 class LadderLimits(Struct, frozen=True, kw_only=True):
@@ -64,70 +55,48 @@ class LadderLimits(Struct, frozen=True, kw_only=True):
 
     kill_switch_s: float
     checkpoint_s: float
-    exit_s: float
-    """For a job that has saved to end by itself, before the next operation is tried although it runs."""
+    exit_s: float  # For a job that has saved to end by itself, before the next operation is tried although it runs.
     step_s: float
     mount_s: float
     confirm_s: float
-    evidence_s: float = 0.0
-    """0: an action does not ask for evidence."""
-    signal_s: float = 300.0
-    """For a job to save or to end after a signal."""
-    restart_step_s: float = 60.0
-    """For the supervisor to end the step and to start it again."""
-    end_s: float = 300.0
-    """For Slurm to end a job that was cancelled."""
-    exclusion_s: float = 604800.0
-    """An exclusion of ours is dropped after this time."""
-    set_down_after_s: float = 0.0
-    """A node that holds a requeued job up is set DOWN after this time; 0: never."""
+    evidence_s: float = 0.0  # 0: an action does not ask for evidence.
+    signal_s: float = 300.0  # For a job to save or to end after a signal.
+    restart_step_s: float = 60.0  # For the supervisor to end the step and to start it again.
+    end_s: float = 300.0  # For Slurm to end a job that was cancelled.
+    exclusion_s: float = 604800.0  # An exclusion of ours is dropped after this time.
+    set_down_after_s: float = 0.0  # A node that holds a requeued job up is set DOWN after this time; 0: never.
     max_drained_nodes: int = 0
-    drained_percent: float = 0.0
-    """No node is set DOWN where more than so many, or this share, are out of service."""
-    term_s: float = 30.0
-    """For a process that outlived its job to end after SIGTERM."""
-    kill_s: float = 60.0
-    """… and after SIGKILL: one that is still there cannot be killed."""
+    drained_percent: float = 0.0  # No node is set DOWN where more than so many, or this share, are out of service.
+    term_s: float = 30.0  # For a process that outlived its job to end after SIGTERM.
+    kill_s: float = 60.0  # … and after SIGKILL: one that is still there cannot be killed.
 
 
 class Observed(Struct, frozen=True, kw_only=True):
     """What is known at this moment about the job of an action."""
 
-    now: float
-    """Wall clock: journal entries carry dates, and survive a restart of the controller."""
-    job_known: bool
-    """False while Slurm does not answer, or not in a way that can be used: then nothing is done."""
-    unread: str = ""
-    """What is wrong with Slurm's answer about the job, where there is one."""
-    unread_s: float = 0.0
-    """Since when it has been so."""
-    refused: str = ""
-    """Slurm's words, where it refuses to say anything about the job."""
+    now: float  # Wall clock: journal entries carry dates, and survive a restart of the controller.
+    job_known: bool  # False while Slurm does not answer, or not in a way that can be used: then nothing is done.
+    unread: str = ""  # What is wrong with Slurm's answer about the job, where there is one.
+    unread_s: float = 0.0  # Since when it has been so.
+    refused: str = ""  # Slurm's words, where it refuses to say anything about the job.
     job: SlurmJob | None = None
-    step: int | None = None
-    """Newest step of the run that the decision is about."""
+    step: int | None = None  # Newest step of the run that the decision is about.
     total_steps: int | None = None
     complete_checkpoint_step: int | None = None
     """Step of the newest complete checkpoint that came after the job was asked to save."""
     next_first_step: int | None = None
     """First step that the new run logged as made, once it is proven to train: see
     slurm_watchdog.controller.actions.ladder.restart_proof."""
-    next_stride: int = 1
-    """Steps between two lines of its log, the most of the recent ones."""
-    next_by_epochs: bool = False
-    """Its log counts steps by epochs."""
-    stride: int = 1
-    """The same of the run that the decision is about."""
-    loaded_step: int | None = None
-    """Step of the newest complete checkpoint that was known when that run ended."""
+    next_stride: int = 1  # Steps between two lines of its log, the most of the recent ones.
+    next_by_epochs: bool = False  # Its log counts steps by epochs.
+    stride: int = 1  # The same of the run that the decision is about.
+    loaded_step: int | None = None  # Step of the newest complete checkpoint that was known when that run ended.
     stalled_mounts: tuple[str, ...] = ()
     paused: bool = False
-    ended_s: float = 0.0
-    """Since when this controller has seen that the run of the decision is over; 0: it is not."""
+    ended_s: float = 0.0  # Since when this controller has seen that the run of the decision is over; 0: it is not.
     taken_up_at: float = 0.0
     """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
-    submitted: SlurmJob | None = None
-    """The job that was submitted in place of this one."""
+    submitted: SlurmJob | None = None  # The job that was submitted in place of this one.
     submission_looked_for: bool = False
     """Whether `submitted` None means that Slurm has none, and not that nobody has asked yet."""
     behind: tuple[SlurmJob, ...] = ()
@@ -135,26 +104,19 @@ class Observed(Struct, frozen=True, kw_only=True):
     freed: tuple[SlurmJob, ...] = ()
     """Jobs that wait for the end of this one, or have waited for it, if it has ended: Slurm lets them start then,
     whatever this one does next."""
-    left_alone: str = ""
-    """Why the job's owner wants it left alone now, a sentence."""
-    exclude_objection: str | None = None
-    """Why the nodes of the decision must not be excluded: too few would be left."""
+    left_alone: str = ""  # Why the job's owner wants it left alone now, a sentence.
+    exclude_objection: str | None = None  # Why the nodes of the decision must not be excluded: too few would be left.
     process: ProcessEnd | None = None
     """Of a decision about a process: what its node says of it, once anything was tried; None while it has not
     answered."""
-    process_objection: str | None = None
-    """Why that process must not be touched, by what Slurm and its node say now."""
+    process_objection: str | None = None  # Why that process must not be touched, by what Slurm and its node say now.
     loop_stuck: bool = False
     """An open incident with evidence good enough to act on says that the job's loop does not turn: it sees no
     kill switch."""
-    stuck: tuple[StuckNode, ...] = ()
-    """Where the old run of the requeued job has not ended."""
-    supervisor: SupervisorStatus | None = None
-    """Of the run that the decision is about, if one lives."""
-    in_place_objection: str | None = None
-    """Why the step cannot be started again in its allocation."""
-    unseen_lines: int = UNSEEN
-    """Lines of the log that may be missed before the first one of a new run or step is read."""
+    stuck: tuple[StuckNode, ...] = ()  # Where the old run of the requeued job has not ended.
+    supervisor: SupervisorStatus | None = None  # Of the run that the decision is about, if one lives.
+    in_place_objection: str | None = None  # Why the step cannot be started again in its allocation.
+    unseen_lines: int = UNSEEN  # Lines of the log that may be missed before the first one of a new run or step is read.
     new_step_first_step: int | None = None
     """First step that the step which the supervisor has started for this decision logged as made, once it is proven
     to train."""
@@ -166,17 +128,13 @@ class Execute(Struct, frozen=True, kw_only=True):
     """Carry this operation out now."""
 
     operation: Operation
-    attempt: int = 0
-    """0: `retry` counts it."""
+    attempt: int = 0  # 0: `retry` counts it.
     nodes: tuple[str, ...] = ()
     """For EXCLUDE: the whole new list, the existing exclusions included. For DRAIN, SET_DOWN: those to drain,
     or to set DOWN. For REMOVE_KILL_SWITCH: those that may not be passed over, however silent."""
-    only_unfinished: bool = True
-    """For REQUEUE_HOLD: leave a job alone that has ended by itself."""
-    instead: bool = False
-    """For RELEASE: of the job that was submitted in place of this one."""
-    skip: str = ""
-    """Why nothing is done for this operation: its outcome is `skipped`, with these words."""
+    only_unfinished: bool = True  # For REQUEUE_HOLD: leave a job alone that has ended by itself.
+    instead: bool = False  # For RELEASE: of the job that was submitted in place of this one.
+    skip: str = ""  # Why nothing is done for this operation: its outcome is `skipped`, with these words.
 
 
 class Reconcile(Struct, frozen=True, kw_only=True):
@@ -190,8 +148,7 @@ class Reconcile(Struct, frozen=True, kw_only=True):
 
 class Wait(Struct, frozen=True, kw_only=True):
     reason: str
-    until: float | None = None
-    """Wall clock: when the ladder gives this up; None: not bounded by a time of its own."""
+    until: float | None = None  # Wall clock: when the ladder gives this up; None: not bounded by a time of its own.
 
 
 class Finish(Struct, frozen=True, kw_only=True):

@@ -11,18 +11,15 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_out
 from slurm_watchdog.model.stuck_node import is_unkillable, why_not
 
-SHOWN = 3
-"""Processes of a node that are named one by one."""
+SHOWN = 3  # Processes of a node that are named one by one.
 
 
 class StuckNode(Struct, frozen=True, kw_only=True):
     """A node on which the old run of a requeued job has not ended."""
 
     name: str
-    processes: str = ""
-    """What of it is still there, in words; empty if the agent says nothing of any."""
-    objection: str = ""
-    """Why the node must not be set DOWN, a sentence; empty if it may."""
+    processes: str = ""  # What of it is still there, in words; empty if the agent says nothing of any.
+    objection: str = ""  # Why the node must not be set DOWN, a sentence; empty if it may.
 
 
 def stuck_nodes(

@@ -15,7 +15,7 @@ from slurm_watchdog.slurm.client import SlurmUnavailable
 from tests.builders import views
 from tests.builders.notices import incident
 
-ACTING = Config(mode="act")
+ACTING = Config(restart="all")
 
 
 class NoSlurm:

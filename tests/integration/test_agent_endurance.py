@@ -106,8 +106,8 @@ class Endurance:
         self._later_s = 0.0
         url = f"http://127.0.0.1:{port}"
         settings = Settings(
+            controller_urls=(url,),
             agent=AgentSettings(
-                controller_url=url,
                 node_name="n1",
                 interval=INTERVAL_S,
                 metrics_listen="",

@@ -18,7 +18,7 @@ from msgspec.structs import FieldInfo
 from slurm_watchdog.config.converting import options_of, way_of
 from slurm_watchdog.config.detectors import Detector
 from slurm_watchdog.config.policy import Match, Override, Treatment
-from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.schema import Config, Expert
 from slurm_watchdog.detect import registry, spec
 
 ROOT = Path(__file__).parents[2]
@@ -36,9 +36,9 @@ text and the bounds of each option.
   [Acting](acting.md). What to set first: [Installing](install.md#worth-setting).
 """
 PLACES: dict[type[Struct], str] = {
-    Treatment: "policy.kinds.KIND",
-    Override: "policy.overrides[]",
-    Match: "policy.overrides[].match",
+    Treatment: "expert.policy.kinds.KIND",
+    Override: "expert.policy.overrides[]",
+    Match: "expert.policy.overrides[].match",
 }
 """Blocks that may stand several times: they hang on no default, so they are named here."""
 SENTENCE = re.compile(r"(?<=[\w)\]}'`])\. (?=[A-Z])")
@@ -52,9 +52,11 @@ TOO_LONG = 140
 def write() -> str:
     """The whole page."""
     tables: dict[str, list[str]] = {}
-    for path, block in sections(Config(), ""):
-        top, _, below = path.partition(".")
-        tables.setdefault(top or "Top level", []).extend(rows_of(type(block), f"{below}." if below else ""))
+    for whole, before in ((Config(), ""), (Expert(), "expert.")):
+        for path, block in sections(whole, ""):
+            top, _, below = path.partition(".")
+            heading = f"{before}{top}".rstrip(".") or "Top level"
+            tables.setdefault(heading, []).extend(rows_of(type(block), f"{below}." if below else ""))
     for model, name in PLACES.items():
         tables[name] = rows_of(model)
     return "\n".join([HEAD, *(table(name, rows) for name, rows in tables.items() if rows)])
@@ -63,15 +65,15 @@ def write() -> str:
 def sections(section: Struct, path: str) -> Iterator[tuple[str, Struct]]:
     """(dotted path, block) of a block and of all blocks in it."""
     yield path, section
-    for name in options_of(type(section)):
-        value = getattr(section, name)
+    for name, field in options_of(type(section)).items():
+        value = getattr(section, field.name)
         if isinstance(value, Struct):
             yield from sections(value, f"{path}.{name}" if path else name)
 
 
 def table(name: str, rows: list[str]) -> str:
     """A heading, and a row for each option below it."""
-    more = "\nTakes every option of `policy.kinds.KIND`, and:\n" if name == PLACES[Override] else ""
+    more = "\nTakes every option of `expert.policy.kinds.KIND`, and:\n" if name == PLACES[Override] else ""
     return "\n".join([f"## {name}", more, "| option | default | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
@@ -82,7 +84,7 @@ def rows_of(model: type[Struct], before: str = "") -> list[str]:
         described = {name: field for name, field in options_of(Detector).items() if not own_default(model, name)}
     texts = texts_of(model)
     options = {name: field for name, field in options_of(model).items() if name not in described}
-    return [row for name, field in options.items() if (row := row_of(before + name, field, texts.get(name, "")))]
+    return [row for name, field in options.items() if (row := row_of(before + name, field, texts.get(field.name, "")))]
 
 
 def own_default(model: type[Struct], name: str) -> bool:
@@ -145,6 +147,8 @@ def example() -> str:
         "",
     ]
     write_section(Config(), out, indent=0)
+    out += ["", f"# {Expert.__doc__}", "expert:"]
+    write_section(Expert(), out, indent=1)
     return "\n".join(out) + "\n"
 
 
@@ -152,7 +156,7 @@ def write_section(section: Struct, out: list[str], indent: int) -> None:
     """Its keys with their texts, as lines below what `out` has."""
     pad, texts = "  " * indent, texts_of(type(section))
     for name, field in options_of(type(section)).items():
-        value = getattr(section, name)
+        value = getattr(section, field.name)
         if isinstance(value, Struct):
             if indent == 0:
                 out.append("")
@@ -161,7 +165,7 @@ def write_section(section: Struct, out: list[str], indent: int) -> None:
             write_section(value, out, indent + 1)
             continue
         choices = choices_of(field.type)
-        text = texts[name] + (f" One of: {', '.join(choices)}." if choices and indent else "")
+        text = texts[field.name] + (f" One of: {', '.join(choices)}." if choices and indent else "")
         out.extend(f"{pad}# {line}" for line in wrap(text, 108))
         out.append(f"{pad}{name}: {written(field, value)}")
 

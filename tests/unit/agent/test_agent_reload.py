@@ -141,7 +141,7 @@ def test_what_would_keep_an_agent_from_working_is_found_before(tmp_path: Path) -
 
     assert why_not(of("agent: {metrics_listen: '', state_directory: ''}"), MODEST) == [NO_CONTROLLER]
     tls = f"security: {{tls_directory: {tmp_path}}}\nagent: {{controller_url: 'https://m:1', metrics_listen: ''}}"
-    assert why_not(of(tls), MODEST)[0].startswith("security.tls_directory: ")
+    assert why_not(of(tls), MODEST)[0].startswith("expert.security.tls_directory: ")
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

@@ -91,7 +91,7 @@ def test_an_agent_without_a_controller_ends_with_2_and_says_what_to_set(tmp_path
     file.write_text("mode: observe\n")  # as packages install it
     done = CliRunner().invoke(main, ["agent", "--config", str(file)])
     assert done.exit_code == 2
-    assert "agent.controller_url is not set: " in done.output and "http://mgmt1:9765" in done.output
+    assert "controller is not set: " in done.output and "http://mgmt1:9765" in done.output
     assert run_agent(settings_of(parse_config(file.read_text()))) == 2, "nor by itself"
 
 

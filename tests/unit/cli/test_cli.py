@@ -596,7 +596,7 @@ def test_check_config_prints_every_error_with_its_line_and_exits_with_2(tmp_path
     [
         ("notify: {slack: {webhook_url_file: 'https://hooks.example/T1'}}", "must be the name of a file that holds"),
         ("notify: {slack: {webhook_url_file: secrets/slack}}", "must be an absolute path"),
-        ("mode: observe", "Warning: agent.controller_url: not set"),
+        ("mode: observe", "Warning: controller: not set"),
         ("detectors: {collective_hang: {floor: 1h}}", "is longer than the timeout of a collective"),
         ("detectors: {checkpoint_overdue: {mode: act}}", "checkpoint_overdue.mode: act has no effect"),
         ("policy: {kinds: {disk_full: {mode: act}}}", "policy.kinds.disk_full.mode: act has no effect"),
@@ -615,7 +615,7 @@ def test_help_is_no_command_but_what_it_says() -> None:
 
 def test_check_config_is_content_with_the_example(checkout: Path) -> None:
     result = run("check-config", str(checkout / "config.example.yaml"))
-    assert (result.exit_code, "is fine: mode observe" in result.stdout) == (0, True)
+    assert (result.exit_code, "is fine: restart: never" in result.stdout) == (0, True)
     assert json.loads(run("check-config", str(checkout / "config.example.yaml"), "--json").stdout)["ok"] is True
 
 

@@ -49,8 +49,8 @@ def test_the_safe_profile_ends_no_job_for_good_and_drains_nothing(safe: Config) 
 
 def test_the_safe_profile_has_no_wider_limit_than_what_is_shipped(safe: Config) -> None:
     shipped, policy = Config().policy, safe.policy
+    assert safe.restarts_per_hour <= Config().restarts_per_hour
     for name in (
-        "budget",
         "budget_percent",
         "attempts",
         "storm_jobs",

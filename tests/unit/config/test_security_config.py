@@ -70,7 +70,7 @@ def test_security_settings_that_contradict_are_refused_with_key_and_remedy(text:
 
 
 def test_a_controller_alone_with_certificates_needs_no_address_of_itself() -> None:
-    assert parse_config(AWAY + "security: {mode: tls, tls_directory: /t}").agent.controller_url == ""
+    assert parse_config(AWAY + "security: {mode: tls, tls_directory: /t}").controller_urls == ()
 
 
 def test_the_transports_are_the_modes_of_services_and_the_socket_of_one_user() -> None:

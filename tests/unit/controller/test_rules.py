@@ -122,7 +122,7 @@ def test_layers_replace_single_fields() -> None:
         3600,
     )
     assert dict(rule.rung_limits) == {"checkpoint_s": 60.0, "exit_s": 5.0}
-    assert rule.source == "policy.overrides[0]"
+    assert rule.source == "expert.policy.overrides[0]"
     assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="bob")).cooldown_s is None
 
 

@@ -215,7 +215,7 @@ def run_agent(
     At SIGHUP `file` is read again, and this process restarts with it; then it is given `handover`. Without
     `once` it is 2 for a process with rights that are the helper's.
     """
-    if not once and not config.agent.controller_url:
+    if not once and not config.controller_urls:
         log.critical("%s", NO_CONTROLLER)
         return EXIT_USAGE
     if not once and not config.personal and (mighty := why_too_mighty()) is not None:
@@ -254,8 +254,8 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report
     security = config.security
-    channel = connect_in_turn((config.agent.controller_url, *config.agent.standby_urls), security, agent.node)
-    sender = Sender(config.agent.controller_url, spool, channel, count)
+    channel = connect_in_turn(config.controller_urls, security, agent.node)
+    sender = Sender(config.controller_urls[0], spool, channel, count)
     metrics.read_expiry = sender.certificates
     signals = loop.Signals()
     signals.install()
@@ -264,7 +264,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
         metrics.serve(*split_address(config.agent.metrics_listen))
     service = Service(agent, sender, metrics, signals, echo, file)
     service.controller_id = before.controller_id if before is not None else ""
-    log.info("watching %s for %s every %g s", agent.node, config.agent.controller_url, config.agent.interval)
+    log.info("watching %s for %s every %g s", agent.node, config.controller_urls[0], config.agent.interval)
     loop.run_cadence(
         service.tick,
         lambda: agent.interval_s,

@@ -37,30 +37,30 @@ def validate(file: str, running: Settings) -> ConfigCheck:
 def why_not(settings: Settings, running: Settings) -> list[str]:
     """Why an agent could not work with settings that are right by themselves, a line each."""
     agent, security, found = settings.agent, settings.security, []
-    if not agent.controller_url:
+    if not settings.controller_urls:
         found.append(NO_CONTROLLER)
     if security.mode == "tls":
         found += _why_no_tls(settings)
     if security.mode == "munge" and running.security.mode != "munge" and shutil.which("munge") is None:
-        found.append("security.mode: munge is not installed here: apt-get install munge, or dnf install munge")
+        found.append("expert.security.mode: munge is not installed here: apt-get install munge, or dnf install munge")
     address = agent.metrics_listen
     if address and address != running.agent.metrics_listen and (problem := why_not_address(*split_address(address))):
-        found.append(f"agent.metrics_listen: {address} {problem}")
+        found.append(f"expert.agent.metrics_listen: {address} {problem}")
     directory = agent.state_directory
     if directory != running.agent.state_directory and os.path.isdir(directory) and not os.access(directory, os.W_OK):
-        found.append(f"agent.state_directory: {directory} can't be written")
+        found.append(f"expert.agent.state_directory: {directory} can't be written")
     return found
 
 
 def _why_no_tls(settings: Settings) -> list[str]:
     from slurm_watchdog.identity.tls import make_context
 
-    if not settings.agent.controller_url.startswith("https://"):
-        return ["agent.controller_url: has to begin with https:// where nodes prove themselves by certificates"]
+    if not all(url.startswith("https://") for url in settings.controller_urls):
+        return ["controller: has to begin with https:// where nodes prove themselves by certificates"]
     try:
         make_context(TlsFiles(settings.security.tls_directory, "agent"), server=False)
     except IdentityError as error:
-        return [f"security.tls_directory: {error}"]
+        return [f"expert.security.tls_directory: {error}"]
     return []
 
 

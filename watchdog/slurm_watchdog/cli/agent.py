@@ -43,7 +43,7 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
     from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, become_agent, settings_of
 
     settings = settings_of(config)
-    if not once and not settings.agent.controller_url:
+    if not once and not settings.controller_urls:
         raise Refusal([f"{config_file}: {NO_CONTROLLER}"])
     try:
         become_agent(settings, once=once, as_json=as_json, file=config_file)

@@ -48,7 +48,7 @@ def check_config(file: str, as_json: bool) -> None:
     if as_json:
         print_json({"file": file, "ok": True, "problems": [], "warnings": found})
         return
-    sentence(f"{file} is fine: mode {config.mode}, controller on {config.controller.listen}.")
+    sentence(f"{file} is fine: restart: {config.restart}, controller on {config.controller.listen}.")
     if config.site_texts:
         files = count(len(config.site_texts), "knowledge file")
         sentence(f"{config.knowledge.directory} is fine: {files}.")
@@ -61,8 +61,8 @@ def warnings(config: Config) -> Iterator[str]:
     from slurm_watchdog.detect.collective_hang import CollectiveHang
     from slurm_watchdog.detect.registry import KINDS, why_ladder_unfit
 
-    if not config.agent.controller_url:
-        yield "agent.controller_url: not set, so no agent starts with this file; set it on nodes"
+    if not config.controller_urls:
+        yield "controller: not set, so no agent starts with this file; set it on nodes"
     hang = config.detectors.of(CollectiveHang)
     for name, seconds in (("floor", hang.floor), ("proven_floor", hang.proven_floor)):
         if seconds >= COLLECTIVE_TIMEOUT_S:
@@ -72,7 +72,7 @@ def warnings(config: Config) -> Iterator[str]:
             )
     modes = {kind: getattr(config.detectors, kind).mode for kind in KINDS if hasattr(config.detectors, kind)}
     asked = [(f"detectors.{kind}", kind) for kind, mode in modes.items() if mode == "act"]
-    asked += [(f"policy.kinds.{kind}", kind) for kind, each in config.policy.kinds.items() if each.mode == "act"]
+    asked += [(f"expert.policy.kinds.{kind}", kind) for kind, each in config.policy.kinds.items() if each.mode == "act"]
     for where, kind in asked:
         if why := (why_ladder_unfit(kind, ()) or "").partition("; kinds with")[0]:
             yield f"{where}.mode: act has no effect, since {why}"

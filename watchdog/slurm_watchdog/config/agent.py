@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from slurm_watchdog.config.types import AbsolutePath, AddressOrNone, Bytes, Seconds, Section, Span, is_url, template
+from slurm_watchdog.config.types import AbsolutePath, AddressOrNone, Bytes, Seconds, Section, Span, template
 
 
 class Agent(Section, frozen=True):
     """The daemon on every compute node."""
 
-    controller_url: str = ""
-    """Where reports go: the controller's `listen` address, such as http://mgmt1:9765, https:// with
-    certificates. Required on nodes: an agent without it does not start."""
-    standby_urls: tuple[str, ...] = ()
-    """The same of further controllers on one PostgreSQL (controller.journal_url): when one does not take
-    reports, the next is tried."""
     node_name: str = "auto"
     """Slurm's name of this node; auto = SLURMD_NODENAME, otherwise the short host name."""
     interval: Span = 5.0
@@ -59,13 +53,6 @@ class Agent(Section, frozen=True):
     {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out."""
 
     def problems(self) -> Iterator[str]:
-        if self.controller_url and not is_url(self.controller_url):
-            wanted = "must begin with http:// or https:// and name a host and its port, such as http://mgmt1:9765"
-            yield f"controller_url: {wanted}; got {self.controller_url!r}"
-        scheme = self.controller_url.partition(":")[0]
-        for index, url in enumerate(self.standby_urls):
-            if not is_url(url) or url.partition(":")[0] != scheme:
-                yield f"standby_urls[{index}]: must be an address like agent.controller_url, got {url!r}"
         for index, mount in enumerate(self.mount_probe_write):
             if not mount.startswith("/"):
                 yield f"mount_probe_write[{index}]: must be a mount point such as /scratch, got {mount!r}"

@@ -16,8 +16,6 @@ from slurm_watchdog.config.types import shown
 
 Wrong = list[tuple[str, str]]
 """Dotted path and sentence of each thing that is wrong."""
-NO_OPTIONS: Final = ("site_texts", "warnings")
-"""Fields of a configuration that no file sets."""
 _WORDS: Final = {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 _MAPPING: Final = "must be a mapping of keys and values"
 _LARGEST: Final = 1e300
@@ -26,8 +24,9 @@ _LARGEST: Final = 1e300
 
 @cache
 def options_of(section: type[Struct]) -> dict[str, FieldInfo]:
-    """The options of a section by name, with type and default."""
-    return {each.name: each for each in fields(section) if each.name not in NO_OPTIONS}
+    """The options of a section by the key that they have in the file, with name, type and default."""
+    hidden = getattr(section, "NO_OPTIONS", ())
+    return {way_of(each.type, "key") or each.name: each for each in fields(section) if each.name not in hidden}
 
 
 def metas_of(kind: Any) -> list[Meta]:
@@ -36,7 +35,7 @@ def metas_of(kind: Any) -> list[Meta]:
 
 
 def way_of(kind: Any, way: str) -> Any:
-    """The function that reads, writes or checks values of a type; None: none of its own."""
+    """The function that reads, writes or checks values of a type, or its key; None: none of its own."""
     return next((each.extra[way] for each in metas_of(kind) if each.extra and way in each.extra), None)
 
 
@@ -98,11 +97,11 @@ def _section(section: type[Struct], value: Any, at: str, wrong: Wrong) -> Any:
         if key not in options:
             unknown = getattr(section, "UNKNOWN", "unknown key")
             wrong.append((_below(at, str(key)), f"{unknown}{did_you_mean(str(key), options)}"))
-    for name, option in options.items():
-        if name in value:
-            found[name] = convert(option.type, value[name], _below(at, name), wrong)
+    for key, option in options.items():
+        if key in value:
+            found[option.name] = convert(option.type, value[key], _below(at, key), wrong)
         elif option.required:
-            wrong.append((_below(at, name), "is missing"))
+            wrong.append((_below(at, key), "is missing"))
     if len(wrong) > before:
         return None
     made: Any = section(**found)

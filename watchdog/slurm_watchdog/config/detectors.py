@@ -6,14 +6,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict
 
 from slurm_watchdog.config.jobs import Match, floor_problems
-from slurm_watchdog.config.types import Mode, Seconds, Section
+from slurm_watchdog.config.types import Mode, Seconds, Section, format_duration, parse_duration
 from slurm_watchdog.detect import registry
+from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import Subject, options_of
 
 S = TypeVar("S")
@@ -93,6 +94,35 @@ class Detectors(_Blocks, frozen=True):
     def settings(self) -> registry.Settings:
         """The values of every detector."""
         return {spec.settings: self.of(spec.settings) for spec in registry.SPECS}
+
+
+FOLLOW: Final = {
+    "collective_hang": ("floor", "stepless_limit", "busy_limit"),
+    "stalled_progress": ("busy_limit", "still_limit"),
+}
+"""Limits of silence that follow `patience`; a proof needs as long as ever."""
+ONLY_LONGER: Final = {
+    "collective_hang": ("startup_grace", "evaluation_floor", "checkpoint_floor"),
+    "stalled_progress": ("start_limit",),
+}
+"""Of these an impatient site, which thinks of steps, does not think."""
+
+
+def with_patience(patience: object, own: dict[str, Any], general: dict[str, Any]) -> None:
+    """Puts the limits that follow `patience` into a file's block `detectors`, `own`, unless it or the one that holds
+    for all jobs has them."""
+    try:
+        times = parse_duration(patience) / Detectors().of(CollectiveHang).floor
+    except ValueError:
+        return  # an error by itself
+    for table in (FOLLOW, ONLY_LONGER if times > 1 else {}):
+        for kind, names in table.items():
+            block, elsewhere = own.setdefault(kind, {}), general.get(kind, {})
+            for name in names:
+                given = name in elsewhere and name != "floor"
+                if isinstance(block, dict) and not given:
+                    shipped_s = getattr(getattr(Detectors(), kind), name)
+                    block.setdefault(name, format_duration(shipped_s * times))
 
 
 class Threshold(Section, frozen=True):

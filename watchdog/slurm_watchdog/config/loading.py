@@ -10,9 +10,11 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.converting import Wrong, convert
+from slurm_watchdog.config.detectors import with_patience
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
+from slurm_watchdog.config.moved import Moves
 from slurm_watchdog.config.removed import take_removed
-from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.schema import Config, Expert
 
 CREDENTIALS: Final = "${CREDENTIALS_DIRECTORY}"
 """In a path: where systemd puts what a unit's LoadCredential= names (systemd.exec(5)), for that service alone."""
@@ -88,14 +90,22 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     if not isinstance(data, dict):
         raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
     lines, duplicates = _lines_by_path(node)
-    wrong: Wrong = []
-    removed = take_removed(data)
-    config: Config = convert(Config, _with_credentials(data), "", wrong)
+    data = _with_credentials(data)
+    moves = Moves(data)
+    warned, wrong = [*moves.warned, *((moves.written(path), why) for path, why in take_removed(data))], Wrong()
+    detectors = data.setdefault("detectors", {})
+    if "patience" in data and isinstance(detectors, dict):
+        with_patience(data["patience"], detectors, detectors)
+    expert: Expert = convert(Expert, data.pop("expert", {}), "expert", wrong)
+    config: Config = convert(Config, data, "", wrong)
+    if not wrong:
+        config = replace(config, **{name: getattr(expert, name) for name in Expert.__struct_fields__})
+        wrong = [(path, why) for path, _, why in (each.partition(": ") for each in config.contradictions())]
     problems = [ConfigProblem(path=path, line=line, message="is given twice; remove one") for path, line in duplicates]
-    problems += _with_lines(wrong, lines)
+    problems += _with_lines([*moves.wrong, *((moves.written(path), why) for path, why in wrong)], lines)
     if problems:
         raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
-    return replace(config, warnings=tuple(ConfigError(file, _with_lines(removed, lines)).lines()))
+    return replace(config, warnings=tuple(ConfigError(file, _with_lines(warned, lines)).lines()))
 
 
 def _with_lines(found: Wrong, lines: dict[str, int]) -> list[ConfigProblem]:

@@ -76,14 +76,11 @@ class Policy(Section, frozen=True):
     00:00-24:00']: all is reported, and what still fires afterwards is decided then."""
     attempts: Count = 3
     """Actions on one job before a person has to look."""
-    budget: Count = 4
-    """Actions on the whole cluster within `budget_window`; half of them at most on jobs of one user, where
-    others run any."""
     budget_percent: Percent = 20.0
-    """… and never more than this share of the running jobs (at least one: where one job has the whole cluster,
-    one action an hour, unless `budget_window` is shorter)."""
+    """Actions within `budget_window` on never more than this share of the running jobs (at least one: where one
+    job has the whole cluster, one action an hour, unless `budget_window` is shorter)."""
     budget_window: Span = 3600.0
-    """The window of the two budgets."""
+    """The window of this budget and of restarts_per_hour."""
     storm_jobs: Count = 3
     """Take no action while jobs of this many users have the same problem at once: the fabric or the storage is at
     fault. While this many jobs of one user have it: none on the jobs of that user."""

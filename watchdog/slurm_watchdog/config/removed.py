@@ -70,9 +70,12 @@ REMOVED: Final[Mapping[str, str]] = {
 def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
     """Takes the removed options out of a file's values, in place; those of detectors out of `thresholds`, too. Returns
     the path of each, with the sentence about it."""
-    thresholds = data.get("thresholds")
-    places: list[tuple[str, Any]] = [("", data)]
-    places += [(f"thresholds[{n}].", each) for n, each in enumerate(thresholds if isinstance(thresholds, list) else ())]
+    expert = data.get("expert")
+    thresholds = expert.get("thresholds") if isinstance(expert, dict) else None
+    places: list[tuple[str, Any]] = [("", data), ("expert.", expert)]
+    places += [
+        (f"expert.thresholds[{n}].", each) for n, each in enumerate(thresholds if isinstance(thresholds, list) else ())
+    ]
     found: list[tuple[str, str]] = []
     for path, instead in rows.items():
         *sections, name = path.split(".")

@@ -8,16 +8,45 @@ easily confused. In Python every duration is seconds and every size is bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Annotated, ClassVar, Final, Literal
+
+from msgspec import Meta
 
 from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.controller import Controller, Slurm
 from slurm_watchdog.config.detectors import Detectors, Threshold
-from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.config.jobs import LEAST_FLOOR_S, Jobs
 from slurm_watchdog.config.notify import Notify
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.security import Security
-from slurm_watchdog.config.types import AbsolutePath, Mode, Name, Seconds, Section, Span, shown, split_address
+from slurm_watchdog.config.types import (
+    AbsolutePath,
+    Count,
+    Mode,
+    Name,
+    Seconds,
+    Section,
+    Span,
+    Urls,
+    key,
+    shown,
+    split_address,
+)
 from slurm_watchdog.knowledge.site_rows import SiteText
+from slurm_watchdog.model.incidents import IncidentKind
+
+HANGS: Final = frozenset(
+    {
+        IncidentKind.COLLECTIVE_HANG,
+        IncidentKind.STALLED_PROGRESS,
+        IncidentKind.RANK_STOPPED,
+        IncidentKind.DRIVER_STALL,
+        IncidentKind.WEDGED_TEARDOWN,
+        IncidentKind.DEAD_RANK,
+        IncidentKind.LINGERING_JOB,
+    }
+)
+"""Kinds that mean that a job hangs, or has lost a rank and cannot end: what `restart: hangs` acts on."""
 
 
 class Ladder(Section, frozen=True):
@@ -74,57 +103,82 @@ class NodeTests(Section, frozen=True):
     /scratch': 500}. docs/test-nodes.md has names and units."""
 
 
-class Config(Section, frozen=True):
-    """slurm-watchdog: everything that can be set."""
+class Expert(Section, frozen=True):
+    """Everything else that can be set; what is shipped is right for most sites."""
 
-    cluster_name: Name = "cluster"
-    """Shown in messages."""
-    mode: Mode = "observe"
-    """off: no judgement; observe: says what it would do; act: does it. It ships observing."""
     agent: Agent = Agent()
     controller: Controller = Controller()
     slurm: Slurm = Slurm()
     security: Security = Security()
     jobs: Jobs = Jobs()
-    detectors: Detectors = Detectors()
     policy: Policy = Policy()
     ladder: Ladder = Ladder()
     thresholds: tuple[Threshold, ...] = ()
     """Options of detectors that are different for some jobs; the first that matches a job holds: [{match:
     {partition: debug}, detectors: {collective_hang: {floor: 2min}}}]."""
-    notify: Notify = Notify()
     knowledge: Knowledge = Knowledge()
     node_tests: NodeTests = NodeTests()
+
+
+class Config(Expert, frozen=True):
+    """slurm-watchdog: what people set. In the file, the sections of Expert are below the key `expert`."""
+
+    NO_OPTIONS: ClassVar = (*Expert.__struct_fields__, "site_texts", "warnings")
+
+    cluster_name: Name = "cluster"
+    """Shown in messages."""
+    controller_urls: Annotated[Urls, key("controller")] = ()
+    """Where agents report to: the controller's address, such as http://mgmt1:9765 (https:// with certificates);
+    a list for several controllers on one PostgreSQL (expert.controller.journal_url). Required on nodes."""
+    restart: Literal["never", "hangs", "all"] = "never"
+    """never: says what it would do; hangs: restarts jobs that hang, or have lost a rank and cannot end; all:
+    acts on every kind of incident that has a ladder (docs/acting.md)."""
+    restarts_per_hour: Count = 4
+    """Actions on the whole cluster; half of them at most on jobs of one user, where others run any."""
+    patience: Annotated[Span, Meta(ge=LEAST_FLOOR_S)] = 60.0
+    """No job counts as hanging sooner than this after its last step. The other limits of silence follow in
+    proportion; those of a start, an evaluation and a checkpoint only get longer. A hang that is proven is
+    reported sooner."""
+    notify: Notify = Notify()
+    detectors: Detectors = Detectors()
     site_texts: tuple[SiteText, ...] = ()
     """The files of `knowledge.directory`, as they were read and checked with this configuration."""
     warnings: tuple[str, ...] = ()
-    """A line for each removed option that the file still has: see slurm_watchdog.config.removed."""
+    """A line for each option that was moved or removed and that the file still has."""
 
-    def problems(self) -> Iterator[str]:
-        identity, url = self.security.identity(), self.agent.controller_url
+    def contradictions(self) -> Iterator[str]:
+        """What is wrong across its sections: `key: sentence` each."""
+        identity = self.security.identity()
         scheme = "https://" if identity == "tls" else "http://"
-        if url and not url.startswith(scheme):
-            yield (
-                f"agent.controller_url: must begin with {scheme} because nodes prove themselves by {identity} "
-                f"(security), got {shown(url)}"
-            )
+        for url in self.controller_urls:
+            if not url.startswith(scheme):
+                yield (
+                    f"controller: must begin with {scheme} because nodes prove themselves by {identity} "
+                    f"(expert.security), got {shown(url)}"
+                )
         page_host, _ = split_address(self.controller.page_listen)
         if page_host and page_host not in ("127.0.0.1", "::1", "localhost") and not self.security.page_token_file:
             yield (
-                "security.page_token_file: required because controller.page_listen is not the loopback address "
-                f"({self.controller.page_listen}); make one with: openssl rand -hex 32 > FILE"
+                "expert.security.page_token_file: required because expert.controller.page_listen is not the loopback "
+                f"address ({self.controller.page_listen}); make one with: openssl rand -hex 32 > FILE"
             )
+        interval = "expert.agent.interval"
         if self.controller.report_lifetime < 2 * self.agent.interval:
-            yield "controller.report_lifetime: must be at least twice agent.interval, or reports expire on the way"
+            yield f"expert.controller.report_lifetime: must be at least twice {interval}, or reports expire on the way"
         if self.controller.agent_silent_after < 2 * self.agent.interval:
-            yield "controller.agent_silent_after: must be at least twice agent.interval"
+            yield f"expert.controller.agent_silent_after: must be at least twice {interval}"
         for kind, treatment in self.policy.kinds.items():
-            own = getattr(getattr(self.detectors, kind, None), "mode", None)
+            own, where = getattr(getattr(self.detectors, kind, None), "mode", None), f"expert.policy.kinds.{kind}.mode"
             if own is not None and treatment.mode is not None and own != treatment.mode:
-                yield f"policy.kinds.{kind}.mode: is {treatment.mode}, and detectors.{kind}.mode is {own}; remove one"
+                yield f"{where}: is {treatment.mode}, and detectors.{kind}.mode is {own}; remove one"
+
+    @property
+    def mode(self) -> Mode:
+        """What is done about most kinds."""
+        return "act" if self.restart == "all" else "observe"
 
     def mode_of(self, kind: str) -> Mode:
-        """The mode that holds for incidents of `kind`: its detector's own, otherwise the top-level one."""
+        """The mode that holds for incidents of `kind`: its detector's own, otherwise what `restart` says."""
         block = getattr(self.detectors, kind, None)
         own: Mode | None = getattr(block, "mode", None)
-        return own or self.mode
+        return own or ("act" if self.restart == "hangs" and kind in HANGS else self.mode)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
@@ -123,6 +123,13 @@ def _path(text: str) -> None:
         raise ValueError(f"must be an absolute path such as /etc/slurm-watchdog/secret, got {shown(text)}")
 
 
+def _urls(texts: tuple[str, ...]) -> None:
+    for text in texts:
+        if not is_url(text):
+            wanted = "must begin with http:// or https:// and name a host and its port, such as http://mgmt1:9765"
+            raise ValueError(f"{wanted}; got {shown(text)}")
+
+
 def _link(text: str) -> None:
     if text and not (re.fullmatch(r"https?://[^\s<>|]{1,500}", text) and is_url(text)):
         raise ValueError(f"must be an address that begins with http:// or https://, got {shown(text)}")
@@ -148,7 +155,12 @@ def template(*allowed: str) -> Meta:
     return checked(check)
 
 
-def checked(check: Callable[[str], None]) -> Meta:
+def key(name: str) -> Meta:
+    """An option that has this name in the file."""
+    return Meta(extra={"key": name})
+
+
+def checked(check: Callable[[Any], None]) -> Meta:
     """A value that `check` takes; it raises ValueError with the sentence."""
     return Meta(extra={"check": check})
 
@@ -162,6 +174,7 @@ Count = Annotated[int, Meta(ge=0, le=10**9)]
 Name = Annotated[str, Meta(min_length=1)]
 Globs = Annotated[tuple[Name, ...], Meta(extra={"read": _one_or_more})]
 Mode = Annotated[Literal["off", "observe", "act"], Meta(extra={"read": read_off})]
+Urls = Annotated[tuple[str, ...], Meta(extra={"read": lambda value: _one_or_more(value or [])}), checked(_urls)]
 Address = Annotated[str, checked(_address)]
 AddressOrNone = Annotated[str, checked(_address_or_none)]
 AbsolutePath = Annotated[str, checked(_path)]

@@ -15,6 +15,8 @@ import signal
 import sys
 from typing import Final, NoReturn
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.listening import why_not_address
 from slurm_watchdog.base.loop import HANDLED_SIGNALS
 from slurm_watchdog.config.loading import ConfigError, load_config
@@ -35,17 +37,18 @@ def reload_config(file: str, running: Config) -> bool:
     log says what became of it."""
     try:
         config = load_config(file)
-        problems = [] if config == running else why_not(config, running)
+        same = replace(config, warnings=running.warnings) == running
+        problems = [] if same else why_not(config, running)
         for line in config.warnings:
             log.warning("%s", line)
     except ConfigError as error:
-        config, problems = running, error.lines()
+        same, problems = False, error.lines()
     for line in problems:
         log.error("%s", line)
     if problems:
         log.error("the configuration is not taken (%d errors); the one before stays, whole", len(problems))
         return False
-    if config == running:
+    if same:
         log.warning("%s says what it said before: nothing changes", file)
         return False
     log.warning("%s is taken: the controller restarts with it", file)

@@ -132,9 +132,9 @@ def read_node(config: Config, service: str, node: str) -> Facts:
         return {**facts, "open_secret": read_open_secret(config.notify.secret_files())}
     devices = len([p for p in Path("/dev").glob("nvidia[0-9]*") if p.name[6:].isdecimal()])
     nvml, gpus = read_nvml() if devices else (None, None)
-    url = config.agent.controller_url
+    url = next(iter(config.controller_urls), "")
     controller_problem, ahead_s = read_controller(url, files) if url else (None, None)
-    asked = ((each, read_controller(each, files)[0]) for each in config.agent.standby_urls)
+    asked = ((each, read_controller(each, files)[0]) for each in config.controller_urls[1:])
     mounts = (line for line in read_lines("/proc/self/mountinfo") if " - proc " in line)
     return {
         **facts,

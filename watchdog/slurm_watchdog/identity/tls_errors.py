@@ -45,7 +45,7 @@ HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
     "or remove the file",
     "wrong_purpose": "its certificate is not for clients",
     "bad_certificate": "its certificate is not good",
-    "no_tls": "it speaks no TLS: does its controller_url begin with https:// ?",
+    "no_tls": "it speaks no TLS: does `controller` begin with https:// ?",
     "old_tls": "it speaks no TLS 1.3",
     "refused_us": "it does not trust our certificate",
     "handshake": "the TLS handshake failed",
@@ -61,6 +61,6 @@ ALERTS: Final[Mapping[str, str]] = {
     "UNSUPPORTED_CERTIFICATE": "our certificate is not for clients",
     "CERTIFICATE_REVOKED": "our certificate was revoked",
     "HTTP_REQUEST": "it speaks no TLS",
-    "WRONG_VERSION_NUMBER": "it speaks no TLS: is agent.controller_url right, and security the same on both ends?",
+    "WRONG_VERSION_NUMBER": "it speaks no TLS: is `controller` right, and expert.security the same on both ends?",
 }
 """What the end of OpenSSL's reason means to an agent."""

@@ -29,6 +29,7 @@ from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.config.loading import load_config
+from slurm_watchdog.config.moved import Moves
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.app import live, open_doors, open_identity
 from slurm_watchdog.controller.controller import Controller
@@ -141,11 +142,11 @@ async def _run(wanted: AttachRequest) -> int:
 def _configuration(wanted: AttachRequest, listen: str) -> Config:
     """The person's file with what has a place put into the directory; written down, for the agents read it, too."""
     given: dict[str, Any] = yaml.safe_load(Path(wanted.config_file).read_text()) or {} if wanted.config_file else {}
+    Moves(given)
+    expert = given.get("expert") or {}
     directory, own_uid = wanted.directory, str(os.geteuid())
     own: dict[str, Any] = {
-        "mode": "act" if wanted.act else "observe",
         "agent": {
-            "controller_url": f"http://{listen}",
             "metrics_listen": "",
             "state_directory": "",
             "give_up_after": GIVE_UP_AFTER,
@@ -170,15 +171,17 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
         },
         "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
     }
-    if wanted.kill_switch or "kill_switch" in (given.get("jobs") or {}):
-        template = wanted.kill_switch or given["jobs"]["kill_switch"]
+    if wanted.kill_switch or "kill_switch" in (expert.get("jobs") or {}):
+        template = wanted.kill_switch or expert["jobs"]["kill_switch"]
         own["jobs"]["kill_switch"] = template
         # Who attaches names the place himself, and writes there with no right but his own.
-        own["jobs"]["kill_switch_prefixes"] += [*(given.get("jobs") or {}).get("kill_switch_prefixes", ())]
+        own["jobs"]["kill_switch_prefixes"] += [*(expert.get("jobs") or {}).get("kill_switch_prefixes", ())]
         if problem_of_prefix(place := os.path.dirname(template.partition("{")[0]), hidden=True) is None:
             own["jobs"]["kill_switch_prefixes"].append(place)
-    _merge(given, own)
-    given["agent"].pop("node_name", None)  # each agent has a name of its own: that of its node
+    _merge(expert, {name: value for name, value in own.items() if name != "detectors"})
+    expert["agent"].pop("node_name", None)  # each agent has a name of its own: that of its node
+    given |= {"controller": f"http://{listen}", "restart": "all" if wanted.act else "never", "expert": expert}
+    _merge(given, {"detectors": own["detectors"]})
     file = directory / "config.yaml"
     file.write_text(json.dumps(given, indent=2))
     return load_config(str(file))

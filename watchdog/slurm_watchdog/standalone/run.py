@@ -99,7 +99,7 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
     node = socket.gethostname().partition(".")[0]
     own: dict[str, Any] = {
         "cluster_name": node if base.cluster_name == Config().cluster_name else base.cluster_name,
-        "mode": wanted.mode,
+        "restart": "all" if wanted.mode == "act" else "never",
         "agent": {"node_name": node, "metrics_listen": "", "state_directory": str(directory / "agent")},
         "controller": {
             "page_listen": page_listen,
@@ -324,10 +324,8 @@ def agent_settings(config: Config) -> Settings:
     """Of the agent beside this controller: its channel is the socket in our own directory, whatever the file
     says about nodes."""
     settings = settings_of(config)
-    agent = msgspec.structs.replace(
-        settings.agent, controller_url=f"{UNIX}{Path(config.controller.state_directory) / AGENTS_SOCKET}"
-    )
-    return msgspec.structs.replace(settings, agent=agent)
+    url = f"{UNIX}{Path(config.controller.state_directory) / AGENTS_SOCKET}"
+    return msgspec.structs.replace(settings, controller_urls=(url,))
 
 
 def own_job_id(environ: Mapping[str, str]) -> str:

@@ -174,10 +174,10 @@ class Connection:
     def _tls(self) -> ssl.SSLContext:
         """Raises AuthenticationFailed if our own files can't be used."""
         if self._files is None:
-            raise AuthenticationFailed("agent.controller_url begins with https://, and security.mode is not tls")
+            raise AuthenticationFailed("controller begins with https://, and expert.security.mode is not tls")
         if not self._https:
             raise AuthenticationFailed(
-                "agent.controller_url has to begin with https:// where nodes prove themselves by certificates"
+                "controller has to begin with https:// where nodes prove themselves by certificates"
             )
         from slurm_watchdog.identity.tls import Context
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
 NO_CONTROLLER: Final = (
-    "agent.controller_url is not set: name the controller's address there, such as http://mgmt1:9765, "
-    "or https:// with security.mode: tls"
+    "controller is not set: name the controller's address there, such as http://mgmt1:9765, "
+    "or https:// with expert.security.mode: tls"
 )
 """An agent has no default address: any host could hold it."""
 OF_SECURITY: Final = ("tls_directory", "controller_user", "munge_socket")
@@ -33,6 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All settings of an agent process."""
 
     agent: Agent
+    controller_urls: tuple[str, ...] = ()  # `controller` of the configuration.
     security: Security  # What concerns the agent, with `auto` resolved.
     kill_switch_prefixes: tuple[str, ...] = ()  # `jobs.kill_switch_prefixes` of the configuration.
     site_texts: tuple[SiteText, ...] = ()  # The site's own knowledge files, which were checked with the configuration.
@@ -44,6 +45,7 @@ def settings_of(config: Config) -> Settings:
     security = {name: getattr(config.security, name) for name in OF_SECURITY}
     return Settings(
         agent=config.agent,
+        controller_urls=config.controller_urls,
         security=Security(mode=config.security.identity(), **security),
         kill_switch_prefixes=config.jobs.kill_switch_prefixes,
         site_texts=config.site_texts,

@@ -27,7 +27,7 @@ def limits_of(config: Config) -> GuardLimits:
     return GuardLimits(
         cooldown_s=policy.cooldown,
         attempts=policy.attempts,
-        budget=policy.budget,
+        budget=config.restarts_per_hour,
         budget_percent=policy.budget_percent,
         budget_window_s=policy.budget_window,
         storm_jobs=policy.storm_jobs,
@@ -62,7 +62,7 @@ def rule_book_of(config: Config) -> RuleBook:
             Override(
                 match=override.match,
                 kinds=override.kinds,
-                change=_change(override, f"policy.overrides[{index}]"),
+                change=_change(override, f"expert.policy.overrides[{index}]"),
             )
             for index, override in enumerate(policy.overrides)
         ),
@@ -71,7 +71,7 @@ def rule_book_of(config: Config) -> RuleBook:
 
 
 def _kinds(policy: Policy) -> dict[str, RuleChange]:
-    kinds = {kind: _change(treatment, f"policy.kinds.{kind}") for kind, treatment in policy.kinds.items()}
+    kinds = {kind: _change(treatment, f"expert.policy.kinds.{kind}") for kind, treatment in policy.kinds.items()}
     return kinds
 
 

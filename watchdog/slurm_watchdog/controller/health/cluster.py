@@ -115,8 +115,6 @@ def health(seen: HealthInputs) -> Health:
 
 def _all_blind(seen: HealthInputs) -> Blind | None:
     """Why no job can be judged at all."""
-    if seen.mode == "off":
-        return Blind(why=NotJudged.MODE_OFF, reason="the mode is off", todo="mode: observe in the configuration")
     age_s = seen.view.slurm_age_s
     if age_s is None or age_s > seen.slurm_patience_s or seen.view.slurm_excused:
         return Blind(why=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
@@ -182,8 +180,6 @@ def _agents(seen: HealthInputs) -> Iterable[Reason]:
 
 def _jobs(jobs: Sequence[JobHealth], blind: Blind | None) -> Iterable[Reason]:
     """Jobs that no reason names yet: beyond their limit, not judged, with an action under way."""
-    if blind is not None and blind.why is NotJudged.MODE_OFF:
-        yield _warning("the mode is off, nothing is judged")
     nothing = bool(jobs) and all(each.not_judged for each in jobs)
     groups: dict[tuple[str, str], list[JobHealth]] = {}
     for each in jobs:

@@ -28,7 +28,6 @@ from slurm_watchdog.model.supervisor import SupervisorState
 class NotJudged(StrEnum):
     """Why nothing can be said of a job; a label of metrics."""
 
-    MODE_OFF = "mode_off"
     SLURM_UNREACHABLE = "slurm_unreachable"
     NO_AGENT = "no_agent"
     AGENT_SILENT = "agent_silent"

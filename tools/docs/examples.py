@@ -1,6 +1,6 @@
 """Writes what commands print into the pages that show it: `python -m tools.docs examples`.
 
-The commands run on files of tests/captures/pages; `explain` prints what a controller answered that mended a real job
+The commands run on files of tests/captures/pages; `show` prints what a controller answered that mended a real job
 (tests/captures/explain/record.py).
 """
 
@@ -19,8 +19,8 @@ from typing import NamedTuple
 import msgspec
 from click.testing import CliRunner
 
-from slurm_watchdog.cli.explain import print_explanation
 from slurm_watchdog.cli.main import main as group
+from slurm_watchdog.cli.show import print_incident
 from slurm_watchdog.model.documents import Explanation
 from tools.docs import evaluation
 from tools.docs.marks import between
@@ -31,7 +31,7 @@ WIDTH = 130
 SAMPLES = CHECKOUT / "tests/captures/pages"
 INCIDENT = CHECKOUT / "tests/captures/explain/data_loader.json"
 README = CHECKOUT / "README.md"
-"""It shows `explain` up to its timeline."""
+"""It shows one screen of `show`."""
 EVIDENCE = CHECKOUT / "docs/evidence.md"
 """It shows what else is found, and what was done."""
 
@@ -64,12 +64,12 @@ def write(page: Path) -> str:
             printed = run(example.command).partition("\nWhat it usually is")[0]
             text = between(text, example.name, console(example.command, printed))
     if page in (README, EVIDENCE):
-        incident, printed = explained()
-        head, _, rest = printed.partition("\nFacts\n")
+        incident, printed = explained(everything=page == EVIDENCE)
+        rest = printed.partition("\nFacts\n")[2]
         facts, _, more = rest.partition("\nUsually ")
         groups, end = more.partition("\nGroups\n")[2].partition("\nHints")[0], more.partition("\nAction: ")[2]
-        shown = f"{head}\n…" if page == README else f"…\nFacts\n{facts}\n…\nGroups\n{groups}\n…\nAction: {end}"
-        text = between(text, "explain", console(f"explain {incident[:4]}", shown))
+        shown = printed if page == README else f"…\nFacts\n{facts}\n…\nGroups\n{groups}\n…\nAction: {end}"
+        text = between(text, "explain", console(f"show {incident[:4]}{' --all' if page == EVIDENCE else ''}", shown))
     return between(text, "figures", figures()) if page == README else text
 
 
@@ -124,13 +124,13 @@ def run(command: str) -> str:
         os.chdir(before)
 
 
-def explained() -> tuple[str, str]:
-    """The id of the recorded incident, and what `explain` prints of it, in UTC, at the moment when it was resolved."""
+def explained(everything: bool) -> tuple[str, str]:
+    """The id of the recorded incident, and what `show` prints of it, in UTC, at the moment when it was resolved."""
     found = msgspec.json.decode(INCIDENT.read_bytes(), type=Explanation)
     last = max(each.at for each in found.timeline)
     printed = io.StringIO()
     with utc(), contextlib.redirect_stdout(printed):
-        print_explanation(found, last)
+        print_incident(found, last, everything)
     return found.incident.id, printed.getvalue()
 
 

@@ -30,7 +30,7 @@ Generated from the configuration's schema by `make docs`. [config.example.yaml](
 text and the bounds of each option.
 
 - The file is YAML, `/etc/slurm-watchdog/config.yaml`, the same on all machines. What it does not name has its default. An unknown key, a number without
-  its unit or a contradiction refuses the whole file, with every error at once: `slurm-watchdog check-config FILE`.
+  its unit or a contradiction refuses the whole file, with every error at once: `slurm-watchdog doctor --config FILE`.
 - Durations: a number and `ms`, `s`, `min`, `h` or `d`, also joined (`1h30min`). Sizes: `B`, `KiB`, `MiB`, `GiB`. A mode is `off`, `observe` or `act`.
 - A default of `-` is empty: what that means, the line says. Every detector has `mode` and `hold` besides its own options. What it reports, and when: [Detectors](detectors.md). Rules, rungs and guards:
   [Acting](acting.md). What to set first: [Installing](install.md#worth-setting).
@@ -142,7 +142,7 @@ def example() -> str:
     out = [
         "# slurm-watchdog: every setting with its default. Generated from "
         "watchdog/slurm_watchdog/config/schema.py by `make example`.",
-        "# Check a changed file with: slurm-watchdog check-config FILE",
+        "# Check a changed file with: slurm-watchdog doctor --config FILE",
         "# Durations need a unit (ms, s, min, h, d), sizes too (B, KiB, MiB, GiB).",
         "",
     ]

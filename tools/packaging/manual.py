@@ -11,7 +11,7 @@ import click
 NAME = "slurm-watchdog"
 SEE_ALSO = "squeue(1), scontrol(1), sbatch(1), py-spy(1)"
 FILES = (
-    ("/etc/slurm-watchdog/config.yaml", "The configuration, the same on all nodes; see check-config."),
+    ("/etc/slurm-watchdog/config.yaml", "The configuration, the same on all nodes; see doctor --config."),
     ("/run/slurm-watchdog/controller.sock", "Where the controller answers the commands."),
     ("/var/lib/slurm-watchdog/", "Its journal: incidents, evidence, decisions, actions."),
     (

@@ -15,7 +15,7 @@ from tools.packaging.environment import OURS, needed
 
 NODE, CONTROLLER = "slurm-watchdog", "slurm-watchdog-controller"
 PACKAGE = "slurm_watchdog"
-COMMANDS = ("agent", "run", "check_config", "doctor")
+COMMANDS = ("services", "run", "doctor")
 """Of cli/: what is typed or started on a compute node."""
 PROGRAMS = ("cli.main", "agent.__main__", "agent.helper.__main__", "agent.validate_config", "identity.munge_child")
 """Started as programs of their own (`run_module`), which no import shows."""

@@ -49,7 +49,6 @@ def test_a_terminal_that_lacks_a_character_gets_another_one(tmp_path: Path) -> N
         ("silence", "--for", "4h"),
         ("incidents", "--kind", "colective_hang"),
         ("incidents", "--job", "my-job"),
-        ("story", "my-job"),
         ("report", "--from", "2026-02-30"),
         ("report", "--from", "0001-01-01"),
         ("diagnose", "/nonexistent/dumps"),

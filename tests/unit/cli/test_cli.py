@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from slurm_watchdog import __version__
-from slurm_watchdog.cli.batch import Row
 from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.main import main
-from slurm_watchdog.cli.save_all import parse_date
+from slurm_watchdog.cli.main import main, renamed
+from slurm_watchdog.cli.restart import Row, parse_date
 from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob, Status
 from tests.builders.cli import (
@@ -52,14 +51,39 @@ def controller(tmp_path: Path) -> Iterator[FakeController]:
 def test_every_command_explains_itself_with_an_example(command: str) -> None:
     result = run(command, "--help")
     assert result.exit_code == 0
-    assert re.search(rf"Examples?:\n\s+slurm-watchdog {command}", result.output) or command == "explain"
+    assert re.search(rf"Examples?:\n\s+slurm-watchdog {command}", result.output)
     assert f"slurm-watchdog {command}" in result.output
 
 
 def test_the_list_of_commands_is_the_one_that_scripts_depend_on() -> None:
     assert set(COMMANDS) == {
-        "agent", "helper", "controller", "check-config", "notify", "status", "incidents", "explain", "diagnose", "pause", "resume", "restart", "replay", "group-stacks", "scan-log", "nodes", "report", "story", "doctor", "run", "attach", "test-nodes", "silence", "save-all",
+        "run", "status", "incidents", "show", "diagnose", "restart", "pause", "resume", "silence", "nodes", "test-nodes", "report", "doctor",
+        "agent", "controller", "helper", "replay", "scan-log", "group-stacks",
     }  # fmt: skip
+    people, services = re.split(r"\nServices and development:\n", run("--help").output)
+    shown = re.findall(r"^  ([a-z-]+)  ", people.partition("\nCommands:\n")[2], re.MULTILINE)
+    assert (len(shown), re.findall(r"^  ([a-z-]+)  ", services, re.MULTILINE)) == (
+        13,
+        ["agent", "controller", "replay"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("explain 7f3a --json", "show --all 7f3a --json"),
+        ("story 4711 --no-accounting", "show --all 4711 --no-accounting"),
+        ("attach --listen h:9 4711 --act", "run --job 4711 --listen h:9 --act"),
+        ("attach --help", "run --help"),
+        ("check-config", "doctor --config /etc/slurm-watchdog/config.yaml"),
+        ("check-config --json my.yaml", "doctor --config my.yaml --json"),
+        ("notify test --severity critical", "doctor --notify --severity critical"),
+        ("save-all --all --dry-run", "restart --save-only --all --dry-run"),
+    ],
+)
+def test_a_command_of_the_release_before_is_todays(old: str, new: str) -> None:
+    assert renamed(*old.split()) == new.split()
+    assert run(*old.split()).exit_code != 2 or run(*old.split()).output == run(*new.split()).output
 
 
 def test_the_version_is_printed() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.helper.requests import KILL_SWITCH_BASE
-from slurm_watchdog.cli import agent as helper_command
+from slurm_watchdog.cli import services as helper_command
 from slurm_watchdog.cli.main import main
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.config.schema import Config

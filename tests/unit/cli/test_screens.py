@@ -162,27 +162,32 @@ SCENES: dict[str, tuple[str, dict[tuple[str, str], Any]]] = {
     "incidents": ("incidents", {("GET", "/v1/incidents"): [incident(summary=LONG), incident(id="00aa", state="resolved", culprits=[], decisions=[]),
                                 incident(id="9c01", kind="gpu_fault", inhibited_by="7f3a", summary=HOSTILE, job_id=None, opened_at=None)]}),
     "incidents none": ("incidents --job 7", {("GET", "/v1/incidents?job=7"): []}),
-    "explain": ("explain 7f3a", {("GET", "/v1/incidents/7f3a"): FULL}),
-    "explain resolved": ("explain 7f3a", {("GET", "/v1/incidents/7f3a"): OVER}),
+    "show": ("show 7f3a", {("GET", "/v1/incidents/7f3a"): FULL}),
+    "show observed": ("show 7f3a", {("GET", "/v1/incidents/7f3a"): explanation(evidence=[], actions=[], incident=incident(culprits=[]))}),
+    "show resolved": ("show 7f3a", {("GET", "/v1/incidents/7f3a"): OVER}),
+    "show all": ("show 7f3a --all", {("GET", "/v1/incidents/7f3a"): FULL}),
+    "show all resolved": ("show 7f3a --all", {("GET", "/v1/incidents/7f3a"): OVER}),
     "nodes": ("nodes", {("GET", "/v1/nodes"): {"suspect_from": 2.25, "suspects": 1, "known": 3, "nodes": [NODE, {**NODE, "node": "n2", "suspect": False, "score": 0.5, "last_at": None}]}}),
     "nodes none": ("nodes", {("GET", "/v1/nodes"): {}}),
-    "node": ("nodes n1", {("GET", "/v1/nodes/n1"): {**NODE, "suspect_from": 2.25, "history": [PAST, {**PAST, "node": "n2"}, {**PAST, "counts_for": "n3"}, {**PAST, "why_not": "incident o1 explains it"}]}}),
+    "show node": ("show n1", {("GET", "/v1/incidents/n1"): (404, {"error": "no incident n1"}), ("GET", "/v1/nodes/n1"): {**NODE, "suspect_from": 2.25, "history": [PAST, {**PAST, "node": "n2"}, {**PAST, "counts_for": "n3"}, {**PAST, "why_not": "incident o1 explains it"}]}}),
     "node none": ("nodes n1", {("GET", "/v1/nodes/n1"): {**NODE, "history": []}}),
     "report": ("report --from 2023-11-01 --to 2023-12-01", {("GET", "/v1/report?from=1698796800.0&to=1701388800.0"): REPORT}),
     "report few": ("report --from 2023-11-01 --to 2023-12-01", {("GET", "/v1/report?from=1698796800.0&to=1701388800.0"): REPORT | {
         "failures": 1, "incidents": [], "nodes": [], "to_be_noticed_h": [], "savings": {**REPORT["savings"], "compared": 0, "observed": 0}, "known_jobs": 2,
         "allocated_h": 0.1, "measured_h": 0.1, "effective_h": 0.07, "lost_h": [["collective_hang", 0.03]]}}),
     "report none": ("report --from 2023-11-01 --to 2023-12-01", {("GET", "/v1/report?from=1698796800.0&to=1701388800.0"): REPORT | {"jobs": []}}),
-    "story": ("story 7 --no-accounting", STORY),
-    "story unknown": ("story 7 --no-accounting", STORY | {("GET", "/v1/report?job=7&from=0"): {**REPORT, "jobs": [], "runs": []}, ("GET", "/v1/incidents?job=7"): []}),
+    "show job": ("show 7 --no-accounting", STORY),
+    "show job all": ("show 7 --no-accounting --all", STORY),
+    "show job unknown": ("show 7 --no-accounting", STORY | {("GET", "/v1/report?job=7&from=0"): {**REPORT, "jobs": [], "runs": []}, ("GET", "/v1/incidents?job=7"): [],
+                         ("GET", "/v1/incidents/7"): (404, {"error": "no incident 7"})}),
     "diagnose": ("diagnose 4711", {("POST", "/v1/diagnose"): {"id": "d1"}, ("GET", "/v1/diagnose/d1"): {"id": "d1", "state": "done", "age_s": 3.0, "diagnosis": DIAGNOSIS}}),
     "silence": ("silence", {("GET", "/v1/silences"): SILENCES}),
     "silence none": ("silence", {("GET", "/v1/silences"): {}}),
     "pause": ("pause moving", {("POST", "/v1/pause"): {"paused": {"reason": "moving", "by": "ann", "at": 1.0}}}),
     "resume": ("resume", {("POST", "/v1/resume"): {"paused": None}}),
-    "save-all dry run": ("save-all --all --dry-run", ASKED),
-    "save-all": ("save-all --all", ASKED),
-    "save-all none": ("save-all --all", {("GET", "/v1/requests/jobs"): []}),
+    "save-all dry run": ("restart --save-only --all --dry-run", ASKED),
+    "save-all": ("restart --save-only --all", ASKED),
+    "save-all none": ("restart --save-only --all", {("GET", "/v1/requests/jobs"): []}),
     "restart": ("restart 4711", {("POST", "/v1/restart"): ALLOWED, ("POST", "/v1/requests/progress"): {"7f3a": action(STAGES[:2], ENDED)}}),
     "restart refused": ("restart 4711", {("POST", "/v1/restart"): {**ALLOWED, "verdict": "suppressed", "by": "storage", "reason": "/s does not answer"}}),
     "restart observed": ("restart 4711", {("POST", "/v1/restart"): {**ALLOWED, "verdict": "observed", "by": "mode", "reason": "mode is off"}}),
@@ -201,6 +206,8 @@ def test_a_screen_is_as_it_was(tmp_path: Path, scene: str) -> None:
     file = SCREENS / f"{scene.replace(' ', '-')}.txt"
     if os.environ.get("SCREENS") == "write":
         file.write_bytes("\n".join(shown).encode())
+    if words.startswith("show") and "--all" not in words:
+        assert max(each.count("\n") - 2 for each in shown) <= 20
     assert "\n".join(shown) == file.read_bytes().decode()
 
 

@@ -86,7 +86,7 @@ def test_the_screen_has_incidents_jobs_with_their_curves_and_nodes() -> None:
         incidents={"firing": 3, "pending": 1, "resolved": 0},
     )
     text = drawn(document)
-    assert re.search(r"- Rank 3 waits. \(for [\d.]+ d: slurm-watchdog explain 7f3a99\)", text)
+    assert re.search(r"- Rank 3 waits. \(for [\d.]+ d: slurm-watchdog show 7f3a99\)", text)
     assert "More: slurm-watchdog incidents" in text
     assert "▁" * 10 + "█" * 10 in text
     assert "2 nodes reporting, 2 silent: n[3-4]" in text

@@ -316,11 +316,11 @@ def test_the_sentence_tells_the_gravest_thing_and_not_the_first(
 
 
 def test_an_explained_incident_shows_advice_as_advice(capsys: pytest.CaptureFixture[str]) -> None:
-    from slurm_watchdog.cli.explain import print_explanation
+    from slurm_watchdog.cli.show import print_incident
     from slurm_watchdog.model.documents import Explanation, Incident
 
     incident = Incident(id="i1", kind="gpu_fault", state="firing", summary="GPU 3 of n1", evidence=(BUS,))
-    print_explanation(Explanation(incident=incident), 0.0)
+    print_incident(Explanation(incident=incident), 0.0)
     out = capsys.readouterr().out
     assert "advice, not what was found" in out
     assert "Try: " in out

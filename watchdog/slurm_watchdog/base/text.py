@@ -85,6 +85,11 @@ def plural(number: int, one: str) -> str:
     return f"{number:,} {one}{'' if number == 1 else 's'}"
 
 
+def to_show(what: object) -> str:
+    """What a person types to see an incident, a job or a node: the one place that knows this command's name."""
+    return f"slurm-watchdog show {what}"
+
+
 def listed(numbers: Iterable[int], one: str) -> str:
     """`rank 3`, `ranks 9 and 14`; of more than WRITTEN_OUT in ranges: `ranks 0-7, 12 and 14`; of many ranges the first,
     and how many more there are."""

@@ -24,13 +24,13 @@ MAX_BYTES: Final = 64 * 1024**2
 """Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours."""
 
 SERVICE_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
-"""The service's socket; any other one usually belongs to a user's `run` or `attach`."""
+"""The service's socket; any other one usually belongs to a user's `run`."""
 _IS_IT_RUNNING = (
     "Is the controller running, on this machine? systemctl status slurm-watchdog-controller; from other machines: "
     "--socket munge://HOST:PORT (controller.user_listen)"
 )
 _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
-_HAS_IT_ENDED = "Has that `run` or `attach` ended? Its journal answers: slurm-watchdog incidents --journal {}"
+_HAS_IT_ENDED = "Has that `run` ended? Its journal answers: slurm-watchdog incidents --journal {}"
 Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]
 """(method, target, body) to (status, its words, body)."""
 

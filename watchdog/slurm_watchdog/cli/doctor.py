@@ -5,15 +5,21 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
+from click.core import ParameterSource
+from msgspec import to_builtins
 
+from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
+    EXIT_FINE,
+    EXIT_FOUND,
     EXIT_UNKNOWN,
+    EXIT_USAGE,
     Refusal,
     load_or_exit,
     operator_options,
@@ -22,7 +28,7 @@ from slurm_watchdog.cli.options import (
     seconds_of,
     service_paths,
 )
-from slurm_watchdog.cli.terminal import count, sentence
+from slurm_watchdog.cli.terminal import clean, count, duration, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -32,6 +38,12 @@ if TYPE_CHECKING:
 LEVEL_NAMES = {0: "OK", 1: "WARNING", 2: "CRITICAL", 3: "UNKNOWN"}
 LEVEL_STYLES = {"critical": "bold red", "warning": "yellow", "unknown": "magenta", "hint": "cyan"}
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"
+NO_RECEIVER = (
+    "No receiver is configured (notify.slack, notify.webhook, notify.alertmanager): "
+    "notifications go to the controller's log only."
+)
+COLLECTIVE_TIMEOUT_S = 600.0
+"""Of NCCL in PyTorch, which has the shortest: torch.distributed.constants.default_pg_nccl_timeout."""
 MAX_SCRIPT_BYTES = 4 << 20
 """Slurm takes scripts of up to 4 MiB (max_script_size)."""
 
@@ -54,6 +66,9 @@ class _NotLookedFor(Refusal):
     help="Answer within TIME (20s), whatever hangs; with --node.",
 )
 @click.option("--only", metavar="RULE,…", help="Only these findings (service, nvml, munge, …); with --node.")
+@click.option("--notify", is_flag=True, help="Send a test notification to every receiver, and then that it is over.")
+@click.option("--severity", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True,
+              help="Of that test; a critical one also mentions people and pages.")  # fmt: skip
 @operator_options
 def doctor(
     script: str | None,
@@ -61,9 +76,9 @@ def doctor(
     on_node: bool,
     deadline: float | None,
     only: str | None,
-    socket_path: str | None,
-    config_file: str | None,
-    as_json: bool,
+    notify: bool,
+    severity: str,
+    **where: Any,
 ) -> None:
     """What is missing for a cluster, a node, a job or a job script (- is standard input) to be protected.
 
@@ -72,6 +87,12 @@ def doctor(
 
     Exit code 0 nothing is missing, 1 warning, 2 critical, 3 unknown (something that matters could not be seen).
 
+    With --config F and no SCRIPT, --job, --node or --socket it checks that file, and the site's knowledge files that it
+    names: every error with its key or place and line, and warnings. Exit code 0, or 2 with errors.
+
+    With --notify it sends with the code that sends incidents, and needs no controller: run it as a user who can read
+    the receivers' secrets. Exit code 0 if every receiver took it, else 1.
+
     \b
     Examples:
       slurm-watchdog doctor
@@ -79,9 +100,17 @@ def doctor(
       slurm-watchdog doctor --node --deadline 20s --only nvml,state_space    for a HealthCheckProgram
       slurm-watchdog doctor train.sbatch        no root, no controller, no Slurm needed
       slurm-watchdog doctor --job 4711 --json
+      slurm-watchdog doctor --config my.yaml    every error of this file
+      slurm-watchdog doctor --notify
     """
-    if sum((script is not None, job_id is not None, on_node)) > 1:
-        raise click.UsageError("give a script, --job or --node, not several of them")
+    if sum((script is not None, job_id is not None, on_node, notify)) > 1:
+        raise click.UsageError("give a script, --job, --node or --notify, not several of them")
+    socket_path, config_file, as_json = where["socket_path"], where["config_file"], where["as_json"]
+    if notify:
+        _send_test(config_file or service_paths().config, severity, as_json)
+    names_socket = click.get_current_context().get_parameter_source("socket_path") is ParameterSource.COMMANDLINE
+    if config_file is not None and script is None and job_id is None and not on_node and not names_socket:
+        _check_config(config_file, as_json)
     if (deadline is not None or only is not None) and not on_node:
         raise click.UsageError("--deadline and --only go with --node")
     file = config_file
@@ -162,16 +191,89 @@ def _examine_in_time(deadline_s: float, node: str, *options: str) -> tuple[Advic
     return examine("look", {"where": node, "waits": waits})
 
 
-def _print_findings(what: str, subject: str, advice: Iterable[Advice], as_json: bool) -> NoReturn:
-    import msgspec
+def _check_config(file: str, as_json: bool) -> NoReturn:
+    """Every error of a configuration file at once."""
+    from slurm_watchdog.config.loading import ConfigError, load_config
 
+    try:
+        config = load_config(file)
+    except ConfigError as error:
+        if as_json:
+            print_json({"file": file, "ok": False, "problems": to_builtins(error.problems)})
+        else:
+            click.echo(f"{clean(file)} has {count(len(error.problems), 'error')} and would be refused:")
+            for line in error.lines():
+                click.echo(clean(line))
+        sys.exit(EXIT_USAGE)
+    found = [*config.warnings, *warnings(config)]
+    if as_json:
+        print_json({"file": file, "ok": True, "problems": [], "warnings": found})
+        sys.exit(EXIT_FINE)
+    sentence(f"{file} is fine: restart: {config.restart}, controller on {config.controller.listen}.")
+    if config.site_texts:
+        files = count(len(config.site_texts), "knowledge file")
+        sentence(f"{config.knowledge.directory} is fine: {files}.")
+    for each in found:
+        sentence(f"Warning: {each}")
+    sys.exit(EXIT_FINE)
+
+
+def warnings(config: Config) -> Iterator[str]:
+    """What is allowed and hardly meant, a key and a sentence each."""
+    from slurm_watchdog.detect.collective_hang import CollectiveHang
+    from slurm_watchdog.detect.registry import KINDS, why_ladder_unfit
+
+    if not config.controller_urls:
+        yield "controller: not set, so no agent starts with this file; set it on nodes"
+    hang = config.detectors.of(CollectiveHang)
+    for name, seconds in (("floor", hang.floor), ("proven_floor", hang.proven_floor)):
+        if seconds >= COLLECTIVE_TIMEOUT_S:
+            yield (
+                f"detectors.collective_hang.{name}: {duration(seconds)} is longer than the timeout of a collective, "
+                "which ends the job before (NCCL's is 10 min in PyTorch)"
+            )
+    modes = {kind: getattr(config.detectors, kind).mode for kind in KINDS if hasattr(config.detectors, kind)}
+    asked = [(f"detectors.{kind}", kind) for kind, mode in modes.items() if mode == "act"]
+    asked += [(f"expert.policy.kinds.{kind}", kind) for kind, each in config.policy.kinds.items() if each.mode == "act"]
+    for where, kind in asked:
+        if why := (why_ladder_unfit(kind, ()) or "").partition("; kinds with")[0]:
+            yield f"{where}.mode: act has no effect, since {why}"
+
+
+def _send_test(file: str, severity: str, as_json: bool) -> NoReturn:
+    """A test notification to every receiver of the configuration."""
+    import asyncio
+    import logging
+
+    from slurm_watchdog.model.incidents import Severity
+    from slurm_watchdog.notify.dispatcher import try_receivers
+
+    config = load_or_exit(file)
+    # What fails is printed below, once.
+    logging.getLogger("slurm_watchdog.notify").addHandler(logging.NullHandler())
+    tried = asyncio.run(try_receivers(config, Severity(severity), clock.wall()))
+    failed = [error for error in tried.values() if error is not None]
+    if as_json:
+        rows = [{"receiver": name, "sent": error is None, "error": error} for name, error in tried.items()]
+        print_json({"receivers": rows})
+    else:
+        for name, error in tried.items():
+            sentence(f"{name}: {'sent' if error is None else f'FAILED: {error}'}")
+        sentence(
+            f"{count(len(failed), 'receiver')} of {len(tried)} failed." if failed
+            else f"{count(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER
+        )  # fmt: skip
+    sys.exit(EXIT_FINE if tried and not failed else EXIT_FOUND)
+
+
+def _print_findings(what: str, subject: str, advice: Iterable[Advice], as_json: bool) -> NoReturn:
     from slurm_watchdog.doctor.finding import Level, exit_code, ranked
 
     found = ranked(advice)
     code = exit_code(found)
     level = LEVEL_NAMES[code]
     if as_json:
-        rows = msgspec.to_builtins(found)
+        rows = to_builtins(found)
         print_json({"what": what, "subject": subject, "level": level.lower(), "findings": rows})
         sys.exit(code)
     faults = sum(1 for each in found if each.level is not Level.HINT)

@@ -1,4 +1,4 @@
-"""Finds the controller that a command asks: this machine's, otherwise a `run` or `attach` of the same user."""
+"""Finds the controller that a command asks: this machine's, otherwise a `run` of the same user."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ def find_socket(socket_path: str | None, config_file: str | None) -> str:
     import yaml
 
     try:  # this key alone: errors elsewhere must not keep anybody from `pause`, and to check all takes a second
-        return str(yaml.safe_load(Path(service.config).read_text(encoding="utf-8"))["controller"]["socket"])
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError):
+        known = yaml.safe_load(Path(service.config).read_text(encoding="utf-8"))
+        return str(known.get("expert", known)["controller"]["socket"])  # without `expert`: the release before
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, yaml.YAMLError):
         return service.socket
 
 
@@ -143,4 +144,4 @@ def own_place() -> Path:
 def describe(run: OwnRun) -> str:
     """One run in a few words."""
     when = f"since {moment(run.started_at)}" if run.ended_at is None else f"ended {moment(run.ended_at)}"
-    return f"`{run.command}` of {run.what} ({when}), {run.directory}"
+    return f"`run` of {run.what} ({when}), {run.directory}"

@@ -76,7 +76,7 @@ def incidents(
       slurm-watchdog incidents
       slurm-watchdog incidents --job 4711 --json
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
-      slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `attach` that has ended
+      slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `run --job` that has ended
     """
     owner = _uid(user)
     known = asked.client().get(list[Incident], "/v1/incidents", job=job_id)

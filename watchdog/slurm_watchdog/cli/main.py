@@ -15,7 +15,17 @@ from typing import Any, Final
 import click
 
 from slurm_watchdog import __version__
-from slurm_watchdog.cli.options import AS_JSON, EXIT_UNKNOWN, EXIT_USAGE, ON_TOP, Refusal, needs_package, print_json
+from slurm_watchdog.cli.options import (
+    AS_JSON,
+    DEFAULT_CONFIG,
+    EXIT_UNKNOWN,
+    EXIT_USAGE,
+    JOB_ID,
+    ON_TOP,
+    Refusal,
+    needs_package,
+    print_json,
+)
 
 OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
@@ -31,35 +41,41 @@ REMOVED: Final[Mapping[str, str]] = {
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "run": ("run", "Run a command under the watchdog, or watch a job of yours (no root)."),
     "status": ("status", "What is watched and whether all is well."),
-    "diagnose": ("diagnose", "Find the rank that blocks a job, or the cause in logs, stacks and dumps."),
     "incidents": ("incidents", "What happened: pending, firing and resolved incidents."),
-    "explain": ("explain", "One incident: who, since when, why, what was done."),
-    "nodes": ("nodes", "List suspect nodes and why."),
-    "report": ("report", "Hours kept and lost: restarts, hangs, steps done again."),
-    "story": ("story", "History of one job: runs, incidents, actions, lost hours."),
-    "silence": ("silence", "Stop messages about a kind, job or node for a while."),
-    "doctor": ("doctor", "Check a cluster, node, job or script for missing settings."),
+    "show": ("show", "One incident, job or node: who, since when, why, what was done, what to do."),
+    "diagnose": ("diagnose", "Find the rank that blocks a job, or the cause in logs, stacks and dumps."),
+    "restart": ("restart", "Restart jobs gracefully, optionally without some nodes, or have them save."),
     "pause": ("pause", "Pause all automatic actions."),
     "resume": ("pause.resume", "Resume automatic actions."),
-    "restart": ("restart", "Restart a job gracefully, optionally without some nodes."),
-    "save-all": ("save_all", "Ask jobs to checkpoint before maintenance."),
-    "check-config": ("check_config", "Check a configuration file; prints all errors at once."),
-    "notify": ("controller.notify", "Send a test notification to every configured receiver."),
-    "replay": ("replay", "Replay a recording offline: what would have been done."),
+    "silence": ("silence", "Stop messages about a kind, job or node for a while."),
+    "nodes": ("nodes", "List suspect nodes and why."),
     "test-nodes": ("test_nodes", "Measure nodes and the links between them; name the slow one."),
+    "report": ("report", "Hours kept and lost: restarts, hangs, steps done again."),
+    "doctor": ("doctor", "Check a cluster, node, job, script or configuration for missing settings."),
+    "agent": ("services.agent", "The service on a compute node."),
+    "controller": ("services.controller", "The service on the management node."),
+    "replay": ("replay", "Replay a recording offline: what would have been done."),
+    "helper": ("services.helper", "Performs the agent's privileged operations."),
     "scan-log": ("scan_log", "What logs alone say: progress, cause and cascade, verdict."),
     "group-stacks": ("group_stacks", "Group the stacks of all ranks: which one differs."),
-    "run": ("run", "Run a command under the watchdog (no root, Slurm optional)."),
-    "attach": ("attach", "Watch a job of your own: no root, nothing installed on the nodes."),
-    "agent": ("agent", "The service on a compute node."),
-    "helper": ("agent.helper", "Performs the agent's privileged operations."),
-    "controller": ("controller", "The service on the management node."),
 }
 """A command: its module beside this one, with its name there where that is another one, and what it does, for the list
 of all, which imports none of them."""
+SERVICES: Final = ("agent", "controller", "replay")
+"""Those for services and development: the list has them under a heading of their own."""
 HIDDEN: Final = ("scan-log", "group-stacks", "helper")
-"""Commands that the list leaves out."""
+"""Commands that the list leaves out: what programs type."""
+RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
+    "explain": ("show", "--all"),
+    "story": ("show", "--all"),
+    "attach": ("run", "--job"),
+    "check-config": ("doctor", "--config"),
+    "notify": ("doctor", "--notify"),
+    "save-all": ("restart", "--save-only"),
+}
+"""What releases before this one called it. A row stays for one release."""
 
 TYPED: Final = "slurm_watchdog.typed"
 """In the meta of click's context: the words of the command line."""
@@ -88,6 +104,21 @@ class Commands(Mapping[str, click.Command]):
         return len(self._names)
 
 
+def renamed(old: str, *words: str) -> list[str]:
+    """A command line of the release before with today's names. The argument of `attach JOB` and `check-config [F]` is
+    an option's value; `notify` had one command, `test`."""
+    new, given = RENAMED[old], list(words)
+    if old == "notify" and given[:1] == ["test"]:
+        given.pop(0)
+    if old in ("attach", "check-config"):
+        values = [word for word in given if (JOB_ID.fullmatch(word) if old == "attach" else word[:1] != "-")]
+        values = values or ([DEFAULT_CONFIG] if old == "check-config" else [])
+        if not values:
+            return [new[0], *given]
+        given = [values[0], *(word for word in given if word != values[0])]
+    return [*new, *given]
+
+
 class Program(click.Group):
     """The commands, and what holds for the output of each."""
 
@@ -95,14 +126,18 @@ class Program(click.Group):
         """As click's; keeps what was typed, for `invoke`. `help COMMAND` is `COMMAND --help`."""
         if args[:1] == ["help"]:
             args = [*args[1:], "--help"]
+        if args and args[0] in RENAMED:
+            args = renamed(*args)
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """As click's, from the table of commands."""
-        listed = [(name, COMMANDS[name][1]) for name in self.list_commands(ctx) if name not in HIDDEN]
-        with formatter.section("Commands"):
-            formatter.write_dl(listed)
+        """As click's, from the table of commands, under two headings."""
+        listed = [name for name in self.list_commands(ctx) if name not in HIDDEN]
+        for heading, is_service in (("Commands", False), ("Services and development", True)):
+            rows = [(name, COMMANDS[name][1]) for name in listed if (name in SERVICES) == is_service]
+            with formatter.section(heading):
+                formatter.write_dl(rows)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -186,7 +221,7 @@ def main() -> None:
     \b
     Examples:
       slurm-watchdog status
-      slurm-watchdog explain 7f3a
+      slurm-watchdog show 7f3a             one incident, job or node
       slurm-watchdog diagnose 4711         who keeps the others waiting, now
       slurm-watchdog diagnose stacks/      the same, from files: stacks, logs, dumps, kernel logs
       slurm-watchdog doctor train.sbatch   what a job script lacks to be protected

@@ -10,6 +10,7 @@ import click
 from slurm_watchdog.base import clock
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND
+from slurm_watchdog.cli.show import print_node
 from slurm_watchdog.cli.terminal import show
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
 
@@ -38,8 +39,8 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
     if node is not None and mended is not None:
         event = NodeEventRequest(kind="mended", id=uuid.uuid4().hex[:12], what=mended)
         client.post(dict, "/v1/nodes/{}/events", node, body=event)
-    found: NodeTable | NodeHistory = (
-        client.get(NodeTable, "/v1/nodes") if node is None else client.get(NodeHistory, "/v1/nodes/{}", node)
-    )
-    asked.answer(found, lambda: show("nodes" if node is None else "node", found=found, now=clock.wall()))
-    sys.exit(EXIT_FOUND if (found.suspects if isinstance(found, NodeTable) else found.suspect) else EXIT_FINE)
+    if node is not None:
+        print_node(asked, client.get(NodeHistory, "/v1/nodes/{}", node))
+    found = client.get(NodeTable, "/v1/nodes")
+    asked.answer(found, lambda: show("nodes", found=found, now=clock.wall()))
+    sys.exit(EXIT_FOUND if found.suspects else EXIT_FINE)

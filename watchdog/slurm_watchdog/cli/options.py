@@ -48,6 +48,16 @@ class FiniteRange(click.FloatRange):
         return number
 
 
+def flag(*names: str, help: str, **more: Any) -> Callable[[F], F]:
+    """An option without a value."""
+    return click.option(*names, is_flag=True, help=help, **more)
+
+
+def value(*names: str, metavar: str, help: str, **more: Any) -> Callable[[F], F]:
+    """An option with one; its default, if it has one, is in its help."""
+    return click.option(*names, metavar=metavar, help=help, show_default=bool(more.get("default")), **more)
+
+
 def json_option(command: F, text: str = "For programs: one JSON document.") -> F:
     """`--json`, with the help `text`, and `--json-object`; either makes `as_json` true."""
 
@@ -154,7 +164,7 @@ def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:
     try:
         config = load_config(config_file, with_knowledge=with_knowledge)
     except ConfigError as error:
-        todo = f"Nothing was done. Correct it, then: slurm-watchdog check-config {config_file}"
+        todo = f"Nothing was done. Correct it, then: slurm-watchdog doctor --config {config_file}"
         raise Refusal(error.lines(), todo) from error
     for line in config.warnings:
         click.echo(f"Warning: {clean(line)}", err=True)
@@ -188,7 +198,7 @@ journal_option = click.option(
     "--journal",
     metavar="DIR",
     type=click.Path(),
-    help="Ask the journal of a `run` or `attach` that has ended, in DIR. [default: your newest one, "
+    help="Ask the journal of a `run` that has ended, in DIR. [default: your newest one, "
     "where no controller answers and none is configured]",
 )
 

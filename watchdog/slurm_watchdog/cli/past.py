@@ -32,7 +32,7 @@ Answer = tuple[int, str, bytes]
 
 
 def journal_file(given: str) -> Path:
-    """The journal that is meant: a file, or the directory of a `run` or `attach` that has one. Raises ClientError."""
+    """The journal that is meant: a file, or the directory of a `run` that has one. Raises ClientError."""
     path = Path(os.path.expanduser(given))
     file = path / JOURNAL if os.path.isdir(path) else path
     try:
@@ -40,12 +40,12 @@ def journal_file(given: str) -> Path:
     except OSError as error:
         raise ClientError(
             f"The journal {file} cannot be read: {error.strerror}.",
-            "Give the directory of a `run` or `attach`, or its journal.sqlite.",
+            "Give the directory of a `run`, or its journal.sqlite.",
         ) from error
     if is_empty or not os.path.isfile(file):
         raise ClientError(
             f"{file} is {'empty' if is_empty else 'no file'}: it is no journal.",
-            "Give the directory of a `run` or `attach`, or its journal.sqlite.",
+            "Give the directory of a `run`, or its journal.sqlite.",
         )
     return file
 

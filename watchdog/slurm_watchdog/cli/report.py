@@ -41,7 +41,7 @@ def _date(context: click.Context, parameter: click.Parameter, value: str | None)
     "--job",
     metavar="J",
     callback=check_job,
-    help="This job alone. See also: slurm-watchdog story.",
+    help="This job alone. See also: slurm-watchdog show.",
 )
 @click.option("--save-time", "save_s", default="60s", show_default=True, metavar="TIME", callback=seconds_of,
               help="How long a checkpoint holds the training up, for the advice on its interval.")  # fmt: skip

@@ -1,27 +1,27 @@
-"""`slurm-watchdog run`: one command, watched and restarted: on one machine, or inside of a batch script."""
+"""`slurm-watchdog run`: one command, watched and restarted, on one machine or inside of a batch script; or a job of
+one's own that runs already."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.options import Refusal, config_option, load_or_exit, removed_option
+from slurm_watchdog.cli.options import Refusal, check_job, config_option, flag, load_or_exit, removed_option, value
+
+OF_JOB: Final = ("act", "listen", "page_listen", "kill_switch")
+"""Options that go with `--job` alone."""
 
 if TYPE_CHECKING:
     from slurm_watchdog.supervisor.allocation import Allocation
     from slurm_watchdog.supervisor.service import Wanted
-
-
-own_config_option = config_option(
-    "Thresholds, detectors, Slack, as for the services; its addresses and directories are not used."
-)
 
 
 @click.command(
@@ -75,19 +75,41 @@ own_config_option = config_option(
     type=click.Path(file_okay=False),
     help="Where the command saves, if its own options do not say so. May be given several times.",
 )
-@own_config_option
+@config_option("Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.")
 @click.option(
     "--directory",
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Directory of this run's log, journal and kill switch. [default: below ~/.local/state/slurm-watchdog]",
+    help="Directory of this run's log, journal and kill switch. [default: below ~/.local/state/slurm-watchdog; with "
+    "--job ~/.slurm-watchdog/JOB, which all nodes have to see]",
 )
 @click.option("--no-page", is_flag=True, help="Serve no page.")
 @click.option(
     "--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR, output.log and errors.log."
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND…")
-def run(command: tuple[str, ...], **options: Any) -> None:
+@value("-j", "--job", "job_id", metavar="JOB", callback=check_job, help="Watch this job of yours; start no command.")
+@flag("--act", help="With --job: restart it when the evidence is clear; without it, only report.")
+@value(
+    "--listen",
+    metavar="HOST:PORT",
+    default="",
+    help="With --job: address of this machine that the nodes reach. [default: found by itself; a free port]",
+)
+@value(
+    "--page",
+    "page_listen",
+    metavar="HOST:PORT",
+    default="",
+    help="With --job: serve the page there, such as on 127.0.0.1:9767. [default: no page]",
+)
+@value(
+    "--kill-switch",
+    metavar="PATH",
+    default="",
+    help="With --job: the trainer looks for this file at each step; {job_id} and {restarts} may be in it.",
+)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND…")
+def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
     """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
 
     COMMAND has to continue from its newest checkpoint by itself; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
@@ -102,20 +124,33 @@ def run(command: tuple[str, ...], **options: Any) -> None:
     $SLURM_WATCHDOG_KILL_SWITCH the file to look for at each step: if it is there, save and exit. What it
     prints is shown, and kept in DIR/output.log. A terminal, Ctrl-C and exit codes are as without `run`.
 
+    With --job a JOB of yours is watched until it is over, through requeues: agents run as a step inside of it (srun
+    --overlap), the controller runs here. This program has to be installed where all nodes of the job see it (below
+    your home directory, as a rule). Ctrl-C ends the watching, and leaves the job alone. Exit code 0 when the job is
+    over, 1 if there is no such job (any more), 2 if it cannot be watched.
+
     \b
     Examples:
       slurm-watchdog run --spares 1 -- srun python train.py    in a batch script
       slurm-watchdog run -- torchrun --nproc-per-node 8 train.py --save-dir ckpt
       slurm-watchdog run --checkpoint-dir ckpt --max-restarts 10 -- python train.py
       slurm-watchdog run --observe -- bash train.sh
+      slurm-watchdog run --job 4711 --act                      a job that runs already
       slurm-watchdog status --socket DIR/controller.sock       from another terminal
     """
+    given = {name for name in ("command", *options) if _is_from(name, ParameterSource.COMMANDLINE)}
+    if job_id is not None and given - {*OF_JOB, "config_file", "directory"}:
+        raise click.UsageError("--job goes with --act, --config, --directory, --kill-switch, --listen and --page alone")
+    if job_id is not None:
+        _watch_job(job_id, options)
+    if not command or given & set(OF_JOB):
+        raise click.UsageError("name a COMMAND; --act, --kill-switch, --listen and --page are for a --job")
     from slurm_watchdog.supervisor import service as supervisor
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
     from slurm_watchdog.supervisor.launcher import is_function
 
     asked = SimpleNamespace(**options)
-    words = command[1:] if command[0] == "--" else command
+    words = command[1:] if command[:1] == ("--",) else command
     if not words or (shutil.which(words[0]) is None and not is_function(words[0], os.environ)):
         refuse(_why_not_started(words[0] if words else ""))
     allocation = None
@@ -153,6 +188,31 @@ def run(command: tuple[str, ...], **options: Any) -> None:
         sys.exit(supervisor.supervise(wanted, allocation, os.environ))
     except OSError as error:
         refuse(f"The command was not started: {error}")
+
+
+def _watch_job(job_id: str, options: Mapping[str, Any]) -> NoReturn:
+    """Watches a job that is there."""
+    from slurm_watchdog.base import log_setup
+    from slurm_watchdog.base.os_errors import describe
+    from slurm_watchdog.config.loading import ConfigError
+    from slurm_watchdog.identity.secret_files import IdentityError
+    from slurm_watchdog.journal.journal import JournalError
+    from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
+    from slurm_watchdog.standalone import attach as service
+    from slurm_watchdog.standalone.own_runs import home_directory
+
+    directory = options["directory"]
+    if shutil.which("srun") is None:
+        refuse("There is no srun here. On a machine without Slurm: slurm-watchdog run -- COMMAND…")
+    place = Path(directory) if directory else home_directory() / ".slurm-watchdog" / job_id
+    log_setup.set_up("WARNING", for_person=True)
+    asked = {name: options[name] for name in (*OF_JOB, "config_file")}
+    try:
+        sys.exit(service.run(service.AttachRequest(job_id=job_id, directory=place.absolute(), **asked)))
+    except ConfigError as error:
+        raise Refusal(error.lines()) from error
+    except (OSError, JournalError, IdentityError, SlurmUnavailable, SlurmRefused) as error:
+        refuse(f"Job {job_id} is not watched: {describe(error) if isinstance(error, OSError) else error}")
 
 
 def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNamespace) -> NoReturn:

@@ -72,7 +72,7 @@ def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
     From another machine: `--socket munge://HOST:PORT`, or $SLURM_WATCHDOG_SOCKET, where the site has set
     controller.user_listen. There users are shown only their own jobs.
 
-    Without --socket it asks the controller of this machine; where none answers, your own `run` and `attach`:
+    Without --socket it asks the controller of this machine; where none answers, your own `run`:
     several are shown one after the other (with --json: a list).
 
     Exit code 0 OK, 1 warning (also a job that is restarting), 2 critical (an incident is firing), 3 unknown (the

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from slurm_watchdog.base.text import fold, plural, width_of
+from slurm_watchdog.base.text import fold, plural, to_show, width_of
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -145,8 +145,8 @@ def show(template: str, **values: Any) -> None:
 
 
 def render(template: str, columns: int | None, most: int = 999, **values: Any) -> list[str]:
-    """The lines of a template; on a terminal none is wider than `columns`, and a sentence has at most `most`. A line
-    that is empty is left out, those with cells are a table of which the first has the headings."""
+    """The lines of a template; on a terminal none is wider than `columns`, and a sentence or cell has at most `most`.
+    An empty line is left out, those with cells are a table of which the first has the headings."""
     text = _environment().get_template(template).render(values)
     lines: list[str] = []
     rows: list[tuple[str, list[str]]] = []
@@ -155,7 +155,7 @@ def render(template: str, columns: int | None, most: int = 999, **values: Any) -
         if "\3" in rest:
             rows.append((style, [cell.strip() for cell in rest.split("\3")]))
             continue
-        lines += _table(rows, columns)
+        lines += _table(rows, columns, most)
         rows = []
         lines += [""] if style == "#" else []
         lines += [_painted(each, style, columns) for each in _wrapped(rest.rstrip(), columns, most) if line]
@@ -184,6 +184,7 @@ def _environment() -> Environment:
         more,
         node_time,
         plural,
+        to_show,
         who,
         with_reason,
     ):
@@ -231,7 +232,7 @@ def _wrapped(text: str, columns: int | None, most: int = 999) -> list[str]:
     )
 
 
-def _table(rows: Sequence[tuple[str, Sequence[str]]], columns: int | None) -> Iterator[str]:
+def _table(rows: Sequence[tuple[str, Sequence[str]]], columns: int | None, most: int) -> Iterator[str]:
     """The lines of a table of (style, cells); the first has the headings, and how many columns are always shown."""
     if len(rows) < 2:
         return
@@ -245,7 +246,8 @@ def _table(rows: Sequence[tuple[str, Sequence[str]]], columns: int | None) -> It
     is_below = columns is not None and offset + least > columns + 2
     for number, ((style, _), row) in enumerate(zip(rows, cells, strict=True)):
         text = "".join(cell + " " * (width - width_of(cell)) for cell, width in zip(row, widths, strict=False))
-        first, *more = _wrapped(row[-1], None if columns is None else columns - 4 if is_below else columns - offset)
+        room = None if columns is None else columns - 4 if is_below else columns - offset
+        first, *more = _wrapped(row[-1], room, most)
         lines = [*_wrapped(text.rstrip(), columns), f"    {first}"] if is_below else [text + first]
         lines += [" " * (4 if is_below else offset) + each for each in more]
         yield from (_painted(each, style if number else "bold", columns) for each in lines)

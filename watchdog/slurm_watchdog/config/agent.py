@@ -22,7 +22,7 @@ class Agent(Section, frozen=True):
     """Reports kept in memory while the controller is away."""
     give_up_after: Seconds = 0.0
     """An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of
-    `slurm-watchdog attach` have 10min."""
+    `slurm-watchdog run --job` have 10min."""
     probe_deadline: Span = 10.0
     """A child that has not answered by then is reported as hung; it gets no new requests and is not
     replaced."""

@@ -87,7 +87,7 @@ class Knowledge(Section, frozen=True):
 
     directory: str = "/etc/slurm-watchdog/knowledge.d"
     """Directory of *.conf files with rows of your own, root's and writable by nobody else; missing = none.
-    `check-config` checks them, agents and controller read them at start and at reload."""
+    `doctor --config` checks them, agents and controller read them at start and at reload."""
 
 
 class NodeTests(Section, frozen=True):

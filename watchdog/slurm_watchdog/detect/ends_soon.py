@@ -100,6 +100,6 @@ SPEC = DetectorSpec(
     why_no_action="as shipped it is reported only; policy.kinds.ends_soon with a ladder has the job asked to save",
     hint=Hint(
         usually="Somebody has announced maintenance, or the job is longer than its limit.",
-        try_next="Have it save: slurm-watchdog save-all --hold JOB; see docs/operating.md, Maintenance.",
+        try_next="Have it save: slurm-watchdog restart --save-only --hold JOB; see docs/operating.md, Maintenance.",
     ),
 )

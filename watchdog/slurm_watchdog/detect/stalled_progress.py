@@ -278,7 +278,7 @@ def _bad_finding(
     return finding.bad(
         f"Job {job.job.job_id} {what}; {evidence.why}{named}.",
         culprits=evidence.culprits,
-        facts=(phase_fact(job), "the stacks that were collected are with the incident: slurm-watchdog explain"),
+        facts=(phase_fact(job), "the stacks that were collected are with the incident: slurm-watchdog show INCIDENT"),
         actionable=actionable,
     )
 

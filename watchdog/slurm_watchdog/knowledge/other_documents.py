@@ -34,14 +34,14 @@ def _row(name: str, looks_like: str, instead: str, pattern: str, share: float = 
 
 
 GIVE_OUTPUT: Final = "Give the file that the job writes its output to."
-_STACKS = "Use slurm-watchdog group-stacks."
+_STACKS = "Use slurm-watchdog diagnose."
 _STATE = r"(?:error|debug\d?|fatal|verbose|info|warning)"
 
 DOCUMENTS: Final[tuple[Document, ...]] = (
     _row("stacks", "stacks of Python processes", _STACKS,
          r"^Thread (?:0x)?[\dA-Fa-f]+ \((?:active|idle)|^Process \d+: |^(?:Current thread|Thread) 0x[\da-f]{6,} \(most recent call first\)", HEADING),
     _row("gdb", "a backtrace of gdb", _STACKS, r"^(?:\(gdb\) |#\d+ +(?:0x[\da-f]+ in |\w))"),
-    _row("kernel_log", "a kernel log", "Use slurm-watchdog scan-log --kernel.",
+    _row("kernel_log", "a kernel log", "Use slurm-watchdog diagnose.",
          r"^(?:<\d+>)?\[ *\d+\.\d{6}\] (?!\[[\w.-]+:\d+ )|^\[\w{3} \w{3} +\d+ \d\d:\d\d:\d\d \d{4}\] |^\w{3} [ \d]\d \d\d:\d\d:\d\d \S+ kernel: "),
     _row("nvidia_smi", "a report of nvidia-smi", GIVE_OUTPUT, r"\bNVIDIA-SMI \d|=+NVSMI LOG=+|^\| +\d+ +N/A +N/A +\d+ |^\s*GPU0\s+X\s", HEADING),
     _row("rocm_smi", "a report of rocm-smi", GIVE_OUTPUT, r"ROCm System Management Interface|^=+ ROCm SMI|^GPU\[\d+\]\s*: ", HEADING),

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from jinja2 import Environment, StrictUndefined, Template
 from msgspec.structs import asdict
 
-from slurm_watchdog.base.text import duration, one_line, plural
+from slurm_watchdog.base.text import duration, one_line, plural, to_show
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Culprit, Incident, Severity
 from slurm_watchdog.notify.notification import TEST_SUBJECT, TRANSIENT_GUARDS, Notice, Topic
@@ -78,7 +78,7 @@ def _template(name: str) -> Template:
     )
     environment.filters |= {
         "duration": duration, "plural": plural, "of": lambda text, incident: with_subject(incident, text),
-        "who": culprit_line, "named": named,
+        "who": culprit_line, "named": named, "to_show": to_show,
     }  # fmt: skip
     return environment.from_string(Path(__file__).with_name("templates").joinpath(f"{name}.j2").read_text())
 

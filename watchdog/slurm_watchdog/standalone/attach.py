@@ -1,4 +1,4 @@
-"""`slurm-watchdog attach`: one job of one's own on a real cluster. Its agents run inside of it, the
+"""`slurm-watchdog run --job`: one job of one's own on a real cluster. Its agents run inside of it, the
 controller where it was called.
 
 No root is needed: the job's owner may start a step in it (`srun --overlap`), requeue it and hold it; and

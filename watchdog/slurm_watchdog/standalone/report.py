@@ -1,4 +1,4 @@
-"""The greeting and the summary that `run` and `attach` print."""
+"""The greeting and the summary that `run` print."""
 
 from __future__ import annotations
 

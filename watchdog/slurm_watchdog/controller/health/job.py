@@ -14,7 +14,7 @@ from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import is_proven
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.text import duration, fold, plural
+from slurm_watchdog.base.text import duration, fold, plural, to_show
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.detect.log_error import RISES
 from slurm_watchdog.detect.registry import spec_of
@@ -139,7 +139,7 @@ def job_health(view: JobView, sight: JobContext) -> JobHealth:
         return JobHealth(
             job_id=job_id, state=spec_of(stuck.kind).job_state, level=Level.CRITICAL,
             reason=f"{public_sentence(stuck)[:-1]}{under_way}",
-            todo=f"slurm-watchdog explain {stuck.id}", by_incident=True,
+            todo=to_show(stuck.id), by_incident=True,
         )  # fmt: skip
     if waits:
         return JobHealth(job_id=job_id, state="an action is under way", level=Level.WARNING, reason=waits)
@@ -182,7 +182,7 @@ def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pend
         level = Level.CRITICAL if worst.severity is Severity.CRITICAL else Level.WARNING
         return JobHealth(
             job_id=job_id, state=state, level=level, reason=public_sentence(worst)[:-1],
-            todo=f"slurm-watchdog explain {worst.id}",
+            todo=to_show(worst.id),
             by_incident=True,
         )  # fmt: skip
     return JobHealth(

@@ -263,7 +263,7 @@ async function view(whole, [kind, name], wanted) {
   const words = (wanted.get("q") || "").toLowerCase().split(/\s+/).filter(Boolean), all = filtered(whole, kind ? [] : words);
   if (kind === "job") {
     const found = await ask(`api/jobs/${part(name)}`);
-    return found.ended ? [make("h2", {}, `Job ${found.job_id}, which does not run`), timeline(found.history, all.at), make("p", {}, `In a terminal: slurm-watchdog story ${found.job_id}`)] : job(all, found, wanted);
+    return found.ended ? [make("h2", {}, `Job ${found.job_id}, which does not run`), timeline(found.history, all.at), make("p", {}, `In a terminal: slurm-watchdog show ${found.job_id}`)] : job(all, found, wanted);
   }
   if (kind === "incident") return incident(all, await ask(`api/incidents/${part(name)}`));
   if (kind === "incidents") return incidents((await ask("api/incidents")).sort((a, b) => b.opened_at - a.opened_at).filter((each) => filtered({ jobs: [], map: [], open: [each] }, words).open.length));

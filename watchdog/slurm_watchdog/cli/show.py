@@ -1,0 +1,314 @@
+"""`slurm-watchdog show`: one incident, job or node on one screen; `--all` has the rest."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import msgspec
+
+from slurm_watchdog.base import clock
+from slurm_watchdog.base.text import to_show
+from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
+from slurm_watchdog.cli.incidents import hints_of
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, Refusal, flag, value
+from slurm_watchdog.cli.terminal import as_text, count, drawn_columns, print_lines, render, sentence
+from slurm_watchdog.model.diagnosis_documents import Diagnosis
+from slurm_watchdog.model.documents import DecisionSummary, Evidence, Explanation, Incident
+from slurm_watchdog.model.lost_time import Report
+from slurm_watchdog.model.node_documents import NodeHistory
+from slurm_watchdog.model.run_record import RunRecord
+from slurm_watchdog.model.slurm_states import ALIVE
+
+SCREEN_LINES: Final = 20
+"""What is printed without `--all`: it fits a terminal of 24 lines with the prompt."""
+CELL_LINES: Final = 3
+"""Of one sentence on that screen."""
+NEWEST: Final = {"rows": 3, "incidents": 4, "history": 16}
+"""Runs, incidents of a job and events of a node on that screen."""
+LINES_OF_EVIDENCE: Final = 40
+"""Lines shown of one piece of evidence; `--json` has all of it."""
+MAX_INCIDENTS: Final = 50
+"""Of a job, the newest; `incidents` lists all."""
+MAX_FACTS: Final = 2
+SAME_S: Final = 120.0
+"""A run of accounting that began so near to one of the controller's is the same."""
+RESTARTS: Final = {"requeue": " --now", "restart_step": " --now", "graceful_restart": ""}
+"""Actions that a person can ask for, with the option of `restart`."""
+
+
+@click.command()
+@click.argument("what", metavar="INCIDENT|JOB|NODE")
+@flag("--all", "everything", help="Everything that is kept, not one screen.")
+@value(
+    "--bundle",
+    "bundle_file",
+    metavar="F.tar.zst",
+    type=click.Path(dir_okay=False),
+    help="Write all that is kept of an incident into one file (.tar.zst or .tar.gz).",
+)
+@click.option("--accounting/--no-accounting", default=True, help="Of a job, ask sacct for runs from before, too.")
+@asks_controller(or_journal=True)
+def show(asked: Asked, what: str, everything: bool, bundle_file: str | None, accounting: bool) -> None:
+    """One incident, job or node on one screen; --all has the rest.
+
+    \b
+    INCIDENT  who is named, since when, why, what was done, what to do; with --all the timeline, the evidence, every
+              decision with its reason, every operation. The first characters of its id are enough.
+    JOB       its runs, what went wrong, what was done, the node-hours that it cost; also of a job that ended long ago.
+    NODE      what happened to it, and whether it is suspect. Exit code 1 if it is.
+
+    A bundle holds the stacks of every rank as text, the state of each in the kernel, sockets, the ends of
+    logs and of the kernel's log; what looks like a secret is masked.
+
+    \b
+    Examples:
+      slurm-watchdog show 7f3a            an incident; `slurm-watchdog incidents` lists the ids
+      slurm-watchdog show 4711 --all
+      slurm-watchdog show n17
+      slurm-watchdog show 7f3a --bundle incident.tar.zst
+    """
+    if not what.strip():
+        raise Refusal(["The incident's id is empty."], "List the ids with: slurm-watchdog incidents")
+    is_job = bundle_file is None and JOB_ID.fullmatch(what) is not None
+    client = asked.client(None if is_job else what)
+    if bundle_file is not None:
+        from slurm_watchdog.cli.bundle import check_name
+
+        check_name(bundle_file)
+    if is_job and _show_job(client, asked, what, everything, accounting, or_incident="_" not in what):
+        return
+    try:
+        found = client.get(Explanation, "/v1/incidents/{}", what)
+    except ClientError as error:
+        if error.http_status != 404 or bundle_file is not None or not NODE_SET.fullmatch(what):
+            raise
+        if is_job:
+            _show_job(client, asked, what, everything, accounting, or_incident=False)
+        else:
+            _show_node(client, asked, what, everything, error)
+    else:
+        _show_incident(client, asked, found, everything, bundle_file)
+
+
+def _print(everything: bool, what: str, template: str, **values: Any) -> None:
+    """A template, cut to one screen unless `everything` is asked for."""
+    lines = render(template, drawn_columns(), 999 if everything else CELL_LINES, everything=everything, **values)
+    if not everything and len(lines) > SCREEN_LINES:
+        left = len(lines) - SCREEN_LINES + 1
+        lines[SCREEN_LINES - 1 :] = [f"… and {count(left, 'more line')}: {to_show(what)} --all"]
+    print_lines(lines)
+
+
+# -------------------------------------------------------------------------------------------- incident
+
+
+def _show_incident(client: Client, asked: Asked, found: Explanation, everything: bool, bundle_file: str | None) -> None:
+    document = msgspec.to_builtins(found)
+
+    def fetch(piece: Any) -> Any:
+        stored_with = piece["incident"] or found.incident.id
+        return client.get(dict, "/v1/incidents/{}/evidence/{}", stored_with, piece["number"])
+
+    if bundle_file is not None:
+        from slurm_watchdog.cli.bundle import write_bundle
+
+        files = write_bundle(bundle_file, document, fetch)
+        written = {"incident": found.incident.id, "bundle": bundle_file, "files": files}
+        said = f"{bundle_file}: incident {found.incident.id} in {count(files, 'file')}."
+        asked.answer(written, lambda: sentence(said))
+        return
+    if asked.as_json:
+        for piece in document["evidence"]:  # what came by its number alone: programs get one document
+            if piece.get("document") is None and piece.get("number") is not None:
+                piece["document"] = fetch(piece)
+        document["hints"] = [hint.as_json() for hint in hints_of(found.incident)]
+    asked.answer(document, lambda: print_incident(found, clock.wall(), everything))
+
+
+def print_incident(found: Explanation, now: float, everything: bool = True) -> None:
+    """One incident, for people; `now` in seconds since the epoch."""
+    incident = found.incident
+    facts = [text for text in map(as_text, incident.evidence) if text.rstrip(".") != incident.summary.rstrip(".")]
+    evidence = [(each, *_shown(each)) for each in found.evidence if each.document is not None]
+    large = [each for each in found.evidence if each.document is None]
+    values: dict[str, Any] = {"found": found, "now": now, "facts": facts, "evidence": evidence, "large": large}
+    values |= {"hints": hints_of(incident), "why": evidence_words(found)}
+    _print(everything, incident.id, "explain", done=done_words(found), todo=todo_words(found), **values)
+
+
+def _shown(each: Evidence) -> tuple[Diagnosis | None, list[str]]:
+    """A piece of evidence as a diagnosis, or as lines."""
+    if each.kind == "diagnosis":
+        try:
+            return msgspec.convert(each.document, Diagnosis), []
+        except msgspec.ValidationError as error:
+            return None, [f"It is not what this release expects: {error}"]
+    lines = as_text(each.document).splitlines()
+    if not isinstance(each.document, str) and len(lines) > LINES_OF_EVIDENCE:
+        return None, [f"{len(lines)} lines of JSON (processes, stacks, log lines): --json has them"]
+    return None, lines
+
+
+def evidence_words(found: Explanation) -> str:
+    """On what the incident rests, in a sentence: the newest diagnosis that says more than its summary, else its
+    facts."""
+    summary = found.incident.summary
+    diagnoses = [each for each in found.evidence if each.kind == "diagnosis" and isinstance(each.document, dict)]
+    for each in sorted(diagnoses, key=lambda each: -each.at):
+        text = each.document.get("summary")
+        if isinstance(text, str) and text and text.rstrip(".") != summary.rstrip("."):
+            return text
+    facts = [each for each in map(as_text, found.incident.evidence) if each.rstrip(".") != summary.rstrip(".")]
+    more = f"; and {len(facts) - MAX_FACTS} more" if len(facts) > MAX_FACTS else ""
+    return "; ".join(facts[:MAX_FACTS]) + more
+
+
+def _last(found: Explanation) -> DecisionSummary | None:
+    """What was decided last, with what came of it where an action was begun."""
+    return next(reversed((*found.incident.decisions, *found.actions)), None)
+
+
+def done_words(found: Explanation) -> str:
+    """What was done about it, or why nothing was."""
+    last = _last(found)
+    if last is None:
+        return "nothing was decided yet"
+    if not found.actions:
+        return (
+            f"{'no action' if last.action == 'none' else f'{last.action} {last.verdict}'} by {last.by}: {last.reason}"
+        )
+    action = found.actions[-1]
+    words = f"{action.action} {action.verdict} by {action.by}"
+    if action.end is not None:
+        return f"{words}; it {action.end.words}" + (f": {action.end.detail}" if action.end.detail else "")
+    if action.verdict != "allowed":
+        return f"{words}: {action.reason}"
+    at = f", at {action.operations[-1].operation.replace('_', ' ')}" if action.operations else ""
+    return f"{words}; it is under way{at}" + (f", and waits: {action.waiting.what}" if action.waiting else "")
+
+
+def todo_words(found: Explanation) -> str:
+    """What a person does next."""
+    incident, last = found.incident, _last(found)
+    if incident.state == "resolved":
+        return "nothing: it is resolved"
+    if found.actions and found.actions[-1].end is None and found.actions[-1].verdict == "allowed":
+        return "nothing while the action is under way; slurm-watchdog pause stops it and all others"
+    words = [hint.try_next for hint in hints_of(incident)[:1]]
+    if last is not None and last.verdict != "allowed" and last.action in RESTARTS and incident.job_id:
+        words.insert(0, f"To restart it yourself: slurm-watchdog restart{RESTARTS[last.action]} {incident.job_id}.")
+    return " ".join(words) or "look at the evidence"
+
+
+# ------------------------------------------------------------------------------------------------- job
+
+
+def _show_job(
+    client: Client, asked: Asked, job_id: str, everything: bool, accounting: bool, *, or_incident: bool
+) -> bool:
+    """A job; False, and nothing printed, if none of this id is known and it may be an incident's."""
+    found = client.get(Report, "/v1/report", job=job_id, **{"from": 0})
+    incidents = client.get(list[Incident], "/v1/incidents", job=job_id)[:MAX_INCIDENTS]
+    explained = [client.get(Explanation, "/v1/incidents/{}", each.id) for each in incidents]
+    recorded, why_not = _recorded(job_id) if accounting and not is_of_run(client.path) else ([], "")
+    if or_incident and not (found.runs or incidents or recorded):
+        return False
+    before, ends = paired(found.runs, recorded)
+    known = [{"run": place} | msgspec.to_builtins(each) for place, each in sorted(ends.items())]
+    told = {"runs": msgspec.to_builtins(before), "known_runs": known, "problem": why_not}
+    rows = [(each, each) for each in before] + [(run, ends.get(at, run)) for at, run in enumerate(found.runs)]
+    rows.sort(key=lambda row: row[0].began_at)
+    happened = [(each, evidence_words(each)) for each in explained]
+    happened.sort(key=lambda each: each[0].incident.opened_at or 0.0)
+    values: dict[str, Any] = {"job_id": job_id, "job": found.jobs[0] if found.jobs else None, "why_not": why_not}
+    values |= {"rows": [run_row(*row) for row in rows], "incidents": happened}
+    whole = {"report": found, "incidents": explained, "accounting": told}
+    asked.answer(whole, lambda: _print(everything, job_id, "story", newest=NEWEST, **values))
+    return True
+
+
+def is_of_run(path: str) -> bool:
+    """Whether a `run` of this user's is asked, by its socket or its journal: it is no job of accounting's."""
+    from slurm_watchdog.standalone.own_runs import read_runs
+
+    directory = str(Path(path).absolute().parent)
+    return any(each.command == "run" and each.directory == directory for each in read_runs(own_place()))
+
+
+def _recorded(job_id: str) -> tuple[list[RunRecord], str]:
+    """The runs that accounting has, and why it is of no use."""
+    import asyncio
+
+    from slurm_watchdog.slurm.accounting import NoAccounting, read_accounting
+    from slurm_watchdog.slurm.commands import Commands
+
+    try:
+        return asyncio.run(read_accounting(Commands("", os.environ), job_id)), ""
+    except NoAccounting as error:
+        return [], str(error)
+
+
+def paired(known: Sequence[RunRecord], recorded: Sequence[RunRecord]) -> tuple[list[RunRecord], dict[int, RunRecord]]:
+    """The runs that only accounting has; and accounting's record of those that the controller knows, by their place in
+    `known`: the nearest beginnings first, for a job that is requeued at once begins twice within SAME_S."""
+    near = sorted(
+        (distance_s, place, number)
+        for place, run in enumerate(known)
+        for number, record in enumerate(recorded)
+        if (distance_s := abs(run.began_at - record.began_at)) <= SAME_S
+    )
+    number_of: dict[int, int] = {}
+    for _, place, number in near:
+        if place not in number_of and number not in number_of.values():
+            number_of[place] = number
+    alone = [record for number, record in enumerate(recorded) if number not in number_of.values()]
+    return alone, {place: recorded[number] for place, number in number_of.items()}
+
+
+def run_row(run: RunRecord, record: RunRecord) -> tuple[RunRecord, RunRecord, str, list[str]]:
+    """The run, the record with its end, its state at the end, and what accounting has of that. The end in `record`,
+    accounting's, counts where it has one: the controller may not have seen it."""
+    last = run if record.ended_at is None else record
+    of_job, of_steps = _exit_words(last.exit_code), _exit_words(last.steps_exit_code)
+    words = (
+        of_job,
+        f"of a step: {of_steps}" if of_steps and of_steps != of_job else "",
+        f"node {last.failed_node} failed" if last.failed_node else "",
+        f"had waited: {last.waited_for}" if last.waited_for else "",
+    )
+    state = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state
+    return run, last, state, [each for each in words if each]
+
+
+def _exit_words(exit_code: str) -> str:
+    """`exit code 1` or `signal 9`; empty where it is 0 or not known."""
+    code, _, signal = exit_code.partition(":")
+    if signal not in ("", "0"):
+        return f"signal {signal}"
+    return f"exit code {code}" if code not in ("", "0") else ""
+
+
+# ------------------------------------------------------------------------------------------------ node
+
+
+def _show_node(client: Client, asked: Asked, node: str, everything: bool, no_incident: ClientError) -> None:
+    """A node; ends the process. Raises `no_incident` if none of this name is known."""
+    try:
+        found = client.get(NodeHistory, "/v1/nodes/{}", node)
+    except ClientError as error:
+        raise (no_incident if error.http_status in (400, 404, 409, None) else error) from error
+    print_node(asked, found, everything)
+
+
+def print_node(asked: Asked, found: NodeHistory, everything: bool = True) -> None:
+    """What happened to a node, the newest first; ends the process with 1 while it is suspect."""
+    left = NEWEST["history"] if not everything else None
+    shown = found.history[:left]
+    asked.answer(found, lambda: _print(everything, found.node, "node", found=found, history=shown))
+    sys.exit(EXIT_FOUND if found.suspect else EXIT_FINE)

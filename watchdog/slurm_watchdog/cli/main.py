@@ -41,19 +41,19 @@ REMOVED: Final[Mapping[str, str]] = {
 """Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
-    "run": ("run", "Run a command under the watchdog, or watch a job of yours (no root)."),
+    "run": ("run", "Run a command under the watchdog, or watch a job of yours."),
     "status": ("status", "What is watched and whether all is well."),
     "incidents": ("incidents", "What happened: pending, firing and resolved incidents."),
-    "show": ("show", "One incident, job or node: who, since when, why, what was done, what to do."),
-    "diagnose": ("diagnose", "Find the rank that blocks a job, or the cause in logs, stacks and dumps."),
-    "restart": ("restart", "Restart jobs gracefully, optionally without some nodes, or have them save."),
+    "show": ("show", "One incident, job or node: who, why, what was done, what to do."),
+    "diagnose": ("diagnose", "Find the rank that blocks a job, or the cause in logs and dumps."),
+    "restart": ("restart", "Restart jobs gracefully, without some nodes, or have them save."),
     "pause": ("pause", "Pause all automatic actions."),
     "resume": ("pause.resume", "Resume automatic actions."),
     "silence": ("silence", "Stop messages about a kind, job or node for a while."),
     "nodes": ("nodes", "List suspect nodes and why."),
     "test-nodes": ("test_nodes", "Measure nodes and the links between them; name the slow one."),
     "report": ("report", "Hours kept and lost: restarts, hangs, steps done again."),
-    "doctor": ("doctor", "Check a cluster, node, job, script or configuration for missing settings."),
+    "doctor": ("doctor", "Check a cluster, node, job, script or configuration."),
     "agent": ("services.agent", "The service on a compute node."),
     "controller": ("services.controller", "The service on the management node."),
     "replay": ("replay", "Replay a recording offline: what would have been done."),
@@ -133,7 +133,7 @@ class Program(click.Group):
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """As click's, from the table of commands, under two headings."""
-        listed = [name for name in self.list_commands(ctx) if name not in HIDDEN]
+        listed = [name for name in self.commands if name not in HIDDEN]
         for heading, is_service in (("Commands", False), ("Services and development", True)):
             rows = [(name, COMMANDS[name][1]) for name in listed if (name in SERVICES) == is_service]
             with formatter.section(heading):

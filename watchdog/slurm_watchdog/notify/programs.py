@@ -105,6 +105,7 @@ def event_json(notice: Notice, site: Site) -> dict[str, Any]:
     event = {
         "event": notice.topic,
         "at": notice.at,
+        "headline": notice.headline,
         "text": message_of(notice).sentence,
         "needs_person": notice.needs_person,
         "links": {"page": site.page(notice.incident), "runbook": site.runbook(notice.incident)},

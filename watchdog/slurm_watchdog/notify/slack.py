@@ -173,15 +173,15 @@ class SlackChannel:
             await self._post_pulse(now)
             return None
         first, free = next(iter(stories.values())), self._pace.free(now)
-        urgent = any(notice.urgent for _, notice in first)
+        failed = any(notice.failed for _, notice in first)
         many = len(notices) > MAX_SINGLE_ROWS or len(stories) > max(1, free)
         digest_due_s = DIGEST_EVERY_S - (now - self._digest_at)
         storm = 0 < digest_due_s <= DIGEST_EVERY_S  # which may continue: new incidents go into the next digest
-        if many and not (urgent and free > 1):
+        if many and not (failed and free > 1):
             if storm:
                 return min(POLL_S, digest_due_s)
             await self._post_digest(outbox, now)
-        elif storm and not many and not urgent and free < self._pace.limit - 1:
+        elif storm and not many and not failed and free < self._pace.limit - 1:
             return POLL_S
         else:
             await self._post_story(outbox, first, now, whole=many or free < 2 * len(stories))
@@ -201,7 +201,7 @@ class SlackChannel:
                 if not whole and (more := evidence(story)) is not None:
                     await self._post(more, thread, now)
         elif len(over) < len(story):
-            loud = any(notice.urgent for notice in story)
+            loud = any(notice.failed for notice in story)
             await self._post(reply(story, mentions), thread, now, loud=loud)
         outbox.done_all(self.name, [number for number, _ in rows])
         cause = over[0].incident.inhibited_by if over else None

@@ -7,7 +7,6 @@ ids and addresses of the configuration only.
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
@@ -19,7 +18,7 @@ from slurm_watchdog.base.text import cut, fold, plural, safe
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Severity
 from slurm_watchdog.notify.notification import Notice, Site, Topic
-from slurm_watchdog.notify.wording import DONE, SEVERITY_WORDS, Message, message_of, messages_of, render
+from slurm_watchdog.notify.wording import SEVERITY_WORDS, Message, message_of, messages_of, render
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -36,7 +35,6 @@ FIELD_LIMIT = 300
 MAX_MENTIONS = 5
 MENTIONED = {"h": "!", "c": "!", "S": "!subteam^"}
 """By the first letter: here, channel, a group; all others are members."""
-STOPS = (".", "!", "?", "…", ":")
 MARKS = {
     Severity.CRITICAL: "\N{LARGE RED CIRCLE}",
     Severity.WARNING: "\N{LARGE YELLOW CIRCLE}",
@@ -72,12 +70,13 @@ def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str], *, wh
     # Addresses of the configuration, which has checked them, with ids of ours in them; words of ours.
     words = " · ".join(f"<{address.replace('&', '&amp;')}|{name}>" for address, name in links if address)
     after = [{"type": "context", "elements": [_marked(words)]}] if words else []
-    headline, *facts = _head(story, site)
+    headline = headline_of(story)
+    mark, fields = MARK_OVER if _is_over(story) else MARKS[incident.severity], _fields(story, site)
     before = [
-        {"type": "header", "text": _plain(safe(headline, HEADER_LIMIT))},
-        {"type": "section", "fields": [_plain(safe(each, FIELD_LIMIT).replace(": ", "\n", 1)) for each in facts]},
+        {"type": "header", "text": _plain(safe(f"{mark} {headline}", HEADER_LIMIT))},
+        {"type": "section", "fields": [_plain(safe(each, FIELD_LIMIT).replace(": ", "\n", 1)) for each in fields]},
     ]
-    shown = _message(messages_of(story), [*after, *mention_block(wanted(story, mentions))], whole=whole)
+    shown = _message(headline, messages_of(story), [*after, *mention_block(wanted(story, mentions))], whole=whole)
     return shown | {"text": f"[{safe(site.cluster, LINE_LIMIT)}] {shown['text']}", "blocks": before + shown["blocks"]}
 
 
@@ -89,26 +88,30 @@ def updated(story: Sequence[Notice], site: Site) -> Payload:
 
 def reply(story: Sequence[Notice], mentions: Mapping[str, str]) -> Payload:
     """News in the thread of an incident."""
-    return _message(messages_of(story), mention_block(wanted(story, mentions)))
+    return _message(headline_of(story), messages_of(story), mention_block(wanted(story, mentions)))
 
 
 def evidence(story: Sequence[Notice]) -> Payload | None:
     """The first reply: the evidence that the card left out; None if there was none."""
     first, *others = messages_of(story)
     some = any(each.evidence for each in (first, *others))
-    return _message([first._replace(sentence="Evidence"), *others]) if some else None
+    return _message("Evidence", [first._replace(sentence="Evidence"), *others]) if some else None
 
 
-def _message(said: Sequence[Message], after: Sequence[Payload] = (), *, whole: bool = True) -> Payload:
+def headline_of(story: Sequence[Notice]) -> str:
+    """Of the newest notice, with what was decided or done last."""
+    newest = [each for each in story if each.decision is not None or each.run is not None] or story
+    return replace(newest[-1], incident=story[-1].incident).headline
+
+
+def _message(text: str, said: Sequence[Message], after: Sequence[Payload] = (), *, whole: bool = True) -> Payload:
     """Sentences, evidence, what to do. Every text is made harmless here."""
     head = [safe(each.sentence, SENTENCE_LIMIT) for each in said[:4]]
     shown = [line for each in said for line in each.evidence if whole and line.strip()]
     more = [f"and {len(shown) - FACT_LIMIT} more"] if len(shown) > FACT_LIMIT else []
     lines = _bulleted([*shown[:FACT_LIMIT], *more], LINE_LIMIT)
-    text = head[0]  # then each with a capital behind a stop
-    for each in head[1:]:
-        text += f"{'' if text.endswith(STOPS) else '.'} {each[:1].upper()}{each[1:]}"
-    return _payload(text, ["\n".join(head), *lines, safe(said[-1].todo, SENTENCE_LIMIT)], after)
+    texts = ["\n".join(head), *lines, safe(said[-1].todo, SENTENCE_LIMIT)]
+    return _payload(safe(text, SENTENCE_LIMIT), texts, after)
 
 
 def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
@@ -142,24 +145,20 @@ def _payload(text: str, texts: Iterable[str], after: Sequence[Payload] = ()) -> 
     return {"text": cut(text, 2 * SENTENCE_LIMIT), "blocks": [*blocks, *after], **quiet}
 
 
-def _head(story: Sequence[Notice], site: Site) -> list[str]:
-    """The headline, which is the first clause of what is wrong, without its brackets, and the state of the response
-    (`Rank 2 on n3 of job 4711 is stopped (needs a person)`); then the fields, `Name: value`."""
-    incident, is_over = story[-1].incident, any(each.topic is Topic.RESOLVED for each in story)
-    text = re.sub(r"\(pid \d+ on (\S+?)\)", r"on \1", incident.summary)
-    while (shorter := re.sub(r"\s*\([^()]*\)", "", text)) != text:
-        text = shorter
-    newest = [each.decision for each in story if each.topic in (Topic.DECIDED, Topic.ENDED)][-1:]
-    state = "".join(f" ({DONE[each.action]}: under way)" for each in newest if each is not None and each.acts)
+def _fields(story: Sequence[Notice], site: Site) -> list[str]:
+    """`Name: value` of the incident."""
+    incident = story[-1].incident
     return render(
         "card",
-        first=story[0], last=story[-1], incident=incident, site=site, is_over=is_over, state=state,
-        mark=MARK_OVER if is_over else MARKS[incident.severity],
-        clause=re.split(r"[:;]\s|\.(?:\s|$)", text, maxsplit=1)[0],
+        first=story[0], incident=incident, site=site, is_over=_is_over(story),
         lasted_s=max(0.0, (incident.resolved_at or story[-1].at) - incident.opened_at),
         since=datetime.fromtimestamp(incident.opened_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
         gpus=sum(job.gpus for job in story[0].jobs),
     )  # fmt: skip
+
+
+def _is_over(story: Sequence[Notice]) -> bool:
+    return any(each.topic is Topic.RESOLVED for each in story)
 
 
 # ------------------------------------------------------------------------------------------------- many in one
@@ -190,7 +189,7 @@ class Digest:
                 1 + list(MARKS).index(incident.severity),
                 f"{SEVERITY_WORDS[incident.severity]} {incident.kind}",
             )
-        elif not notice.urgent:
+        elif not notice.failed:
             rank, title = 5, TITLES[notice.topic]
         alike = self._alike[rank, title]
         about = ",".join(incident.job_ids) if 0 < len(incident.job_ids) <= 5 else incident.subject

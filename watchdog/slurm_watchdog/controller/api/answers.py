@@ -57,11 +57,16 @@ class Api:
         known = (c.judge.view, c.judge.limits_s, c.judge.incidents, resolved)
         slurm = SlurmState(age_s=c.judge.view.slurm_age_s)
         if only is not None:
-            found = own_status(*known, c.health(), only)
+            found = own_status(*known, c.health(), only, self.done)
         else:
-            found = status_of(*known, self.who.sees(asked), c.health(), c.silences.words_of)
+            found = status_of(*known, self.who.sees(asked), c.health(), c.silences.words_of, self.done)
             found = structs.replace(found, silences=self.silences(asked))
         return structs.replace(found, mode=c.config.mode, paused=self.paused(), slurm=slurm)
+
+    def done(self, incident: Incident) -> str:
+        """What is done about an open incident."""
+        journal = self.controller.journal
+        return journal_view.done(incident, journal.decisions(incident.id), journal.actions(incident.id))
 
     def find(self, asked: Asked) -> Incident:
         """The incident with the id in the path, or the only one whose id begins so, of those that may be shown. Raises

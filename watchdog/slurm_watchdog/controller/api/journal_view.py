@@ -6,6 +6,8 @@ import json
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final
 
+from msgspec import structs
+
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.controller.api.status_view import HEAD, Sees, first_job, is_own
@@ -15,6 +17,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.documents import DecisionSummary, Evidence, Explanation, Moment
+from slurm_watchdog.model.headline import headline, response
 from slurm_watchdog.model.incidents import Culprit, Incident
 
 DETAILS_FOR: Final = "the owner of its jobs, root and those named in security.operators"
@@ -71,14 +74,23 @@ def listed(
     ]
 
 
+def done(incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]) -> str:
+    """What is done about an incident, in a few words."""
+    last = decisions[-1] if decisions else None
+    return response(incident, last, next((run.end for run in actions if run.decision == last), None))
+
+
 def shown(
     incident: Incident, sees: Sees, decisions: Sequence[Decision], actions: Sequence[ActionRun]
 ) -> documents.Incident:
     """One incident, with the decisions about it. For a person who may not see its evidence: what, when, where and what
     was done. Fields are named one by one there, so that no new one is shown to all."""
+    about = done(incident, decisions, actions)
     if not sees(incident):
+        summary = public_sentence(incident)
         return picked(
-            documents.Incident, incident, *HEAD, *TIMES, job_id=first_job(incident), summary=public_sentence(incident),
+            documents.Incident, incident, *HEAD, *TIMES, job_id=first_job(incident), summary=summary,
+            headline=headline(structs.replace(incident, summary=summary), about),
             culprits=tuple(picked(Culprit, each, "node", "rank", "gpu_uuid") for each in incident.culprits),
             decisions=tuple(
                 picked(DecisionSummary, each, "action", "verdict", "by", "exclude", "ladder") for each in decisions
@@ -88,6 +100,7 @@ def shown(
     outcomes = {run.decision.id: run.end.detail for run in actions if run.end is not None}
     return picked(
         documents.Incident, incident, *HEAD, *TIMES, "summary", "resolution", "culprits", job_id=first_job(incident),
+        headline=headline(incident, about),
         evidence=incident.facts,
         owner_uids=tuple(uid for uid in incident.owners if uid >= 0),
         decisions=tuple(picked(DecisionSummary, each, outcome=outcomes.get(each.id)) for each in decisions),

@@ -14,6 +14,7 @@ from slurm_watchdog.controller.health.job import RESTARTING
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.documents import IncidentCounts, Job, Level, Nodes, OpenIncident, Status
+from slurm_watchdog.model.headline import headline, response
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm_states import is_lost
 
@@ -31,10 +32,13 @@ def first_job(incident: Incident) -> str | None:
     return incident.job_ids[0] if incident.job_ids else None
 
 
-def open_incident(incident: Incident, sees: Sees, quiet: str = "") -> OpenIncident:
-    """An open incident in one line: with its sentence, or the one that everybody may read."""
+def open_incident(incident: Incident, sees: Sees, quiet: str = "", done: str = "") -> OpenIncident:
+    """An open incident in one line: with its sentence, or the one that everybody may read; `done` about it."""
     summary = incident.summary if sees(incident) else public_sentence(incident)
-    return picked(OpenIncident, incident, *HEAD, "summary_at", job_id=first_job(incident), summary=summary, quiet=quiet)
+    return picked(
+        OpenIncident, incident, *HEAD, "summary_at", job_id=first_job(incident), summary=summary, quiet=quiet,
+        headline=headline(replace(incident, summary=summary), done),
+    )  # fmt: skip
 
 
 def status_of(
@@ -45,9 +49,10 @@ def status_of(
     sees: Sees,
     found: Health,
     quiet: Callable[[Incident], str] = lambda incident: "",
+    done: Callable[[Incident], str] = response,
 ) -> Status:
     """How everything is, nodes, jobs and counts of incidents, for a person who `sees` some of them. `quiet`: who has
-    silenced an incident."""
+    silenced an incident; `done`: what is done about it."""
     how = {each.job_id: each for each in found.jobs}
     lost = frozenset(node.name for node in view.slurm_nodes if is_lost(node.state))
     return Status(
@@ -64,7 +69,7 @@ def status_of(
             pending=sum(each.state is IncidentState.PENDING for each in open_incidents),
             resolved=resolved,
         ),
-        open=tuple(open_incident(each, sees, quiet(each)) for each in _most_urgent(open_incidents)),
+        open=tuple(open_incident(each, sees, quiet(each), done(each)) for each in _most_urgent(open_incidents)),
     )
 
 
@@ -105,7 +110,7 @@ def is_own(incident: Incident, uid: int) -> bool:
 
 def own_status(
     view: ClusterView, limits_s: Mapping[str, float], open_incidents: Collection[Incident], resolved: int,
-    found: Health, uid: int,
+    found: Health, uid: int, done: Callable[[Incident], str] = response,
 ) -> Status:  # fmt: skip
     """The status of a user's own jobs; `found` is that of all, `resolved` the number of his incidents that are over."""
     jobs = tuple(job for job in view.jobs if job.job.uid == uid)
@@ -130,4 +135,4 @@ def own_status(
         reasons=(),
         jobs=of_jobs,
     )
-    return status_of(small, limits_s, incidents, resolved, lambda incident: True, own)
+    return status_of(small, limits_s, incidents, resolved, lambda incident: True, own, done=done)

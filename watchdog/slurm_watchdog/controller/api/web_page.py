@@ -30,9 +30,10 @@ from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.controller.api.page_views import curve, curves, doing, history, job_details, node_map, todo
 from slurm_watchdog.controller.api.routes import FREE, ROUTES, Route, answer, refusal_of
 from slurm_watchdog.controller.api.sources import CommandSources
-from slurm_watchdog.controller.api.status_view import job_row, open_incident
+from slurm_watchdog.controller.api.status_view import SHOWN_OPEN, job_row, open_incident
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.model.headline import response
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
 FRESH_S: Final = 2.0
@@ -219,7 +220,10 @@ def overview(api: Api, asked: Asked) -> dict[str, Any]:
         return found is not None and sees(found)
 
     return structs.asdict(status) | {
-        "open": [open_incident(each, sees, quiet[each.id]) for each in c.judge.incidents],
+        "open": [
+            open_incident(each, sees, quiet[each.id], api.done(each) if number < SHOWN_OPEN else response(each))
+            for number, each in enumerate(c.judge.incidents)
+        ],
         "cluster": c.config.cluster_name,
         "map": node_map(c.judge.view, c.judge.incidents),
         "curves": curves(c.judge.view),

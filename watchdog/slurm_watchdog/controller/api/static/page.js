@@ -62,7 +62,7 @@ function legend() {
 function incidentCard(each) {
   return make("div", { class: `card ${each.severity}` },
     make("p", {}, link(each.kind, "incident", each.id), ` ${each.state}`, ...(each.job_ids || []).flatMap((job) => [" · job ", link(job, "job", job)]), ` · since ${clock(each.opened_at)}`),
-    make("p", {}, each.summary),
+    make("p", {}, each.headline || each.summary),
     each.quiet ? make("p", { class: "faint" }, each.quiet) : null,
     each.inhibited_by ? make("p", { class: "faint" }, "explained by ", link(each.inhibited_by, "incident", each.inhibited_by)) : null);
 }
@@ -213,7 +213,7 @@ function incident(all, found) {
   const operations = found.actions.flatMap((action) => action.operations.map((operation) => ({ late: operation.outcome === "failed", cells: [action.action, operation.operation, known(operation.attempt), operation.outcome || "under way", operation.detail || "", clock(operation.intent_at)] })));
   return [
     make("h2", {}, `${it.kind} · ${it.state}`),
-    make("div", { class: `card ${it.severity}` }, make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
+    make("div", { class: `card ${it.severity}` }, make("p", {}, make("strong", {}, it.headline || it.summary)), make("p", {}, it.summary), make("p", { class: "faint" }, `incident ${it.id}`, ...it.job_ids.flatMap((each) => [" · job ", link(each, "job", each)]), it.resolution ? ` · ${it.resolution}` : "")),
     who.length ? table("Named", ["Node", "Rank", "Pid", "GPU", "File or mount", "Why"], who) : make("p", {}, "Nobody is named."),
     it.details_for ? make("p", { class: "faint" }, `Details are for ${it.details_for}.`) : null,
     make("h2", {}, "Evidence"), make("ul", {}, ...it.evidence.map((each) => make("li", {}, typeof each === "string" ? each : JSON.stringify(each)))),

@@ -7,7 +7,7 @@ import socket
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import slurm_watchdog
 from slurm_watchdog.agent.collectors.collector import CollectorSpec
@@ -28,8 +28,7 @@ from slurm_watchdog.wire.redact_values import masked
 if TYPE_CHECKING:
     from slurm_watchdog.agent.delivery.spool import Waiting
 
-LONGEST_INTERVAL_S: Final = 30.0
-"""Half of the WatchdogSec= of the agent's unit, which takes each report for a sign of life."""
+LONGEST_INTERVAL_S = 30.0  # Half of the WatchdogSec= of the agent's unit, which takes each report for a sign of life.
 
 
 def node_name(config: Settings) -> str:
@@ -82,8 +81,7 @@ class Agent:
             boot_id=self.boot_id,
             objection_to_ending=self._objection_to_ending,
         )
-        self.seen = loop.Isolated()
-        """What became of the collectors in the last tick."""
+        self.seen = loop.Isolated()  # What became of the collectors in the last tick.
         self._named: frozenset[tuple[int, int]] = frozenset()
         """Processes that the last report named, where it could not name all."""
         self._closed = False

@@ -6,7 +6,6 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from typing import Final
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, Sections
 from slurm_watchdog.agent.evidence import nccl_ras, node_settings
@@ -46,7 +45,7 @@ from slurm_watchdog.base.mounts import read_mounts
 
 log = logging.getLogger(__name__)
 
-OWN_TASKS: Final = tasks_by_name(
+OWN_TASKS = tasks_by_name(
     *TASKS.values(),
     Task(AskRas, nccl_ras.ask_ras),
     Task(ReadNodeSettings, node_settings.read_node_settings),

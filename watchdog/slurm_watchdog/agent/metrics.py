@@ -15,7 +15,6 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Final
 
 import slurm_watchdog
 from slurm_watchdog.agent.collectors.presentation import Family, Series, largest
@@ -30,9 +29,9 @@ from slurm_watchdog.model.report import Report
 
 log = logging.getLogger(__name__)
 
-CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-MAX_REQUEST: Final = 16 * 1024
-CLIENT_S: Final = 2.0
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_REQUEST = 16 * 1024
+CLIENT_S = 2.0
 """One scrape, from the first byte of the request to the last of the answer: a slow reader delays the next by
 no more."""
 
@@ -113,11 +112,11 @@ def _answer(client: socket.socket, render: Callable[[], bytes]) -> None:
     client.sendall(head.encode() + (b"" if method == b"HEAD" else body))
 
 
-PREFIX: Final = "slurm_watchdog_"
-MAX_ROWS: Final = 512  # Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything.
-TICK_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
-PROBE_OWNER: Final = re.compile(r":(-?\d+|self)$")
-DROPPED: Final = Family("agent_series_dropped", "gauge", "Series above the limit of their metric.")
+PREFIX = "slurm_watchdog_"
+MAX_ROWS = 512  # Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything.
+TICK_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
+PROBE_OWNER = re.compile(r":(-?\d+|self)$")
+DROPPED = Family("agent_series_dropped", "gauge", "Series above the limit of their metric.")
 
 
 class AgentMetrics:
@@ -129,8 +128,7 @@ class AgentMetrics:
         read_driver_s: Callable[[], float | None] = lambda: None,
     ) -> None:
         """`count_probes` gives children by state, `read_driver_s` the time that the last tick spent in NVML."""
-        self.read_expiry: Callable[[], Mapping[str, float]] = dict
-        """When certificates end."""
+        self.read_expiry: Callable[[], Mapping[str, float]] = dict  # When certificates end.
         self._count_probes, self._read_driver_s = count_probes, read_driver_s
         self._report: Report | None = None
         self._seen = Isolated()

@@ -106,11 +106,9 @@ class Service:
         self.echo = echo
         self.exits = Exits()
         self.controller_id = ""
-        self._replied_at = float("inf")
-        """When the controller last took a report."""
+        self._replied_at = float("inf")  # When the controller last took a report.
         self._lost = 0
-        self._news = False
-        """Something happened that is not to wait for the next tick."""
+        self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
         self.reload = Reload(file, agent.config, agent.probes, sender.recheck_files)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from math import hypot
 from statistics import median
-from typing import Final
 
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.straggler import LEAST_BLOCKS, LEAST_RANKS, LEAST_SPREAD, shares
@@ -78,9 +77,9 @@ def is_late(job: JobView) -> bool:
     return progress.read_age_s <= job.read_later_s + READ_SLACK_S and unseen_s >= UNSEEN_SHARE * late_s
 
 
-RECENT_BLOCKS: Final = 10  # Of a minute each: twice as many looks as `straggler` asks for at least.
-LEAST_LATE: Final = 0.1  # Of the time: what is less is no lateness that a person would look into.
-ERRORS: Final = 3.0
+RECENT_BLOCKS = 10  # Of a minute each: twice as many looks as `straggler` asks for at least.
+LEAST_LATE = 0.1  # Of the time: what is less is no lateness that a person would look into.
+ERRORS = 3.0
 """Standard errors: of 1,024 ranks that are alike one or two would be beyond by chance alone, were it not for
 LEAST_LATE."""
 

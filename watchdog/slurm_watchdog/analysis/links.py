@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
-DOWN_S: Final = 60.0  # A link that comes back within a minute has flapped: that is another complaint.
-FLAPS: Final = 2  # Once within an hour is a cable that was moved.
-RISES: Final = 10
+DOWN_S = 60.0  # A link that comes back within a minute has flapped: that is another complaint.
+FLAPS = 2  # Once within an hour is a cable that was moved.
+RISES = 10
 """Looks, a minute apart, in which the errors of a link rose without a break; a few symbols an hour are within what
 a cable may have."""
-LOOK_S: Final = 60.0
-MISSED: Final = 2  # Looks of RISES in which they may stay where they were.
-PEERS: Final = 3  # Links of the same name and kind on other nodes that show at which rate such a link runs.
-STOPPED: Final = 0.01
-MOVES_BYTES_S: Final = 1e6  # Who usually moved less has nothing to stop.
+LOOK_S = 60.0
+MISSED = 2  # Looks of RISES in which they may stay where they were.
+PEERS = 3  # Links of the same name and kind on other nodes that show at which rate such a link runs.
+STOPPED = 0.01
+MOVES_BYTES_S = 1e6  # Who usually moved less has nothing to stop.
 
 
 class Complaint(NamedTuple):

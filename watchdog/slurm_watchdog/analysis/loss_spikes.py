@@ -37,8 +37,7 @@ def find_spikes(losses: Sequence[float], percent: float = PERCENT, least: int = 
     limit, usual = _limit(usual_ones, percent)
     found: list[Spike] = []
     began: int | None = None
-    run = 0
-    """Losses in a row on the other side of the limit than the state says."""
+    run = 0  # Losses in a row on the other side of the limit than the state says.
     for place, loss in enumerate(losses[least:], least):
         is_high = loss > limit
         run = run + 1 if is_high is (began is None) else 0

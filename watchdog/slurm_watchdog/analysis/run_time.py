@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.run_record import RunRecord, Spell
@@ -28,7 +27,7 @@ SLACK_S = 60.0  # An incident that began so long after a run's end is still abou
 PROMPT_STEPS = 3.0
 """The end of a run is no wait if it came within so many steps (and PROMPT_S) of the last, without an incident."""
 PROMPT_S = 30.0
-LEAST_S: Final = 1e-5  # Less than this is an error of rounding: dates are exact to some tenths of a microsecond.
+LEAST_S = 1e-5  # Less than this is an error of rounding: dates are exact to some tenths of a microsecond.
 Piece = tuple[float, float]  # From one date to another.
 
 

@@ -8,19 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import median
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from slurm_watchdog.analysis.links import PEERS
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
 from slurm_watchdog.model.node_view import NodeView
 
-SIGMAS: Final = 6.0  # Robust standard deviations between nodes: with fewer, one node of thousands is so by chance.
-MOST_SHARE: Final = 0.25  # More nodes of a job than this share are no exception.
-MAX_SAID: Final = 4
+SIGMAS = 6.0  # Robust standard deviations between nodes: with fewer, one node of thousands is so by chance.
+MOST_SHARE = 0.25  # More nodes of a job than this share are no exception.
+MAX_SAID = 4
 
-WAITED_LEAST: Final = 0.1  # Share of a minute below which waiting slows nothing that a person would look for.
-WAITED_TIMES: Final = 3.0
-WORDS: Final = {"cpu": "the processor", "memory": "memory", "io": "storage"}
+WAITED_LEAST = 0.1  # Share of a minute below which waiting slows nothing that a person would look for.
+WAITED_TIMES = 3.0
+WORDS = {"cpu": "the processor", "memory": "memory", "io": "storage"}
 
 
 class Counted(NamedTuple):
@@ -31,8 +31,8 @@ class Counted(NamedTuple):
     words: str  # Between the link and the number.
 
 
-TIMES: Final = 10.0  # So many times the median a rate has to be: congestion moves through a fabric all the time.
-RATES: Final = (
+TIMES = 10.0  # So many times the median a rate has to be: congestion moves through a fabric all the time.
+RATES = (
     Counted("waits_s", 1e5, "waits for credits to send (ticks)"),
     Counted("marked_s", 100.0, "receives packets with a mark of congestion"),
     Counted("slowed_s", 100.0, "is notified of congestion, and slows down"),

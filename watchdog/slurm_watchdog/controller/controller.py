@@ -93,8 +93,7 @@ class Controller:
         self.journal = journal
         self.slurm = slurm
         self.notifier = notifier
-        self.personal = False
-        """A `run` or `attach`, whose agents are their own user's."""
+        self.personal = False  # A `run` or `attach`, whose agents are their own user's.
         self.metrics = metrics
         self.commands = CommandQueue()
         self.state = ClusterState(
@@ -115,12 +114,10 @@ class Controller:
         self.started_at = clock.wall()
         self.started_mono = clock.monotonic()
         self.warm_up_began = self.started_mono
-        self.last_tick: float | None = None
-        """When a tick was last completed."""
+        self.last_tick: float | None = None  # When a tick was last completed.
         self._last_began: float | None = None
         self._busy = BusyShare()
-        self._newest: Health | None = None
-        """Of the newest tick: all nodes may ask for it in one moment."""
+        self._newest: Health | None = None  # Of the newest tick: all nodes may ask for it in one moment.
         self.slurm_error: str | None = None
         self._unreadable = UnreadableRows(metrics)
         self.writer = JournalWriter(journal, self.state.left_out)

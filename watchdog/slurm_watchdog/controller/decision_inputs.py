@@ -61,10 +61,8 @@ class DecisionInputs:
         self._paths = paths
         self.limits = limits_of(config)
         self._book = rule_book_of(config)
-        self._storm_at: float | None = None
-        """When so much was wrong at once last."""
-        self._storm_of: dict[int, float] = {}
-        """User -> when so much was wrong with his jobs alone."""
+        self._storm_at: float | None = None  # When so much was wrong at once last.
+        self._storm_of: dict[int, float] = {}  # User -> when so much was wrong with his jobs alone.
         ago = ports.monotonic() - ports.wall()
         self._decided_mono = {
             each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)

@@ -33,13 +33,11 @@ class Recorder:
 
     def __init__(self, path: str, offset_s: float = 0.0, *, max_waiting: int = MAX_WAITING):
         self.path = path
-        self.dropped = 0
-        """Reports, listings and single lines that are missing from the file."""
+        self.dropped = 0  # Reports, listings and single lines that are missing from the file.
         self._offset_s = offset_s
         self._waiting: queue.Queue[_Item | None] = queue.Queue(max_waiting)
         self._warned = False
-        self._torn = False
-        """The last write broke off in the middle of a line."""
+        self._torn = False  # The last write broke off in the middle of a line.
         self._jobs: dict[str, SlurmJob] = {}
         self._nodes: dict[str, SlurmNode] = {}
         self._own: Controller | None = None

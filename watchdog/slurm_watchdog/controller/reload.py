@@ -13,7 +13,7 @@ import logging
 import os
 import signal
 import sys
-from typing import Final, NoReturn
+from typing import NoReturn
 
 from msgspec.structs import replace
 
@@ -28,8 +28,7 @@ from slurm_watchdog.identity.tls import make_context
 
 log = logging.getLogger(__name__)
 
-RESTART: Final = -1
-"""What `run_controller` returns in the place of an exit code when a new configuration is to be taken."""
+RESTART = -1  # What `run_controller` returns in the place of an exit code when a new configuration is to be taken.
 
 
 def reload_config(file: str, running: Config) -> bool:

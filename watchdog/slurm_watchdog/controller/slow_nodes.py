@@ -39,8 +39,7 @@ class SlowNodes:
         """`record` takes what happened to a node; `events`: all that did and still weighs."""
         self._settings, self._record, self._wall, self._events = settings, record, wall, events
         self._known: dict[str, SlowSearch] = {}
-        self._looked: dict[str, tuple[StepTime, ...]] = {}
-        """Job -> its step times as they were judged last."""
+        self._looked: dict[str, tuple[StepTime, ...]] = {}  # Job -> its step times as they were judged last.
 
     def all(self) -> tuple[SlowSearch, ...]:
         """For detectors."""

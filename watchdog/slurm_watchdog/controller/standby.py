@@ -41,10 +41,8 @@ class Standby:
     def __init__(self, config: Config, lease: Lease):
         self._config, self._lease = config, lease
         self._held = NOT_KNOWN
-        self._problem = ""
-        """Why it could not take the place of the active one now."""
-        self._blind = ""
-        """Why it does not know whether there is an active one; empty: it does."""
+        self._problem = ""  # Why it could not take the place of the active one now.
+        self._blind = ""  # Why it does not know whether there is an active one; empty: it does.
         self._metrics = ControllerMetrics()
         self._metrics.show_role(active=False, epoch=lambda: self._held.epoch, age_s=lambda: self._held.age_s)
 

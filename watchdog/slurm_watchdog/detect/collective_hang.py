@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -299,8 +298,8 @@ SPEC = DetectorSpec(
 )
 
 
-MAX_NAMED: Final = 8
-MAX_WORLD: Final = 1 << 20  # What a process says about the number of ranks is a user's word.
+MAX_NAMED = 8
+MAX_WORLD = 1 << 20  # What a process says about the number of ranks is a user's word.
 
 
 def not_joined(job: JobView, finding: Finding, patience_s: float) -> Finding | None:
@@ -344,8 +343,7 @@ def _few(values: Sequence[object]) -> str:
     return shown if len(values) <= 6 else f"{shown}, …"
 
 
-STILL_SHARE: Final = 0.5
-"""Of the patience with a start: dumps begin after half of it (analysis.stepless_runs.STEPLESS_AFTER)."""
+STILL_SHARE = 0.5  # Of the patience with a start: dumps begin after half of it (analysis.stepless_runs.STEPLESS_AFTER).
 
 
 def not_joining(job: JobView, finding: Finding, patience_s: float) -> Finding | None:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -36,8 +35,8 @@ NAMED = 16
 HUNG_TASK = "hung_task"
 ENDED = "its main thread has ended (a zombie, as after SIGKILL); another thread of it is in this call"
 
-BLOCKED_FOR_S: Final = 60.0  # In the same call before it is reported.
-UNSURE_FOR_S: Final = 300.0  # In the same call before it is acted on, where no step is known to be overdue.
+BLOCKED_FOR_S = 60.0  # In the same call before it is reported.
+UNSURE_FOR_S = 300.0  # In the same call before it is acted on, where no step is known to be overdue.
 
 
 @dataclass(frozen=True, kw_only=True)

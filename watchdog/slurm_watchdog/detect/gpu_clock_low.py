@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from statistics import median
-from typing import Final
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, share
 from slurm_watchdog.diagnose.culprit_words import and_more
@@ -28,10 +27,10 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 """Throttle reasons that somebody chose, or that are none."""
 
 
-OWN_SHARE: Final = 0.07
+OWN_SHARE = 0.07
 """It also has to be slower than its own past by more than this, unless the card says what holds it back."""
 
-PEERS: Final = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
+PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
 @dataclass(frozen=True, kw_only=True)

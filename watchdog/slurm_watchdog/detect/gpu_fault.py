@@ -292,8 +292,7 @@ class JobsOfNodes:
         self._view = view
         self._nodes = frozenset(nodes)
         self._jobs: dict[str, list[JobView]] | None = None
-        self._ranks: dict[str, dict[str, list[ProcessView]]] = {}
-        """Job -> node -> its ranks there, in their order."""
+        self._ranks: dict[str, dict[str, list[ProcessView]]] = {}  # Job -> node -> its ranks there, in their order.
         self._seats: dict[str, set[tuple[str, str, int]]] = {}
         """Job -> (node, uuid, pid) of the GPUs that its ranks were seen on."""
 

@@ -16,7 +16,6 @@ GPU that was never used. Acted on only where the job makes no step for 15 min, t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -38,8 +37,8 @@ have idled in a checkpoint."""
 BUSY_RATIO = 0.5  # A GPU below this may be one that idles, where it is not known since when it is as it is.
 TRANSFERS = (Place.CHECKPOINT, Place.NETWORK)
 
-IDLE_FOR_S: Final = 60.0  # While the job makes no step beyond its limit.
-IDLE_WHILE_STEPS_S: Final = 900.0  # While the job makes steps.
+IDLE_FOR_S = 60.0  # While the job makes no step beyond its limit.
+IDLE_WHILE_STEPS_S = 900.0  # While the job makes steps.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -72,7 +71,7 @@ KILLED_GRACE_S = 3.0
 """As `supervised_grace`, where srun says that a signal ended the rank's task, so that nothing starts it again, and the
 step is late by the job's own measure."""
 
-SUPERVISED_GRACE_S: Final = 8.0
+SUPERVISED_GRACE_S = 8.0
 """In place of `grace` where `slurm-watchdog run` starts the step again in any case, and all survivors are seen to
 wait."""
 

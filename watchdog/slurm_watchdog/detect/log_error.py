@@ -15,7 +15,6 @@ Note: the time limit and preemption are normal ends.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -51,8 +50,7 @@ LEAST_REPORTED_S = 60.0
 """An end is reported for so long also where the next run makes steps at once: nobody would see why it ended."""
 RISES = 2  # Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded.
 
-GONE_FOR_S: Final = 3.0
-"""Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold."""
+GONE_FOR_S = 3.0  # Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.
 
 
 @dataclass(frozen=True, kw_only=True)

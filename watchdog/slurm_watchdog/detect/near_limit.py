@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -26,13 +25,13 @@ from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
 WAITS_SHARE = 0.2  # Of a minute in which all processes waited for memory.
 RECENT_S = 600.0  # A refusal is said for so long.
-WORDS: Final = {
+WORDS = {
     Resource.MEMORY: "memory",
     Resource.PIDS: "processes and threads",
     Resource.FILES: "open files",
     Resource.SHARED_MEMORY: "/dev/shm",
 }
-BYTES: Final = (Resource.MEMORY, Resource.SHARED_MEMORY)
+BYTES = (Resource.MEMORY, Resource.SHARED_MEMORY)
 MAX_SAID = 8
 
 

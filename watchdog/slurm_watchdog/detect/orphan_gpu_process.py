@@ -20,7 +20,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -34,13 +33,13 @@ from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, Inciden
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 
-BEFORE: Final = "process:"  # Beginning of the subjects of earlier releases, which had an incident for each process.
-MAX_LISTED: Final = 64
+BEFORE = "process:"  # Beginning of the subjects of earlier releases, which had an incident for each process.
+MAX_LISTED = 64
 """Processes with a line of their own, and nodes with a command: a job's data loaders alone may be a thousand."""
-MAX_PROCESSES: Final = 256
+MAX_PROCESSES = 256
 """Processes of one finding that may be ended; the others follow once these are gone. An agent reports as many."""
-GPUS_IN_SENTENCE: Final = 4  # Their UUIDs have 40 characters each: of more a sentence says how many.
-NODES_IN_SENTENCE: Final = 12  # Further ones are counted; the facts have a command for each.
+GPUS_IN_SENTENCE = 4  # Their UUIDs have 40 characters each: of more a sentence says how many.
+NODES_IN_SENTENCE = 12  # Further ones are counted; the facts have a command for each.
 
 Held = tuple[NodeView, GpuHolder]
 

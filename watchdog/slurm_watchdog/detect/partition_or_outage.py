@@ -9,7 +9,6 @@ Note: no action is taken anywhere while it lasts.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
@@ -19,7 +18,7 @@ from slurm_watchdog.model.slurm_states import is_away
 
 NAMED = 16  # Nodes that are named one by one; the number says the rest.
 
-PERCENT: Final = 20.0  # Of the nodes that have reported, besides: three of ten thousand are no outage.
+PERCENT = 20.0  # Of the nodes that have reported, besides: three of ten thousand are no outage.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,13 +9,12 @@ Note: no action is taken until Slurm answers.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-SILENT_FOR_S: Final = 60.0  # Without an answer to a listing: several of them, 10 s apart.
+SILENT_FOR_S = 60.0  # Without an answer to a listing: several of them, 10 s apart.
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from typing import Any
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
 
-STORAGE: Final = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)
+STORAGE = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)
 """Kinds that explain whatever hangs in the same job."""
-_OPTION: Final = "option"
+_OPTION = "option"
 
 
 @dataclass(frozen=True, kw_only=True)

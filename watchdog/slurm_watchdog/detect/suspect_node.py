@@ -12,7 +12,6 @@ Note: not while the node is out of service, for then somebody has it. After a re
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes
 from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
@@ -23,7 +22,7 @@ from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import GPU_PLACE
 from slurm_watchdog.model.slurm_states import is_out
 
-UNTIL: Final = 1.5  # A suspicion below which the incident ends: events weigh half after 28 days.
+UNTIL = 1.5  # A suspicion below which the incident ends: events weigh half after 28 days.
 
 
 @dataclass(frozen=True, kw_only=True)

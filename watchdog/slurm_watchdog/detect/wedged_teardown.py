@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -37,7 +36,7 @@ NAMED = 16
 STACKS_APART_S = 15.0
 STACKS_FROM_SHARE = 0.5  # From this share of the limit on, stacks are collected.
 
-BUSY_LIMIT_S: Final = 1800.0
+BUSY_LIMIT_S = 1800.0
 """In place of `grace` while a rank works (a last checkpoint, an evaluation), or that is not known."""
 
 

@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec.structs import replace
@@ -50,21 +50,21 @@ from slurm_watchdog.nodetest.judge import (
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
 
-JOB_NAME: Final = "slurm-watchdog-test"
-NICE: Final = 10_000  # above what users give each other: a test waits behind every other job of its partition
-CHOOSE: Final = (
+JOB_NAME = "slurm-watchdog-test"
+NICE = 10_000  # above what users give each other: a test waits behind every other job of its partition
+CHOOSE = (
     'for p in "$0" python3 /usr/libexec/platform-python; do '
     'if "$p" -I -c "import sys; sys.exit(sys.version_info < (3, 8))" 2>/dev/null </dev/null; then '
     'exec "$p" -I - "$@"; fi; done; echo "no Python from 3.8 on is installed on $(hostname)" >&2; exit 127'
 )
 """For sh: our own interpreter where the node has it, else the system's."""
-ALLOCATION: Final = re.compile(r"^salloc: .* job allocation (\d+)")
-MINUTES: Final = {1: 15, 2: 5}  # limits of a job on one node and on two: more than its program takes (`--within`)
+ALLOCATION = re.compile(r"^salloc: .* job allocation (\d+)")
+MINUTES = {1: 15, 2: 5}  # limits of a job on one node and on two: more than its program takes (`--within`)
 GRACE_S, SETTLE_S = 60.0, 5.0  # beyond that, for Slurm to end it (KillWait: 30 s); for its end after its last line
-PLACES: Final = Path(__file__).with_name("node_test.py"), Path(__file__).parents[3] / "deploy/node-test/node_test.py"
+PLACES = Path(__file__).with_name("node_test.py"), Path(__file__).parents[3] / "deploy/node-test/node_test.py"
 """Of the program that is shipped: as installed, and in a checkout."""
-SHARED: Final = "mount:"  # begins the places that nodes share
-FILE: Final = "node-tests.jsonl"
+SHARED = "mount:"  # begins the places that nodes share
+FILE = "node-tests.jsonl"
 MOST_BYTES, MOST_TESTS = 16 << 20, 20  # of the file's end, 20,000 tests; of a node that make what is usual for it
 LIMIT_S, CLEANUP_S = 3600.0, 120.0
 """Of a test of drained nodes, and its end in which they are drained again. Six nodes and their links take 2 min where

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -19,14 +19,14 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
 
-MAX_LINE: Final = 1 << 20
+MAX_LINE = 1 << 20
 Text = Annotated[str, Meta(max_length=4096)]
-LEAST_PEERS: Final = 4  # With fewer, one bad node among them moves the median.
-LEAST_PAST: Final = 3  # Earlier tests of a node that make its usual figure.
+LEAST_PEERS = 4  # With fewer, one bad node among them moves the median.
+LEAST_PAST = 3  # Earlier tests of a node that make its usual figure.
 MADS, SPREADS, SCALE, TINY = 5.0, 3.0, 1.4826, 1e-9
 """A figure has to be so many scaled median absolute deviations (of logarithms) away: one in a million of a normal
 distribution is; and so many times the spread of its own repetitions. SCALE makes the MAD a standard deviation."""
-MOST_OTHERS: Final = 0.25
+MOST_OTHERS = 0.25
 """Share of the other nodes that may have the same doubt: with more it is how the site is set up (a judgement)."""
 Floors = Mapping[str, float]  # Name or key of a figure to the worst value that the site accepts, in the figure's unit.
 Past = Mapping[str, Sequence[Mapping[str, float]]]  # Node to the figures of its earlier tests.

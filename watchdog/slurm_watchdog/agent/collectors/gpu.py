@@ -13,7 +13,6 @@ Never: NVML in the loop; a setting, a reset
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import (
@@ -29,9 +28,9 @@ from slurm_watchdog.agent.collectors.presentation import (
 from slurm_watchdog.model.observations import Gpu, Role
 from slurm_watchdog.model.report import GpuSection, ProcessSection, Report
 
-SLOW_NVML_S: Final = 3.0
+SLOW_NVML_S = 3.0
 """Its first answer may take seconds, where the driver has to wake the GPUs; after that, the wait is reported."""
-HEALTH_COLUMNS: Final = ("GPU", "ECC errors", "rows remapped", "pages retired", "PCIe", "NVLink")
+HEALTH_COLUMNS = ("GPU", "ECC errors", "rows remapped", "pages retired", "PCIe", "NVLink")
 
 
 class GpuCollector:
@@ -143,8 +142,8 @@ def _nvlink(gpu: Gpu) -> str:
 
 
 GpuValue = Callable[[Gpu], float | None]
-GPU: Final = ("gpu_uuid", "gpu")
-GPU_VALUES: Final[tuple[tuple[str, str, str, GpuValue], ...]] = (
+GPU = ("gpu_uuid", "gpu")
+GPU_VALUES: tuple[tuple[str, str, str, GpuValue], ...] = (
     ("utilization_ratio", "gauge", "Share of the time in which it computed.", lambda gpu: gpu.utilization_ratio),
     ("sm_clock_hertz", "gauge", "Clock of its multiprocessors.", lambda gpu: gpu.sm_clock_hz),
     ("memory_clock_hertz", "gauge", "Clock of its memory.", lambda gpu: gpu.memory_clock_hz),

@@ -297,8 +297,7 @@ class NodeEventCounters:
         self._events: Counter[tuple[str, str]] = Counter()
         self._dropped = 0
         self._xids: dict[tuple[str, int], Counter[str]] = {}
-        self._gpu_of: dict[str, tuple[str, str]] = {}
-        """UUID, or PCI address, -> labels of the GPU."""
+        self._gpu_of: dict[str, tuple[str, str]] = {}  # UUID, or PCI address, -> labels of the GPU.
 
     def update(self, report: Report) -> None:
         """Adds the events of one report; not those from before the agent's start."""

@@ -10,7 +10,6 @@ Never: a bridge, a virtual interface, a setting
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -23,12 +22,12 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.report import LinkSection, ProcessSection, Report
 
-KEY: Final = "links"
-EVERY_S: Final = 60.0
+KEY = "links"
+EVERY_S = 60.0
 """20 links take 1.5 ms, and the child that is started for it 1.6 ms: 0.005 % of a core. To keep it costs 3 MiB."""
-ENDS: Final = frozenset({2**16 - 1, 2**32 - 1, (2**32 - 1) * WORD, 2**64 - 1})
+ENDS = frozenset({2**16 - 1, 2**32 - 1, (2**32 - 1) * WORD, 2**64 - 1})
 """Of counters that stop there: those of older adapters have 16 or 32 bits (InfiniBand Architecture, PortCounters)."""
-OLD_S: Final = 3 * EVERY_S  # What an adapter said so long ago is said no more.
+OLD_S = 3 * EVERY_S  # What an adapter said so long ago is said no more.
 
 
 class LinkCollector:
@@ -107,7 +106,7 @@ def tables(report: Report) -> Iterable[Table]:
     yield Table("links", columns, rows)
 
 
-FAMILIES: Final = (
+FAMILIES = (
     ("up", "gauge", "1 while the link is up."),
     ("rate_bits_s", "gauge", "Bits a second at which the link runs."),
     ("downs", "counter", "Times that the link went down."),
@@ -119,7 +118,7 @@ FAMILIES: Final = (
     ("slowed_s", "gauge", "Notifications of congestion a second for which the link slowed down (RoCE)."),
     ("resent_s", "gauge", "Packets a second that were missing, out of order or not acknowledged."),
 )
-_NAMES: Final = {
+_NAMES = {
     "rate_bits_s": "rate_bits_per_second", "sent_bytes_s": "sent_bytes_per_second",
     "received_bytes_s": "received_bytes_per_second", "downs": "downs_total", "errors": "errors_total",
     "waits_s": "waits_per_second", "marked_s": "marked_per_second", "slowed_s": "slowed_per_second",

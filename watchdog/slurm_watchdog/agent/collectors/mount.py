@@ -13,7 +13,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from typing import Final
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, largest
@@ -26,14 +25,13 @@ from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.observations import LogFile, Process, Role
 from slurm_watchdog.model.report import LogSection, MountSection, ProcessSection, Report
 
-KEY: Final = "open-mounts"
-IDLE_S: Final = 30.0  # Without a question for so long its child ends: it costs 3 MiB, and starting one 2 ms.
-FIRST_S: Final = 30.0
-"""A trainer has opened its data by then, most often; what it opens later is found with the next look."""
-EVERY_S: Final = 300.0  # Between two looks at a process: it doubles up to this.
-AT_ONCE: Final = 8  # Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms.
-MAX_OF_JOB: Final = 8  # Filesystems of one job that are kept: jobs have been seen to use five.
-KEPT_S: Final = 900.0
+KEY = "open-mounts"
+IDLE_S = 30.0  # Without a question for so long its child ends: it costs 3 MiB, and starting one 2 ms.
+FIRST_S = 30.0  # A trainer has opened its data by then, most often; what it opens later is found with the next look.
+EVERY_S = 300.0  # Between two looks at a process: it doubles up to this.
+AT_ONCE = 8  # Processes in one look, the users in turn: 16,000 mappings of one rank take 15 ms.
+MAX_OF_JOB = 8  # Filesystems of one job that are kept: jobs have been seen to use five.
+KEPT_S = 900.0
 """So long a filesystem counts as used after the last look that found it: a file is closed between two epochs."""
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from slurm_watchdog.model.report import Report
 
-BAD: Final = "bold red"  # Style of a row that shows something wrong.
-JOB_ID: Final = re.compile(r"\d{1,12}(_\d{1,12})?")
+BAD = "bold red"  # Style of a row that shows something wrong.
+JOB_ID = re.compile(r"\d{1,12}(_\d{1,12})?")
 
 
 class Row(NamedTuple):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.agent.collectors import (
     checkpoint,
     gpu,
@@ -19,7 +17,7 @@ from slurm_watchdog.agent.collectors import (
 )
 from slurm_watchdog.agent.collectors.collector import CollectorSpec
 
-COLLECTORS: Final[tuple[CollectorSpec, ...]] = (
+COLLECTORS: tuple[CollectorSpec, ...] = (
     process.SPEC,
     job_log.SPEC,
     mount.SPEC,

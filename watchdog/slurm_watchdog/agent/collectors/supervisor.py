@@ -12,7 +12,6 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds
@@ -29,11 +28,11 @@ from slurm_watchdog.model.supervisor import (
     run_directory,
 )
 
-ABSENT_EVERY_S: Final = 15.0
+ABSENT_EVERY_S = 15.0
 """Most jobs have none: it is looked for this often, but in every tick of the first BEGINNING_S of a run."""
-BEGINNING_S: Final = 60.0
-ROUNDS: Final = 16  # So many jobs of one user are asked about in one tick, …
-ANSWERS_S: Final = 0.02  # … each of which is waited for so long.
+BEGINNING_S = 60.0
+ROUNDS = 16  # So many jobs of one user are asked about in one tick, …
+ANSWERS_S = 0.02  # … each of which is waited for so long.
 
 
 @dataclass

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -28,10 +27,10 @@ from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
-EVERY_S: Final = 30.0  # A look of a node with 8 ranks takes 2 ms: 0.007 % of a core.
-TOLD_FROM: Final = 0.5  # Of a limit other than memory's: what is far from it interests nobody.
-MAX_RANKS: Final = 64
-BYTES: Final = frozenset({Resource.MEMORY, Resource.SHARED_MEMORY})
+EVERY_S = 30.0  # A look of a node with 8 ranks takes 2 ms: 0.007 % of a core.
+TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests nobody.
+MAX_RANKS = 64
+BYTES = frozenset({Resource.MEMORY, Resource.SHARED_MEMORY})
 
 
 def parse_meminfo(text: bytes | None) -> Usage | None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import subprocess
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
@@ -27,12 +26,12 @@ from slurm_watchdog.identity.munge_protocol import (
 )
 from slurm_watchdog.wire.http_client import AuthenticationFailed, Connection, NotKept, Response
 
-MUNGE_S: Final = 10.0
-CREDENTIAL: Final = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
-PATH: Final = "/v1/session"
-RENEW: Final = frozenset({401, 403})
+MUNGE_S = 10.0
+CREDENTIAL = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
+PATH = "/v1/session"
+RENEW = frozenset({401, 403})
 """The session is not known any more, or we come from another address than it began at: a new one is worth a try."""
-MAX_LEFT: Final = 3  # Children that could not be ended, and may still be there; with more of them nobody else is sent.
+MAX_LEFT = 3  # Children that could not be ended, and may still be there; with more of them nobody else is sent.
 
 Encode = Callable[[bytes], str]  # Payload -> credential. Raises Unproven.
 

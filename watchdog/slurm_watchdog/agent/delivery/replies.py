@@ -7,7 +7,7 @@ because somebody else has taken its place, a tick stays a tick.
 from __future__ import annotations
 
 import logging
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -18,11 +18,11 @@ from slurm_watchdog.wire.codec import WireError, decode_reply
 
 log = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES: Final = 1024**2  # 512 jobs with 2 kB each.
-MAX_JOBS: Final = 512  # Watched on one node: there is no node with more CPUs to give away one by one.
-MAX_LOGS: Final = 64  # Named by the controller for one job; it names two.
-MAX_PLACES: Final = 16  # Directories and trackers of checkpoints of one job.
-MAX_COMMANDS: Final = 256  # In one reply, and waiting to be carried out.
+MAX_REPLY_BYTES = 1024**2  # 512 jobs with 2 kB each.
+MAX_JOBS = 512  # Watched on one node: there is no node with more CPUs to give away one by one.
+MAX_LOGS = 64  # Named by the controller for one job; it names two.
+MAX_PLACES = 16  # Directories and trackers of checkpoints of one job.
+MAX_COMMANDS = 256  # In one reply, and waiting to be carried out.
 
 
 def parse_reply(answer: Proven) -> Reply:

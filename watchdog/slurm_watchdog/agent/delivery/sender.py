@@ -101,8 +101,7 @@ class Sender:
         self._stopping = threading.Event()
         self._replies: queue.SimpleQueue[Reply] = queue.SimpleQueue()
         self._last: tuple[bytes, Reply] = (b"", Reply())
-        self._base: Report | None = None
-        """The report that was handed over last."""
+        self._base: Report | None = None  # The report that was handed over last.
         self._since_full = 0
         self._agreed = -1
         """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it
@@ -111,8 +110,7 @@ class Sender:
         self._channel = channel
         self._heard_at = now()
         self._problem = ""
-        self.lost = 0
-        """Reports that the controller will never have."""
+        self.lost = 0  # Reports that the controller will never have.
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
     def start(self) -> None:

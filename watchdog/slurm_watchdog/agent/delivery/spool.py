@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Final
 
 NOTEWORTHY_AGE_S = 0.05  # Below this a report is as old as it was made.
 
@@ -26,7 +25,7 @@ class Waiting:
         return body if age_s < NOTEWORTHY_AGE_S else b'{"age_s":%.3f,' % age_s + body[1:]
 
 
-MAX_AGE_S: Final = 600.0
+MAX_AGE_S = 600.0
 """Far beyond the age that is still judged (`controller.report_lifetime`): older reports would be kept for the record
 only."""
 

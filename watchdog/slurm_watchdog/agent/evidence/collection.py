@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -47,17 +47,17 @@ from slurm_watchdog.model.protocol import CollectEvidence
 
 RAS = "NCCL's RAS"
 PROCESSES, NODE, KERNEL = "evidence:processes", "evidence:node", "evidence:kernel"
-PART_S: Final = 15.0  # Deadline of one question to a child; a dump of stacks has its own.
-DUMP_S: Final = 25.0
-END_MARGIN_S: Final = 5.0  # Before the command expires: the answer has to travel, too.
-MAX_DUMPS: Final = 6
-MAX_APART_S: Final = 60.0
-FILES_BYTES: Final = 1 << 20  # Of all Flight Recorder dumps of a node, compressed.
+PART_S = 15.0  # Deadline of one question to a child; a dump of stacks has its own.
+DUMP_S = 25.0
+END_MARGIN_S = 5.0  # Before the command expires: the answer has to travel, too.
+MAX_DUMPS = 6
+MAX_APART_S = 60.0
+FILES_BYTES = 1 << 20  # Of all Flight Recorder dumps of a node, compressed.
 MAX_FILES, MAX_RANKS = 1024, 256  # Of a node, that one question may name (FindFiles).
-IDLE_S: Final = 5.0
-CLOCK_TICKS: Final = os.sysconf("SC_CLK_TCK")
-LOG_FILES: Final = 8
-NOT_ASKED: Final = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
+IDLE_S = 5.0
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
+LOG_FILES = 8
+NOT_ASKED = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
 
 
 @dataclass(frozen=True)

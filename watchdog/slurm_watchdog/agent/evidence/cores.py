@@ -17,7 +17,6 @@ import shutil
 import stat
 import struct
 from pathlib import Path
-from typing import Final
 
 from slurm_watchdog.agent.evidence.tool import Means, run_tool
 from slurm_watchdog.agent.workers.request_types import FindFiles, ReadCore
@@ -30,14 +29,14 @@ from slurm_watchdog.model.evidence import FoundFile
 # For a debugger that would else name no frame. Source: core(5), elf(5), the notes NT_AUXV and NT_FILE of Linux
 # (include/uapi/linux/elf.h).
 
-MAX_HEADERS: Final = 64  # Of a core file so many headers are looked at; the kernel puts the notes first.
-MAX_NOTES: Final = 16 * 1024**2
-_PT_NOTE: Final = 4
-_NT_AUXV: Final = 6
-_NT_FILE: Final = 0x46494C45
-_AT_ENTRY: Final = 9
-_HEADER_BYTES: Final = 64
-_PROGRAM_HEADER_BYTES: Final = 56
+MAX_HEADERS = 64  # Of a core file so many headers are looked at; the kernel puts the notes first.
+MAX_NOTES = 16 * 1024**2
+_PT_NOTE = 4
+_NT_AUXV = 6
+_NT_FILE = 0x46494C45
+_AT_ENTRY = 9
+_HEADER_BYTES = 64
+_PROGRAM_HEADER_BYTES = 56
 
 
 def read_program(path: str) -> str | None:
@@ -117,16 +116,16 @@ def usable(program: str | None) -> bool:
     return program is not None and os.path.isfile(program) and os.access(program, os.R_OK)
 
 
-MAX_ENTRIES: Final = 8192  # Names that are looked at in one directory.
-MAX_FOUND: Final = 16
-DEBUGGER_S: Final = 20.0
-DEBUGGER_MEANS: Final = Means(seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096)
+MAX_ENTRIES = 8192  # Names that are looked at in one directory.
+MAX_FOUND = 16
+DEBUGGER_S = 20.0
+DEBUGGER_MEANS = Means(seconds=DEBUGGER_S, output_bytes=1 << 20, address_space=2 << 30, cpu_s=20, processes=4096)
 """It maps the core file's libraries, of which PyTorch's have 1 GiB. Its user's own processes count, so their
 number bounds little;
 no capability, no file, no core file."""
-FRAMES: Final = 8  # Of each thread: the top.
-MAX_THREADS: Final = 12
-SYSTEMD_PLACE: Final = "/var/lib/systemd/coredump"
+FRAMES = 8  # Of each thread: the top.
+MAX_THREADS = 12
+SYSTEMD_PLACE = "/var/lib/systemd/coredump"
 """Where systemd-coredump(8) keeps them: core.NAME.UID.BOOT.PID.TIME, mostly compressed."""
 _SPECIFIER = re.compile(r"%.")
 

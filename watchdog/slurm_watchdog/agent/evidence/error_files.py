@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,9 +20,9 @@ from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.model.evidence import FoundFile
 from slurm_watchdog.parse.error_file import MAX_BYTES, parse_error_file, parse_fatal_error
 
-STDERR: Final = "stderr.log"
-END_BYTES: Final = 64 * 1024  # Of standard error.
-KIND: Final = "own_words"
+STDERR = "stderr.log"
+END_BYTES = 64 * 1024  # Of standard error.
+KIND = "own_words"
 
 
 def read_error_files(request: FindFiles, roots: Roots = OWN) -> list[FoundFile]:

@@ -12,7 +12,6 @@ import pwd
 import stat
 import zlib
 from collections.abc import Mapping
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,23 +23,23 @@ from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.model.evidence import FoundFile
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
 
-PREFIX_VARIABLES: Final = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+PREFIX_VARIABLES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 """Prefix of the file, to which the rank is appended; the newer name first. Both are still read
 (torch/csrc/distributed/c10d/FlightRecorder)."""
-PIPE_VARIABLE: Final = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+PIPE_VARIABLE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 """Prefix of the pipe, to which the rank and `.pipe` are appended (torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp,
 DumpPipe); there is none unless the recorder has a buffer."""
 FRESH_S, LOOK_EVERY_S = 6.0, 0.25
 """So long a dump that was asked for is waited for: the monitor looks into its pipe every second
 (TORCH_NCCL_COORD_CHECK_MILSEC), and writes for less than one."""
-TOGETHER_S: Final = 10.0  # Two files of a rank that were written within so long are of one dump.
-OLD_PREFIX: Final = "/tmp/nccl_trace_rank_"  # The default of older releases.
-NEW_NAME: Final = "torch/comm_lib_trace_rank_"
+TOGETHER_S = 10.0  # Two files of a rank that were written within so long are of one dump.
+OLD_PREFIX = "/tmp/nccl_trace_rank_"  # The default of older releases.
+NEW_NAME = "torch/comm_lib_trace_rank_"
 """Below $XDG_CACHE_HOME, otherwise below ~/.cache: the default of newer releases."""
-CLOCK_SLACK_S: Final = 1.0  # A file server's clock may be ahead by so much without being wrong: then the dump is new.
-AHEAD: Final = "the clock that dated it is ahead by {:.0f} s: whether it is of this hang is not known"
-MAX_FILE_BYTES: Final = 8 << 20
-MAX_KEPT_BYTES: Final = 256 * 1024  # Of one rank, compressed.
+CLOCK_SLACK_S = 1.0  # A file server's clock may be ahead by so much without being wrong: then the dump is new.
+AHEAD = "the clock that dated it is ahead by {:.0f} s: whether it is of this hang is not known"
+MAX_FILE_BYTES = 8 << 20
+MAX_KEPT_BYTES = 256 * 1024  # Of one rank, compressed.
 
 
 def prefixes(environ: Mapping[str, str]) -> list[str]:

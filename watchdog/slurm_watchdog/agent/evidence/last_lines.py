@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 from collections import deque
-from typing import Final
 
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.kernel.kmsg import BUFFER_BYTES
@@ -16,11 +15,11 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.redact import MARGIN, mask_cut, mask_lines
 
-LOG_BYTES: Final = 64 * 1024  # Of the end of each file.
-LOG_LINES: Final = 120
-KERNEL_LINES: Final = 100
-MAX_RECORDS: Final = 200_000
-MAX_LINE: Final = 500
+LOG_BYTES = 64 * 1024  # Of the end of each file.
+LOG_LINES = 120
+KERNEL_LINES = 100
+MAX_RECORDS = 200_000
+MAX_LINE = 500
 
 
 def last_lines(request: LastLines, worker: WorkerState) -> list[LogEnd]:

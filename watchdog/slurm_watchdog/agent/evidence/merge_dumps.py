@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -11,10 +10,9 @@ from msgspec.structs import replace
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
 from slurm_watchdog.wire.printable import printable
 
-MAX_NODE_BYTES: Final = 3 << 20
-"""As JSON. A report may have 8 MiB (see slurm_watchdog.wire.codec), and holds more than this."""
-FEW_THREADS: Final = 8
-FEW_FRAMES: Final = 40
+MAX_NODE_BYTES = 3 << 20  # As JSON. A report may have 8 MiB (see slurm_watchdog.wire.codec), and holds more than this.
+FEW_THREADS = 8
+FEW_FRAMES = 40
 
 
 def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[StackDump, ...]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from typing import Final
 
 from slurm_watchdog.agent.evidence.sockets import Tables
 from slurm_watchdog.agent.proc.files import read_links, read_stat
@@ -22,12 +21,12 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.parse.nccl_ras import MAX_BYTES, parse_ras
 
-ADDRESS_VARIABLE: Final = "NCCL_RAS_ADDR"
-DEFAULT_PORT: Final = 28028  # NCCL user guide, Environment Variables: localhost:28028.
-LOOPBACK: Final = ("127.0.0.1", "::1")
-RAS_S: Final = 5  # After so long RAS answers without the processes that have not answered it (its own default).
-MAX_LINE: Final = 200
-_PORT: Final = re.compile(r"[^\s/]{0,200}:(\d{1,5})")
+ADDRESS_VARIABLE = "NCCL_RAS_ADDR"
+DEFAULT_PORT = 28028  # NCCL user guide, Environment Variables: localhost:28028.
+LOOPBACK = ("127.0.0.1", "::1")
+RAS_S = 5  # After so long RAS answers without the processes that have not answered it (its own default).
+MAX_LINE = 200
+_PORT = re.compile(r"[^\s/]{0,200}:(\d{1,5})")
 
 
 def ras_port(address: str | None) -> int | None:

@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from slurm_watchdog.agent.workers.request_types import ReadNodeSettings
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 
-MAX_PORTS: Final = 32
-PLAIN_FILES: Final = {
+MAX_PORTS = 32
+PLAIN_FILES = {
     "transparent_hugepage": "/sys/kernel/mm/transparent_hugepage/enabled",
     "numa_balancing": "/proc/sys/kernel/numa_balancing",
     "cpu_governor": "/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor",

@@ -11,7 +11,6 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -24,23 +23,23 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
 
-MAX_THREADS: Final = 1024  # Of one process: whose state is read.
-MAX_SHOWN: Final = 16
+MAX_THREADS = 1024  # Of one process: whose state is read.
+MAX_SHOWN = 16
 """Threads that are shown one by one: the main thread, and those that wait for a disk, a file or a debugger."""
-MAX_STACK: Final = 24
-MAX_SILENT_FILES: Final = 32
-STATUS_LINES: Final = (
+MAX_STACK = 24
+MAX_SILENT_FILES = 32
+STATUS_LINES = (
     "Threads", "VmRSS", "VmSwap", "Cpus_allowed_list", "Mems_allowed_list", "TracerPid", "SigPnd", "ShdPnd", "SigBlk",
     "voluntary_ctxt_switches", "nonvoluntary_ctxt_switches", "Seccomp",
 )  # fmt: skip
-LIMIT_LINES: Final = (
+LIMIT_LINES = (
     "Max locked memory",
     "Max open files",
     "Max processes",
     "Max core file size",
     "Max address space",
 )
-ENDED: Final = "the process has ended"
+ENDED = "the process has ended"
 _LOCK = re.compile(r"^\d+: (?P<waits>-> )?(?P<kind>\S+) +\S+ +(?P<what>\S+) (?P<pid>-?\d+) (?P<file>\S+)")
 
 

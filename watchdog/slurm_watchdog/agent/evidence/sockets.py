@@ -7,14 +7,12 @@ import ipaddress
 import os
 import socket
 import struct
-from typing import Final
 
 from slurm_watchdog.model.evidence import SocketState
 
-MAX_SOCKETS: Final = 48
-"""Of one process: a rank has a few for each of its peers; those with something in a queue come first."""
-MAX_TABLE_BYTES: Final = 8 << 20  # Of one table: some 50,000 connections.
-STATES: Final = {
+MAX_SOCKETS = 48  # Of one process: a rank has a few for each of its peers; those with something in a queue come first.
+MAX_TABLE_BYTES = 8 << 20  # Of one table: some 50,000 connections.
+STATES = {
     1: "ESTABLISHED", 2: "SYN_SENT", 3: "SYN_RECV", 4: "FIN_WAIT1", 5: "FIN_WAIT2", 6: "TIME_WAIT", 7: "CLOSE",
     8: "CLOSE_WAIT", 9: "LAST_ACK", 10: "LISTEN", 11: "CLOSING", 12: "NEW_SYN_RECV",
 }  # fmt: skip

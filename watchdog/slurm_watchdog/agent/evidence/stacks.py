@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec.structs import replace
@@ -47,20 +47,20 @@ from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
 # The kernel counts for each TCP connection. To ask it takes a copy of the process's descriptor, held for the moment
 # of the question; nothing is read from it.
 
-TALKS: Final = frozenset(
+TALKS = frozenset(
     {"sendto", "recvfrom", "sendmsg", "recvmsg", "sendmmsg", "recvmmsg", "read", "write", "readv", "writev"}
 )
 """Calls whose first argument is the connection."""
-POLLS: Final = frozenset({"poll", "ppoll"})
+POLLS = frozenset({"poll", "ppoll"})
 """… and those that point to a table of them: Python waits so where a time-out is set."""
-MOST_THREADS: Final = 256
-MOST_CONNECTIONS: Final = 16
-MOST_POLLED: Final = 8  # Connections; who polls more serves others.
-_POLLFD: Final = struct.Struct("=ihh")
-_COUNTS: Final = struct.Struct("=QQ")
-COUNTS_AT: Final = 120  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.1).
-PIDFD_GETFD: Final = 438  # Number of this call on every architecture (Linux 5.6).
-_LIBC: Final = ctypes.CDLL(None, use_errno=True)
+MOST_THREADS = 256
+MOST_CONNECTIONS = 16
+MOST_POLLED = 8  # Connections; who polls more serves others.
+_POLLFD = struct.Struct("=ihh")
+_COUNTS = struct.Struct("=QQ")
+COUNTS_AT = 120  # tcpi_bytes_acked and tcpi_bytes_received in struct tcp_info (linux/tcp.h, since Linux 4.1).
+PIDFD_GETFD = 438  # Number of this call on every architecture (Linux 5.6).
+_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def read_socket_bytes(pid: int) -> tuple[SocketBytes, ...]:
@@ -116,13 +116,13 @@ def _count(pid: int, fd: int) -> int | None:
 # The time stands in the memory of the process, where its system call points to. It is read only if the thread is in
 # this very call, and believed only if it still is afterwards.
 
-FOR_EVER_S: Final = 1e9  # Of a sleep without an end, and the most that is said.
-TIMER_ABSTIME: Final = 1  # linux/time.h
-CLOCKS: Final = (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC)
-TIMES_OF_SELECT: Final = {"select": 1e-6, "pselect6": 1e-9}
+FOR_EVER_S = 1e9  # Of a sleep without an end, and the most that is said.
+TIMER_ABSTIME = 1  # linux/time.h
+CLOCKS = (time.CLOCK_REALTIME, time.CLOCK_MONOTONIC)
+TIMES_OF_SELECT = {"select": 1e-6, "pselect6": 1e-9}
 """Call -> unit of the second number of its timeout (timeval, timespec), in seconds. Of no descriptors it is a sleep:
 that of Python up to 3.10."""
-_TWO_NUMBERS: Final = struct.Struct("=qq")  # struct timespec and struct timeval of 64-bit machines
+_TWO_NUMBERS = struct.Struct("=qq")  # struct timespec and struct timeval of 64-bit machines
 
 
 def read_sleep_s(pid: int) -> float | None:
@@ -162,7 +162,7 @@ def _read_s(pid: int, pointer: int, unit_s: float = 1e-9) -> float:
     return float(seconds + rest * unit_s)
 
 
-LOOKS: Final = 3  # A thread may wake between the reading of its state and that of its system call.
+LOOKS = 3  # A thread may wake between the reading of its state and that of its system call.
 
 
 def waiting_threads(pid: int) -> tuple[WaitingThreads, ...] | None:

@@ -16,17 +16,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import IO, Final
+from typing import IO
 
 from slurm_watchdog.agent.workers.become_user import keep_capabilities
 from slurm_watchdog.base import clock, loop
 
-AT_ONCE: Final = 2  # Programs that run at the same time: one that hangs does not hold up all others.
-READ: Final = 1 << 16
-MAX_ERRORS: Final = 16 * 1024
-LOOK_S: Final = 0.05  # Between two looks whether a program has ended that says nothing more.
+AT_ONCE = 2  # Programs that run at the same time: one that hangs does not hold up all others.
+READ = 1 << 16
+MAX_ERRORS = 16 * 1024
+LOOK_S = 0.05  # Between two looks whether a program has ended that says nothing more.
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG: Final = 1  # linux/prctl.h
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 @dataclass(frozen=True)

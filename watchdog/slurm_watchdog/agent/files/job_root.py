@@ -13,14 +13,13 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.base.descriptors import closing
 
-MAX_LINKS: Final = 40  # MAXSYMLINKS, linux/namei.h
-_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-_STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+MAX_LINKS = 40  # MAXSYMLINKS, linux/namei.h
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True)
@@ -34,7 +33,7 @@ class Roots:
         return self.of_rank.get(rank, self.of_rank.get(None))
 
 
-OWN: Final = Roots()  # All files are the agent's own.
+OWN = Roots()  # All files are the agent's own.
 
 
 @contextmanager

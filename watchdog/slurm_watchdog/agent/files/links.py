@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
@@ -17,24 +16,24 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.model.links import Link
 
-SYSFS: Final = "/sys/class"
-MAX_LINKS: Final = 32  # A node with 8 adapters for its GPUs has about 12 ports, each of which may be an interface, too.
-_RATE: Final = re.compile(rb"(\d{1,6}(?:\.\d)?) Gb/sec")
-WORD: Final = 4  # Bytes: InfiniBand counts its data in words of so many (IBA 1.6, 16.1.3.5).
-PORT_ERRORS: Final = (
+SYSFS = "/sys/class"
+MAX_LINKS = 32  # A node with 8 adapters for its GPUs has about 12 ports, each of which may be an interface, too.
+_RATE = re.compile(rb"(\d{1,6}(?:\.\d)?) Gb/sec")
+WORD = 4  # Bytes: InfiniBand counts its data in words of so many (IBA 1.6, 16.1.3.5).
+PORT_ERRORS = (
     "counters/symbol_error", "counters/link_error_recovery", "counters/port_rcv_errors",
     "counters/local_link_integrity_errors",
 )  # fmt: skip
 """Kernel, Documentation/ABI/stable/sysfs-class-infiniband. Discards are congestion, and no fault of the link."""
-RESENT: Final = ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err")
+RESENT = ("hw_counters/packet_seq_err", "hw_counters/local_ack_timeout_err")
 """Of InfiniBand only: on RoCE congestion loses packets."""
-LOST: Final = (*RESENT, "hw_counters/out_of_sequence")
-MARKED: Final = "hw_counters/np_ecn_marked_roce_packets"
-SLOWED: Final = "hw_counters/rp_cnp_handled"
+LOST = (*RESENT, "hw_counters/out_of_sequence")
+MARKED = "hw_counters/np_ecn_marked_roce_packets"
+SLOWED = "hw_counters/rp_cnp_handled"
 """mlx5 (drivers/infiniband/hw/mlx5/counters.c): np is the side that is notified of marks, rp the one that reacts."""
-IFF_UP: Final = 1
-_DIRECTORY: Final = os.O_RDONLY | os.O_DIRECTORY
-NET_ERRORS: Final = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
+IFF_UP = 1
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY
+NET_ERRORS = ("rx_crc_errors", "rx_frame_errors", "tx_carrier_errors")
 
 
 def read_links(request: ReadLinks, worker: WorkerState) -> list[LinkCounters]:

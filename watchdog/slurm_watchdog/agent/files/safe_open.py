@@ -11,13 +11,12 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from typing import Final
 
 from slurm_watchdog.base.descriptors import closing
 
-MAX_LINKS: Final = 40  # MAXSYMLINKS, linux/namei.h
-_STEP: Final = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-KINDS: Final = {
+MAX_LINKS = 40  # MAXSYMLINKS, linux/namei.h
+_STEP = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+KINDS = {
     stat.S_IFIFO: "a FIFO", stat.S_IFDIR: "a directory", stat.S_IFSOCK: "a socket", stat.S_IFLNK: "a link",
     stat.S_IFCHR: "a character device", stat.S_IFBLK: "a block device",
 }  # fmt: skip

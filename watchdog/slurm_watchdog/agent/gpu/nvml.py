@@ -13,7 +13,7 @@ import math
 import operator
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 from msgspec.structs import replace
 
@@ -29,8 +29,8 @@ from slurm_watchdog.base import clock
 # of the tensor cores and of the memory's bandwidth that was in use between two samples. One is taken when it is the
 # GPU's turn, once a minute, so that a value is the average since the turn before.
 
-MIB: Final = float(2**20)
-METRICS: Final[tuple[tuple[str, tuple[str, ...], float], ...]] = (
+MIB = float(2**20)
+METRICS: tuple[tuple[str, tuple[str, ...], float], ...] = (
     ("sm_active_ratio", ("NVML_GPM_METRIC_SM_UTIL",), 0.01),
     ("tensor_active_ratio", ("NVML_GPM_METRIC_ANY_TENSOR_UTIL",), 0.01),
     ("dram_active_ratio", ("NVML_GPM_METRIC_DRAM_BW_UTIL",), 0.01),

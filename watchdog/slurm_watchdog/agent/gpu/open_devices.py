@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_links
 
-DEVICES: Final = "/dev/nvidia"
+DEVICES = "/dev/nvidia"
 """What the name of a GPU's device begins with; its number follows. nvidiactl, nvidia-uvm and nvidia-caps are no GPU."""
 
 

@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -78,8 +78,8 @@ def read_supervisor(request: ReadSupervisor, worker: WorkerState) -> SupervisorF
         raise OSError(0, str(problem)) from None
 
 
-KERNEL_LOG: Final = "/dev/kmsg"
-MAX_REQUEST: Final = 2 << 20  # Bytes. The longest is a look at checkpoints, which carries back what the last one saw.
+KERNEL_LOG = "/dev/kmsg"
+MAX_REQUEST = 2 << 20  # Bytes. The longest is a look at checkpoints, which carries back what the last one saw.
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 
 
@@ -138,7 +138,7 @@ def tasks_by_name(*tasks: Task) -> Mapping[str, Task]:
     return {task.request.task: task for task in tasks}
 
 
-TASKS: Final = tasks_by_name(
+TASKS = tasks_by_name(
     Task(IdentifyProcesses, identify.identify),
     Task(ResolveCalls, identify.resolve_calls),
     Task(ListMounts, identify.list_mounts),

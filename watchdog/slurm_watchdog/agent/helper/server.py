@@ -19,7 +19,6 @@ from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Final
 
 from slurm_watchdog.agent.helper.requests import (
     KERNEL_LOG,
@@ -37,20 +36,18 @@ from slurm_watchdog.identity.transport import peer_of
 
 log = logging.getLogger(__name__)
 
-MAX_CONNECTIONS: Final = 4  # The agent's, one of its `--once`, and one for a device that is passed.
-MAX_CHILDREN: Final = 64
-"""The agent keeps 48 at most (probe.MAX_WORKERS); those that hang outlive an agent that restarted."""
-MAX_OF_USER: Final = 12  # That are one user: his hanging files must not take the places of all others.
-MAX_KEY: Final = 8192
-MAX_MESSAGE: Final = 16 * 1024
-STARTS_PER_S: Final = 50
-"""And as many at once: an agent that starts looks at every mount and user of its jobs in one tick."""
-ROUND_S: Final = 10.0  # Between two signs of life while nobody asks for anything.
-HERE_S: Final = 3600.0
+MAX_CONNECTIONS = 4  # The agent's, one of its `--once`, and one for a device that is passed.
+MAX_CHILDREN = 64  # The agent keeps 48 at most (probe.MAX_WORKERS); those that hang outlive an agent that restarted.
+MAX_OF_USER = 12  # That are one user: his hanging files must not take the places of all others.
+MAX_KEY = 8192
+MAX_MESSAGE = 16 * 1024
+STARTS_PER_S = 50  # And as many at once: an agent that starts looks at every mount and user of its jobs in one tick.
+ROUND_S = 10.0  # Between two signs of life while nobody asks for anything.
+HERE_S = 3600.0
 """So long after his last process was seen a user's files may be looked at: the last words of a job are the best."""
-MAX_USERS: Final = 4096
-REFUSALS_SHOWN: Final = 10  # In a minute; the others are counted.
-MAX_REFUSAL: Final = 500
+MAX_USERS = 4096
+REFUSALS_SHOWN = 10  # In a minute; the others are counted.
+MAX_REFUSAL = 500
 
 
 @dataclass

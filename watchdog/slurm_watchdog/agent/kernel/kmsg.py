@@ -93,16 +93,11 @@ class Kmsg:
         self._retry_s = FIRST_RETRY_S
         self._newest: int | None = None
         self._fresh = False
-        self.position: int | None = None
-        """Sequence of the next record to take; None: wherever the ring begins."""
-        self.lost = 0
-        """Records that were overwritten before they were read; the taker sets it to 0."""
-        self.drained = False
-        """Whether the last `read` came to the end."""
-        self.restarts = 0
-        """How often another log was found in its place, one that counts from the beginning."""
-        self.problem: str | None = None
-        """Why it can't be read now."""
+        self.position: int | None = None  # Sequence of the next record to take; None: wherever the ring begins.
+        self.lost = 0  # Records that were overwritten before they were read; the taker sets it to 0.
+        self.drained = False  # Whether the last `read` came to the end.
+        self.restarts = 0  # How often another log was found in its place, one that counts from the beginning.
+        self.problem: str | None = None  # Why it can't be read now.
 
     def read(self, now: float, limit: int) -> Iterator[Header]:
         """At most `limit` records that were not taken yet, the oldest first."""

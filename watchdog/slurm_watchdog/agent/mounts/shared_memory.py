@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Final
 
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
@@ -16,13 +15,13 @@ from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.usage import Resource, Usage
 
-KEY: Final = "shared-memory"
-EVERY_S: Final = 120.0
+KEY = "shared-memory"
+EVERY_S = 120.0
 """Between two looks at one that a job has for itself: the child started for it takes 2 ms, 0.002 % of a core."""
-SELDOM_S: Final = 1920.0  # Between two looks where there is none: 30 s, doubled up to this.
-FIRST_S: Final = 30.0
-MAX_STEPS: Final = 64  # Of a node that are looked at.
-OLD_S: Final = 3 * EVERY_S  # What was read so long ago is not reported any more.
+SELDOM_S = 1920.0  # Between two looks where there is none: 30 s, doubled up to this.
+FIRST_S = 30.0
+MAX_STEPS = 64  # Of a node that are looked at.
+OLD_S = 3 * EVERY_S  # What was read so long ago is not reported any more.
 
 Place = tuple[str, str | None]  # Job and step.
 

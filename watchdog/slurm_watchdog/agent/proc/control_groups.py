@@ -5,26 +5,25 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.proc.process_facts import JobStep, parse_cgroup
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
-ROOT: Final = "/sys/fs/cgroup"
-UNLIMITED: Final = 1 << 60  # More is no limit: version 1 writes 2^63 less a page, and no machine has an exabyte.
-CACHE_FROM: Final = 0.8
+ROOT = "/sys/fs/cgroup"
+UNLIMITED = 1 << 60  # More is no limit: version 1 writes 2^63 less a page, and no machine has an exabyte.
+CACHE_FROM = 0.8
 """From this share of the limit on it is asked how much of it is cache of files, their names and inodes with it where it
 is counted (version 2), which costs the kernel a sum over all processors; that can be dropped, and a group that is full
 of it is well."""
-OOM: Final = "oom"
+OOM = "oom"
 """In memory.events (version 2): how often the limit of this group, or of one below it, was reached and an allocation
 was about to fail. `oom_kill` there, and in memory.oom_control (version 1), counts processes of the group that any OOM
 killer took, also that of the node (Linux, Documentation/admin-guide/cgroup-v2.rst)."""
-AT_LIMIT: Final = 0.99  # Memory is charged by dozens of pages: the peak may stay that much below.
-MAX_LEVELS: Final = 8  # Below a job: step, user, task; more may be the job's own.
-_JOB: Final = re.compile(r"/job_\d+(?=/|$)")
+AT_LIMIT = 0.99  # Memory is charged by dozens of pages: the peak may stay that much below.
+MAX_LEVELS = 8  # Below a job: step, user, task; more may be the job's own.
+_JOB = re.compile(r"/job_\d+(?=/|$)")
 Read = Callable[[str], bytes | None]  # The content of a small file; None where it is not there, or can't be read.
 
 
@@ -70,7 +69,7 @@ def parse_counts(data: bytes | None) -> dict[str, int]:
     return found
 
 
-_PRESSURE: Final = re.compile(rb"^(some|full) avg10=[\d.]+ avg60=(\d{1,3}(?:\.\d{1,4})?) ", re.MULTILINE)
+_PRESSURE = re.compile(rb"^(some|full) avg10=[\d.]+ avg60=(\d{1,3}(?:\.\d{1,4})?) ", re.MULTILINE)
 
 
 def parse_pressure(data: bytes | None, resource: str, job_id: str | None = None) -> Pressure | None:
@@ -81,7 +80,7 @@ def parse_pressure(data: bytes | None, resource: str, job_id: str | None = None)
     return Pressure(resource=resource, some_ratio=found[b"some"], full_ratio=found.get(b"full", 0.0), job_id=job_id)
 
 
-_FILES: Final[dict[tuple[Resource, bool], tuple[str, str, str, str, str]]] = {
+_FILES: dict[tuple[Resource, bool], tuple[str, str, str, str, str]] = {
     (Resource.MEMORY, True): ("memory.current", "memory.max", "memory.peak", "memory.events", "oom_kill"),
     (Resource.MEMORY, False): (
         "memory.usage_in_bytes", "memory.limit_in_bytes", "memory.max_usage_in_bytes", "memory.oom_control", "oom_kill"
@@ -90,7 +89,7 @@ _FILES: Final[dict[tuple[Resource, bool], tuple[str, str, str, str, str]]] = {
     (Resource.PIDS, False): ("pids.current", "pids.max", "pids.peak", "pids.events", "max"),
 }  # fmt: skip
 """(resource, version 2) -> files of use, limit, peak, events, and the event that says that somebody went without."""
-_CACHE: Final = {
+_CACHE = {
     True: ("active_file", "inactive_file", "slab_reclaimable"),
     False: ("total_active_file", "total_inactive_file"),
 }

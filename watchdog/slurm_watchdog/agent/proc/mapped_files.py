@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from typing import Final
 
 from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
 
-MAX_MAPS: Final = 8 << 20  # Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred.
-MAX_CANDIDATES: Final = 8
-_LINE: Final = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)")
+MAX_MAPS = 8 << 20  # Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred.
+MAX_CANDIDATES = 8
+_LINE = re.compile(r"[0-9a-f]+-[0-9a-f]+ ..(.). [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)")
 """Permissions and name of a mapping that has an inode; proc(5)."""
 
 

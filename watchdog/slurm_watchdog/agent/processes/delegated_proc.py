@@ -11,7 +11,6 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Final
 
 from slurm_watchdog.agent.proc.blocked_calls import NotSeenError
 from slurm_watchdog.agent.proc.files import Files
@@ -21,10 +20,10 @@ from slurm_watchdog.agent.workers.request_types import ReadThreads, ThreadFile
 from slurm_watchdog.agent.workers.worker import Answer
 from slurm_watchdog.base import clock
 
-LOOK: Final = "look"
-TICK_S: Final = 0.3  # Of one tick the loop waits no longer than this for all answers of `look` together.
-DEADLINE_S: Final = 5.0
-AT_ONCE: Final = 2048
+LOOK = "look"
+TICK_S = 0.3  # Of one tick the loop waits no longer than this for all answers of `look` together.
+DEADLINE_S = 5.0
+AT_ONCE = 2048
 _PATH = re.compile(r"/proc/(\d+)(?:/task/(\d+))?/(io|syscall|wchan)")
 
 
@@ -36,8 +35,7 @@ class DelegatedFiles(Files):
         self._probes, self._read_clock = probes, read_clock
         self._known: dict[ThreadFile, ThreadFacts | None] = {}
         self._left_s = TICK_S
-        self.unseen = False
-        """Whether something that was asked in this tick was not answered."""
+        self.unseen = False  # Whether something that was asked in this tick was not answered.
 
     def begin(self) -> None:
         """A new tick: what was read in the last one is old."""

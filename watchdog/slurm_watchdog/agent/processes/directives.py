@@ -18,8 +18,7 @@ def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[
     """Of jobs that Slurm has here (`owners`: job -> user), as their ranks have it, else any process of the
     owner's in the run; nobody else's processes count. One without variables: its ranks were read, and say nothing."""
     found: dict[str, tuple[bool, JobDirectives]] = {}
-    named: dict[str, JobDirectives] = {}
-    """What command lines name, beside whatever anybody says."""
+    named: dict[str, JobDirectives] = {}  # What command lines name, beside whatever anybody says.
     read: dict[str, JobDirectives] = {}
     for entry in entries:
         environ, member = entry.known.environ or {}, entry.member

@@ -9,14 +9,13 @@ from __future__ import annotations
 import os
 import select
 from collections.abc import Iterable
-from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.model.observations import Process, Role
 
-MAX_WATCHED: Final = 64  # Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8.
+MAX_WATCHED = 64  # Ranks of one node that are watched; a node has as many as it has GPUs, mostly 8.
 
-PACE_S: Final = 10.0
+PACE_S = 10.0
 """Between two reports out of turn for the ranks of one user: all ranks of a job that dies end within moments
 of each other."""
 
@@ -31,8 +30,7 @@ class Exits:
         self._poll = select.poll()
         self._refused: set[ProcessId] = set()
         self._uids: dict[ProcessId, int] = {}
-        self._said: dict[int, float] = {}
-        """User -> when the end of a rank of his was news."""
+        self._said: dict[int, float] = {}  # User -> when the end of a rank of his was news.
 
     def follow(self, processes: Iterable[Process]) -> None:
         """Watches these ranks, as of the newest look at all processes, and no others any more."""

@@ -12,7 +12,6 @@ import pwd
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from contextlib import suppress
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -45,14 +44,14 @@ from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PAGE_FAU
 # An environment holds passwords, so there is an allow-list and nothing else; and what is allowed may still hold a
 # secret, in an address or by mistake, so values that look like one are masked.
 
-PREFIXES: Final = (
+PREFIXES = (
     "NCCL_", "RCCL_", "TORCH_", "PYTORCH_", "CUDA_", "NVIDIA_", "OMP_", "KMP_", "MKL_", "GLOO_", "UCX_", "FI_",
     "OMPI_MCA_",
     "SHARP_", "HSA_", "HIP_", "ROCR_", "XLA_", "JAX_", "TF_", "DEEPSPEED_", "MEGATRON_", "ACCELERATE_", "TORCHELASTIC_",
     "TORCHINDUCTOR_", "TRITON_", "TOKENIZERS_", "AWS_OFI_", "EFA_", "MELLANOX_", "SLURM_WATCHDOG_",
 )  # fmt: skip
 """Families of variables that decide how a rank computes and communicates."""
-NAMES: Final = frozenset(
+NAMES = frozenset(
     """
     MASTER_ADDR MASTER_PORT RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK NODE_RANK
     SLURM_JOB_ID SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURM_NTASKS SLURM_NNODES SLURM_STEP_ID SLURM_RESTART_COUNT
@@ -61,9 +60,9 @@ NAMES: Final = frozenset(
     MALLOC_ARENA_MAX TMPDIR XDG_CACHE_HOME HF_HOME HF_HUB_OFFLINE TRANSFORMERS_OFFLINE LANG TZ
     """.split()  # noqa: SIM905  a table of words
 )
-MAX_VARIABLES: Final = 96
-MAX_VALUE: Final = 300
-MAX_SEARCHED: Final = MAX_VALUE + MARGIN
+MAX_VARIABLES = 96
+MAX_VALUE = 300
+MAX_SEARCHED = MAX_VALUE + MARGIN
 """Characters of a value that are decoded and searched for secrets: a variable may hold 128 KiB
 (MAX_ARG_STRLEN), an environment MiBs."""
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
 
 from slurm_watchdog.model.protocol import JobWatch
 
-RUNNING_LIFETIME_S: Final = 60.0  # What the controller said about which jobs run here is valid for so long.
+RUNNING_LIFETIME_S = 60.0  # What the controller said about which jobs run here is valid for so long.
 
 
 class JobsMemory(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from slurm_watchdog.agent.proc.files import read_links
 from slurm_watchdog.agent.proc.mapped_files import read_mapped
@@ -86,8 +85,8 @@ def _namespace(pid: int | str) -> str:
     return os.readlink(f"/proc/{pid}/ns/mnt")
 
 
-PLACE: Final = "/dev/shm"
-_DIRECTORY: Final = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
+PLACE = "/dev/shm"
+_DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW
 
 
 def read_shared_memory(request: ReadSharedMemory, worker: WorkerState) -> list[tuple[int, int] | None]:

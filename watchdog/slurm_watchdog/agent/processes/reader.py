@@ -11,7 +11,6 @@ import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, NEVER_SWITCHED_TO, Entry
@@ -52,10 +51,10 @@ from slurm_watchdog.model.report import JobDirectives
 # would cost a seventh of a core. That one of the crowd is there is seen whenever /proc is listed; that it hangs, when
 # its turn comes: then it is watched like a rank.
 
-HELPERS_OF_JOB: Final = 256
+HELPERS_OF_JOB = 256
 """Of one job on this node, looked at in every tick: four times what a report names (report_rows.HELPERS_OF_JOB)."""
-WATCHED: Final = 4096  # Of all jobs on this node: twice what a report names.
-RECONSIDER_EVERY: Final = 120
+WATCHED = 4096  # Of all jobs on this node: twice what a report names.
+RECONSIDER_EVERY = 120
 """Ticks, ten minutes, after which the crowd is chosen again, for there may be room again. Who leaves it
 sooner: one that hangs, or changes."""
 

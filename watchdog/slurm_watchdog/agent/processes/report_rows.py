@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping
 from types import MappingProxyType
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,16 +19,16 @@ from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CommandResult
 from slurm_watchdog.model.report import LeftOut, Report
 
-HELPERS_OF_JOB: Final = 64  # Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen.
-PROCESSES: Final = 2048
+HELPERS_OF_JOB = 64  # Of one job on one node, beside those that hang: shells, launchers and `tee` are a dozen.
+PROCESSES = 2048
 """Of a node. At about 300 bytes each, half a megabyte; the controller takes 4,096
 (slurm_watchdog.controller.state.report_bounds)."""
-MAX_SAID: Final = 64  # Jobs and users for which it is reported how much was left out.
-FEW_EVENTS: Final = 200
-LONGEST_NAME: Final = 1024  # Characters of a path in a report that was too large otherwise.
-ORDER: Final = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
+MAX_SAID = 64  # Jobs and users for which it is reported how much was left out.
+FEW_EVENTS = 200
+LONGEST_NAME = 1024  # Characters of a path in a report that was too large otherwise.
+ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
-NO_CROWD: Final[Mapping[tuple[str, int], int]] = MappingProxyType({})
+NO_CROWD: Mapping[tuple[str, int], int] = MappingProxyType({})
 
 Key = tuple[int, int]  # (pid, start ticks).
 

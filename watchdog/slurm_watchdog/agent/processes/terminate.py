@@ -17,7 +17,6 @@ import select
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -35,12 +34,12 @@ from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
 from slurm_watchdog.model.protocol import ProcessEnd
 
-WAIT_S: Final = 2.0  # After a signal: what has nothing to save ends in milliseconds, and then one answer says it all.
-SIGNALS: Final = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
-MAX_THREADS: Final = 4096  # Of one process: whose state is read.
-MAX_DEPTH: Final = 100  # Ancestors that are followed upwards.
-BOOT_ID: Final = "/proc/sys/kernel/random/boot_id"
-_STUCK: Final = "DZTtSRI"  # States, the one that says most about why a process does not end first.
+WAIT_S = 2.0  # After a signal: what has nothing to save ends in milliseconds, and then one answer says it all.
+SIGNALS = {"term": signal.SIGTERM, "kill": signal.SIGKILL}
+MAX_THREADS = 4096  # Of one process: whose state is read.
+MAX_DEPTH = 100  # Ancestors that are followed upwards.
+BOOT_ID = "/proc/sys/kernel/random/boot_id"
+_STUCK = "DZTtSRI"  # States, the one that says most about why a process does not end first.
 
 
 @dataclass(frozen=True)

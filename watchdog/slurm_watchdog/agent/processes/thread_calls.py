@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import Final
 
 from slurm_watchdog.agent.gpu.open_devices import links_of
 from slurm_watchdog.agent.proc.files import read_file
@@ -20,9 +19,9 @@ from slurm_watchdog.agent.workers.request_types import ReadThreads
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, idle_numbers, name_of
 
-DEVICES: Final = "/dev/"
-_MACHINE: Final = os.uname().machine
-_IDLE: Final = idle_numbers(_MACHINE)
+DEVICES = "/dev/"
+_MACHINE = os.uname().machine
+_IDLE = idle_numbers(_MACHINE)
 
 
 def read_threads(request: ReadThreads, worker: WorkerState) -> list[ThreadFacts | None]:
@@ -78,6 +77,6 @@ def _is_in_d(thread: int, where: int) -> bool:
     return stat[stat.rindex(")") + 2 : stat.rindex(")") + 3] == "D"
 
 
-OF_ANYBODY: Final = frozenset({"devices"})
+OF_ANYBODY = frozenset({"devices"})
 """Also of root's and the system's processes: a daemon that holds a GPU is one of those. It tells numbers of
 GPUs, nothing of the process."""

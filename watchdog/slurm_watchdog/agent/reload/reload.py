@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Final
 
 import msgspec
 
@@ -24,9 +23,9 @@ from slurm_watchdog.base.loop import sd_notify
 
 log = logging.getLogger(__name__)
 
-KEY: Final = "config"
-DEADLINE_S: Final = 60.0  # A second on an idle node, with the agent's priority on a busy one a few.
-COMMANDS_S: Final = 60.0  # So long a new configuration waits for commands of the controller that are under way.
+KEY = "config"
+DEADLINE_S = 60.0  # A second on an idle node, with the agent's priority on a busy one a few.
+COMMANDS_S = 60.0  # So long a new configuration waits for commands of the controller that are under way.
 
 
 class Reload:
@@ -36,8 +35,7 @@ class Reload:
         """`file` is absolute; empty: the settings came from elsewhere, and only certificates are looked at again."""
         self.file, self.running = file, running
         self.settings: Settings | None = None
-        self.since = 0.0
-        """When `settings` were found good."""
+        self.since = 0.0  # When `settings` were found good.
         self._probes, self._look_at_files = probes, look_at_files
         self._asking = self._ask_again = False
 

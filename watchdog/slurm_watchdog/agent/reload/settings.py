@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import msgspec
 
@@ -20,12 +20,12 @@ from slurm_watchdog.knowledge.site_rows import SiteText
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
-NO_CONTROLLER: Final = (
+NO_CONTROLLER = (
     "controller is not set: name the controller's address there, such as http://mgmt1:9765, "
     "or https:// with expert.security.mode: tls"
 )
 """An agent has no default address: any host could hold it."""
-OF_SECURITY: Final = ("tls_directory", "controller_user", "munge_socket")
+OF_SECURITY = ("tls_directory", "controller_user", "munge_socket")
 """Options of the section `security` that concern an agent, beside `mode`."""
 
 

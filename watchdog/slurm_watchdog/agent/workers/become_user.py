@@ -12,21 +12,19 @@ import os
 import pwd
 import struct
 from collections.abc import Iterable
-from typing import Final
 
 from slurm_watchdog.base.os_errors import describe
 
-CAPABILITY_VERSION_3: Final = 0x20080522  # linux/capability.h
-CAP_DAC_READ_SEARCH: Final = 2  # linux/capability.h
-CAP_SETUID: Final = 7
-CAP_SYS_PTRACE: Final = 19
-CAP_LAST: Final = 63  # More than any kernel has: dropping one that it does not know is refused, which is fine.
+CAPABILITY_VERSION_3 = 0x20080522  # linux/capability.h
+CAP_DAC_READ_SEARCH = 2  # linux/capability.h
+CAP_SETUID = 7
+CAP_SYS_PTRACE = 19
+CAP_LAST = 63  # More than any kernel has: dropping one that it does not know is refused, which is fine.
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47  # linux/prctl.h
 PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
-LEAST_UID: Final = 100
-"""Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution)."""
-MAX_UID: Final = 2**32 - 2  # The last number means `nobody in particular` to the kernel (setresuid(2)).
-NOBODY: Final = frozenset({65534, 65535})
+LEAST_UID = 100  # Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution).
+MAX_UID = 2**32 - 2  # The last number means `nobody in particular` to the kernel (setresuid(2)).
+NOBODY = frozenset({65534, 65535})
 """`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user
 (systemd.io, Users, Groups, UIDs)."""
 
@@ -65,7 +63,7 @@ def parse_capabilities(status: bytes) -> int:
     return int(lines.get(b"CapEff", b"0"), 16)
 
 
-HELPERS: Final = {
+HELPERS = {
     "CAP_CHOWN": 0, "CAP_DAC_OVERRIDE": 1, "CAP_DAC_READ_SEARCH": 2, "CAP_FOWNER": 3, "CAP_KILL": 5, "CAP_SETGID": 6,
     "CAP_SETUID": CAP_SETUID,
     "CAP_SYS_MODULE": 16, "CAP_SYS_RAWIO": 17, "CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21,
@@ -100,9 +98,9 @@ def read_overflow_uids() -> frozenset[int]:
     return frozenset(found)
 
 
-MIN_UID: Final = read_min_uid()
+MIN_UID = read_min_uid()
 _LIBC = ctypes.CDLL(None, use_errno=True)
-NO_USERS: Final = NOBODY | read_overflow_uids()
+NO_USERS = NOBODY | read_overflow_uids()
 
 
 _alone: list[int] = []  # The user of an agent that serves nobody else; see serve_alone.

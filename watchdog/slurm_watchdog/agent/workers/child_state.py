@@ -10,20 +10,19 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.agent.proc.entry import parse_stat
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_A_FILESYSTEM_WAIT, PATH_ARGUMENT, name_of
 
-APART_S: Final = 1.0  # Between two looks, and before the first: who is asked a moment ago works.
-_OF_FILES: Final = (FD_ARGUMENT.keys() | PATH_ARGUMENT.keys() | {"sync"}) - NOT_A_FILESYSTEM_WAIT
-_MACHINE: Final = os.uname().machine
+APART_S = 1.0  # Between two looks, and before the first: who is asked a moment ago works.
+_OF_FILES = (FD_ARGUMENT.keys() | PATH_ARGUMENT.keys() | {"sync"}) - NOT_A_FILESYSTEM_WAIT
+_MACHINE = os.uname().machine
 
-STOPPED: Final = "somebody stopped its child: no answer"
-STARVED: Final = "its child got no CPU, or did not stop computing: no answer"
-ENDED: Final = "its child was ended: no answer"
+STOPPED = "somebody stopped its child: no answer"
+STARVED = "its child got no CPU, or did not stop computing: no answer"
+ENDED = "its child was ended: no answer"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,6 @@ import logging
 import os
 import socket
 from contextlib import suppress
-from typing import Final
 
 from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode
@@ -21,9 +20,8 @@ from slurm_watchdog.base.os_errors import describe
 
 log = logging.getLogger(__name__)
 
-RETRY_S: Final = 1.0
-KERNEL_LOG_S: Final = 0.25
-"""The loop waits so long for the kernel's log; it is opened once, and again only when it broke."""
+RETRY_S = 1.0
+KERNEL_LOG_S = 0.25  # The loop waits so long for the kernel's log; it is opened once, and again only when it broke.
 
 
 def is_usable(path: str) -> bool:
@@ -37,8 +35,7 @@ class HelperLink:
     def __init__(self, path: str):
         self.path = path
         self.sock: socket.socket | None = None
-        self.problem = ""
-        """Why there is no connection now."""
+        self.problem = ""  # Why there is no connection now.
         self._retry_at = float("-inf")
 
     def connect(self, now: float) -> socket.socket | None:

@@ -6,7 +6,7 @@ slurm_watchdog.agent.helper.requests and slurm_watchdog.agent.context.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Final, Generic, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Generic, Literal, TypeVar, get_args
 
 import msgspec
 from msgspec import Meta
@@ -35,7 +35,7 @@ from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import ProcessEnd
 
-MAX_PATH: Final = 4096  # linux/limits.h
+MAX_PATH = 4096  # linux/limits.h
 
 Pid = Annotated[int, Meta(ge=1, le=2**22)]  # PID_MAX_LIMIT, linux/threads.h
 Ticks = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -13,20 +13,18 @@ import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Final
 
-CPU_S: Final = 5.0
+CPU_S = 5.0
 """Of CPU time for one request: half of the usual deadline (agent.probe_deadline), and a hundred times what
 the longest look takes."""
-CPU_OF_S: Final[Mapping[str, float]] = {"dump_stacks": 20.0, "read_gpus": 60.0}
+CPU_OF_S: Mapping[str, float] = {"dump_stacks": 20.0, "read_gpus": 60.0}
 """64 processes with 4 MiB of JSON each; NVML, whose driver may spend seconds in its first answer, and which
 parses nobody's data."""
-KILLED_AFTER_S: Final = 5.0
-"""More of CPU time before the kernel kills a child in which the exception did not come through."""
-ADDRESS_SPACE: Final = 256 << 20
+KILLED_AFTER_S = 5.0  # More of CPU time before the kernel kills a child in which the exception did not come through.
+ADDRESS_SPACE = 256 << 20
 """Bytes beyond what the child has when it starts: a look takes some 10 MiB, the largest answer
 (probe_child.MAX_FRAME) some 100."""
-UNLIMITED: Final = frozenset({"read_gpus"})  # Driver libraries map address space as they like, and read no user's data.
+UNLIMITED = frozenset({"read_gpus"})  # Driver libraries map address space as they like, and read no user's data.
 
 
 class CpuSpentError(BaseException):

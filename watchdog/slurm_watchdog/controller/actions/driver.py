@@ -67,11 +67,9 @@ class Driver:
         self._taken_up_at = clock.wall()
         self._listens_from = clock.monotonic()
         self._observer = JobObserver(run.decision, tools, self._taken_up_at)
-        self._seen = ProcessEnd()
-        """What a process was like when its node was asked last."""
+        self._seen = ProcessEnd()  # What a process was like when its node was asked last.
         self.waiting_for = ""
-        self.waiting_until: float | None = None
-        """Wall clock; what `waiting_for` is given up at."""
+        self.waiting_until: float | None = None  # Wall clock; what `waiting_for` is given up at.
         self._abandoned_by: str | None = None
 
     def abandon(self, by: str) -> bool:

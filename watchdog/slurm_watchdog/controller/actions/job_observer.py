@@ -42,21 +42,16 @@ class JobObserver:
         self._job_id = decision.fence.job_id if decision.fence is not None else ""
         self._step = decision.step_at_decision
         self._total_steps: int | None = None
-        self._stride = 1
-        """Steps between two log lines of the run that the decision is about."""
-        self._saved: int | None = None
-        """Step of the newest complete checkpoint that was seen of it."""
+        self._stride = 1  # Steps between two log lines of the run that the decision is about.
+        self._saved: int | None = None  # Step of the newest complete checkpoint that was seen of it.
         self._submission_noticed: float | None = None
         """Monotonic: since when a job is searched for that may have been submitted."""
-        self._ended_since: float | None = None
-        """Monotonic: since when the run of the decision is seen to be over."""
+        self._ended_since: float | None = None  # Monotonic: since when the run of the decision is seen to be over.
         self._refused = self._unread = ""
         """Why the state of the job is not known: Slurm refuses to answer, or its answer cannot be used."""
         self._unread_since: float | None = None
-        self._behind: tuple[str, ...] = ()
-        """Jobs that waited for the end of its run when it was seen running last."""
-        self.held_up_on: tuple[str, ...] = ()
-        """Nodes on which the old run of the requeued job does not end."""
+        self._behind: tuple[str, ...] = ()  # Jobs that waited for the end of its run when it was seen running last.
+        self.held_up_on: tuple[str, ...] = ()  # Nodes on which the old run of the requeued job does not end.
 
     async def observe(self, run: ActionRun) -> Observed:
         """The job as Slurm has it at this moment, and its run as the agents report it."""

@@ -13,7 +13,7 @@ import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -65,9 +65,9 @@ from slurm_watchdog.model.slurm import SlurmJob
 
 log = logging.getLogger(__name__)
 
-MAX_ERROR: Final = 300  # Characters of a node's reason that are kept.
-RAS_PROBLEM: Final = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
-NO_VIEWS: Final[Mapping[str, JobView]] = MappingProxyType({})
+MAX_ERROR = 300  # Characters of a node's reason that are kept.
+RAS_PROBLEM = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
+NO_VIEWS: Mapping[str, JobView] = MappingProxyType({})
 
 
 class CollectionLimits(Struct, frozen=True, kw_only=True):
@@ -91,7 +91,7 @@ class CollectionLimits(Struct, frozen=True, kw_only=True):
     silence_every_s: float = 2.0  # Between two checks whether a node that is waited for still reports.
 
 
-LIMITS: Final = CollectionLimits()
+LIMITS = CollectionLimits()
 
 
 class Collector:

@@ -20,8 +20,7 @@ class FairSlots:
         self._held: Counter[int] = Counter()
         self._waiting: OrderedDict[int, deque[asyncio.Future[None]]] = OrderedDict()
         """User -> those that wait, the first first. The user who was served last comes last."""
-        self._newest: int | None = None
-        """Whose turn it was last."""
+        self._newest: int | None = None  # Whose turn it was last.
 
     @asynccontextmanager
     async def of(self, uid: int) -> AsyncIterator[None]:
@@ -72,8 +71,7 @@ class KnownCollections:
         self._by_id: dict[str, Collected] = {}
         self._of_run: dict[tuple[str, int], list[Collected]] = {}
         """(job, restarts) -> those of this run, the newest last."""
-        self._over: deque[Collected] = deque()
-        """Those that are over, the newest last."""
+        self._over: deque[Collected] = deque()  # Those that are over, the newest last.
 
     def add(self, found: Collected) -> None:
         """One that begins."""

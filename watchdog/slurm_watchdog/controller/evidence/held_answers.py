@@ -9,7 +9,6 @@ Whatever is asked, or ordered, is then on its way within the same exchange.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from slurm_watchdog.analysis.lateness import due_after_s
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
@@ -18,14 +17,14 @@ from slurm_watchdog.controller.state.progress_clock import main_clock
 from slurm_watchdog.controller.state.run import Run
 from slurm_watchdog.model.protocol import Command
 
-BEFORE_NEXT_S: Final = 1.0
+BEFORE_NEXT_S = 1.0
 """An answer is given so long before the next report of that node is made: none waits for another one."""
-DUE_SHARE: Final = 0.9  # Reports come a little unevenly.
-AGAIN_S: Final = 10.0
+DUE_SHARE = 0.9  # Reports come a little unevenly.
+AGAIN_S = 10.0
 """Who was asked so lately is asked again soon: one dump says nothing, and after it come evidence and orders."""
-LOST_S: Final = 15.0
+LOST_S = 15.0
 """For so long after the end of a rank its job is asked about it: for evidence, for stacks of those that are left."""
-LONG_DUE_S: Final = 120.0  # After so long without a step there is no hurry: the limit of the job judges it.
+LONG_DUE_S = 120.0  # After so long without a step there is no hurry: the limit of the job judges it.
 
 
 class HeldAnswers:

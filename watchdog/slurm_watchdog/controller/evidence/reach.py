@@ -11,7 +11,6 @@ import asyncio
 import errno
 import socket
 from collections.abc import Awaitable, Callable
-from typing import Final
 
 from slurm_watchdog.analysis.slurm_nodes import jobs_by_node
 from slurm_watchdog.base import clock
@@ -19,16 +18,16 @@ from slurm_watchdog.base.deadline import timeout, wait_for
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.cluster_view import ClusterView
 
-LATE_S: Final = 20.0
+LATE_S = 20.0
 """Four reports of an agent did not come: half of `agent_silent_after`, so that several tries are in when it is over."""
-EVERY_S: Final = 5.0
+EVERY_S = 5.0
 FIRST_TRIES, LATER_EVERY_S = 12, 60.0
-ANSWER_S: Final = 3.0  # A second try of TCP (1 s after the first) is in it.
-RESOLVED_S: Final = 600.0  # A cloud gives a name another address with each start of the node.
-NO_NAMES_S: Final = 60.0  # After a name without an answer none is looked up.
-GONE: Final = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
-WITNESSES: Final = 2
-AT_ONCE: Final = 32
+ANSWER_S = 3.0  # A second try of TCP (1 s after the first) is in it.
+RESOLVED_S = 600.0  # A cloud gives a name another address with each start of the node.
+NO_NAMES_S = 60.0  # After a name without an answer none is looked up.
+GONE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+WITNESSES = 2
+AT_ONCE = 32
 
 Answers = Callable[[str], Awaitable[bool | None]]
 """Given an address: whether somebody is there; None: that cannot be asked."""
@@ -44,8 +43,7 @@ class SlurmdPort:
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self._known: dict[str, tuple[float, str]] = {}
-        """Name -> when it was looked up, and its address."""
+        self._known: dict[str, tuple[float, str]] = {}  # Name -> when it was looked up, and its address.
         self._no_names_until = float("-inf")
         self._one_at_a_time = asyncio.Lock()
 

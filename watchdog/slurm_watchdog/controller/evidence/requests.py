@@ -7,7 +7,6 @@ import logging
 import uuid
 from collections import deque
 from collections.abc import Coroutine, Iterable
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -21,13 +20,13 @@ from slurm_watchdog.model.incidents import Finding, MountProbeRequest, StackRequ
 from slurm_watchdog.model.protocol import DumpStacks, ProbeMount
 from slurm_watchdog.model.slurm import SlurmJob
 
-EARLY_DUMPS_AN_HOUR: Final = 24
+EARLY_DUMPS_AN_HOUR = 24
 """Of one run. A dump stops no rank (py-spy --nonblocking) and costs 17 to 28 ms of CPU a process (17 ms for 41 threads
 of 20 to 40 frames), of a rank and at most four of its workers: 0.15 s. 24 of these are 3.6 s in an hour, 0.1 % of the
 one core that a rank has at least. A training that breathes so unevenly that this is used up is judged by its limit
 alone for the rest of the hour."""
-HOUR_S: Final = 3600.0
-REMEMBERED: Final = 1024  # Runs, and questions: beyond so many those that may be asked again anyway are forgotten.
+HOUR_S = 3600.0
+REMEMBERED = 1024  # Runs, and questions: beyond so many those that may be asked again anyway are forgotten.
 
 
 class EarlyBudget:
@@ -49,10 +48,10 @@ class EarlyBudget:
 
 log = logging.getLogger(__name__)
 
-DUMP_DEADLINE_S: Final = 25.0  # For one node: two report intervals and 8 ranks x 1 s of py-spy.
-PROBE_EVERY_S: Final = 15.0  # A filesystem in trouble is asked this often whether it answers again.
-LATER_DUMPS_EVERY_S: Final = 300.0  # Once several dumps are in, the stacks are refreshed no more often than this.
-FIRST_DUMPS: Final = 3
+DUMP_DEADLINE_S = 25.0  # For one node: two report intervals and 8 ranks x 1 s of py-spy.
+PROBE_EVERY_S = 15.0  # A filesystem in trouble is asked this often whether it answers again.
+LATER_DUMPS_EVERY_S = 300.0  # Once several dumps are in, the stacks are refreshed no more often than this.
+FIRST_DUMPS = 3
 PROBES, PROBES_OF_USER = 512, 64
 """Nodes that are asked about filesystems at the same time, in all and as one user, who may mount as many as
 he likes (FUSE)."""

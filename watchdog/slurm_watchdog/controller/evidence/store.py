@@ -6,7 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -23,7 +23,7 @@ from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.wire.redact_values import masked
 
-DAY_S: Final = 86_400.0
+DAY_S = 86_400.0
 
 
 @dataclass
@@ -53,11 +53,11 @@ class EvidenceShare:
         return None
 
 
-MAX_COLLECTION_BYTES: Final = 96 << 20
+MAX_COLLECTION_BYTES = 96 << 20
 """Of one collection in the journal, packed; what comes beyond that is judged and not kept."""
-LARGE_BYTES: Final = 1 << 20  # A document of this size is compressed in a thread.
-PRUNE_EVERY_S: Final = 3600.0
-REMEMBERED_INCIDENTS: Final = 64  # Of which it is known that their timeline has the note that evidence was not kept.
+LARGE_BYTES = 1 << 20  # A document of this size is compressed in a thread.
+PRUNE_EVERY_S = 3600.0
+REMEMBERED_INCIDENTS = 64  # Of which it is known that their timeline has the note that evidence was not kept.
 
 
 class EvidenceStore:

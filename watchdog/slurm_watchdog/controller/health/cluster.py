@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -29,11 +28,10 @@ from slurm_watchdog.model.documents import Delivery, JobHealth, Level, Reason
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm_states import RUNNING
 
-TICK_LATE_S: Final = 30.0
-"""A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s."""
-UNDELIVERED_S: Final = 60.0  # Failures that are over within a minute (a restart of the receiver) are nobody's concern.
-NAMED: Final = 3  # Jobs that a headline names for one reason.
-ORDER: Final = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
+TICK_LATE_S = 30.0  # A controller whose last whole tick is older than this sees nothing; its default cadence is 1 s.
+UNDELIVERED_S = 60.0  # Failures that are over within a minute (a restart of the receiver) are nobody's concern.
+NAMED = 3  # Jobs that a headline names for one reason.
+ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
 """An incident outranks blindness, and blindness a warning."""
 
 
@@ -224,8 +222,8 @@ def _warning(text: str) -> Reason:
     return Reason(level=Level.WARNING, text=text)
 
 
-WINDOW_S: Final = 60.0  # A start of all agents, or of a thousand jobs, is over by then.
-FULL: Final = 0.95
+WINDOW_S = 60.0  # A start of all agents, or of a thousand jobs, is over by then.
+FULL = 0.95
 """With 10,000 agents over TLS at 5 s a core was full, and decisions were late by seconds; at 10 s, with 0.68 of one,
 they were not (docs/evaluation.md)."""
 

@@ -8,7 +8,6 @@ everybody may read it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import is_proven
@@ -37,24 +36,23 @@ class NotJudged(StrEnum):
     NO_STEP = "no_step"
 
 
-MAX_SYSTEM_UID: Final = 999  # SYS_UID_MAX of login.defs: agents look into nobody's processes but ordinary users'.
-FIRST_LOOK_S: Final = 60.0
+MAX_SYSTEM_UID = 999  # SYS_UID_MAX of login.defs: agents look into nobody's processes but ordinary users'.
+FIRST_LOOK_S = 60.0
 """A job that runs for so long is expected to have been seen by its nodes' agents: a listing and a few reports."""
-TRAINING: Final = "training"
-TRAINING_UNREAD: Final = "training, steps unread"
-"""Its ranks are seen to move, or it saves in a rhythm: it is judged by that."""
-STARTING: Final = "starting"
-RESTARTING: Final = "restarting"
-BEYOND: Final = "beyond its limit"
-NOT_JUDGED: Final = "not judged"
-NO_TRAINING: Final = "no training seen"
-NO_TRAINING_WHY: Final = (
+TRAINING = "training"
+TRAINING_UNREAD = "training, steps unread"  # Its ranks are seen to move, or it saves in a rhythm: it is judged by that.
+STARTING = "starting"
+RESTARTING = "restarting"
+BEYOND = "beyond its limit"
+NOT_JUDGED = "not judged"
+NO_TRAINING = "no training seen"
+NO_TRAINING_WHY = (
     "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
 )
-OF_A_TRAINING: Final = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
+OF_A_TRAINING = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 """What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs
 nobody's attention."""
-PYTHON: Final = ("python", "pt_main_thread", "ray::")
+PYTHON = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
 
 

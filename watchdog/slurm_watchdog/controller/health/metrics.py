@@ -208,10 +208,8 @@ class ControllerMetrics:
             "uid",
         )
         gauge("build_info", "1, with the version", "version").labels(__version__).set(1)
-        self._of_jobs: dict[Series, Gauge] = {}
-        """What `show` has shown."""
-        self._of_health: dict[Series, Gauge] = {}
-        """What `show_health` has shown."""
+        self._of_jobs: dict[Series, Gauge] = {}  # What `show` has shown.
+        self._of_health: dict[Series, Gauge] = {}  # What `show_health` has shown.
         self._tallies = {
             (kind, state): self._incidents.labels(kind, state)
             for kind in KINDS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 from msgspec.structs import replace
@@ -366,7 +366,7 @@ def _fire(incident: Incident, settings: CorrelateSettings, moment: CorrelateCont
     )
 
 
-BEFORE_S: Final = 60.0
+BEFORE_S = 60.0
 """A fault so soon before the last step that was seen may be the cause of the next not coming: data that was read ahead
 lasts for some steps."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from slurm_watchdog.base.text import ago, ordinal
 from slurm_watchdog.diagnose.stacks.places import RankPlace, locate
@@ -16,13 +15,13 @@ from slurm_watchdog.model.incidents import Culprit, Incident
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.wire.redact_values import mask_words
 
-MOST: Final = 5000  # The newest: a cluster with fifty hangs a day has three months of them.
-REMEMBERED_S: Final = 90 * 86400.0
+MOST = 5000  # The newest: a cluster with fifty hangs a day has three months of them.
+REMEMBERED_S = 90 * 86400.0
 """A program changes within a quarter of a year: what stands in the same function then is another matter."""
-HELD_AT: Final = 3
+HELD_AT = 3
 """So many hangs of one job at the same step in the same place, not all on one node, are its program's or its data's."""
-SAME_STEP: Final = 1  # A last line that was not read yet.
-FRAMES: Final = 30  # From the innermost on: what is further out is how the program was started.
+SAME_STEP = 1  # A last line that was not read yet.
+FRAMES = 30  # From the innermost on: what is further out is how the program was started.
 
 
 class HangMemory:

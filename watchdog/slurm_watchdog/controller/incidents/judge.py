@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace as with_values
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -104,7 +104,7 @@ def _cut(own: Any, within_s: float, *names: str) -> Any:
 log = logging.getLogger(__name__)
 
 
-BY_LIMIT: Final = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
+BY_LIMIT = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
 """Kinds that say that a job stands, by the time that it has made no step."""
 MAX_SETTLED = 1000  # Incidents that ended lately and are remembered.
 
@@ -178,14 +178,11 @@ class Judge:
         self._of_jobs = SettingsOfJobs(config, patience_of)
         self._watched = [spec for spec in SPECS if config.mode_of(spec.kind) != "off"]
         self._holds_s = config.detectors.holds_s()
-        self._settled: list[Incident] = []
-        """Those that ended lately: what they explained is no news."""
+        self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._said: dict[str, dict[str, list[Finding]]] = {}
         """What detectors that judge job by job said of each when it was looked at last."""
-        self.view = ClusterView(now=0.0)
-        """What the newest judgement was about."""
-        self.limits_s: dict[str, float] = {}
-        """Job id -> the longest time without a step that is normal for it now."""
+        self.view = ClusterView(now=0.0)  # What the newest judgement was about.
+        self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
     @property
     def incidents(self) -> OpenIncidents:

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, overload
+from typing import overload
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.incidents import Finding, Incident, Truth
 
-OF_ONE: Final = 64
-"""Of one job or node. There are 26 kinds; a node has 16 GPUs at most, each with a fault and an orphan."""
+OF_ONE = 64  # Of one job or node. There are 26 kinds; a node has 16 GPUs at most, each with a fault and an orphan.
 
 
 class OpenIncidents(Sequence[Incident]):

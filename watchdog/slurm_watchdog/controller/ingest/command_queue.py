@@ -24,12 +24,10 @@ class CommandQueue:
         self._futures: dict[str, asyncio.Future[CommandResult]] = {}
         self._out: dict[str, dict[str, float]] = {}
         """Node -> the commands that it has fetched and not answered, and from when on it may answer them."""
-        self._arrivals: dict[str, asyncio.Event] = {}
-        """Node -> whose answer is held until something is asked of it."""
+        self._arrivals: dict[str, asyncio.Event] = {}  # Node -> whose answer is held until something is asked of it.
         self._of_user: dict[str, int] = {}
         """Command that waits -> whose job it is about, of those that count for a user's share."""
-        self._asked_at: dict[str, float] = {}
-        """Node -> when it was asked for something last."""
+        self._asked_at: dict[str, float] = {}  # Node -> when it was asked for something last.
 
     async def ask(self, node: str, command: Command, deadline_s: float, uid: int | None = None) -> CommandResult:
         """The node's answer, or a result that says why there is none. Never raises, never waits longer.

@@ -6,7 +6,7 @@ One event loop owns it. The journal has everything; in memory is what still weig
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -33,8 +33,8 @@ from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
 
-FADES_S: Final = 60.0
-KEPT_S: Final = 2 * 365 * DAY_S
+FADES_S = 60.0
+KEPT_S = 2 * 365 * DAY_S
 """Older events are dropped from the journal: as long as many guarantees, and nothing is left of their weight."""
 
 
@@ -56,13 +56,10 @@ class NodeLedger:
         self._journal, self._writer, self._job_of, self._wall = journal, writer, job_of, wall
         self._our_reason, self._renamed = our_reason, renamed
         self._events: dict[str, NodeEvent] = {}
-        self._of_incident: dict[str, set[str]] = {}
-        """Incident -> the keys of its events, withdrawn ones too."""
-        self._places = set[str]()
-        """Parts of nodes that have a history."""
+        self._of_incident: dict[str, set[str]] = {}  # Incident -> the keys of its events, withdrawn ones too.
+        self._places = set[str]()  # Parts of nodes that have a history.
         self._keep_all(journal.node_events.since(wall() - FORGOTTEN_S))
-        self._gpu_nodes: dict[str, str] = {}
-        """Of GPUs that have a history: where each was seen last."""
+        self._gpu_nodes: dict[str, str] = {}  # Of GPUs that have a history: where each was seen last.
         self._nodes: dict[str, list[Counted]] | None = None
         self._suspects: tuple[float, tuple[NodeSuspicion, ...]] | None = None
         """When they were computed last, and what came of it."""

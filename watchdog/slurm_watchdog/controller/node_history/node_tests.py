@@ -16,7 +16,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Final
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.node_history.quarantine import VERDICTS, QuarantineTools
@@ -39,12 +38,12 @@ from slurm_watchdog.slurm.commands import Commands
 
 log = logging.getLogger(__name__)
 
-MOST_PEERS: Final = 5
+MOST_PEERS = 5
 """Idle nodes that are tested with one in quarantine; with fewer than LEAST_PEERS no figure is compared with them."""
-PATIENCE_S: Final = 6 * 3600.0
+PATIENCE_S = 6 * 3600.0
 """So long a test waits for idle peers; then it is made without: figures that a site accepts, earlier tests of the node
 itself, and what does not work at all need none."""
-TAKEN: Final = ABSENT | {"RESERVED", "RESV", "PLANNED", "PLND"}
+TAKEN = ABSENT | {"RESERVED", "RESV", "PLANNED", "PLND"}
 """Words of idle nodes that are not available: switched off, another's reservation, or kept for a job that is to
 start."""
 Tester = Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]]
@@ -160,7 +159,7 @@ class NodeTests:
 
 # ---------------------------------------------------------------------------------------------- pure
 
-TEST_ENDS: Final = VERDICTS | {NodeEventKind.TESTED}
+TEST_ENDS = VERDICTS | {NodeEventKind.TESTED}
 
 
 def is_free(node: SlurmNode) -> bool:

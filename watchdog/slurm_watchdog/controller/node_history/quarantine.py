@@ -11,7 +11,6 @@ import logging
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.actuate import by_slurm
 from slurm_watchdog.base.text import one_line, plural
@@ -26,8 +25,8 @@ from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavaila
 
 log = logging.getLogger(__name__)
 
-VERDICTS: Final = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, NodeEventKind.MENDED})
-BEGAN: Final = "drained: "
+VERDICTS = frozenset({NodeEventKind.TEST_PASSED, NodeEventKind.TEST_FAILED, NodeEventKind.MENDED})
+BEGAN = "drained: "
 """Begins the event with which a quarantine begins, before the drain's reason; any other event of the kind ends it."""
 
 

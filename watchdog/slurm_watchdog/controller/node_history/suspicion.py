@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
 from slurm_watchdog.base.text import ago
@@ -22,29 +22,28 @@ from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentS
 from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind
 
-DAY_S: Final = 86400.0
-WINDOW_S: Final = 14 * DAY_S
+DAY_S = 86400.0
+WINDOW_S = 14 * DAY_S
 """Events of so long are counted for people. Meta's search for lemon nodes looks at twice that time (28 days: A. Kokolis
 et al., Revisiting Reliability in Large-Scale Machine Learning Research Clusters, HPCA 2025, arXiv:2410.21680)."""
-HALF_LIFE_S: Final = 28 * DAY_S
+HALF_LIFE_S = 28 * DAY_S
 """After this time an event weighs half, at the end of those 28 days a quarter, after half a year nothing."""
-FORGOTTEN_S: Final = 6 * HALF_LIFE_S  # An event weighs a sixty-fourth then: it is history.
-TRAVELS: Final = 3
-"""A job that had the same so often within WINDOW_S, and half of it or more elsewhere, takes it along."""
-SAME_S: Final = 1800.0
+FORGOTTEN_S = 6 * HALF_LIFE_S  # An event weighs a sixty-fourth then: it is history.
+TRAVELS = 3  # A job that had the same so often within WINDOW_S, and half of it or more elsewhere, takes it along.
+SAME_S = 1800.0
 """What one fault sets off on its node (a dead rank, Slurm's ping, its drain) comes within SlurmdTimeout (300 s by
 default) and a restart of the node."""
-SUSPECT_FROM: Final = 2.25  # A suspicion from here on is more than chance: see UNKNOWN_PART.
-UNKNOWN_PART: Final = 0.6
+SUSPECT_FROM = 2.25  # A suspicion from here on is more than chance: see UNKNOWN_PART.
+UNKNOWN_PART = 0.6
 """What an event whose part is not known adds to the suspicion of the others; one of another part adds nothing: a bad
 node repeats itself in one part. Both figures are what names lemons best in tests/simulation/lemons.py."""
-MOST_NODES: Final = 2  # An incident that names more nodes than this knows of a trouble, and not of a bad node.
+MOST_NODES = 2  # An incident that names more nodes than this knows of a trouble, and not of a bad node.
 MAX_SAID, MAX_WHAT = 6, 400
 """Events in one line; characters of a sentence that are kept: a summary is about half as long."""
 
-CONFIRMED: Final = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
+CONFIRMED = frozenset({NodeEventKind.SLOWED_JOB, NodeEventKind.SLOWED_ONCE, NodeEventKind.TEST_FAILED})
 """A test that fails soon after the search for a slow node is no part of the same: it was asked for to confirm it."""
-OWN_KINDS: Final = frozenset(NodeEventKind)
+OWN_KINDS = frozenset(NodeEventKind)
 
 
 def strength_of(kind: str) -> float:
@@ -72,7 +71,7 @@ class Counted:
         return float(self.strength * 0.5 ** (age_s / HALF_LIFE_S)) if not self.why_not else 0.0
 
 
-NONE: Final[Mapping[str, str]] = MappingProxyType({})
+NONE: Mapping[str, str] = MappingProxyType({})
 
 
 def by_node(

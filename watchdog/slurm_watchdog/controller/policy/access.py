@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.incidents import NOBODY, Incident
 
-GROUP: Final = "group:"  # Before the name of a group in `security.operators`.
+GROUP = "group:"  # Before the name of a group in `security.operators`.
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Person:
     name: str = ""  # Of the user, where it is known already: to look it up may hang.
 
 
-STRANGER: Final = Person()
+STRANGER = Person()
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def may_see_incident(incident: Incident, person: Person, operators: Operators) -
     return may_see(incident.owners, person, operators)
 
 
-MAX_NAMED: Final = 8  # Jobs and nodes in a sentence.
+MAX_NAMED = 8  # Jobs and nodes in a sentence.
 
 
 def public_sentence(incident: Incident) -> str:

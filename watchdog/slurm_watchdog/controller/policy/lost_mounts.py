@@ -4,7 +4,6 @@ lost a filesystem which others reach. Pure."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Final
 
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from slurm_watchdog.model.incidents import HARDWARE_FAULTS, Incident, IncidentKind, IncidentState
@@ -39,8 +38,8 @@ def _is_alone(job: SlurmJob, node: str, jobs: Collection[SlurmJob]) -> bool:
     return not any(node in each.nodes and each.state in HOLDS_NODES and each.job_id != job.job_id for each in jobs)
 
 
-LOST_S: Final = 30.0  # So long a look has to be out: servers fail over in less.
-FRESH_S: Final = 120.0  # A look that is older says nothing about now: each mount is looked at every 30 s.
+LOST_S = 30.0  # So long a look has to be out: servers fail over in less.
+FRESH_S = 120.0  # A look that is older says nothing about now: each mount is looked at every 30 s.
 
 
 def lost_mounts(

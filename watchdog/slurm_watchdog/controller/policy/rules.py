@@ -7,7 +7,6 @@ A later layer replaces single fields of the ones before. The job's owner can onl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -19,7 +18,7 @@ from slurm_watchdog.model.actions import Action, Rung, Wish
 from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.slurm import SlurmJob
 
-NAMED: Final = 4  # Kinds that a headline names.
+NAMED = 4  # Kinds that a headline names.
 
 
 class Rule(Struct, frozen=True, kw_only=True):

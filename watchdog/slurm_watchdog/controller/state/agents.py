@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,19 +19,19 @@ from slurm_watchdog.wire.codec import MAX_BYTES
 from slurm_watchdog.wire.delta import delta_base, make_whole
 from slurm_watchdog.wire.shared_values import with_shared_values
 
-MAX_STRANGERS: Final = 256
+MAX_STRANGERS = 256
 """Nodes that report and that Slurm does not list: agents of `attach` or of a test, and a listing that is late."""
-MAX_BASE_ROWS: Final = 8192
+MAX_BASE_ROWS = 8192
 """Processes of a report that others may build on: twice what is taken over of one
 (slurm_watchdog.controller.state.report_bounds)."""
-MAX_BASE_BYTES: Final = 3 * MAX_BYTES
+MAX_BASE_BYTES = 3 * MAX_BYTES
 """Of a full report and all that build on it: a hostile node could have them grow for good. An agent's take an
 hour or more to it."""
 
 
-OFFSETS: Final = 6
+OFFSETS = 6
 """Reports of a node by which its clock is compared with ours: in a stall one of them waits, and others come again."""
-MOST_WAITED_S: Final = 300.0
+MOST_WAITED_S = 300.0
 """A report that seems to have waited longer is of a node whose clock was stopped, as that of a virtual machine is."""
 
 
@@ -57,12 +56,10 @@ class Agents:
         self._agents: dict[str, _Agent] = {}
         self._offsets_s: dict[str, tuple[str, deque[float]]] = {}
         """Of a node: its boot, and how far our clock was ahead of its own at the newest reports."""
-        self._registered = 0
-        """Reports so far."""
+        self._registered = 0  # Reports so far.
         self._reporting: tuple[tuple[float, int], tuple[str, ...]] | None = None
         """Who reports, and at which moment: (now, reports taken until then)."""
-        self._names: tuple[str, ...] = ()
-        """Of all nodes that have reported, sorted; empty: to be sorted again."""
+        self._names: tuple[str, ...] = ()  # Of all nodes that have reported, sorted; empty: to be sorted again.
 
     def has_room(self, node: str, listed: Collection[str]) -> bool:
         """Whether this node is known, or may become so: of those that Slurm does not list at most
@@ -234,8 +231,7 @@ class UnreachedNodes:
     """The state owns it."""
 
     def __init__(self) -> None:
-        self._tries: dict[str, tuple[float, int]] = {}
-        """Node -> since when it was asked in vain, and how often."""
+        self._tries: dict[str, tuple[float, int]] = {}  # Node -> since when it was asked in vain, and how often.
 
     def note(self, node: str, now: float) -> None:
         """It did not answer once more."""

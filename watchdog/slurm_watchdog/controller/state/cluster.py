@@ -60,54 +60,40 @@ class ClusterState:
     ):  # fmt: skip
         self._report_lifetime_s = report_lifetime_s
         self._report_interval = report_interval or ReportInterval()
-        self._reporting = 0
-        """Agents that reported lately, as of the newest tick."""
-        self.left_out = LeftOut()
-        """What of all that reports say had no room here."""
+        self._reporting = 0  # Agents that reported lately, as of the newest tick.
+        self.left_out = LeftOut()  # What of all that reports say had no room here.
         self.agents = Agents(silent_after_s, self.left_out)
         self._partitions = frozenset(partitions)
         self.runs = Runs(self.left_out)
         self.filesystems = Filesystems(self.left_out)
         self.nodes = Nodes(self.left_out)
         self._processes = ReportedProcesses(self.runs, self.filesystems, self.left_out, self._job_of)
-        self._job_ids: dict[str, str] = {}
-        """What agents call a job -> what Slurm's commands call it."""
+        self._job_ids: dict[str, str] = {}  # What agents call a job -> what Slurm's commands call it.
         self._job_nodes = JobNodes()
         self.require_node_ownership = False
         """Whether a node is heard only about jobs that it has or had: where nodes have proven who they are."""
-        self.dropped = 0
-        """Of what reports said, what was about other nodes' jobs, or of users whose job it is not."""
+        self.dropped = 0  # Of what reports said, what was about other nodes' jobs, or of users whose job it is not.
         self.gpus = GpuPids(self.left_out)
-        self.jobs: dict[str, SlurmJob] = {}
-        """Every job of Slurm's newest listing, finished ones included."""
-        self._on_node: dict[str, frozenset[str]] = {}
-        """Node -> what its processes call the jobs that have it."""
+        self.jobs: dict[str, SlurmJob] = {}  # Every job of Slurm's newest listing, finished ones included.
+        self._on_node: dict[str, frozenset[str]] = {}  # Node -> what its processes call the jobs that have it.
         self._runs_on: dict[str, list[Run]] | None = None
         """Node -> runs of the jobs that have it, or had it lately; None: to be computed again."""
         self.node_addresses: dict[str, str] = {}
         self._slurm_nodes: tuple[SlurmNodeView, ...] = ()
         self.supervisors = Supervisors()
-        self._wishes: dict[str, JobDirectives] = {}
-        """SLURM_JOB_ID -> what its environment asks of the watchdog."""
-        self.slurm_nodes: tuple[SlurmNode, ...] = ()
-        """Of the newest listing: what a job could be placed on."""
+        self._wishes: dict[str, JobDirectives] = {}  # SLURM_JOB_ID -> what its environment asks of the watchdog.
+        self.slurm_nodes: tuple[SlurmNode, ...] = ()  # Of the newest listing: what a job could be placed on.
         self.reservations: tuple[Reservation, ...] = ()
         """Of the newest listing of these; none where nobody reads them, as with a Slurm of one's own."""
         self.people: tuple[SlurmPerson, ...] = ()
         """Operators and coordinators, as Slurm's accounting named them last, where `security.may` asks for it."""
-        self._anywhere: set[str] = set()
-        """What their processes call the jobs of which it is not known where they run."""
+        self._anywhere: set[str] = set()  # What their processes call the jobs of which it is not known where they run.
         self.slurm_at: float | None = None
-        self._slurm_excused = False
-        """`slurm_at` is no listing, but the end of a stall of this controller."""
-        self.slurm_partial = ""
-        """Why jobs may exist that the newest listing does not show; empty if it is whole."""
-        self.slurm_problem = ""
-        """Why the newest answer of Slurm was of no use, where there was one."""
-        self._judged_at: dict[str, float] = {}
-        """Node -> when its newest report was made that was taken over."""
-        self._date_ahead: float | None = None
-        """Of the date before the clock of `now`."""
+        self._slurm_excused = False  # `slurm_at` is no listing, but the end of a stall of this controller.
+        self.slurm_partial = ""  # Why jobs may exist that the newest listing does not show; empty if it is whole.
+        self.slurm_problem = ""  # Why the newest answer of Slurm was of no use, where there was one.
+        self._judged_at: dict[str, float] = {}  # Node -> when its newest report was made that was taken over.
+        self._date_ahead: float | None = None  # Of the date before the clock of `now`.
         self._watched_from: float | None = None
         self.unreached = UnreachedNodes()
         self.scan_budget = ProcessBudget()

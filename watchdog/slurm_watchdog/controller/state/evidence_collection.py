@@ -10,7 +10,6 @@ import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -33,11 +32,11 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.parse.flight_recorder import MAX_COMMUNICATORS, MAX_MEMBERS, MAX_PEERS, MAX_WAITS
 from slurm_watchdog.parse.nccl_ras import bounded
 
-FLIGHT_RECORDER: Final = "the Flight Recorder"
-RAS: Final = "NCCL's RAS"
-MAX_OWN_WORDS: Final = 64  # Of a run; who failed first is what is asked.
-DUMPS: Final = 3  # Of each process, so far apart that what moves is seen to move.
-KNOWN_COUNT: Final = 2
+FLIGHT_RECORDER = "the Flight Recorder"
+RAS = "NCCL's RAS"
+MAX_OWN_WORDS = 64  # Of a run; who failed first is what is asked.
+DUMPS = 3  # Of each process, so far apart that what moves is seen to move.
+KNOWN_COUNT = 2
 """So many of them may have been taken before, for the detectors: the evidence has one of its own at least."""
 
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,7 +24,7 @@ from slurm_watchdog.model.node_view import GpuView, NodeView, Rise, SeenEvent, S
 from slurm_watchdog.model.observations import Checkpoint, FaultSeverity, Gpu, GpuHolder, NodeEvent
 from slurm_watchdog.model.report import Report
 
-NOTHING: Final[Mapping[str, Any]] = MappingProxyType({})
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 """In the place of the empty dictionaries of 80,000 GPUs, 80 bytes each."""
 KEPT_EVENTS = 100
 KEPT_EVENT_S = 3600.0
@@ -50,7 +50,7 @@ USUAL_LOOKS = {"clock": 60, "power": 24}
 minutes of it."""
 CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
 """Counters of a GPU that rise when something is put right."""
-SAME_CORRECTIONS: Final[Mapping[tuple[int | None, ...], tuple[int | None, ...]]] = {
+SAME_CORRECTIONS: Mapping[tuple[int | None, ...], tuple[int | None, ...]] = {
     each: each for each in product((None, 0), repeat=len(CORRECTIONS))
 }
 """What most GPUs say of them, held once: 64 bytes each."""
@@ -156,8 +156,7 @@ class Nodes:
         self._left_out = left_out
         self._nodes: dict[str, _Node] = {}
         self._views: dict[str, NodeView] = {}
-        self._names: list[str] = []
-        """Of all views, sorted."""
+        self._names: list[str] = []  # Of all views, sorted.
 
     def apply(self, report: Report, made_at: float) -> None:
         """Takes over one report that was made at `made_at` on the caller's clock."""

@@ -11,7 +11,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from msgspec.structs import replace
 
@@ -21,14 +21,13 @@ from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import Report
 
-PROCESSES: Final = 4096
-"""Of one node. A shared node with 256 cores and a rank on each has about 1,000 processes of jobs."""
-PROCESSES_OF_JOB: Final = 1024  # Of one job on one node: 8 ranks with 64 loaders each, and what they started.
-PROCESSES_OF_LARGE: Final = 262_144
+PROCESSES = 4096  # Of one node. A shared node with 256 cores and a rank on each has about 1,000 processes of jobs.
+PROCESSES_OF_JOB = 1024  # Of one job on one node: 8 ranks with 64 loaders each, and what they started.
+PROCESSES_OF_LARGE = 262_144
 """… and of one job on all its nodes: one that has more than 256 nodes has less on each, but never less than
 PROCESSES_AT_LEAST."""
-PROCESSES_AT_LEAST: Final = 128
-ROWS: Final[dict[str, int]] = {
+PROCESSES_AT_LEAST = 128
+ROWS: dict[str, int] = {
     "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 512,
     "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64, "unanswered": 64,
     "supervisors": 512, "usages": 1024, "pressures": 64, "links": 64,
@@ -36,8 +35,8 @@ ROWS: Final[dict[str, int]] = {
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung
 children, 64 GPUs, 320 events of the node; a node has some dozen jobs at most
 (slurm_watchdog.agent.delivery.replies takes 512)."""
-INNER: Final = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
-ORDER: Final = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
+INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; NVML lists no more to an agent.
+ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
 
 def _lists_of(row: type) -> tuple[str, ...]:
@@ -57,7 +56,7 @@ def _inner_lists() -> dict[str, tuple[str, ...]]:
     return {name: fields for name, fields in lists.items() if fields}
 
 
-INNER_LISTS: Final = _inner_lists()
+INNER_LISTS = _inner_lists()
 
 
 def within_bounds(
@@ -152,13 +151,13 @@ def _is_swollen(row: object, fields: tuple[str, ...]) -> bool:
 
 log = logging.getLogger(__name__)
 
-MAX_CROWDS: Final = 20
+MAX_CROWDS = 20
 """Jobs with a series of their own: more of them at once are a cluster's habit, and the counter of all tells that."""
-FRESH_S: Final = 60.0
+FRESH_S = 60.0
 """What was left out within so long is the present: agents report every few seconds, or, of changes alone,
 every minute."""
-LOG_AGAIN_AFTER_S: Final = 86_400.0
-MAX_LOGGED: Final = 1024
+LOG_AGAIN_AFTER_S = 86_400.0
+MAX_LOGGED = 1024
 
 
 @dataclass

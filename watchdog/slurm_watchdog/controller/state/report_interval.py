@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Final
 
-MAX_REPORTS_PER_S: Final = 1000.0
+MAX_REPORTS_PER_S = 1000.0
 """Over mutual TLS, of nodes with 8 GPUs each, 1,000 a second took 68 to 88 % of a core of the measuring machines, and
 2,000 more than a whole one (docs/evaluation.md)."""
-LONGEST_S: Final = 10.0
+LONGEST_S = 10.0
 """What detectors allow for reports to be late (a node that reports was heard within 12 s: `node_down`) is made for one
 every 5 to 10 s, and an agent waits 15 s for an answer that is held back until its next report is due."""
 TOO_BUSY, AT_EASE = 0.85, 0.5
 """Of a core: above the first agents are asked to report less often, below the second more often again. STEP changes the
 load by less than what lies between them."""
-STEP: Final = 1.25
-SETTLED_S: Final = 120.0
+STEP = 1.25
+SETTLED_S = 120.0
 """Between two such changes: twice the window over which the load is measured, for all agents have to hear of one."""
 
 

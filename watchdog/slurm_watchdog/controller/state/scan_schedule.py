@@ -9,15 +9,14 @@ waits long, however much trouble there is.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 
-PROCESSES_A_TICK: Final = 15_000
+PROCESSES_A_TICK = 15_000
 """75 jobs of 200 ranks. Measured: a tick of 10,000 nodes takes 0.25 to 0.4 s of a core with them, and a job of 80,000
 ranks 6 s."""
-AT_LEAST: Final = 4_000
-TICK_CPU_S: Final = 0.25  # Of a core, of each tick: the rest is for reports.
+AT_LEAST = 4_000
+TICK_CPU_S = 0.25  # Of a core, of each tick: the rest is for reports.
 
 
 class ProcessBudget:
@@ -25,8 +24,7 @@ class ProcessBudget:
 
     def __init__(self) -> None:
         self.most = PROCESSES_A_TICK
-        self.walked = 0
-        """Over so many the last tick did."""
+        self.walked = 0  # Over so many the last tick did.
 
     def note(self, cpu_s: float) -> None:
         """Takes what the last tick took of the processor."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, call_of, locate
@@ -15,15 +14,15 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.observations import Gpu, Process, Role
 from slurm_watchdog.model.rank_waits import WHOLE, DumpedRank, RankKey, WaitBlock, WaitDump
 
-BLOCK_S: Final = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
-MOST: Final = 255  # Seconds, or looks, of one block: what a byte holds.
-LONGEST_S: Final = 200.0  # Between two such readings: over a longer gap nothing is known.
-KEPT_BLOCKS: Final = 180
+BLOCK_S = 60.0  # Of one block. How long a rank has run is read every 12 ticks: a minute.
+MOST = 255  # Seconds, or looks, of one block: what a byte holds.
+LONGEST_S = 200.0  # Between two such readings: over a longer gap nothing is known.
+KEPT_BLOCKS = 180
 """Three hours: one before the change, and two for a small one to be told from chance. 720 bytes a rank."""
-LEAST_KEPT: Final = 75  # An hour before the change, and a quarter of one: enough for any but a small change.
-MAX_BYTES: Final = 24 * 1024**2  # Of all runs together: of more than 35,000 ranks fewer blocks are kept.
-KEPT_DUMPS: Final = 48
-ASLEEP: Final = frozenset("SDI")
+LEAST_KEPT = 75  # An hour before the change, and a quarter of one: enough for any but a small change.
+MAX_BYTES = 24 * 1024**2  # Of all runs together: of more than 35,000 ranks fewer blocks are kept.
+KEPT_DUMPS = 48
+ASLEEP = frozenset("SDI")
 
 
 @dataclass(slots=True)

@@ -10,9 +10,9 @@ from tests.page_server import SEES_ALL, FixedController, large_cluster, serving
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 PLACES = {
-    "first-screen": ("#/", "What you have to do"),
-    "job": ("#/job/7", "Ranks ("),
-    "who-waits": ("#/incident/abc123", "Where the ranks stood"),
+    "first-screen": ("?", "What you have to do"),
+    "job": ("?job=7", "Ranks ("),
+    "who-waits": ("?incident=abc123", "Where the ranks stood"),
 }
 """File -> where it is, and words that are there once it is drawn."""
 WIDTH, HEIGHT = 1000, 760
@@ -22,7 +22,7 @@ async def take() -> None:
     controller = FixedController(*large_cluster(32, ranks_each=8))
     async with serving(controller, person=SEES_ALL) as url, Browser(url, WIDTH, HEIGHT) as browser:
         for name, (place, words) in PLACES.items():
-            await browser.evaluate(f"location.hash = {place!r}")
+            await browser.goes(place)
             await browser.sees(words)
             file = IMAGES / f"{name}.png"
             await browser.screenshot(file)

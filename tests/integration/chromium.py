@@ -73,7 +73,7 @@ class Browser:
             basic = base64.b64encode(f"any:{self._password}".encode()).decode()
             await self.ask("Network.setExtraHTTPHeaders", headers={"Authorization": f"Basic {basic}"})
         await self.resize(self.width, self.height)
-        await self.ask("Page.navigate", url=self.url)
+        await self.goes("")
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -121,11 +121,15 @@ class Browser:
         assert "exceptionDetails" not in result, result
         return result["result"].get("value")
 
+    async def goes(self, place: str) -> None:
+        """To an address of the same page: `?job=7`."""
+        await self.ask("Page.navigate", url=f"{self.url}/{place}")
+
     async def sees(self, text: str) -> None:
         """Waits until this text is on the page."""
 
         async def there() -> bool:
-            return text in str(await self.evaluate("document.body ? document.body.innerText : ''"))
+            return text in str(await self.evaluate("document.readyState === 'complete' ? document.body.innerText : ''"))
 
         try:
             await self._until(there)

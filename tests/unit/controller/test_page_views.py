@@ -14,6 +14,7 @@ from slurm_watchdog.controller.api.page_views import todo as todo_rows
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident, Severity
+from slurm_watchdog.model.page_documents import History, Todo
 from slurm_watchdog.model.run_record import RunRecord
 from tests.builders.notices import DECISION, INCIDENT, RUN
 
@@ -34,7 +35,7 @@ def none_seen(_: Incident) -> bool:
     return False
 
 
-def todo(journal: Journal, *incidents: Incident, quiet: tuple[str, ...] = (), sees: Any = all_seen) -> list[Any]:
+def todo(journal: Journal, *incidents: Incident, quiet: tuple[str, ...] = (), sees: Any = all_seen) -> tuple[Todo, ...]:
     return todo_rows(incidents or (INCIDENT,), quiet, journal.open_actions(), journal, sees)
 
 
@@ -47,10 +48,11 @@ def decided(journal: Journal, **changes: Any) -> Decision:
 def test_what_is_under_way_is_being_done_and_nobody_has_to_do_it(journal: Journal) -> None:
     decided(journal)
     (row,) = doing(journal.open_actions(), lambda _: ("a checkpoint", 300.0), lambda _: True)
-    assert (row["incident"], row["job_id"], row["action"], row["waits_for"], row["until"]) == (
+    assert row.waiting is not None
+    assert (row.incident, row.job_id, row.action, row.waiting.what, row.waiting.until) == (
         "i1", "7", "graceful_restart", "a checkpoint", 300.0,
     )  # fmt: skip
-    assert todo(journal) == []
+    assert todo(journal) == ()
 
 
 @pytest.mark.parametrize(
@@ -66,22 +68,22 @@ def test_what_was_not_done_is_left_to_a_person_with_the_reason(
 ) -> None:
     decided(journal, **changes)
     (row,) = todo(journal)
-    assert row["why"] == why
+    assert row.why == why
     (row,) = todo(journal, sees=none_seen)
-    assert row["why"] == why.partition(":")[0]
+    assert row.why == why.partition(":")[0]
 
 
 def test_an_action_that_has_ended_and_did_not_help_leaves_it_to_a_person(journal: Journal) -> None:
     decided(journal)
     assert RUN.end is not None
     journal.end_action(DECISION.id, RUN.end)
-    assert todo(journal)[0]["why"] == "graceful_restart has ended, and it is still wrong"
+    assert todo(journal)[0].why == "graceful_restart has ended, and it is still wrong"
 
 
 def test_what_somebody_looks_after_or_another_incident_explains_is_left_to_nobody(journal: Journal) -> None:
-    assert todo(journal, quiet=("i1",)) == []
-    assert todo(journal, replace(INCIDENT, inhibited_by="i0")) == []
-    assert [each["incident"] for each in todo(journal, replace(INCIDENT, id="w", severity=Severity.WARNING), INCIDENT)] == [
+    assert todo(journal, quiet=("i1",)) == ()
+    assert todo(journal, replace(INCIDENT, inhibited_by="i0")) == ()
+    assert [each.incident for each in todo(journal, replace(INCIDENT, id="w", severity=Severity.WARNING), INCIDENT)] == [
         "i1", "w",
     ]  # fmt: skip
 
@@ -92,7 +94,7 @@ def test_a_job_has_its_runs_the_incidents_that_may_be_seen_and_what_was_done(jou
     decided(journal)
     journal.save_incident(replace(INCIDENT, id="i2", fired_at=None))
     found = history(journal, "7", all_seen)
-    assert [each.restarts for each in found["runs"]] == [0, 1]
-    assert [each["id"] for each in found["incidents"]] == ["i1"]
-    assert [(each["action"], each["end"]) for each in found["actions"]] == [("graceful_restart", None)]
-    assert history(journal, "7", none_seen) | {"runs": []} == {"runs": [], "incidents": [], "actions": []}
+    assert [each.restarts for each in found.runs] == [0, 1]
+    assert [each.id for each in found.incidents] == ["i1"]
+    assert [(each.action, each.end) for each in found.actions] == [("graceful_restart", None)]
+    assert replace(history(journal, "7", none_seen), runs=()) == History()

@@ -32,7 +32,7 @@ HOSTILE = [
     "&" * 5000,
     "*bold* `code` :skull:",
 ]
-LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
+LINKS = "<https://w.example/?incident=i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 CAPTURE = Path(__file__).parents[2] / "captures" / "notices.txt"
 MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
 

@@ -23,7 +23,7 @@ from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, SITE, Ticking, incident, notice, replace
 
 SECRET = "hookSECRET"
-LINKS = "<https://w.example/#/incident/i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
+LINKS = "<https://w.example/?incident=i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 
 
 @pytest.fixture
@@ -284,7 +284,7 @@ def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
 
 
 def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_nowhere_else() -> None:
-    page, runbook = "https://w.example/#/incident/i1", "https://r.example/collective_hang?a=1&b=2"
+    page, runbook = "https://w.example/?incident=i1", "https://r.example/collective_hang?a=1&b=2"
     assert LINKS in json.dumps(card([notice()], LINKED, {}), ensure_ascii=False)
     (alert,) = alerts_json(notice(), LINKED)
     assert (alert["generatorURL"], alert["annotations"]["runbook_url"]) == (page, runbook)

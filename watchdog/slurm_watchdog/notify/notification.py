@@ -140,7 +140,7 @@ class Site(Struct, frozen=True, kw_only=True):
 
     def page(self, incident: Incident) -> str:
         """The page of an incident."""
-        return f"{self.external_url.rstrip('/')}/#/incident/{quote(incident.id, safe='')}" if self.external_url else ""
+        return f"{self.external_url.rstrip('/')}/?incident={quote(incident.id, safe='')}" if self.external_url else ""
 
     def runbook(self, incident: Incident) -> str:
         """What to do about its kind."""

@@ -113,8 +113,13 @@ def action_of(run: ActionRun, waiting: tuple[str, float | None] | None = None) -
     return picked(
         documents.ActionRun, run.decision, decision_id=run.decision.id, end=run.end,
         operations=tuple(picked(documents.Operation, each) for each in run.records),
-        waiting=None if waiting is None else documents.Waiting(what=waiting[0], until=waiting[1]),
+        waiting=waits(waiting),
     )  # fmt: skip
+
+
+def waits(given: tuple[str, float | None] | None) -> documents.Waiting | None:
+    """What an action waits for, and until when."""
+    return None if given is None else documents.Waiting(what=given[0], until=given[1])
 
 
 def explained(

@@ -86,14 +86,28 @@ ROUTES: Final = (
 USER_ROUTES: Final = tuple(each for each in ROUTES if each.users)
 
 
-def refusal_of(sentence: str, code: str = "") -> bytes:
+class Refused(msgspec.Struct, frozen=True, omit_defaults=True):
     """The document of an error; `code` is a word for programs where there is more to do than to read it."""
-    return msgspec.json.encode({"error": sentence} | ({"code": code} if code else {}))
+
+    error: str
+    code: str = ""
+
+
+def refusal_of(sentence: str, code: str = "") -> bytes:
+    return msgspec.json.encode(Refused(sentence, code))
 
 
 async def answer(api: Api, routes: Iterable[Route], asked: Asked, users: UserLookup | None = None) -> tuple[int, bytes]:
-    """(status, JSON). Every failure that a person can do something about is a sentence. `users`: finds the name of the
-    person for requests that need it, for it may hang."""
+    """(status, JSON)."""
+    status, found = await document_of(api, routes, asked, users)
+    return status, encoded(found)
+
+
+async def document_of(
+    api: Api, routes: Iterable[Route], asked: Asked, users: UserLookup | None = None
+) -> tuple[int, Any]:
+    """(status, what is answered). Every failure that a person can do something about is a sentence. `users`: finds the
+    name of the person for requests that need it, for it may hang."""
     try:
         route, named = _found(tuple(routes), asked)
         person = asked.person
@@ -101,18 +115,18 @@ async def answer(api: Api, routes: Iterable[Route], asked: Asked, users: UserLoo
             person = await users.named(person)
         asked = replace(asked, named=named, person=person)
         found = route.handle(api, asked, *(() if route.body is None else (read_body(asked, route.body),)))
-        return 200, encoded(await found if isawaitable(found) else found)
+        return 200, await found if isawaitable(found) else found
     except RequestRefused as error:
-        return error.status, refusal_of(str(error), error.code)
+        return error.status, Refused(str(error), error.code)
     except JournalError as error:
-        return 503, refusal_of(f"the journal does not work: {error}")
+        return 503, Refused(f"the journal does not work: {error}")
     except SlurmRefused as error:
-        return 409, refusal_of(str(error))
+        return 409, Refused(str(error))
     except SlurmUnavailable as error:
-        return 503, refusal_of(f"Slurm: {error}")
+        return 503, Refused(f"Slurm: {error}")
     except Exception:
         log.exception("a request failed: %s %s", asked.method, asked.target[:200])
-        return 500, refusal_of("this request failed; see the log of the controller")
+        return 500, Refused("this request failed; see the log of the controller")
 
 
 def _found(routes: tuple[Route, ...], asked: Asked) -> tuple[Route, Mapping[str, str]]:

@@ -7,54 +7,67 @@ shows what a stranger may see: the map, and of jobs and incidents what `status` 
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
 from importlib.resources import files
 from ipaddress import ip_address, ip_network
-from typing import Any, Final
+from urllib.parse import quote
 
-import msgspec
 from aiohttp import web
 from msgspec import structs
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.answers import Api, encoded
+from slurm_watchdog.controller.api.answers import Api
 from slurm_watchdog.controller.api.asking import Asked, UserLookup, person_of
 from slurm_watchdog.controller.api.journal_view import RequestRefused
-from slurm_watchdog.controller.api.page_views import curve, curves, doing, history, job_details, node_map, todo
-from slurm_watchdog.controller.api.routes import FREE, ROUTES, Route, answer, refusal_of
+from slurm_watchdog.controller.api.page_html import rendered
+from slurm_watchdog.controller.api.page_views import doing, history, node_map, ranks_of, todo
+from slurm_watchdog.controller.api.routes import ROUTES, Route, answer, document_of, refusal_of
 from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.api.status_view import SHOWN_OPEN, job_row, open_incident
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.model.documents import Job
 from slurm_watchdog.model.headline import response
+from slurm_watchdog.model.page_documents import JobPage, Overview
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
-FRESH_S: Final = 2.0
+CURVE_POINTS = 120
+"""Step times of a chart, the newest: a point every few pixels of a phone's width."""
+FRESH_S = 2.0
 """All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
 milliseconds."""
-STATIC: Final = {"html": "text/html", "js": "text/javascript", "css": "text/css"}
-"""Endings of the files that are given out."""
-HEADERS: Final = {
+STATIC = {"page.js": "text/javascript", "page.css": "text/css"}
+VIEWS = {
+    "job": "/api/jobs/{}", "incident": "/api/incidents/{}", "incidents": "/api/incidents", "node": "/api/nodes/{}",
+    "nodes": "/api/nodes", "cluster": "/api/overview",
+}  # fmt: skip
+"""Name in the address of the page -> which document is drawn."""
+HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
     "connect-src 'self'; img-src data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cache-Control": "no-store",
 }
-TRIES: Final = 20.0
+TRIES = 20.0
 """Wrong passwords that one address, or one user behind a proxy, may send at once; afterwards nothing is looked at, the
 right one neither, until it has waited."""
-TRIES_PER_S: Final = 0.1
-_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
-LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "[::1]"})
+TRIES_PER_S = 0.1
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.@-]{0,63}\$?")
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def make_page(controller: CommandSources, token: str, person: Person | None = None) -> web.Application:
@@ -68,8 +81,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     only_here = bool(listen) and split_address(listen)[0] in ("127.0.0.1", "::1", "localhost")
     wrong = TokenBuckets(TRIES, TRIES_PER_S)
     root = files("slurm_watchdog.controller.api") / "static"
-    kinds = ((each, STATIC.get(each.name.rpartition(".")[2])) for each in root.iterdir())
-    static = {f"/{each.name.removeprefix('index.html')}": (each.read_bytes(), kind) for each, kind in kinds if kind}
+    static = {f"/{name}": ((root / name).read_bytes(), kind) for name, kind in STATIC.items()}
 
     async def answered(request: web.Request) -> web.Response:
         host = request.host.lower()
@@ -89,7 +101,14 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
             return _refused(error.status, str(error))
         if request.path in static and request.method in ("GET", "HEAD"):
             body, kind = static[request.path]
-            return web.Response(body=body, content_type=kind, charset="utf-8")
+            return _answer(body, kind)
+        if request.path == "/" and request.method in ("GET", "HEAD"):
+            status, body = await page.drawn(asked)
+            response = web.Response(
+                status=status, body=body, content_type="text/html", charset="utf-8", zlib_executor_size=0
+            )
+            response.enable_compression()
+            return response
         status, body = await answer(page.api, page.routes, asked)
         return web.Response(status=status, body=body, content_type="application/json")
 
@@ -101,6 +120,10 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handle)
     return app
+
+
+def _answer(body: bytes, kind: str, status: int = 200) -> web.Response:
+    return web.Response(status=status, body=body, content_type=kind, charset="utf-8", zlib_executor_size=1 << 16)
 
 
 def _refused(status: int, sentence: str, headers: Mapping[str, str] | None = None) -> web.Response:
@@ -175,59 +198,79 @@ class Page:
     def __init__(self, controller: CommandSources):
         self.api = Api(controller)
         own = (
-            Route("GET", "/api/overview", self._overview, FREE),
-            Route("GET", "/api/jobs/{id}", self._job, FREE),
+            Route("GET", "/api/overview", self._overview, Overview),
+            Route("GET", "/api/jobs/{id}", job_page, JobPage),
         )
         shared = (each._replace(path=each.path.replace("/v1/", "/api/", 1)) for each in ROUTES if each.page)
         self.routes = (*own, *shared)
-        self._overviews: dict[Person, tuple[float, msgspec.Raw]] = {}
+        self._overviews: dict[Person, tuple[float, Overview]] = {}
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="page")
 
-    def _overview(self, api: Api, asked: Asked) -> msgspec.Raw:
+    def _overview(self, api: Api, asked: Asked) -> Overview:
         now, person = clock.monotonic(), asked.person
-        made_at, body = self._overviews.get(person, (float("-inf"), msgspec.Raw()))
-        if now - made_at > FRESH_S:
+        made_at, found = self._overviews.get(person, (float("-inf"), None))
+        if found is None or now - made_at > FRESH_S:
             self._overviews = {who: kept for who, kept in self._overviews.items() if now - kept[0] <= FRESH_S}
-            body = msgspec.Raw(encoded(overview(api, asked)))
-            self._overviews[person] = (now, body)
-        return body
+            found = overview(api, asked)
+            self._overviews[person] = (now, found)
+        return found
 
-    def _job(self, api: Api, asked: Asked) -> dict[str, Any]:
-        c, job_id, sees = api.controller, asked.named["id"], api.who.sees(asked)
-        view = next((job for job in c.judge.view.jobs if job.job.job_id == job_id), None)
-        if view is None:
-            owners = {run.uid for run in c.journal.run_records.of(job_id=[job_id])}
-            if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
-                raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
-            return {"job_id": job_id, "ended": True, "history": history(c.journal, job_id, sees)}
-        row = structs.replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
-        shown = structs.asdict(row) | {"times": curve(view), "losses": [], "ranks": [], "past": []}
-        if not api.who.may_see_job(asked, view.job):
-            return shown
-        about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
-        named = {each.rank for incident in about for each in incident.culprits}
-        return shown | job_details(view, named) | {"history": history(c.journal, job_id, sees)}
+    async def drawn(self, asked: Asked) -> tuple[int, bytes]:
+        """(status, HTML) of the view that the address names: the overview in each, and the view's own document."""
+        wanted = asked.query
+        view = next((each for each in VIEWS if each in wanted), "cluster")
+        target = VIEWS[view].format(quote(wanted.get(view, ""), safe=""))
+        status, whole = await document_of(self.api, self.routes, replace(asked, method="GET", target="/api/overview"))
+        found = whole
+        if status == 200 and view != "cluster":
+            status, found = await document_of(self.api, self.routes, replace(asked, method="GET", target=target))
+        draw = partial(
+            rendered, view=view, all=whole, found=found, status=status, wanted=wanted, query=wanted.get("q", "")
+        )
+        return status, await asyncio.get_running_loop().run_in_executor(self._thread, draw)
 
 
-def overview(api: Api, asked: Asked) -> dict[str, Any]:
-    """The status with the map of the nodes, curves of the jobs, all open incidents, what is being done and what a
-    person has to do."""
-    c, sees, status = api.controller, api.who.sees(asked), api.overall(asked)
-    under_way = c.journal.open_actions()
+def overview(api: Api, asked: Asked) -> Overview:
+    """The status with all open incidents, the map of the nodes, what is being done and what a person has to do."""
+    c, sees, under_way = api.controller, api.who.sees(asked), api.controller.journal.open_actions()
     quiet = {each.id: c.silences.words_of(each) for each in c.judge.incidents}
 
     def shows(incident_id: str) -> bool:
         found = c.judge.incidents.get(incident_id) or c.journal.incident(incident_id)
         return found is not None and sees(found)
 
-    return structs.asdict(status) | {
-        "open": [
+    fields = structs.asdict(api.overall(asked)) | {
+        "open": tuple(
             open_incident(each, sees, quiet[each.id], api.done(each) if number < SHOWN_OPEN else response(each))
             for number, each in enumerate(c.judge.incidents)
-        ],
-        "cluster": c.config.cluster_name,
-        "map": node_map(c.judge.view, c.judge.incidents),
-        "curves": curves(c.judge.view),
-        "doing": doing(under_way, c.actions.waiting, shows),
-        "todo": todo(c.judge.incidents, [each for each in quiet if quiet[each]], under_way, c.journal, sees),
-        "at": clock.wall(),
+        )
     }
+    return Overview(
+        **fields,
+        cluster=c.config.cluster_name,
+        at=clock.wall(),
+        map=node_map(c.judge.view, c.judge.incidents),
+        doing=doing(under_way, c.actions.waiting, shows),
+        todo=todo(c.judge.incidents, [each for each in quiet if quiet[each]], under_way, c.journal, sees),
+    )
+
+
+def job_page(api: Api, asked: Asked) -> JobPage:
+    """One job, or what is remembered of one that has ended."""
+    c, job_id, sees = api.controller, asked.named["id"], api.who.sees(asked)
+    view = next((job for job in c.judge.view.jobs if job.job.job_id == job_id), None)
+    if view is None:
+        owners = {run.uid for run in c.journal.run_records.of(job_id=[job_id])}
+        if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
+            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
+        return JobPage(job_id=job_id, ended=True, history=history(c.journal, job_id, sees))
+    row = structs.replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
+    shown = picked(JobPage, row, *Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
+    if not api.who.may_see_job(asked, view.job):
+        return shown
+    about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
+    named = {each.rank for incident in about for each in incident.culprits}
+    return structs.replace(
+        shown, losses=view.losses, rank_rows=ranks_of(view, named), supervisor=view.supervisor,
+        history=history(c.journal, job_id, sees),
+    )  # fmt: skip

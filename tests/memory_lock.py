@@ -20,7 +20,7 @@ From a test, `mount` being a mount point that can be frozen:
         ...                       # holder.pid
         set_frozen(mount, False)  # lets it go; leaving the block kills it
 
-`is_memory_locked(pid)` says whether its command line can't be read now. Where the process is started by something else
+`is_memory_locked(pid)` says whether its command line cannot be read now. Where the process is started by something else
 (a rank of a Slurm job), start the program there, and use `send_take(pid)` and `is_memory_locked(pid)`.
 """
 

@@ -216,7 +216,7 @@ class Story:
         self.say_slack(slack)
         culprit = incident["culprits"][0]
         self.check(culprit["mount"] == str(self.cluster.shared), f"the mount is {culprit['mount']}")
-        self.check(culprit["pid"] is not None and culprit["rank"] is not None, f"nobody is named: {culprit}")
+        self.check(culprit["pid"] is not None and culprit["rank"] is not None, f"no rank is identified: {culprit}")
         return {
             "act": "a",
             "incident": incident["kind"],

@@ -278,7 +278,7 @@ def measure_disk(asked, name, about):
         data = os.pread(fd, CHUNK * size, place)
         rate = len(data) / (now() - began) / 1e6
         if data != chunk(number):
-            raise OSError("it gives back other bytes than were written")
+            raise OSError("it returns other bytes than were written")
         return rate
 
     def small(number):

@@ -82,7 +82,7 @@ class Signer:
         bio = lib.BIO_new_mem_buf(pem, len(pem))
         self._key = lib.PEM_read_bio_PrivateKey(ctypes.c_void_p(bio), None, None, None)
         if not self._key:
-            raise ValueError("the authority's key can't be read")
+            raise ValueError("the authority's key cannot be read")
 
     def __call__(self, data: bytes) -> bytes:
         """The signature. Raises ValueError."""

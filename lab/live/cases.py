@@ -23,7 +23,7 @@ SRUN, TORCHRUN = "srun", "torchrun"
 
 @dataclass(frozen=True)
 class Fault:
-    """Something breaks: `kinds` are what may be said first, `ranks` who is to blame."""
+    """Something breaks: `kinds` are what may be failed first, `ranks` who is to blame."""
 
     name: str
     kinds: tuple[str, ...]

@@ -142,7 +142,7 @@ class Bodies:
         return json.dumps(report).encode()
 
     def raw(self) -> bytes:
-        """Has something in it that is no JSON, or that JSON's readers stumble over."""
+        """Has something in it that is not JSON, or that JSON's readers stumble over."""
         body = self.valid()
         at = body.find(b":", self.rng.randrange(len(body)))
         end = min((found for mark in (b",", b"}") if (found := body.find(mark, at)) >= 0), default=len(body))

@@ -4,7 +4,7 @@ users, removal).
     with Machine(image, "wd1") as machine:
         machine.run("systemctl", "is-system-running")
 
-`make_image` installs it with debootstrap, a Slurm of one node included; the machine has a network of its own, in which
+`make_image` installs it with debootstrap, a Slurm of one node included; the machine has its own network namespace, in which
 nobody else is. Nothing is left but the image's directory, which the caller owns.
 """
 

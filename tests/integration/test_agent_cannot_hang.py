@@ -208,7 +208,7 @@ def test_what_hangs_at_once_is_told_as_what_it_is_and_the_agent_reports_on(
 
 
 def is_stuck(pid: int) -> bool:
-    """Whether this process is in a call that has not come back: in D, or in the stand-in's endless sleep."""
+    """Whether this process is in a call that has not returned: in D, or in the stand-in's endless sleep."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
     except OSError:
@@ -275,7 +275,7 @@ def test_children_that_are_killed_or_stopped_are_replaced_and_accuse_nothing(
     for pid in stopped:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGSTOP)
-    until(lambda: "somebody stopped its child" in agent.log(), 60, "it is said")
+    until(lambda: "its child was stopped" in agent.log(), 60, "it is said")
     until(
         lambda: hung(receiver.last()) == set() and sees_everything(receiver, rank.pid),
         60,

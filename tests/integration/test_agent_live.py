@@ -548,7 +548,7 @@ def test_once_without_root_says_what_it_may_not_see_and_claims_nothing(
     assert ranks(report, job) == [], "whose ranks they are stands in their environment"
     problems = " ".join(report.problems)
     assert "may not be looked into (it takes root or CAP_SYS_PTRACE)" in problems
-    assert "/dev/kmsg can't be read" in problems
+    assert "/dev/kmsg cannot be read" in problems
     assert (report.hung_probes, report.gpu_holders) == ((), ())
     assert "Traceback" not in done.stderr
     shown = once(watchdog, "n1", wrapper=nobody)

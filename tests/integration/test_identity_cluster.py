@@ -242,7 +242,7 @@ def test_a_node_with_another_s_certificate_or_one_that_has_expired_is_refused_an
         return {culprit["node"] for incident in open_ones for culprit in incident["culprits"]}
 
     watchdog.wait_for(lambda: told() == {"n2", "n3"}, DEADLINE_S, "it to be told that both are silent, and n1 is not")
-    assert "who has proven to be n1 can't speak for 'n3'" in watchdog.log_tail("agent-n3", 200)
+    assert "who has proven to be n1 may not report for 'n3'" in watchdog.log_tail("agent-n3", 200)
     assert "our certificate has expired" in watchdog.log_tail("agent-n2", 200)
 
     ends = watchdog.value('certificate_expiry_timestamp_seconds{certificate="own"}')

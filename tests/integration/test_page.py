@@ -357,7 +357,7 @@ def test_a_hang_on_a_real_cluster_is_seen_with_its_stacks_side_by_side(cluster: 
                 await browser.screenshot(SHOTS / "incident.png")
                 watchdog.kill_controller()
                 await browser.sees("The controller does not answer")
-                await browser.sees("Where the ranks stood")
+                await browser.sees("Stack traces")
                 browser.errors.clear()
                 watchdog.start_controller()
                 await browser.sees("mode observe")

@@ -78,7 +78,7 @@ def test_a_suspect_node_is_drained_across_kills_and_returned_when_a_test_passes(
 def test_a_node_in_quarantine_is_tested_by_the_controller_kept_with_the_figures_and_returned_once_it_is_mended(
     cluster: Cluster, watch: Watch
 ) -> None:
-    """A program of the site's own finds the node broken until it is mended; its figures have floors in the place of
+    """A program of the site's own finds the node broken until it is repaired; its figures have floors in the place of
     peers."""
     mended = cluster.shared / "mended"
     tests = {"program": program(cluster, f"os.path.exists({str(mended)!r})"), "floors": {"disk_write": 0.001}}

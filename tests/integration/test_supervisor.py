@@ -214,7 +214,7 @@ def test_a_step_that_its_owner_cancels_is_not_started_again(start: Callable[...,
     four.slurm("scancel", f"{job.job_id}.{job.runs().step_id}")
     job.until(lambda status: status.state is SupervisorState.OVER, "its end")
     job.ends()
-    assert "is not started again: somebody cancelled its step" in job.text
+    assert "is not started again: its step was cancelled" in job.text
     assert "the script continues: 137" in job.text
 
 
@@ -374,7 +374,7 @@ def test_a_step_that_its_owner_cancels_is_not_started_again_alone_either_and_spa
     four.slurm("scancel", max(step for step in steps if step.rpartition(".")[2].isdecimal()))
     job.ends(60)
     assert len(job.lines("rank")) == 1, job.text
-    assert "is not started again: somebody cancelled its step" in job.text
+    assert "is not started again: its step was cancelled" in job.text
 
 
 @pytest.mark.thorough

@@ -186,7 +186,7 @@ def test_a_run_that_never_makes_its_first_step_is_told_if_nobody_works(doing: st
 
 
 def test_lines_of_a_log_between_two_looks_at_gpus_are_no_looks_at_them() -> None:
-    """One node has the log. Its cards are known no better than those of the other one, and no rank stands out for that."""
+    """One node has the log. Its cards are known no better than those of the other one, and no rank differs for that."""
     trace = Trace()
     trace.every = 60.0
     trace.go_on(900, steps=True)

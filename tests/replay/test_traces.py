@@ -57,7 +57,7 @@ EXPECTED: dict[str, Expected] = {
         verdict="suppressed",
         also=("log_error",),
     ),
-    # Without stacks nobody is named, and it takes the limit for jobs whose stacks can't be had.
+    # Without stacks no rank is identified, and it takes the limit for jobs whose stacks can't be had.
     "hang": Expected(("collective_hang", "stalled_progress"), (), 1900, action="requeue", verdict="suppressed"),
     "healthy": NOTHING,
     "irregular": NOTHING,
@@ -113,7 +113,7 @@ def test_nonsense_is_counted_by_reason_and_costs_nothing_else() -> None:
         "report without `t`": 1,
     }
     assert set(hurt.tally.ignored) == {
-        "bytes that are no UTF-8",
+        "bytes that are not UTF-8",
         "gpu with a negative number as `util`",
         "gpu with a string as `power_w`",
     }

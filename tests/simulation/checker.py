@@ -161,7 +161,7 @@ def drains_are_written_and_bounded(h: History) -> Iterator[str]:
             ):
                 yield f"node {node} was drained at {deed.t:.0f}, and no written intent was about it"
         elif deed.by == "us" and deed.what == "undrain" and deed.detail not in ours:
-            yield f"node {deed.detail} was given back at {deed.t:.0f}, and was not ours"
+            yield f"node {deed.detail} was returned to service at {deed.t:.0f}, and was not ours"
     if len(ours) > h.config.policy.max_drained_nodes:
         yield f"{len(ours)} nodes were drained"
 

@@ -84,7 +84,7 @@ THEN = (
     (r"was killed by the kernel", r"killed no process", "the kernel's kill is denied"),
 )
 """(what was said of a job, what may not be said of it within OVERLAP_S after that, why)."""
-NAMES_NOBODY = re.compile(r"no rank is identified|nobody is named|nothing can be said|not (?:known|identified) who")
+NAMES_NOBODY = re.compile(r"no rank is identified|nothing can be said|not (?:known|identified) who")
 NOT_A_SENTENCE = re.compile(r"\bNone\b|\bnan\b|\b-\d+ s\b|\(\)|\{|\}|\b0 of 0\b|,\s*[,.]|;\s*[;.]|\b(\w+) \1\b")
 AGES = (
     ("the last step", re.compile(r"no step for (\d+) s")),

@@ -332,7 +332,7 @@ def node() -> Any:
                    {"GPU {{gpu}} uncorrected": f"{W}gpu_ecc_uncorrected_errors_total{here}",
                    "GPU {{gpu}} links down": f"{W}gpu_nvlinks_down{here}"}),
             curves("probe of each mount", "", {"{{mount}}": f"{W}mount_probe_seconds{here}"}, "s"),
-            curves("what has not come back", "Children of the agent that hang: a mount or the driver does.",
+            curves("what has not returned", "Children of the agent that hang: a mount or the driver does.",
                    {"{{probe}}": f"{W}probe_hung{here} or on () vector(0)"}, "s"),
             bars("kernel and driver", "What they said, by severity.",
                 {"{{severity}}": f"sum by (severity) (increase({W}node_events_total{here}[5m])) or on () vector(0)"}),

@@ -133,7 +133,7 @@ def check(source: Path, file: importlib.metadata.PackagePath, name: str) -> None
     try:
         digest = hashlib.new(file.hash.mode, source.read_bytes()).digest()
     except OSError as error:
-        raise PackageError(f"{name}: {file} can't be read ({error.strerror}): make clean venv") from error
+        raise PackageError(f"{name}: {file} cannot be read ({error.strerror}): make clean venv") from error
     if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != file.hash.value:
         raise PackageError(f"{name}: {file} was changed after it was installed: make clean venv")
 

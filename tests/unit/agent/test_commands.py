@@ -76,10 +76,10 @@ def write(number: int = 0, **changes: object) -> WriteKillSwitch:
         ({"path": "/run/" + "x" * 5000}, "no absolute path"),
         ({"path": "/home/u/.ssh/rc"}, "neither in a directory of"),
         ({"job_id": "8"}, "job 8 is not known on n1"),
-        ({"uid": 0}, "uid 0 is no ordinary user"),
-        ({"uid": -1}, "-1 is no ordinary user"),
+        ({"uid": 0}, "uid 0 is not an ordinary user"),
+        ({"uid": -1}, "-1 is not an ordinary user"),
         ({"uid": 4712}, "job 7 does not belong to uid 4712"),
-        ({"uid": 2**32 - 1}, "is no ordinary user"),
+        ({"uid": 2**32 - 1}, "is not an ordinary user"),
         ({"restarts": 1}, "job 7 is in run 2 on n1, the command is about run 1"),
         ({"content": ""}, "who wrote it"),
         ({"content": '{"by": "x", "shell": "id"}'}, "who wrote it"),
@@ -96,7 +96,7 @@ def test_a_kill_switch_that_makes_no_sense_is_not_written(
 def test_an_owner_that_slurm_did_not_name_is_never_root(here: Commands) -> None:
     here.logs.here.hear([JobWatch(job_id="7", restarts=2, uid=-1, log_paths=("/etc/hostname",))])
     (result,) = refusals(here, write(uid=-1))
-    assert "-1 is no ordinary user" in (result.error or "")
+    assert "-1 is not an ordinary user" in (result.error or "")
     rows, _, _ = here.logs.collect(clock.monotonic(), (), {}, 5.0)
     assert rows == ()
 
@@ -184,7 +184,7 @@ def test_an_agent_that_was_told_nothing_about_its_processes_ends_none(here: Comm
     here.boot_id = "now"
     here.accept((ending(1),), clock.monotonic())
     (result,) = here.take_results()
-    assert result.process == ProcessEnd(refusal="nobody looks at processes here")
+    assert result.process == ProcessEnd(refusal="no process is inspected here")
 
 
 class LateMounts(MountProber):

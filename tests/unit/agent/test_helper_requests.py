@@ -117,10 +117,10 @@ def test_what_the_agent_does_for_itself_besides_the_tasks_of_the_helper_takes_no
 REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("eval", "1", -1, "nothing that can be asked"),
     ("write_state", {"path": "/etc/passwd", "text": "x"}, -1, "nothing that can be asked"),
-    ("follow", ALLOWED["follow"][0], 0, "is no ordinary user"),
-    ("write_kill_switch", SWITCH, 0, "is no ordinary user"),
-    ("write_kill_switch", SWITCH, 33, "is no ordinary user"),
-    ("write_kill_switch", SWITCH, 2**32 - 1, "is no ordinary user"),
+    ("follow", ALLOWED["follow"][0], 0, "is not an ordinary user"),
+    ("write_kill_switch", SWITCH, 0, "is not an ordinary user"),
+    ("write_kill_switch", SWITCH, 33, "is not an ordinary user"),
+    ("write_kill_switch", SWITCH, 2**32 - 1, "is not an ordinary user"),
     ("last_kernel_lines", {"path": "/etc/shadow"}, -1, "the kernel's log is"),
     ("prepare_directory", {"base": "/etc", "name": "1.0", "uid": USER}, -1, "below /run/slurm-watchdog/jobs"),
     ("prepare_directory", {"base": KILL_SWITCH_BASE, "name": "..", "uid": USER}, -1, "JOB.RUN"),
@@ -204,7 +204,7 @@ def test_no_task_is_done_as_root_a_system_account_or_nobody(name: str, uid: int)
     args, _ = ALLOWED[name]
     if isinstance(args, dict) and "uid" in args:
         args = args | {"uid": uid}
-    with pytest.raises(RefusedError, match="is no ordinary user"):
+    with pytest.raises(RefusedError, match="is not an ordinary user"):
         check_request(name, args, uid)
 
 
@@ -214,13 +214,13 @@ def test_no_task_is_done_as_root_a_system_account_or_nobody(name: str, uid: int)
 )  # fmt: skip
 def test_no_task_names_root_a_system_account_or_nobody_as_the_one_it_is_about(name: str, uid: int) -> None:
     args, _ = ALLOWED[name]
-    with pytest.raises(RefusedError, match="is no ordinary user"):
+    with pytest.raises(RefusedError, match="is not an ordinary user"):
         check_request(name, args | {"uid": uid}, -1)
 
 
 @pytest.mark.parametrize("uid", NO_USERS)
 def test_no_child_becomes_root_a_system_account_or_nobody(uid: int) -> None:
-    assert "is no ordinary user" in (become(uid) or "")
+    assert "is not an ordinary user" in (become(uid) or "")
 
 
 def test_a_child_that_refuses_for_want_of_the_users_processes_ends_with_its_answer() -> None:

@@ -141,5 +141,5 @@ def test_the_port_is_the_one_of_the_environment_and_what_is_no_address_is_none(
 
 
 def test_a_job_in_a_network_of_its_own_is_not_called() -> None:
-    with ras(says(b"")) as port, pytest.raises(OSError, match="a network of its own"):
+    with ras(says(b"")) as port, pytest.raises(OSError, match="its own network namespace"):
         ask_ras(AskRas(replace(listeners(port), namespace="net:[1]"), port), WorkerState())

@@ -116,7 +116,7 @@ def test_a_tool_that_prints_without_end_is_ended_and_is_no_answer() -> None:
     [
         ("while True: pass", "more CPU time"),
         ("import os; os.kill(os.getpid(), 9)", "ended by signal 9"),
-        ("import time; time.sleep(60)", "did not come back within 1 s"),
+        ("import time; time.sleep(60)", "did not return within 1 s"),
     ],
 )
 def test_a_tool_that_does_not_end_by_itself_says_why_there_is_no_answer(code: str, problem: str) -> None:

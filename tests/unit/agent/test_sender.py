@@ -159,7 +159,7 @@ def test_reports_wait_for_a_controller_that_comes_later(controller: Controller) 
     for sequence in (1, 2, 3):
         sender.put(report(sequence))
     time.sleep(0.3)
-    assert "can't be reached" in sender.problem
+    assert "cannot be reached" in sender.problem
     later = Controller(port)
     try:
         assert wait_for_reports(later, 3) == [1, 2, 3]

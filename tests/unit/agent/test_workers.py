@@ -108,7 +108,7 @@ def test_idle_children_make_room(asker: Asker) -> None:
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")
 def test_a_user_that_can_not_exist_is_an_error_and_no_crash(asker: Asker) -> None:
     answer = asker.answer("a", "echo", uid=2**40)
-    assert answer.error is not None and "is no ordinary user" in answer.error
+    assert answer.error is not None and "is not an ordinary user" in answer.error
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become someone else")

@@ -34,7 +34,7 @@ def named(found: CollectiveOrder) -> list[int]:
     [
         ("missing", "Rank 2 has not entered all_reduce 7 of default_pg; 3 of 4 ranks wait."),
         ("other", "Rank 2 called broadcast where the others called all_reduce as number 7 of default_pg; 4 of 4 ranks wait."),
-        ("groups", "3 of 4 ranks wait, and nobody is named: who belongs to a communicator in which ranks wait is not known."),
+        ("groups", "3 of 4 ranks wait, and no rank is identified: who belongs to a communicator in which ranks wait is not known."),
     ],
 )  # fmt: skip
 def test_real_dumps_name_the_rank_that_torchfrtrace_names_where_members_are_known(job: str, words: str) -> None:

@@ -223,7 +223,7 @@ OBJECTIONS: dict[str, dict[str, Any]] = {
     "a rank was seen to save since the last step": {"saving_age_s": 5.0},
     "a checkpoint is being written": {"checkpoints_on_disk": (Checkpoint(job_id="7", directory="/c", layout="x", writing=True),)},
     "a node is silent": {"silent_nodes": ("n2",)},
-    "a rank is gone": {"processes": (*(process(rank) for rank in range(3)), seen(3, gone_s=5.0))},
+    "a rank has exited": {"processes": (*(process(rank) for rank in range(3)), seen(3, gone_s=5.0))},
     "not all ranks are known": {"processes": tuple(process(rank, world_size=5) for rank in range(4))},
     "processes are not listed": {"unlisted": 3},
     "a node of the job has no rank": {"job": slurm_job(nodes=("n1", "n2", "n3"))},

@@ -311,7 +311,7 @@ def test_a_run_after_one_that_made_steps_is_a_training_whatever_its_log_says() -
     ids=[
         "not so long", "no word of a training", "its log cannot be read", "a part of its log was passed over", "it ends",
         "a node is silent", "they compile", "nobody knows", "rank 0 builds an index", "rank 0 reads", "GPUs compute", "GPUs are busy",
-        "an unknown log grows", "a rank is gone", "a filesystem", "a GPU was in use lately",
+        "an unknown log grows", "a rank has exited", "a filesystem", "a GPU was in use lately",
     ],
 )  # fmt: skip
 def test_a_start_that_may_be_well_is_not_told(view: JobView) -> None:
@@ -352,4 +352,7 @@ def test_ranks_that_stand_still_in_places_of_their_own_are_told_with_all_their_p
     mine, other = ("forward (net.py)", "train (t.py)"), ("look (data.py)", "train (t.py)")
     found = stalled(four("idles", 0.0, age_s=620.0, snapshots=still(SLEEPS, SLEEPS, mine, other)))
     assert (found.truth, found.culprits, found.actionable) == (Truth.BAD, (), True)
-    assert "2 of 4 in sleep (time.py), 1 in forward (net.py), 1 in look (data.py), so nobody is named" in found.summary
+    assert (
+        "2 of 4 in sleep (time.py), 1 in forward (net.py), 1 in look (data.py), so no rank is identified"
+        in found.summary
+    )

@@ -56,7 +56,7 @@ def test_a_rank_that_is_stuck_before_it_joins_the_others_is_named_after_minutes_
     found = judged(starts(dumped(2, LOCKED, **look)))
     assert (found.truth, found.actionable, [each.rank for each in found.culprits]) == (Truth.BAD, False, [2])
     assert found.summary.startswith("Job 7 does not start: no step for 661 s; rank 2 (pid 102 on n2) ")
-    assert found.summary.endswith("3 ranks wait for it to join, and nobody has moved for 360 s.")
+    assert found.summary.endswith("3 ranks wait for it to join, and no rank has moved for 360 s.")
 
 
 MAY_BE_AT_WORK = {

@@ -104,7 +104,7 @@ def test_a_training_without_steps_that_has_stopped_is_a_hang_that_names_who_the_
     view = stepless(*(where if r == 1 else waits for r in range(ranks)), gpus=cards, motion=moved(still_s))
     found = hang(view)
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [1], True)
-    assert f"after it had trained: nobody has moved for {still_s:.0f} s" in found.summary
+    assert f"after it had trained: no rank has moved for {still_s:.0f} s" in found.summary
     assert stalled(view).truth is Truth.UNKNOWN
 
 
@@ -154,7 +154,7 @@ def test_the_only_process_of_a_training_without_steps_that_has_stopped_is_named_
 ) -> None:
     found = hang(alone(where))
     assert (found.truth, [c.rank for c in found.culprits], found.actionable) == (Truth.BAD, [0], True)
-    assert "after it had trained: nobody has moved for 700 s" in found.summary
+    assert "after it had trained: no rank has moved for 700 s" in found.summary
     assert ("waits for a lock" if where is LOCK else "waits for its data loader") in found.summary
 
 

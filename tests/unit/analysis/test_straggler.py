@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: found within minutes where one rank or node is late, and nobody is named in what looks
+"""Who keeps the others waiting: found within minutes where one rank or node is late, and no rank is identified in what looks
 similar. Times of ranks are simulated; what agents see of them goes through the real tally."""
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def test_silences_are_listed_without_options(tmp_path: Path) -> None:
     ("content", "words"),
     [
         (None, "cannot be read: No such file or directory"),
-        (b"", "is empty: it is no journal"),
+        (b"", "is empty: it is not a journal"),
         (b"no database, but text that is long enough to have a header of one" * 20, "cannot be read: file is not a database"),
     ],
 )  # fmt: skip

@@ -160,7 +160,7 @@ def test_socket_without_a_listener_has_another_sentence_than_a_missing_socket(
 ) -> None:
     controller.close()
     result = run("status", socket=controller.path)
-    assert (result.exit_code, "Nobody listens" in result.stderr) == (3, True)
+    assert (result.exit_code, "No controller listens" in result.stderr) == (3, True)
 
 
 def test_an_error_of_the_server_is_unknown_and_points_to_its_log(controller: FakeController) -> None:
@@ -478,7 +478,7 @@ def test_status_me_asks_for_ones_own(controller: FakeController) -> None:
     assert run("status", "--me", socket=controller.path).exit_code == 0
     assert run("status", "--me", "--watch", socket=controller.path).exit_code == 2
     wrong = run("status", SLURM_WATCHDOG_SOCKET="munge://nowhere")
-    assert (wrong.exit_code, "is no address of a controller" in wrong.stderr) == (3, True)
+    assert (wrong.exit_code, "is not a controller's address" in wrong.stderr) == (3, True)
 
 
 def allowed(**changes: Any) -> dict[str, Any]:

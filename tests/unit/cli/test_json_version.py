@@ -157,7 +157,7 @@ def test_wrong_usage_is_an_object_with_a_version(command: str, option: str) -> N
         (("show", "--json"), "INCIDENT|JOB|NODE"),
         (("show", " ", "--json"), "id is empty"),
         (("report", "--week", "--from", "2026-01-01", "--json"), "exclude each other"),
-        (("report", "--json", "--from", "yesterday"), "'yesterday' is no date"),
+        (("report", "--json", "--from", "yesterday"), "'yesterday' is not a date"),
         (("status", "--json", "--config", "/nowhere/config.yaml"), "/nowhere/config.yaml"),
         (("scan-log", "--at", "noon", "/dev/null", "--json"), "noon"),
         (("run", "--no-such-option", "--json", "true"), None),

@@ -33,7 +33,7 @@ JOB = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-2]"}
     ("words", "environ", "comment", "said"),
     [
         ((), JOB, "watchdog: spares=7", "--spares=7 takes more than the 2 nodes"),
-        ((), JOB, "watchdog: max_restarts=many", "max_restarts: 'many' is no number from 0 to 1000"),
+        ((), JOB, "watchdog: max_restarts=many", "max_restarts: 'many' is not a number from 0 to 1000"),
         (("--spares", "8"), JOB, "watchdog: spares=7", "--spares=8 takes more than the 2 nodes"),
         ((), {**JOB, "SLURM_WATCHDOG_SPARES": "8"}, "watchdog: spares=7", "--spares=8 takes more than the 2 nodes"),
         (("--spares", "8"), {}, "", "--nodes and --spares are for a batch script"),

@@ -249,7 +249,7 @@ def test_silence_is_a_hang_only_if_enough_time_passed(tmp_path: Path) -> None:
 def test_scan_log_of_an_unreadable_file_says_why_and_exits_with_2(tmp_path: Path, crashed: Path) -> None:
     result = run("--json", tmp_path / "absent.log", crashed)
     assert result.exit_code == 2
-    assert "absent.log can't be read: No such file or directory" in result.stderr
+    assert "absent.log cannot be read: No such file or directory" in result.stderr
     assert len(json.loads(result.stdout)["files"]) == 1
     assert run("--at", "soon", crashed).exit_code == 2
 

@@ -196,7 +196,7 @@ def test_a_controller_that_goes_away_is_unknown_and_watched_on(tmp_path: Path) -
         assert process.stdout.readline().startswith("OK")
         fake.close()
         deadline = time.monotonic() + 300
-        while "UNKNOWN: Nobody listens" not in process.stdout.readline():
+        while "UNKNOWN: No controller listens" not in process.stdout.readline():
             assert time.monotonic() < deadline
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 3

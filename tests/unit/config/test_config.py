@@ -233,9 +233,9 @@ def test_a_missing_file_is_one_problem(tmp_path: Path) -> None:
         ("agent: " + "[" * 5000, None, "nested too deeply"),
         ("a: &a [x, x]\n" + "".join(f"k{i}: &{b} [*{a}, *{a}]\n" for i, (a, b) in enumerate(pairwise("abcdefghijklmnopqrstuvwxyz"))),
          None, "aliases"),
-        ("mode: observe\ncluster_name: 2026-99-99\n", 2, "2026-99-99 is no timestamp that exists"),
-        ("mode: observe\nagent:\n  interval: !!int five\n", 3, "five is no int that exists"),
-        (f"policy:\n  budget: {'9' * 5000}\n", 2, "is no int that exists"),
+        ("mode: observe\ncluster_name: 2026-99-99\n", 2, "2026-99-99 is not a valid timestamp"),
+        ("mode: observe\nagent:\n  interval: !!int five\n", 3, "five is not a valid int"),
+        (f"policy:\n  budget: {'9' * 5000}\n", 2, "is not a valid int"),
         ("mode: observe\ncluster_name: 'a\x00b'\n", 2, "the character #x0000 is not allowed"),
     ],
 )  # fmt: skip

@@ -72,7 +72,7 @@ def test_what_would_keep_it_from_starting_is_found_before(tmp_path: Path) -> Non
         assert "in use" in why_not(config, Config())[0]
         assert why_not(config, config) == []  # its own port is its own
     assert why_not_address("127.0.0.1", port) is None
-    assert "can't be listened at" in str(why_not_address("192.0.2.1", 80))
+    assert "cannot be listened on" in str(why_not_address("192.0.2.1", 80))
 
 
 def test_a_controller_goes_on_with_the_old_file_and_starts_anew_with_the_new_one(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ ONE = (Culprit(node="n1", rank=3, gpu_uuid="GPU-a"),)
     ("what", "changes", "expected"),
     [
         ("a culprit with its GPU", {"culprits": ONE}, (("n1", "GPU-a"),)),
-        ("nobody is named", {"culprits": ()}, ()),
+        ("no rank is identified", {"culprits": ()}, ()),
         ("a kind that is the program's fault", {"kind": IncidentKind.LOG_ERROR, "culprits": ONE}, ()),
         ("many are named", {"culprits": tuple(Culprit(node=f"n{n}") for n in range(3))}, ()),
         ("a restart should avoid it", {"culprits": (), "exclude_nodes": ("n2",)}, (("n2", ""),)),

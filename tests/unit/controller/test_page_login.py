@@ -30,8 +30,8 @@ def test_the_page_changes_nothing_whoever_looks(tmp_path: Path) -> None:
         ({"X-Remote-User": "games"}, 403, "is for the owner"),
         ({"X-Remote-User": "root"}, 403, "is not shown the page"),
         ({"X-Remote-User": "nobody-of-that-name"}, 403, "knows no user"),
-        ({"X-Remote-User": "daemon, root"}, 403, "names nobody"),
-        ({}, 403, "names nobody"),
+        ({"X-Remote-User": "daemon, root"}, 403, "sends no logged-in user"),
+        ({}, 403, "sends no logged-in user"),
         ({"X-Remote-User": "daemon", "Authorization": None}, 401, "token"),
     ],
 )

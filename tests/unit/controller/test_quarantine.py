@@ -35,7 +35,7 @@ def test_a_suspect_node_is_drained_with_our_reason_and_returned_when_its_test_pa
     assert cluster.done == ["drain n1"], "it failed: it is kept"
     cluster.says("test_passed", "t2")
     cluster.sweep(())
-    assert cluster.told()[-1].endswith("nobody had touched it: test_passed t2")
+    assert cluster.told()[-1].endswith("our drain expired and was unchanged: test_passed t2")
     assert cluster.done == ["drain n1", "undrain n1"]
     said = [each.what for each in cluster.journal.node_events.of(node=["n1"]) if each.kind == NodeEventKind.MENDED]
     assert said == ["returned after a test: test_passed t2"]

@@ -76,7 +76,7 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
         ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "no kind of incident"),
         ("kinds: {1: {mode: act}}", "policy.kinds.1", "must be text, got 1"),
         ("no_action: ['22-7']", "policy.no_action[0]", "not a time of the week"),
-        ("overrides: [{match: {user: a}, no_action: ['mo 22:00-07:00']}]", "policy.overrides[0].no_action[0]", "'mo' is no day"),
+        ("overrides: [{match: {user: a}, no_action: ['mo 22:00-07:00']}]", "policy.overrides[0].no_action[0]", "'mo' is not a day"),
         ("overrides: [{match: {users: a}}]", "policy.overrides[0].match.users", "unknown key"),
     ],
 )  # fmt: skip
@@ -177,11 +177,11 @@ def test_a_ladder_has_the_name_of_what_it_comes_to(
         ("watchdog: checkpoint-dir={workdir}/c", OwnerDirectives(source="--comment", checkpoint_dir="{workdir}/c")),
         ("watchdog: stall_after=20m", OwnerDirectives(source="--comment", stall_after_s=1200.0)),
         ("watchdog: stall_after=2 h, ladder=none", OwnerDirectives(source="--comment", stall_after_s=7200.0, ladder=())),
-        ("watchdog: stall_after=soon", OwnerDirectives(source="--comment", problem="stall_after: 'soon' is no time such as 20m or 2h, at most 7d")),
-        ("watchdog: stall_after=8d", OwnerDirectives(source="--comment", problem="stall_after: '8d' is no time such as 20m or 2h, at most 7d")),
+        ("watchdog: stall_after=soon", OwnerDirectives(source="--comment", problem="stall_after: 'soon' is not a time such as 20m or 2h, at most 7d")),
+        ("watchdog: stall_after=8d", OwnerDirectives(source="--comment", problem="stall_after: '8d' is not a time such as 20m or 2h, at most 7d")),
         ("watchdog: ladder=none", OwnerDirectives(source="--comment", ladder=())),
         ("watchdog: max_restarts=5,spares=1", OwnerDirectives(source="--comment")),
-        ("watchdog: spares=all", OwnerDirectives(source="--comment", problem="spares: 'all' is no number from 0 to 1000")),
+        ("watchdog: spares=all", OwnerDirectives(source="--comment", problem="spares: 'all' is not a number from 0 to 1000")),
     ],
 )  # fmt: skip
 def test_words_in_a_comment(comment: str, wish: OwnerDirectives) -> None:

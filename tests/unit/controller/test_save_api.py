@@ -92,7 +92,7 @@ def test_what_is_asked_of_many_is_answered_for_each(controller: Any) -> None:
     [
         ({"wish": "save"}, "missing required field `job_ids`"),
         ({"wish": "save", "job_ids": []}, "length >= 1 - at `$.job_ids`"),
-        ({"wish": "save", "job_ids": ["x"]}, "is no job id"),
+        ({"wish": "save", "job_ids": ["x"]}, "is not a job id"),
         ({"wish": "kill", "job_ids": ["7"]}, "Invalid enum value 'kill' - at `$.wish`"),
         ({"wish": "save", "job_ids": ["7"], "before": 5.0}, "that time is over"),
         ({"wish": "save", "job_ids": ["7"], "before": 1e300}, "within the next 30 days"),

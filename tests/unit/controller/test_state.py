@@ -331,7 +331,7 @@ def test_a_command_that_is_started_again_in_the_batch_step_has_its_own_clock_and
     assert (cluster.job.progress, cluster.job.run_age_s) == (None, 1.0)
     assert [(rank.process.pid, rank.alive) for rank in cluster.job.ranks] == [(20, True)]
     cluster.report(old, new, events=(progress_event(51),), supervisors=supervisor(2, 400))
-    assert [rank.process.pid for rank in cluster.job.ranks] == [20], "one that cannot be killed is no rank any more"
+    assert [rank.process.pid for rank in cluster.job.ranks] == [20], "one that cannot be killed is not a rank any more"
     progress = cluster.job.progress
     assert progress is not None
     assert (progress.first_step, progress.step) == (51, 51)

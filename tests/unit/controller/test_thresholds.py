@@ -122,8 +122,8 @@ def test_a_site_may_have_a_partition_judged_sooner_itself() -> None:
         ("{match: {user: a}, detectors: {collective_hung: {floor: 2min}}}", "judges no single job"),
         ("{match: {user: a}, detectors: {node_down: {}}}", "judges no single job"),
         ("{match: {user: a}, detectors: {collective_hang: {floor: 2}}}", "a duration needs a number and a unit"),
-        ("{match: {user: a}, detectors: {collective_hang: {flor: 2min}}}", "is no option that a job may have"),
-        ("{match: {user: a}, detectors: {collective_hang: {mode: act}}}", "is no option that a job may have"),
+        ("{match: {user: a}, detectors: {collective_hang: {flor: 2min}}}", "is not an option that a job may have"),
+        ("{match: {user: a}, detectors: {collective_hang: {mode: act}}}", "is not an option that a job may have"),
         ("{match: {user: a}, detectors: {collective_hang: {factor: 1.0}}}", "at least 1.5"),
     ],
 )

@@ -374,5 +374,5 @@ def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any,
     "address", ["munge://", "munge://host", "munge://host:0", "munge://host:99999", "munge://a b:1", "munge://h:1/x"]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ExchangeFailed, match="is no address of a controller"):
+    with pytest.raises(ExchangeFailed, match="is not a controller's address"):
         MungeExchange(address, 1.0)

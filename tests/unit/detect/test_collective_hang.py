@@ -326,7 +326,7 @@ def test_links_that_are_down_are_said_and_waited_for() -> None:
 
     down = linked("nic_dead")
     assert (down.truth, down.actionable) == (Truth.BAD, False)
-    assert down.summary.endswith("so nobody is named; mlx5_0 of n2 is down, as last seen.")
+    assert down.summary.endswith("so no rank is identified; mlx5_0 of n2 is down, as last seen.")
     assert linked("nic_dead", age_s=1900.0).actionable
     back = linked("nic_dead", "nic_recovered")
     assert back.actionable
@@ -393,7 +393,7 @@ UNSEEN = {
         "progress": progress(70.0),
         "snapshots": tuple(snapshot(age, [stack(r, (), error="EPERM") for r in range(4)]) for age in (30, 10)),
     },
-    "a rank is gone": {**HUNG, "processes": (*(seen(r) for r in range(3)), seen(3, gone_s=20.0))},
+    "a rank has exited": {**HUNG, "processes": (*(seen(r) for r in range(3)), seen(3, gone_s=20.0))},
 }
 
 

@@ -206,7 +206,7 @@ def test_every_detector_reports_no_more_when_data_is_lost(kind: IncidentKind) ->
 
 NO_LOSS = {
     "gone_s": "a process that is listed again is there",
-    "rank": "a process that is no rank any more is another one",
+    "rank": "a process that is not a rank any more is another one",
     "blocked": "a process that waits in no call on a file has returned from it",
     "idle_since": "a GPU whose utilisation is known and that does not idle works",
     "pci_bus_id": "a line about a GPU is a moment; the GPU itself answers",

@@ -59,7 +59,7 @@ def test_the_rank_that_failed_first_is_named_with_its_node_and_its_own_words() -
     assert finding.subject == "run:7.0"
     assert [(c.node, c.rank, c.pid) for c in finding.culprits] == [("n2", 3, 103)]
     assert "KeyError: 'text'" in finding.summary
-    assert "rank 3 on n2 said first" in finding.summary
+    assert "rank 3 on n2 failed first" in finding.summary
     assert any("last complete checkpoint at step 460: 40 steps lost" in fact for fact in finding.facts)
 
 
@@ -179,7 +179,7 @@ def out_of_memory(*ranks: int) -> list[tuple[float, str]]:
 
 def test_of_a_few_that_failed_alike_the_first_is_named_and_the_others_are_counted() -> None:
     finding = judge_ended(*out_of_memory(0, 2), error_ranks=(("cuda_oom", (0, 2)),))
-    assert "rank 0 on n1 said first (and 1 more rank alike)" in finding.summary
+    assert "rank 0 on n1 failed first (and 1 more rank alike)" in finding.summary
     assert finding.culprits[0].rank == 0
 
 
@@ -218,7 +218,7 @@ def test_a_rank_that_left_with_exit_code_0_before_its_peers_is_named_though_nobo
             "; rank 3 on n2 left first: it exited with code 0 before its peers, which then lost their connection to "
             "it: [rank0]: RuntimeError: [1] Connection closed by peer" in finding.summary
         )
-        assert finding.culprits[0].reason.startswith("exited with code 0 before its peers, which then said: ")
+        assert finding.culprits[0].reason.startswith("exited with code 0 before its peers, which then logged: ")
 
 
 @pytest.mark.parametrize(
@@ -307,7 +307,7 @@ def test_below_torchrun_the_rank_that_exited_without_a_word_while_all_others_los
 
 def test_who_left_first_is_not_looked_for_where_a_line_says_why() -> None:
     finding = judge_ended(*KEY_ERROR, *LOST, *FAILED_ALIKE, seats=seats(40.0, 40.0, 42.0, 40.0))
-    assert "rank 3 on n2 said first" in finding.summary
+    assert "rank 3 on n2 failed first" in finding.summary
 
 
 LAUNCHERS_LEAVE = (

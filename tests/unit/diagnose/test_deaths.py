@@ -356,7 +356,7 @@ def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(error
     assert last_error_before_end(dead, dead.ranks[1], 10_000.0) == said
     (finding,) = dead_rank.detect(cluster(dead), DeadRank())
     assert finding.truth is Truth.BAD
-    assert finding.summary.endswith(f"3 of 4 are left. It said before: {said}." if said else "3 of 4 are left.")
+    assert finding.summary.endswith(f"3 of 4 are left. It logged before: {said}." if said else "3 of 4 are left.")
 
 
 WROTE = "ValueError: bad shard 17 (train.py:31 in step)"
@@ -398,5 +398,5 @@ def test_of_several_dead_ranks_the_one_that_wrote_why_before_all_others_is_named
     assert finding.truth is Truth.BAD
     assert [each.rank for each in finding.culprits] == named
     if len(named) == 1:
-        assert f"It said before: {WROTE}." in finding.summary
+        assert f"It logged before: {WROTE}." in finding.summary
     assert f"rank 2 on n1 wrote {view.own_words[0].age_s:.0f} s ago: {WROTE}" in finding.facts if says else True

@@ -716,4 +716,4 @@ def test_the_only_rank_that_is_not_in_the_backward_pass_is_shown_and_convicted_o
 
 def test_as_many_ranks_outside_a_collective_as_in_it_are_not_called_more() -> None:
     found = verdict(REDUCE, LOADER)
-    assert found.summary.startswith("No rank stands out: as many ranks are outside the collective as wait in it.")
+    assert found.summary.startswith("No rank differs: as many ranks are outside the collective as wait in it.")

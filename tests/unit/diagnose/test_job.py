@@ -1,4 +1,4 @@
-"""One sentence about one job: what is said in which order, and when nobody is named."""
+"""One sentence about one job: what is said in which order, and when no rank is identified."""
 
 from __future__ import annotations
 

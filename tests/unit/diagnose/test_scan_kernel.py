@@ -281,7 +281,7 @@ def test_a_healthy_file_is_fine_and_a_missing_one_is_an_error(
     assert scan_kernel([str(file)], as_json=False) == 0
     assert "no fault" in capsys.readouterr().out
     assert scan_kernel([str(file), str(tmp_path / "none")], as_json=True) == 2
-    assert "can't be read" in capsys.readouterr().err
+    assert "cannot be read" in capsys.readouterr().err
 
 
 def test_broken_gzip_is_said_and_no_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -361,7 +361,7 @@ def test_wrong_usage_has_code_2(tmp_path: Path) -> None:
     assert run("--only", "nvml").exit_code == 2
     assert run("--node", "--deadline", "20").exit_code == 2
     result = run(str(tmp_path / "none"))
-    assert (result.exit_code, "can't be read" in result.stderr) == (2, True)
+    assert (result.exit_code, "cannot be read" in result.stderr) == (2, True)
 
 
 def test_a_refused_configuration_is_none_of_the_findings_that_a_node_is_drained_for(tmp_path: Path) -> None:

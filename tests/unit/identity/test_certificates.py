@@ -68,7 +68,7 @@ def test_a_key_that_others_may_read_is_refused_with_what_to_do(tmp_path: Path) -
     for mode in (0o600, 0o400, 0o440, 0o640):
         key.chmod(mode)
         check_secret(str(key))
-    with pytest.raises(IdentityError, match="is no file"):
+    with pytest.raises(IdentityError, match="is not a file"):
         check_secret(str(tmp_path))
     assert os.path.exists(key)
 

@@ -56,7 +56,7 @@ def test_a_node_reports_for_itself_and_for_nobody_else(ca: Path, port: Port) -> 
     assert report(agent, "n1").status == 200
     refused = report(agent, "n2")
     assert refused.status == 403
-    assert b"who has proven to be n1 can't speak for 'n2'" in refused.body
+    assert b"who has proven to be n1 may not report for 'n2'" in refused.body
     assert report(agent, "n1", 2).status == 200
     assert [each.node for each in port.reports] == ["n1", "n1"]
     assert port.outcome("wrong_node") == 1
@@ -306,7 +306,7 @@ def test_files_that_cannot_be_used_change_nothing_and_are_told(
         good = (place / "controller.crt").read_text()
         (place / "controller.crt").write_text("half of a")
         port.do(port.server.refresh)
-        assert "can't be used, the old ones stay" in caplog.text
+        assert "cannot be used, the old ones stay" in caplog.text
         assert report(agent, "n1").status == 200
         (place / "controller.crt").write_text(good)
         port.do(port.server.refresh)

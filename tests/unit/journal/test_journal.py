@@ -254,7 +254,7 @@ def test_pages_that_were_overwritten_are_an_error_and_no_empty_list(path: Path) 
     with path.open("r+b") as file:
         file.seek(4096 * 20)
         file.write(os.urandom(4096 * 20))
-    with pytest.raises(JournalError, match=r"damaged|can't be read"):
+    with pytest.raises(JournalError, match=r"damaged|cannot be read"):
         again = Journal(f"sqlite:///{path}")
         evidence_of(again, "i1")
 
@@ -263,7 +263,7 @@ def test_a_document_that_can_not_be_read_is_an_error(sqlite_journal: Journal, pa
     sqlite_journal.save_incident(INCIDENT)
     with sqlite3.connect(path) as other:
         other.execute("UPDATE incidents SET document = '{\"id\": 5}'")
-    with pytest.raises(JournalError, match="can't be read"):
+    with pytest.raises(JournalError, match="cannot be read"):
         sqlite_journal.incidents()
 
 
@@ -284,7 +284,7 @@ def test_a_database_of_other_software_is_left_alone(path: Path) -> None:
 
 
 def test_a_missing_directory_and_a_nonsense_address_are_named(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match="can't be opened; its directory must exist"):
+    with pytest.raises(JournalError, match="cannot be opened; its directory must exist"):
         Journal(f"sqlite:///{tmp_path}/no/where/journal.sqlite")
     with pytest.raises(JournalError, match=r"controller\.journal_url"):
         Journal("not an address")
@@ -339,7 +339,7 @@ def test_a_full_disk_is_said_and_overcome(small_disk: Path) -> None:
 def test_a_disk_that_became_read_only_is_said(small_disk: Path) -> None:
     Journal(f"sqlite:///{small_disk}/journal.sqlite").close()
     subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
-    with pytest.raises(JournalError, match=r"read-only|can't be opened"):
+    with pytest.raises(JournalError, match=r"read-only|cannot be opened"):
         journal = Journal(f"sqlite:///{small_disk}/journal.sqlite")
         journal.save_incident(INCIDENT)
 
@@ -361,7 +361,7 @@ def test_large_evidence_is_kept_compressed_and_read_back_whole(sqlite_journal: J
 @pytest.mark.parametrize("damage", ["zlib:!!", "zlib:AAAA", "zlib:eJw="])
 def test_damaged_packed_evidence_is_told_and_not_guessed(journal: Journal, damage: str) -> None:
     journal.evidence.add("i1", 1.0, "node", damage)
-    with pytest.raises(JournalError, match="can't be read"):
+    with pytest.raises(JournalError, match="cannot be read"):
         evidence_of(journal, "i1")
 
 

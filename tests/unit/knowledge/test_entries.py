@@ -55,7 +55,7 @@ group: unheard_of
         ("a.conf:1: ", "neither a header"),
         ("a.conf:2: [log Bad Name]: ", "a name has lower-case letters"),
         ("a.conf:2: [log Bad Name]: ", "'CUDA' has capital letters"),
-        ("a.conf:2: [log Bad Name]: ", "{NOPART} in `pattern` is no part"),
+        ("a.conf:2: [log Bad Name]: ", "{NOPART} in `pattern` is not a part"),
         ("a.conf:2: [log Bad Name]: ", "is not a valid regular expression"),
         ("a.conf:2: [log Bad Name]: ", "`consequence` is yes or no"),
         ("a.conf:2: [log Bad Name]: ", "`group` is one of header"),

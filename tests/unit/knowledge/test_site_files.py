@@ -182,7 +182,7 @@ not: acme: granted
         (GOOD.replace(r"(?P<step>\d+) of", r"(?P<stop>\d+) of"), "unknown group 'stop'"),
         (GOOD.replace("begins: acm", "begins: acme"), "has to be three characters in lower case"),
         (GOOD.replace("severity: critical", "severity: error"), "`excludes_node` is for what is critical"),
-        (GOOD.replace("{PCI}", "{NOPE}"), "{NOPE} in `pattern` is no part"),
+        (GOOD.replace("{PCI}", "{NOPE}"), "{NOPE} in `pattern` is not a part"),
         ("[part A]\npattern: a\n" * (MAX_ROWS + 1), f"a site may have {MAX_ROWS}"),
     ],
 )

@@ -24,5 +24,5 @@ def test_limits_are_read_of_our_words_alone(comment: str, limits: dict[str, int]
 
 @pytest.mark.parametrize("value", ["", "many", "-1", "1001", "\u0663", "1" * 5000])
 def test_a_limit_that_is_no_number_is_refused_with_a_sentence(value: str) -> None:
-    with pytest.raises(ValueError, match=r"spares: '.{0,40}' is no number from 0 to 1000"):
+    with pytest.raises(ValueError, match=r"spares: '.{0,40}' is not a number from 0 to 1000"):
         run_limits(f"watchdog: spares={value}")

@@ -258,14 +258,14 @@ def test_silence_and_refusal_are_failures_within_the_deadline(tmp_path: Path, ca
         with pytest.raises(SendFailed, match=r"within 0\.3 s"):
             await SlackPoster(hook, 0.3).post({"text": "x"})
         assert time.monotonic() - start < 10  # and not the 20 s that the server takes
-        with pytest.raises(SendFailed, match="can't be reached"):
+        with pytest.raises(SendFailed, match="cannot be reached"):
             await SlackPoster(hook).post({"text": "x"})
 
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
 
     async def nobody_listens(slack: FakeSlack) -> None:
         (tmp_path / "gone").write_text(f"http://127.0.0.1:1/services/{SECRET}")
-        with pytest.raises(SendFailed, match="can't be reached") as caught:
+        with pytest.raises(SendFailed, match="cannot be reached") as caught:
             await SlackPoster(Slack(webhook_url_file=str(tmp_path / "gone"))).post({"text": "x"})
         assert SECRET not in str(caught.value)
         assert caught.value.__suppress_context__
@@ -284,7 +284,7 @@ def test_an_address_that_is_none_is_not_shown(url: str, tmp_path: Path) -> None:
         with pytest.raises(SendFailed, match="webhook_url_file") as caught:
             await SlackPoster(Slack(webhook_url_file=str(tmp_path / "webhook"))).post({"text": "x"})
         assert SECRET not in str(caught.value)
-        with pytest.raises(SendFailed, match="can't be read"):
+        with pytest.raises(SendFailed, match="cannot be read"):
             await SlackPoster(Slack(webhook_url_file=str(tmp_path / "missing"))).post({"text": "x"})
 
     with_slack(FakeSlack(), send)
@@ -358,7 +358,7 @@ def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp
         message = card([notice()], SITE, {})
         with pytest.raises(SendFailed, match=r"within 0\.3 s"):
             await SlackPoster(slack.bot(tmp_path), 0.3).post(message)
-        with pytest.raises(SendFailed, match="can't be reached"):
+        with pytest.raises(SendFailed, match="cannot be reached"):
             await SlackPoster(slack.bot(tmp_path)).post(message)
         with pytest.raises(SendFailed, match="channel_not_found"):
             await SlackPoster(slack.bot(tmp_path, "C0OTHER")).post(message)
@@ -367,7 +367,7 @@ def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp
         with pytest.raises(SendFailed, match="token_file") as caught:
             await SlackPoster(broken).post(message)
         assert "xoxb" not in str(caught.value)
-        with pytest.raises(SendFailed, match="can't be read"):
+        with pytest.raises(SendFailed, match="cannot be read"):
             await SlackPoster(Slack(token_file=str(tmp_path / "none"), channel=CHANNEL)).post(message)
 
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)

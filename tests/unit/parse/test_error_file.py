@@ -56,5 +56,5 @@ def test_other_shapes_are_one_plain_line(data: bytes, said: str) -> None:
     ],
 )
 def test_what_is_no_error_file_is_refused_with_a_reason(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"it is no error file|it has more"):
+    with pytest.raises(ValueError, match=r"it is not an error file|it has more"):
         parse_error_file(data)

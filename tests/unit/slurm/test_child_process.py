@@ -66,13 +66,13 @@ def test_an_answer_that_is_none_is_no_empty_listing(tmp_path: Path, body: str) -
 
 
 def test_an_interpreter_that_is_not_there_is_said_with_its_option(tmp_path: Path) -> None:
-    with pytest.raises(Gone, match=r"can't be started.*slurm.pyslurm_python"):
+    with pytest.raises(Gone, match=r"cannot be started.*slurm.pyslurm_python"):
         run(PyslurmListings(str(tmp_path / "python"), {}).view)
 
 
 @pytest.mark.skipif(is_importable(), reason="our interpreter has pyslurm")
 def test_a_program_without_pyslurm_says_so() -> None:
-    with pytest.raises(Gone, match="pyslurm can't be imported"):
+    with pytest.raises(Gone, match="pyslurm cannot be imported"):
         run(PyslurmListings(sys.executable, {}).view)
 
 

@@ -352,7 +352,7 @@ def test_an_order_for_a_command_that_has_failed_names_the_node_to_leave_out() ->
     assert day.started_on == ("n1", "n2", "n4")
 
 
-@pytest.mark.parametrize(("code", "stopped"), [(137, "somebody cancelled its step"), (130, "")])
+@pytest.mark.parametrize(("code", "stopped"), [(137, "its step was cancelled"), (130, "")])
 def test_a_command_that_somebody_stopped_is_not_started_again(code: int, stopped: str) -> None:
     day = Day().runs()
     day.ends(code, stopped=stopped)

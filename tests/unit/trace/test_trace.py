@@ -125,7 +125,7 @@ def test_nonsense_in_one_field_makes_that_field_unknown() -> None:
 def test_bytes_that_are_no_text_cost_only_themselves() -> None:
     record, tally = parse(b'{"t":1,"kind":"log","node":"n0","job_id":"1","line":"caf\xe9 \x01","x":NaN}')
     assert record.line == "caf\ufffd \x01"
-    assert tally.ignored == {"bytes that are no UTF-8": [1, 7]}
+    assert tally.ignored == {"bytes that are not UTF-8": [1, 7]}
 
 
 def test_only_lines_that_could_have_said_who_is_there_are_damage() -> None:

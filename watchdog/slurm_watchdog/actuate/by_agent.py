@@ -160,7 +160,7 @@ async def restart_step(
         return answer_shown(decision, known.status) or (OperationOutcome.FAILED, why)
 
     answer = await _until(final, SURELY_LATER_S + SEEN_WITHIN_S, time)
-    return answer or (OperationOutcome.UNKNOWN, f"nothing is heard of the supervisor on {batch_host}")
+    return answer or (OperationOutcome.UNKNOWN, f"no news from the supervisor on {batch_host}")
 
 
 def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, RemoveKillSwitch]:

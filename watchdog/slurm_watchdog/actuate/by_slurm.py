@@ -314,10 +314,10 @@ async def undrain(client: SlurmClient, node: str, reason: str, reason_at: float 
     try:
         await client.undrain_node(node, reason, reason_at)
     except SlurmRefused as error:
-        return error.terminal, f"{node} is not given back: {error}"
+        return error.terminal, f"{node} is not returned to service: {error}"
     except SlurmUnavailable as error:
-        return False, f"{node} is not given back yet: {error}"
-    return True, f"{node} is given back: our drain was over, and nobody had touched it"
+        return False, f"{node} is not returned to service yet: {error}"
+    return True, f"{node} is returned to service: our drain expired and was unchanged"
 
 
 @answered

@@ -39,7 +39,7 @@ def node_name(config: Settings) -> str:
 
 
 def read_boot_id() -> str:
-    """The kernel's random name of this boot; empty where it can't be read."""
+    """The kernel's random name of this boot; empty where it cannot be read."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

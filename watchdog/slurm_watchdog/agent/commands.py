@@ -87,7 +87,7 @@ class Commands:
     core_debugger: bool = False  # Whether a debugger may read a job's core files.
     boot_id: str = ""  # Of this node: a command about a process of another boot is about none.
     objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: (
-        "nobody looks at processes here"
+        "no process is inspected here"
     )
     """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
     _collections: list[Collection] = field(default_factory=list)
@@ -214,7 +214,7 @@ class Commands:
 
     def _start_stacks(self, command: DumpStacks, now: float, left_s: float) -> bool:
         mine = self._processes_of(command)
-        self._check_child("stacks", "the child that reads stacks has not come back", now)
+        self._check_child("stacks", "the child that reads stacks has not returned", now)
         budget_s = max(1.0, min(STACKS_BUDGET_S, left_s - 2.0))
         request = DumpProcessStacks(node=self.node, budget_s=budget_s, processes=list(choose(mine)))
         then = partial(self._answer_stacks, command)
@@ -293,7 +293,7 @@ class Commands:
         try:
             if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
                 raise Refused(objection)
-            self._check_child("end_process", "the child that ends processes has not come back", now)
+            self._check_child("end_process", "the child that ends processes has not returned", now)
         except Refused as reason:
             self._answer_ending(command, ProcessEnd(refusal=str(reason)))
             return True
@@ -317,7 +317,7 @@ class Commands:
             log.warning(
                 "process %d (%s) of uid %d, of job %s, which is over: %s %s", command.pid, command.comm, command.uid,
                 command.job_id,
-                command.how, "sent" if said.sent else f"not sent: {said.refusal or 'it is gone'}",
+                command.how, "sent" if said.sent else f"not sent: {said.refusal or 'it has exited'}",
             )  # fmt: skip
         self._answer(command.id, said.refusal or None, process=said)
 
@@ -353,7 +353,7 @@ class Commands:
         """Whose the job is, as Slurm says: what its processes run as, or claim, is nobody's word."""
         watch = self.logs.watch.get(job_id)
         if watch is None:
-            raise Refused(f"job {job_id} is not known on {self.node}: Slurm has not said that it is here, and whose")
+            raise Refused(f"job {job_id} is not known on {self.node}: Slurm has not listed it here yet")
         return watch.uid
 
     def _check_restarts(self, job_id: str, restarts: int) -> None:
@@ -369,4 +369,4 @@ class Commands:
 
 def _check_place(path: str) -> None:
     if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
-        raise Refused(f"an absolute path is wanted, and {path[:100]!r} is no name of a file here")
+        raise Refused(f"an absolute path is wanted, and {path[:100]!r} is not a file name here")

@@ -69,7 +69,7 @@ def serve(host: str, port: int, render: Callable[[], bytes]) -> int | None:
         family_of_host = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family_of_host, backlog=16)
     except OSError as error:
-        log.warning("no metrics: %s:%d can't be listened on (%s); set agent.metrics_listen", host, port, error)
+        log.warning("no metrics: %s:%d cannot be listened on (%s); set agent.metrics_listen", host, port, error)
         return None
     threading.Thread(target=_serve_for_ever, args=(listener, render), name="metrics", daemon=True).start()
     found: int = listener.getsockname()[1]
@@ -165,7 +165,7 @@ class AgentMetrics:
         report = self._report
         if report is not None:
             hung = largest(((probe_label(probe.probe),), probe.seconds) for probe in report.hung_probes)
-            text = "Seconds that a child of the agent has not come back."
+            text = "Seconds that a child of the agent has not returned."
             found.append(Family("probe_hung", "gauge", text, ("probe",), hung))
             for spec in self._specs:
                 found += isolate(spec.name, partial(_listed, spec.metrics, report), [], Isolated())

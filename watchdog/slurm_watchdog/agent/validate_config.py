@@ -48,7 +48,7 @@ def why_not(settings: Settings, running: Settings) -> list[str]:
         found.append(f"expert.agent.metrics_listen: {address} {problem}")
     directory = agent.state_directory
     if directory != running.agent.state_directory and os.path.isdir(directory) and not os.access(directory, os.W_OK):
-        found.append(f"expert.agent.state_directory: {directory} can't be written")
+        found.append(f"expert.agent.state_directory: {directory} cannot be written")
     return found
 
 

@@ -64,7 +64,7 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
         few = listed(waiting, "rank")
         return _without(found, f"as many did not come as wait, or more: {few} may have called what others never do")
     if lossy := [rank for rank in roots if of_rank[rank].lossy]:
-        return _without(found, f"the buffer of {listed(lossy, 'rank')} is too small to say that it waits for nobody")
+        return _without(found, f"the buffer of {listed(lossy, 'rank')} is too small to show which rank it waits for")
     only_spoken_to = frozenset(roots) - behind
     certain = not missing and _explain(only_spoken_to, of_rank, fronts)
     named = [rank for rank in roots if certain or rank not in only_spoken_to]
@@ -81,7 +81,7 @@ def _unclear(
     missing: Sequence[int],
     blind: Set[int],
 ) -> str:
-    """Why nobody is named."""
+    """Why no rank is identified."""
     if blind:
         return blind_words(blind)
     behind = any(front.behind for front in fronts)

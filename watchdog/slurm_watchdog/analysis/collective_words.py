@@ -31,7 +31,7 @@ class CollectiveOrder(Struct, frozen=True, kw_only=True):
     facts: tuple[str, ...] = ()
     """Communicator by communicator: how far all are, what each has finished last, who did not come, who called
     something else."""
-    unclear: str = ""  # Why nobody is named, although ranks wait.
+    unclear: str = ""  # Why no rank is identified, although ranks wait.
     missing: tuple[int, ...] = ()  # Ranks of communicators in which others wait, and of which there is no record.
 
 
@@ -69,7 +69,7 @@ def words_of(order: CollectiveOrder) -> str:
         return f"No collective is unfinished on any of {recorded} that left a record."
     wait = f"{len(order.waiting)} of {recorded} {'waits' if len(order.waiting) == 1 else 'wait'}"
     if not order.odd:
-        return f"{wait}, and nobody is named: {order.unclear}."
+        return f"{wait}, and no rank is identified: {order.unclear}."
     who = who_and_why({each.rank: each.reason for each in order.odd})
     return f"{who[:1].upper()}{who[1:]}; {wait}."
 

@@ -75,7 +75,7 @@ def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
     if not counts_hardly(view, settings) or view.phase == ENDS:
         return by_steps
     if motion is not None and (is_proven(motion) or len(saves_s) >= RHYTHM):
-        age_s, pauses_s, what = still_s(motion, now), motion.pauses_s, "nobody has moved"
+        age_s, pauses_s, what = still_s(motion, now), motion.pauses_s, "no rank has moved"
     elif view.saved_age_s is not None and len(saves_s) >= RHYTHM:
         age_s, pauses_s, what = view.saved_age_s, saves_s, "no new checkpoint"
     else:

@@ -39,7 +39,7 @@ of small kernels at work."""
 MOVED_WITHIN_S = 300.0
 """Nobody who hangs has waited for a disk since: of a limit of minutes, half is looked back upon, up to so long."""
 MAX_ODD_SHARE = 0.25  # More ranks than this share are no odd ones.
-LEAST_RANKS = 3  # With fewer, no rank stands out.
+LEAST_RANKS = 3  # With fewer, no rank differs.
 
 
 Dumps = dict[tuple[str, int, int], list[tuple[float, ProcessStack]]]

@@ -87,7 +87,7 @@ slurm.conf(5) is of this size."""
 
 
 def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
-    """Whether it was given back so lately, and has not reported since, that its silence says nothing yet."""
+    """Whether it was returned to service so lately, and has not reported since, that its silence says nothing yet."""
     return slurm.back_at is not None and now - slurm.back_at < BOOT_S and node.reported_at < slurm.back_at
 
 

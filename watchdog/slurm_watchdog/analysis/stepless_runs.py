@@ -76,5 +76,5 @@ def objection_to_hang(
     if not all(did_nothing(job, each.node, each.pid) for each in named):
         return "it is not known that those who are not in the collective do nothing"
     if not named and loop_state(job, now, clock.limit.seconds).stands is not True:
-        return "whether its ranks work cannot be said"
+        return "whether its ranks work is unknown"
     return None

@@ -9,7 +9,7 @@ time a rank waited: about all of it, or for a straggler about nothing.
 
 Each rank is compared with itself before: what it has always done more than others (a stage of a pipeline with more
 layers, logging by rank 0) is in both shares and cancels out. If the added time is everybody's (storage, longer
-samples), or another rank's in each step, all ranks show the same, and nobody is named.
+samples), or another rank's in each step, all ranks show the same, and no rank is identified.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
     if len(late) >= MAX_SHARE * len(rows) or len({each.key.node for each in late}) > 1:
         return _unknown("the ranks that do not wait are many, or on several nodes")
     if [each.key.rank for each in late] == [0]:
-        return _unknown("only rank 0 does not wait, which has work of its own in most programs")
+        return _unknown("only rank 0 does not wait, which does extra work in most programs")
     middle = median(each.waits for each in others)
     most = MOST_BY_GPU if by_gpu else MOST_BY_SLEEP
     strange = [each for each in others if _is_strange(each, most)]

@@ -31,7 +31,7 @@ def _days(part: str) -> list[int]:
     first, dash, last = part.partition("-")
     unknown = [each for each in ((first, last) if dash else (first,)) if each not in DAYS]
     if unknown:
-        raise ValueError(f"{unknown[0][:20]!r} is no day; known: {', '.join(DAYS)}")
+        raise ValueError(f"{unknown[0][:20]!r} is not a day; known: {', '.join(DAYS)}")
     begin, end = DAYS.index(first), DAYS.index(last if dash else first)
     return [(begin + number) % 7 for number in range((end - begin) % 7 + 1)]
 

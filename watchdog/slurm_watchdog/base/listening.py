@@ -13,5 +13,5 @@ def why_not_address(host: str, port: int) -> str | None:
                 probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 probe.bind(place)
     except OSError as error:
-        return f"can't be listened at: {error.strerror or error}"
+        return f"cannot be listened on: {error.strerror or error}"
     return None

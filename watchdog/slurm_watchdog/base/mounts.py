@@ -50,7 +50,7 @@ def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:
 
 class MountNews:
     """Whether mounts have changed since the last call, without reading them: the kernel marks the open table
-    (proc(5), poll of mountinfo). Where it can't be opened, always yes."""
+    (proc(5), poll of mountinfo). Where it cannot be opened, always yes."""
 
     def __init__(self, path: str = "/proc/self/mountinfo") -> None:
         self._poll = select.poll()

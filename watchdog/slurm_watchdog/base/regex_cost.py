@@ -108,7 +108,7 @@ def _walk(items: Iterable[Any], last: Chars, cost: _Cost) -> Chars:
 def _repeat(least: int, most: int, body: Any, last: Chars, cost: _Cost) -> Chars:
     if least == most:
         if most > 1 and _is_variable(body):
-            raise _Refused("a repeat stands inside a repeat")
+            raise _Refused("a repeat is inside a repeat")
         return _walk(body, last, cost)
     if cost.owed:
         raise _Refused(f"fewer than {MIN_LITERALS} plain characters follow a repeat of nearly any character")

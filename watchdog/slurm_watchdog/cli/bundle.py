@@ -35,7 +35,7 @@ INDEXED: Final = ("at", "kind", "number", "incident", "taken")
 """What `incident.json` has of each piece of evidence."""
 ENDINGS: Final = (".tar.zst", ".tar.gz", ".tgz", ".tar")
 DOCUMENTS: Final = {
-    "diagnosis": "groups of ranks, who stands out, what differs",
+    "diagnosis": "groups of ranks, which one differs, and how",
     "job": "what the controller knew of the job when the incident began",
 }
 HEAD: Final = """\
@@ -63,7 +63,7 @@ def check_name(path: str) -> None:
     """Raises ClientError for a name whose ending says no kind of file that can be written here, or that is taken."""
     problem, todo = "", ""
     if not path.endswith(ENDINGS):
-        problem = f"{path!r} is no name of a bundle: it ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}."
+        problem = f"{path!r} is not a bundle's name: it ends in {', '.join(ENDINGS[:-1])} or {ENDINGS[-1]}."
     elif path.endswith(".zst") and shutil.which("zstd") is None:
         problem = "The program zstd, which writes .tar.zst, is not here."
         todo = "Install zstd, or take a name that ends in .tar.gz"

@@ -159,7 +159,7 @@ class Client:
         if isinstance(error, FileNotFoundError):
             return ClientError(f"The controller's socket {self.path} does not exist.", look)
         if isinstance(error, ConnectionRefusedError):
-            return ClientError(f"Nobody listens on the controller's socket {self.path}.", look)
+            return ClientError(f"No controller listens on the socket {self.path}.", look)
         if isinstance(error, PermissionError):
             return ClientError(
                 f"You may not use the controller's socket {self.path}.",

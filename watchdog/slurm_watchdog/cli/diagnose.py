@@ -47,7 +47,7 @@ LOGS, STACKS, COLLECTIVES, KERNEL = "logs", "stacks", "collectives", "kernel"
 def _check(context: click.Context, parameter: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
     for each in given:
         if each != "-" and not os.path.exists(each) and (len(given) > 1 or not JOB_ID.fullmatch(each)):
-            raise click.BadParameter(f"{each!r} is no file or directory that you may read, and no job id")
+            raise click.BadParameter(f"{each!r} is neither a job id nor a file or directory that you may read")
     return given
 
 
@@ -63,8 +63,8 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
     stacks (py-spy, faulthandler, gdb), dumps of PyTorch's Flight Recorder (one of each rank; nothing in them is
     executed), a kernel log. No controller is asked. `scan-log` and `group-stacks` have options for one sort of file.
 
-    Exit code 0 when nothing is wrong, 1 when something is, 2 when a file can't be read, 3 when nothing can be said: the
-    controller gives no answer, the job is unknown, its ranks could not be asked, no dump could be read.
+    Exit code 0 when nothing is wrong, 1 when something is, 2 when a file cannot be read, 3 when the cause is unknown:
+    the controller gives no answer, the job is unknown, its ranks could not be asked, no dump could be read.
 
     \b
     Examples:

@@ -146,12 +146,12 @@ def doctor(
 
 
 def _read(path: str) -> str:
-    """A script. Raises Refusal if it can't be read."""
+    """A script. Raises Refusal if it cannot be read."""
     try:
         with sys.stdin.buffer if path == "-" else open(path, "rb") as file:
             return file.read(MAX_SCRIPT_BYTES).decode(errors="replace")
     except OSError as error:
-        raise Refusal([f"{path} can't be read: {error.strerror}."]) from error
+        raise Refusal([f"{path} cannot be read: {error.strerror}."]) from error
 
 
 def _status(socket_path: str | None, config_file: str | None) -> Status | str:
@@ -187,7 +187,7 @@ def _examine_in_time(deadline_s: float, node: str, *options: str) -> tuple[Advic
     if code in LEVEL_NAMES and said:
         click.echo(said)
         sys.exit(code)
-    waits = said if code is None else f"the child that looks ended with {code} and printed {said[-100:]!r}"
+    waits = said if code is None else f"the checking process ended with {code} and printed {said[-100:]!r}"
     return examine("look", {"where": node, "waits": waits})
 
 

@@ -299,7 +299,7 @@ def _print(verdict: StackVerdict) -> None:
 
     people = (
         ("Named", verdict.culprits if len(verdict.culprits) > 1 else ()),
-        ("Elsewhere than the others, which proves nothing by itself", verdict.odd),
+        ("Elsewhere than the others, which alone proves nothing", verdict.odd),
         ("Ended", verdict.gone),
         ("Could not be dumped", verdict.undumped),
     )

@@ -29,7 +29,7 @@ def _known_kinds(context: click.Context, parameter: click.Parameter, value: tupl
 
         for each in value:
             if each not in KINDS:
-                raise click.BadParameter(f"{each!r} is no kind of incident{did_you_mean(each, tuple(KINDS))}")
+                raise click.BadParameter(f"{each!r} is not a kind of incident{did_you_mean(each, tuple(KINDS))}")
     return value
 
 

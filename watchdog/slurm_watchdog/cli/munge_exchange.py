@@ -75,7 +75,7 @@ class MungeExchange:
         munge_socket = os.environ.get("SLURM_WATCHDOG_MUNGE_SOCKET", "")
         found = ADDRESS.fullmatch(address)
         if found is None or not 0 < int(found[3]) < 65536:
-            raise ExchangeFailed(f"{address[:80]!r} is no address of a controller.", "munge://HOST:PORT is one.")
+            raise ExchangeFailed(f"{address[:80]!r} is not a controller's address.", "munge://HOST:PORT is one.")
         self._host, self._port, self._deadline_s = found[2].strip("[]"), int(found[3]), deadline_s
         self._connect_s = deadline_s if connect_s is None else connect_s
         self._user = found[1] or DEFAULT_USER

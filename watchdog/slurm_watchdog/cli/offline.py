@@ -57,7 +57,7 @@ def configured(config_file: str | None) -> Config | None:
 
 
 def read_file(path: str, take: Callable[[Iterator[Block]], T]) -> tuple[T | None, bool]:
-    """(what `take` makes of a file, whether it was read to its end); None, after a warning, if it can't be read."""
+    """(what `take` makes of a file, whether it was read to its end); None, after a warning, if it cannot be read."""
     from slurm_watchdog.parse.text_input import Unreadable, read_blocks
 
     damage: list[str] = []

@@ -245,7 +245,7 @@ def check_job(context: click.Context, parameter: click.Parameter, value: Any) ->
     like health."""
     for each in value if isinstance(value, tuple) else () if value is None else (value,):
         if (each or parameter.required) and not JOB_ID.fullmatch(str(each)):
-            raise click.BadParameter(f"{each!r} is no job id; 4711 and 4711_3 (an array element) are. See: squeue")
+            raise click.BadParameter(f"{each!r} is not a job id; 4711 and 4711_3 (an array element) are. See: squeue")
     return value
 
 

@@ -44,7 +44,7 @@ def journal_file(given: str) -> Path:
         ) from error
     if is_empty or not os.path.isfile(file):
         raise ClientError(
-            f"{file} is {'empty' if is_empty else 'no file'}: it is no journal.",
+            f"{file} is {'empty' if is_empty else 'no file'}: it is not a journal.",
             "Give the directory of a `run`, or its journal.sqlite.",
         )
     return file

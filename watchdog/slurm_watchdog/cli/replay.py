@@ -42,7 +42,7 @@ MUCH_SKIPPED: Final = 0.1
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and prints what would
     have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
-    0 nothing found, 1 something found, 2 a trace can't be read, or nothing was found and a tenth of its lines or
+    0 nothing found, 1 something found, 2 a trace cannot be read, or nothing was found and a tenth of its lines or
     more was skipped, such as lines whose time goes back.
 
     \b
@@ -85,7 +85,7 @@ def _name(path: str) -> str:
 
 
 def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome | None:
-    """The outcome of one trace; None, after a warning, if it can't be read or holds no trace."""
+    """The outcome of one trace; None, after a warning, if it cannot be read or holds no trace."""
     from slurm_watchdog.parse.text_input import Unreadable, opened
     from slurm_watchdog.replay.player import replay as play
 
@@ -99,7 +99,7 @@ def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome
         if not isinstance(error, EOFError | ValueError) and type(error).__module__ != "zlib":
             raise
         todo = "what is whole of it: zcat FILE | slurm-watchdog replay -"
-        warn(f"{_name(path)} can't be read to its end ({error}); {todo}")
+        warn(f"{_name(path)} cannot be read to its end ({error}); {todo}")
         return None
     tally = outcome.tally
     for text in tally.sentences():

@@ -27,7 +27,7 @@ def _date(context: click.Context, parameter: click.Parameter, value: str | None)
     try:
         return None if value is None else read_iso_time(value).astimezone().timestamp()
     except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value!r} is no date such as 2026-11-01 or 2026-11-01T06:00") from None
+        raise click.BadParameter(f"{value!r} is not a date such as 2026-11-01 or 2026-11-01T06:00") from None
 
 
 @click.command()

@@ -64,9 +64,7 @@ if TYPE_CHECKING:
 @removed_option(
     "--resume-option", "the command finds the last checkpoint from before a bad loss in $SLURM_WATCHDOG_RESUME_FROM"
 )
-@click.option(
-    "--alone", is_flag=True, help="In a job: use an agent and a controller of its own, also beside the site's."
-)
+@click.option("--alone", is_flag=True, help="In a job: use its own agent and controller, even where the site has some.")
 @click.option(
     "--checkpoint-dir",
     "checkpoints",
@@ -242,7 +240,7 @@ def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNames
 
 def _why_not_started(name: str) -> str:
     if name.startswith("-"):
-        return f"{name!r} is no option of `slurm-watchdog run`: see slurm-watchdog run --help"
+        return f"{name!r} is not an option of `slurm-watchdog run`: see slurm-watchdog run --help"
     if os.path.isfile(name):
         return f"{name!r} is not executable: chmod +x, or name what runs it (bash {name})."
     return f"There is no program {name!r} to be started."

@@ -58,7 +58,7 @@ def scan_log(files: tuple[str, ...], at: str | None, kernel: bool, config_file: 
     It needs no Slurm, no configuration and no root.
 
     \b
-    Exit code: 0 nothing found, 1 something found, 2 a file can't be read, or not to its end, and nothing was found; or
+    Exit code: 0 nothing found, 1 something found, 2 a file cannot be read, or not to its end, and nothing was found; or
     nothing in it was recognised as a job's log.
 
     \b

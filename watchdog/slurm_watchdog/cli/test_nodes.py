@@ -69,7 +69,7 @@ FABRIC = "the way between nodes is that of their addresses; for another fabric s
 @click.option("--wait", metavar="TIME", default="10min", show_default=True, help="For the nodes of a job to be free.")
 @click.option("--account", default="", metavar="A", help="Account of the test jobs.")
 @click.option("--reservation", default="", metavar="R", help="Reservation of the test jobs.")
-@removed_option("--directory", "each test is a salloc, whose output comes by itself", metavar="DIR")
+@removed_option("--directory", "each test is a salloc, which prints its output", metavar="DIR")
 @removed_option("--interface", FABRIC, metavar="IF")
 @removed_option("--job", "name the nodes, such as those of scontrol show job", metavar="JOB")
 @removed_option("--no-second-look", "what looks bad is measured twice", is_flag=True)

@@ -60,7 +60,7 @@ _OF_JOBS = {
         f"{spec.settings.__name__}OfJobs",
         Section,
         {name: (kind | UnsetType, UNSET) for name, kind in _own_options(spec.settings).items()},
-        UNKNOWN="is no option that a job may have",
+        UNKNOWN="is not an option that a job may have",
     )
     for spec in registry.SPECS
     if spec.subject is Subject.JOB

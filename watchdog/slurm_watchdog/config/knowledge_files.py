@@ -53,7 +53,7 @@ def _read(path: str) -> str:
     with open(fd, "rb") as file:
         about = os.fstat(fd)
         if not stat.S_ISREG(about.st_mode):
-            raise ValueError(f"{path} is no regular file")
+            raise ValueError(f"{path} is not a regular file")
         if problem := _why_untrusted(path, about):
             raise ValueError(problem)
         return file.read(MAX_BYTES + 1).decode()

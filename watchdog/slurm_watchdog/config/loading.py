@@ -136,7 +136,7 @@ class _Values(yaml.constructor.SafeConstructor):
         except ValueError as error:  # a date or a number for YAML, and none that exists
             kind, said = node.tag.rpartition(":")[2], node.value
             said = said if len(said) <= 40 else f"{said[:40]}…"
-            message = f"{said} is no {kind} that exists ({error}); put text in quotes"
+            message = f"{said} is not a valid {kind} ({error}); put text in quotes"
             raise _BadYaml(message, node.start_mark.line + 1) from error
 
 

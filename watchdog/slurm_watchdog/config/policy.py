@@ -146,4 +146,4 @@ class Policy(Section, frozen=True):
 
 def _kind_problems(kind: str, where: str) -> Iterator[str]:
     if kind not in KINDS:
-        yield f"{where}: {kind[:60]!r} is no kind of incident{did_you_mean(kind, KINDS)}"
+        yield f"{where}: {kind[:60]!r} is not a kind of incident{did_you_mean(kind, KINDS)}"

@@ -76,10 +76,10 @@ class Security(Section, frozen=True):
             try:
                 ip_network(each, strict=False)
             except ValueError:
-                yield f"page_proxies: {each[:60]!r} is no address and no network"
+                yield f"page_proxies: {each[:60]!r} is neither an address nor a network"
         for command, names in self.may.items():
             if command not in COMMANDS:
-                yield f"may.{command[:60]}: is no command that has a right; known: {', '.join(COMMANDS)}"
+                yield f"may.{command[:60]}: is not a command with a right; known: {', '.join(COMMANDS)}"
             for name in names:
                 if name.startswith("slurm:") and name not in ("slurm:operator", "slurm:coordinator"):
                     yield f"may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"

@@ -164,7 +164,7 @@ def _become_active(config: Config, lease: Lease, config_file: str | None, *, onc
     if not taken:
         standby = Standby(config, lease)
         if once:
-            log.error("there is an active controller (%s); --once is for where there is none", lease.read().holder)
+            log.error("a controller is already active (%s): --once needs that none runs", lease.read().holder)
             return 2
         ended = uvloop.run(standby.wait(tls_context(config), config_file))
         if not ended:

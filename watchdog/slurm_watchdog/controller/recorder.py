@@ -117,7 +117,7 @@ class Recorder:
                 else:
                     yield line
         except (ValueError, OverflowError, RecursionError) as error:  # a value that JSON does not have
-            self._drop(1, f"a record can't be written ({error})")
+            self._drop(1, f"a record cannot be written ({error})")
 
     def _lines_of(self, at: float, what: Report | SlurmView | Own) -> Iterable[bytes | None]:
         if isinstance(what, Report):

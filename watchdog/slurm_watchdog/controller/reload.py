@@ -48,7 +48,7 @@ def reload_config(file: str, running: Config) -> bool:
         log.error("the configuration is not taken (%d errors); the one before stays, whole", len(problems))
         return False
     if same:
-        log.warning("%s says what it said before: nothing changes", file)
+        log.warning("%s is unchanged", file)
         return False
     log.warning("%s is taken: the controller restarts with it", file)
     return True
@@ -75,7 +75,7 @@ def why_not(config: Config, running: Config) -> list[str]:
             found.append(f"controller.{name}: {address} {problem}")
     directory = config.controller.state_directory
     if not config.controller.journal_url and os.path.isdir(directory) and not os.access(directory, os.W_OK):
-        found.append(f"controller.state_directory: {directory} can't be written")
+        found.append(f"controller.state_directory: {directory} cannot be written")
     return found
 
 

@@ -102,7 +102,9 @@ def _node_finding(
         # has no agent.
         return finding.ok(f"Slurm says that {node.name} is {state or 'no node of this cluster'}")
     if slurm.back_at is not None and may_be_starting(node, slurm, view.now):
-        return finding.unknown(f"{node.name} was given back {view.now - slurm.back_at:.0f} s ago and may be starting")
+        return finding.unknown(
+            f"{node.name} is back in service for {view.now - slurm.back_at:.0f} s and may be starting"
+        )
     if together:
         return finding.unknown(
             f"{node.name} has just fallen silent, one of {MIN_TOGETHER} or more: how many they are shows in a moment"

@@ -271,7 +271,7 @@ def _why_unjudged(job: JobView) -> str:
     if job.silent_nodes:
         return f"no report from {', '.join(job.silent_nodes)}"
     if job.gone_ranks:
-        return f"a rank of job {job_id} is gone"
+        return f"a rank of job {job_id} has exited"
     return f"job {job_id} has made its last step" if has_ended(job) else ""
 
 
@@ -358,7 +358,7 @@ def not_joining(job: JobView, finding: Finding, patience_s: float) -> Finding | 
     culprits, voted, still_s = seen
     return finding.bad(
         f"Job {job.job.job_id} does not start: no step for {job.run_age_s:.0f} s; {held_up_by(culprits, voted)} "
-        f"to join, and nobody has moved for {still_s:.0f} s.",
+        f"to join, and no rank has moved for {still_s:.0f} s.",
         duration_s=job.run_age_s,
         culprits=culprits,
     )

@@ -79,7 +79,7 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: Cr
             unread = not _was_read(run)
             return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
     if not any(causes) and not all(_was_read(run) for run in recent):
-        unread_all = f"job {job_id} restarts again and again; its logs could not be read, so nobody knows why"
+        unread_all = f"job {job_id} restarts again and again; its logs could not be read, so the cause is unknown"
         return finding.unknown(unread_all)
     return _bad_finding(finding, job, recent, causes, now)
 
@@ -108,7 +108,7 @@ def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], wit
     name = f"run {run.restarts}"
     quick = run.unseen or run.ended_at - run.began_at < QUICK_S
     if not _was_read(run) and not quick:
-        return f"the logs of {name} could not be read: nobody knows how it ended"
+        return f"the logs of {name} could not be read: how it ended is unknown"
     if cause is not None and cause.from_outside:
         return f"{name} was ended from outside: {cause.error.line}"
     if run.ended_at - run.began_at > within_s and not run.unseen:
@@ -144,7 +144,7 @@ def _bad_finding(
     return finding.bad(
         f"Job {job.job.job_id} restarts and dies again and again: {len(runs)} runs in "
         f"{now - runs[0].began_at:.0f} s ended "
-        f"{step}; {why}.{where} Hold it until somebody has looked.",
+        f"{step}; {why}.{where} Hold it until a person has looked.",
         culprits=culprits[-1:],
         facts=(
             *(_line(run, cause) for run, cause in zip(runs, causes, strict=True)),

@@ -79,7 +79,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.unknown(waits)
     if _survivors_rest(job):
         return finding.unknown(
-            f"rank {first.process.rank} of job {job_id} is gone, and nobody waits for it: it is ending"
+            f"rank {first.process.rank} of job {job_id} has exited, and no rank waits for it: it is ending"
         )
     if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
@@ -94,7 +94,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         f"Rank {first.process.rank} of job {job_id} on {first.node} (pid {first.process.pid}) "
         f"{'and ' + str(len(dead) - 1) + ' more ' if len(named) > 1 else ''}{how} {age_s:.0f} s ago"
         f"{followed}, after {progress.place}; "
-        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It said before: {error}.' if error else ''}"
+        f"{len(ranks) - len(dead)} of {len(ranks)} are left.{f' It logged before: {error}.' if error else ''}"
         f"{''.join(f' Of rank {rank}: {words}.' for rank, words in list(kept.items())[:1])}",
         culprits=culprits,
         facts=(

@@ -99,7 +99,7 @@ SPEC = DetectorSpec(
     planned=True,
     why_no_action="as shipped it is reported only; policy.kinds.ends_soon with a ladder has the job asked to save",
     hint=Hint(
-        usually="Somebody has announced maintenance, or the job is longer than its limit.",
+        usually="Maintenance is announced, or the job is longer than its limit.",
         try_next="Have it save: slurm-watchdog restart --save-only --hold JOB; see docs/operating.md, Maintenance.",
     ),
 )

@@ -258,7 +258,7 @@ def _undecided(mount: str, state: Assessment, node: str | None) -> str:
     """What other nodes have said, where it does not show whether it is the node or the filesystem."""
     reach, fail = (set(each) - {node} for each in (state.answering, state.unanswering))
     if not reach | fail:
-        return f"no other node has said within {ANSWER_COUNTS_FOR_S / 60:.0f} min whether it reaches {mount}."
+        return f"no other node has reported within {ANSWER_COUNTS_FOR_S / 60:.0f} min whether it reaches {mount}."
     return f"{mount} answers on {len(reach)} of {len(reach | fail)} other nodes: its fault or that of {node}."
 
 

@@ -207,7 +207,7 @@ def _states(view: ClusterView, gpu: GpuView, recent_s: float) -> list[tuple[Seve
     row = gpu.gpu
     found: list[tuple[Severity, str]] = []
     if row.error and any(word in row.error for word in GONE):
-        found.append((Severity.CRITICAL, f"it is gone, the driver says: {row.error}"))
+        found.append((Severity.CRITICAL, f"it is lost, the driver reports: {row.error}"))
     rose_at = gpu.ecc_uncorrected_rose_at
     if rose_at is not None and view.now - rose_at <= recent_s:
         count = f"{row.ecc_uncorrected} in all" if row.ecc_uncorrected is not None else "how many is not known"

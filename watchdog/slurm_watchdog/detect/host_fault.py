@@ -69,7 +69,7 @@ class _Fault:
 
 
 def detect(view: ClusterView, settings: HostFault) -> list[Finding]:
-    """One finding for each place of a node about which its kernel said something."""
+    """One finding for each place of a node about which its kernel logged something."""
     silent = set(view.silent_nodes)
     away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
     nodes = [node for node in nodes_to_judge(view) if node.name not in silent and node.name not in away]

@@ -243,7 +243,7 @@ def _bad_finding(
     return finding.bad(
         f"Job {job.job.job_id} is {job.job.state} but cannot continue: {describe_all(culprits)} {how} "
         f"{age_s:.0f} s ago, {f'{followed} followed, ' if followed else ''}{_are_left(len(survivors))}"
-        f"{_what_they_do(waiting)}.{f' It said before: {error}.' if error else ''}"
+        f"{_what_they_do(waiting)}.{f' It logged before: {error}.' if error else ''}"
         f"{f' Of rank {first.process.rank}: {words}.' if (words := not_ended(first)) else ''}",
         culprits=culprits,
         facts=(
@@ -251,7 +251,7 @@ def _bad_finding(
             *facts_of_ends(job, dead),
             *(f"last words: {line}" for line in last_lines),
             *(f"{group_words(g)}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
-            "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job by itself",
+            "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job",
         ),
         actionable=waiting.by_stacks,
     )
@@ -304,7 +304,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
     return finding.bad(
         f"Job {job_id} is {job.job.state}, but no rank is left for {age_s:.0f} s: "
         f"{describe_all(culprits)} {how} after "
-        f"{progress.place}{of}, and {rest}.{f' It said before: {error}.' if error else ''}",
+        f"{progress.place}{of}, and {rest}.{f' It logged before: {error}.' if error else ''}",
         culprits=culprits[:NAMED],
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),

@@ -329,7 +329,7 @@ def _bad_finding(
             named = cause.suspects
     else:
         alike = f" (and {cause.alike - 1} more rank{'s' if cause.alike > 2 else ''} alike)" if cause.alike > 1 else ""
-        explanation = f"{_rank_words(cause)} said first{alike}: {cause.words}"
+        explanation = f"{_rank_words(cause)} failed first{alike}: {cause.words}"
         if cause.rank is None and cause.alike > 1:
             explanation = (
                 f"{cause.alike} ranks{f', all on {cause.node},' if cause.node else ''} failed alike: {cause.words}"

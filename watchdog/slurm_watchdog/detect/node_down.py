@@ -111,7 +111,7 @@ def _gone(
         return finding.unknown(f"{node.name}: {why}; whether its jobs make steps is not known")
     jobs = ", ".join(job_ids)
     return replace(finding, job_ids=job_ids).bad(
-        f"{node.name} is gone: {why}; Slurm has it as {slurm.state}. No step since in its jobs: {jobs}.",
+        f"{node.name} is down: {why}; Slurm reports it as {slurm.state}. No step since in its jobs: {jobs}.",
         culprits=(Culprit(node=node.name, reason="neither its agent nor its slurmd answers"),),
         facts=(f"scontrol show node {node.name}", why),
         duration_s=age_s,

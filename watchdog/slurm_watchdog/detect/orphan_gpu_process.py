@@ -225,7 +225,7 @@ SPEC = DetectorSpec(
     site_may_act=True,
     alerts=("SlurmWatchdogNodeTrouble",),
     hint=Hint(
-        usually="A process of a job that is gone still holds the GPU, often a DataLoader worker.",
+        usually="A process of an ended job still holds the GPU, often a DataLoader worker.",
         try_next="Check that its job is over, then kill it; proctrack/cgroup in slurm.conf ends all of a "
         "job's processes.",
         documented="slurm.conf, ProctrackType",

@@ -66,6 +66,6 @@ SPEC = DetectorSpec(
     needs_cluster=True,
     severity=Severity.CRITICAL,
     sentence="Many nodes do not report",
-    why_no_action="many nodes at once are no fault of any of them",
+    why_no_action="many nodes at once: the cause is shared, not one of them",
     alerts=("SlurmWatchdogManyAgentsSilent",),
 )

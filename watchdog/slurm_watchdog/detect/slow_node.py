@@ -103,7 +103,7 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
     missing = sorted({*job.silent_nodes, *(set(job.job.nodes) - {node.name for node in nodes})})
     finding = replace(finding, truth=Truth.UNKNOWN)
     if missing:
-        return finding.unknown(f"no report from {', '.join(missing[:8])}: nobody can be compared")
+        return finding.unknown(f"no report from {', '.join(missing[:8])}: no node can be compared")
     since = view.now - slow.duration_s - AROUND_S
     signs = [*_clocks(job), *_held_back(job), *_power(job), *_heat(job), *_links(job, view.now)]
     signs += [*_corrections(job, view.now, since), *_kernel(nodes, since), *_network(nodes, view.now, since)]
@@ -113,7 +113,7 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
     if not named:
         return finding.unknown(f"job {job_id} is slower, and no signal tells one of its nodes from the others")
     if len(named) > few:
-        return finding.unknown(f"job {job_id} is slower, and {len(named)} of its nodes are odd, each in its way")
+        return finding.unknown(f"job {job_id} is slower, and {len(named)} of its nodes differ, each in another way")
     more = and_more(len(named))
     first = next(sign for sign in odd if sign.node == named[0])
     return finding.bad(
@@ -272,7 +272,7 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
         for name, count in counts.items():
             if name in HEAT_EVENTS or count >= STREAM:
                 times = f" {count} times" if count > 1 else ""
-                text = f"its kernel said{times}: {shortened(lines[name], 160)}"
+                text = f"its kernel logged{times}: {shortened(lines[name], 160)}"
                 found.append(Sign(node=node.name, signal=name, text=text))
     return found
 

@@ -53,6 +53,6 @@ SPEC = DetectorSpec(
     needs_slurm=False,
     severity=Severity.CRITICAL,
     sentence="Slurm does not answer",
-    why_no_action="nobody knows what runs while Slurm does not answer",
+    why_no_action="what runs is unknown while Slurm does not answer",
     alerts=("SlurmWatchdogBlind",),
 )

@@ -80,8 +80,8 @@ class StalledProgress:
     )
     act_without_stacks: float = span_or_never(
         0.0,
-        "Where no stack can be had (no ptrace), a ladder acts after this time without a step, if processes and GPUs of "
-        "all ranks are known to do nothing; 0s = never. No less than `busy_limit` counts.",
+        "Where no stack is available (no ptrace), a ladder acts after this time without a step, if processes and GPUs "
+        "of all ranks are known to do nothing; 0s = never. No less than `busy_limit` counts.",
     )
     start_limit: float = span(
         5400.0,
@@ -239,7 +239,7 @@ def _evidence(job: JobView, now: float, limit_s: float) -> LoopState:
     rank is another matter."""
     ranks = job.ranks
     if not all(rank.alive for rank in ranks):
-        return LoopState(why="a rank is gone")
+        return LoopState(why="a rank has exited")
     if rank_on_storage(job) is not None:
         return LoopState(why="a rank is blocked on a filesystem")
     voted = vote(job.snapshots, ranks)
@@ -264,7 +264,7 @@ def _where(voted: Vote, ranks: int) -> str:
     """`3 of 4 in recv (socket.py), 1 in forward (train.py)`: the first groups, for the odd one may be the small one."""
     places = [(len(group.ranks), group.frames[0]) for group in voted.groups[:PLACES_TOLD] if group.frames]
     if not places:
-        return "nobody moves"
+        return "no rank moves"
     (count, first), *others = places
     rest = "".join(f", {number} in {frame}" for number, frame in others)
     more = len(voted.groups) - PLACES_TOLD
@@ -274,7 +274,7 @@ def _where(voted: Vote, ranks: int) -> str:
 def _bad_finding(
     job: JobView, finding: Finding, what: str, evidence: LoopState, *, actionable: bool = False
 ) -> Finding:
-    named = f"; {what_they_do(evidence.culprits)}" if evidence.culprits else ", so nobody is named"
+    named = f"; {what_they_do(evidence.culprits)}" if evidence.culprits else ", so no rank is identified"
     return finding.bad(
         f"Job {job.job.job_id} {what}; {evidence.why}{named}.",
         culprits=evidence.culprits,
@@ -291,7 +291,7 @@ SPEC = DetectorSpec(
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     blames_node=0.5,
-    sentence="There is no progress",
+    sentence="No progress",
     job_state="hangs",
     explained_by=(
         *STORAGE,

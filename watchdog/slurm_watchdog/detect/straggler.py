@@ -8,7 +8,7 @@ rank's data, or its part of the program. See docs/how-it-judges.md.
 Fires: the job is slower than it was (as for `slow_job`), and of the added time one rank, or the ranks of one node,
 wait for nearly nothing while nearly all others wait for nearly all of it; not by chance in 10,000 cases.
 Names: the ranks, with how much of the added time they and the others wait; and where dumps found them most often.
-Note: nobody is named if all ranks are slower, if another one is late in each step, where rank 0 alone is late (it
+Note: no rank is identified if all ranks are slower, if another one is late in each step, where rank 0 alone is late (it
 logs and saves), below four ranks, or where waiting cannot be seen (Open MPI without a GPU that is seen).
 """
 

@@ -75,7 +75,7 @@ SPEC = DetectorSpec(
     hint=Hint(
         usually="One part of it (a GPU, a link, a memory module) fails under load and looks well at rest.",
         try_next="Test it under load (slurm-watchdog test-nodes), drain it (scontrol) and, "
-        "once it is mended, record that (slurm-watchdog nodes, with --mended).",
+        "once it is repaired, record that (slurm-watchdog nodes, with --mended).",
     ),
     alerts=("SlurmWatchdogNodeTrouble",),
 )

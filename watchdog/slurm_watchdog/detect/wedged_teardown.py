@@ -74,7 +74,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: Wedged
     limit_s = progress_limit(job, hang).seconds
     if error is not None:
         if len(alive) < len(ranks):
-            return finding.unknown(f"a rank of job {job_id} is gone")
+            return finding.unknown(f"a rank of job {job_id} has exited")
         return _after_error(job, finding, error, now, limit_s)
     return _after_last_step(job, finding, alive, now, settings)
 

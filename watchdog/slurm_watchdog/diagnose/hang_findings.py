@@ -91,14 +91,14 @@ def finding_by_gpus(job: JobView, finding: Finding, clock: LoopClock, seen: Loop
         if stuck or failed:
             why = "an error was logged since" if failed else "a rank is blocked on a filesystem"
         return finding.unknown(f"{clock.words}, the stacks are not in, and {why}")
-    named = "nobody is named"
+    named = "no rank is identified"
     if seen.culprits:
         named = what_they_do(seen.culprits)
     return finding.bad(
         f"Job {job.job.job_id} hangs after {progress.place}: no step for {age_s:.0f} s "
         f"(limit {limit.seconds:.0f} s, {limit.reason}); {seen.why}; {named}.",
         culprits=seen.culprits,
-        facts=("there are no stacks of its ranks: their GPUs and processes tell that they wait",),
+        facts=("no stacks of its ranks: their GPUs and processes show that they wait",),
         actionable=bool(seen.culprits) and bool(job.gpus) and age_s >= busy_limit_s,
     )
 
@@ -141,9 +141,9 @@ def finding_beyond_limit(
     elif culprits:
         named = held_up_by(culprits, voted)
     elif voted.elsewhere:
-        named = f"{ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so nobody is named"
+        named = f"{ranks_wait(voted.waiting)} in a collective and {voted.elsewhere} not, so no rank is identified"
     else:
-        named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so nobody is named"
+        named = f"all {voted.waiting} ranks wait in a collective and none is outside it, so no rank is identified"
     held = process_on_storage(job)
     saves = has_grown_within(job, GROWS_S) and age_s < busy_limit_s
     return finding.bad(

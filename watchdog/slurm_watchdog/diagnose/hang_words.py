@@ -23,10 +23,7 @@ def _left_to_storage(held: ProcessView) -> str:
     before the answer."""
     blocked = held.process.blocked
     if blocked is not None and blocked.mount is None:
-        return (
-            f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: which "
-            "filesystem it is cannot be told"
-        )
+        return f"{held.process.comm} (pid {held.process.pid}) on {held.node} {held_by(held)}: its filesystem is unknown"
     where = "" if blocked is None else f" on {blocked.mount} for {blocked.seconds:.0f} s"
     return f"{held.process.comm} on {held.node} has been blocked{where}: what is done about it filesystem_stall says"
 

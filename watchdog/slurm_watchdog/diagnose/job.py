@@ -135,7 +135,7 @@ def _verdict(
 ) -> Diagnosis:
     name, place = f"Job {job.job.job_id}", _after(job)
     if not job.ranks:
-        return replace(base, summary=f"No ranks of job {job.job.job_id} are known: who belongs to it cannot be said.")
+        return replace(base, summary=f"No ranks of job {job.job.job_id} are known.")
     if not living:
         lacks = "none of its ranks is alive any more"
         return replace(base, lacks=lacks, summary=f"{name}{place}: {lacks}.")
@@ -145,7 +145,7 @@ def _verdict(
     gone_s = min((rank.gone_s or rank.seen_age_s for rank in dead), default=0.0)
     if dead and not _steps_since(job, gone_s - job.read_later_s):
         first, live_on = failed_first(job, dead, 0.0), _count(len(living), "rank lives", "ranks live")
-        named = _named(dead if first is None else [first], "is gone")
+        named = _named(dead if first is None else [first], "has exited")
         followed = f", {len(dead) - 1} followed" if first is not None and len(dead) > 1 else ""
         lost = f"{name} lost {describe_all(named)}{place}{followed}; {live_on} on."
         return _hangs(base, "lingering_job", lost, named)
@@ -206,7 +206,7 @@ def _last_step_s(progress: Progress) -> float:
 def _by_vote(job: JobView, name: str, place: str, base: Diagnosis, voted: Vote, bounds: _Bounds) -> Diagnosis:
     if not voted.groups:
         lacks = "no stack of any rank could be read"
-        return replace(base, lacks=lacks, summary=f"{name}{place}: {lacks}, so nothing can be said.")
+        return replace(base, lacks=lacks, summary=f"{name}{place}: {lacks}, so the cause is unknown.")
     if voted.missing or voted.moving is None:
         few = ", ".join(map(str, voted.missing[:6]))
         why = f"the stacks of rank {few} are missing" if few else "the dumps do not show whether its ranks move"
@@ -345,7 +345,7 @@ def scope_sentence(mount: str, state: Assessment) -> str:
         case Scope.ONE_FILE:
             return f"{mount} answers on that very node: it is this one file, a lock or its part of the storage"
         case _:
-            return f"no other node has said yet whether it reaches {mount}"
+            return f"no other node has reported yet whether it reaches {mount}"
 
 
 def _explains_hang(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:

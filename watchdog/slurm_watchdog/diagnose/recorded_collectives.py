@@ -1,7 +1,7 @@
 """What ranks recorded of their collectives, held against who is accused by other evidence. Pure.
 
-Where a source says the same, it is said; where it shows that all who are accused wait themselves, nobody is named. By
-itself it names a single rank where nobody else is named, if it records sending and receiving, too: a rank that only
+Where a source says the same, it is said; where it shows that all who are accused wait themselves, no rank is
+identified. Alone it names a single rank where none else is named, if it records sending and receiving: a rank that only
 receives would look absent otherwise, and so does one that waits in a store, in gloo, in a monitored barrier, or for its
 communicator, without which no operation is recorded. A rank inside of torch.distributed is therefore not named by it,
 nor is one of which there is no stack; but where it stands in the very call of those who wait, and every source says
@@ -105,7 +105,7 @@ def _heard(
         return replace(found, culprits=kept, words=(*found.words, words))
     if accused and accused <= set(order.waiting):
         named = f", and {who_and_why(reasons)}" if reasons else ""
-        words = f"but {source.source} has rank {min(accused, key=str)} wait as the others do{named}: nobody is named"
+        words = f"but {source.source} has rank {min(accused, key=str)} wait as the others do{named}: none is identified"
         return replace(found, culprits=(), words=(*found.words, words), disagree=True)
     if accused or not reasons or found.disagree:
         return found

@@ -92,7 +92,7 @@ def examine_answers(
     yield from examine("cluster", facts)
     for note in status.slurm.notes:
         what, _, todo = note.rstrip(".").partition("; ")
-        todo = todo or "slurm-watchdog status  # shows it until it is mended"
+        todo = todo or "slurm-watchdog status  # shows it until it is repaired"
         yield from examine("note", {"what": what[:1].upper() + what[1:].rstrip("."), "todo": todo})
     for each in status.deliveries:
         failing = None if each.failing_s is None else duration(each.failing_s)

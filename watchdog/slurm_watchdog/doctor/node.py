@@ -157,7 +157,7 @@ def read_node(config: Config, service: str, node: str) -> Facts:
 
 
 def read_directory(path: str) -> tuple[str | None, str | None, int | None]:
-    """(type of its file system, why it can't be written, free bytes). Asked in a child: it may be where
+    """(type of its file system, why it cannot be written, free bytes). Asked in a child: it may be where
     nothing answers."""
     if not path:
         return None, None, None
@@ -198,7 +198,7 @@ def has_py_spy() -> bool:
 
 
 def read_kernel_log(path: str) -> str | None:
-    """Why it can't be read; None: it can, or it is not configured."""
+    """Why it cannot be read; None: it can, or it is not configured."""
     try:
         if path:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))
@@ -252,7 +252,7 @@ def read_controller(url: str, files: TlsFiles | None) -> tuple[str | None, float
 
 
 def read_certificates(files: TlsFiles) -> tuple[str | None, int | None]:
-    """(why they can't be used, days until the first of them ends)."""
+    """(why they cannot be used, days until the first of them ends)."""
     try:
         make_context(files, server=files.service == "controller")
         ends = min(read_expiry(files).values())

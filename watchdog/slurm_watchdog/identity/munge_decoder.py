@@ -145,7 +145,7 @@ class MungeProcess:
 
     def _unavailable(self, why: str) -> MungeUnavailable:
         if self._why != why:
-            log.error("MUNGE can't be asked who an agent is: %s", why)
+            log.error("MUNGE cannot verify who an agent is: %s", why)
         self._why, self._retry_at = why, clock.monotonic() + self._pause_s
         return MungeUnavailable(why)
 
@@ -185,7 +185,7 @@ class MungeProcess:
             await self._end()
 
     async def _end(self) -> None:
-        """It is waited for only so long: one that hangs in the kernel can't be ended by anybody."""
+        """It is waited for only so long: one that hangs in the kernel cannot be ended by anybody."""
         process, self._process = self._process, None
         if process is not None and process.returncode is None:
             process.kill()

@@ -69,7 +69,7 @@ class Sessions:
         except ValueError as error:
             raise AuthenticationError("unauthorized", str(error)) from error
         if beginning.epoch != self.epoch:
-            raise AuthenticationError("no_session", "the credential is for a controller that is gone")
+            raise AuthenticationError("no_session", "the credential is for a controller that no longer runs")
         before = self._of_node.get(beginning.node)
         if beginning.session in self._by_id or (before is not None and credential.made_at < before.made_at):
             raise AuthenticationError("replayed", "this credential is older than one that was shown before")
@@ -96,7 +96,7 @@ class Sessions:
             raise AuthenticationError("unauthorized", "nodes prove themselves by MUNGE here; see security.mode")
         known = self._by_id.get(claim.session)
         if known is None or self._now() - known.session.began_at > SESSION_S + GRACE_S:
-            raise AuthenticationError("no_session", "there is no such session: begin one")
+            raise AuthenticationError("no_session", "no such session: begin one")
         if known.address != address:
             raise AuthenticationError("wrong_node", f"this session is not of {address}")
         if claim.counter <= known.session.counter:

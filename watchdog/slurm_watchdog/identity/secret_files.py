@@ -75,7 +75,7 @@ def check_secret(path: str) -> None:
     except OSError as error:
         raise IdentityError(f"{path} cannot be read: {error.strerror}") from error
     if not stat.S_ISREG(mode):
-        raise IdentityError(f"{path} is no file")
+        raise IdentityError(f"{path} is not a file")
     if mode & 0o037:
         raise IdentityError(f"{path} can be read or changed by others (mode {mode & 0o7777:04o}): chmod 600 {path}")
     if not os.access(path, os.R_OK):
@@ -88,5 +88,5 @@ def read_text(path: str, limit: int = 1 << 20) -> str:
         with Path(path).open(encoding="ascii") as file:
             return file.read(limit)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is no ASCII text"
+        reason = error.strerror if isinstance(error, OSError) else "it is not ASCII text"
         raise IdentityError(f"{path} cannot be read: {reason}") from error

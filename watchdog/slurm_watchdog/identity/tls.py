@@ -27,7 +27,7 @@ def parse_end(text: str) -> float:
     """When the first certificate of a PEM file ends, in seconds since the epoch. Raises ValueError."""
     body = text.partition(BEGIN)[2].partition(END)[0]
     if not body.strip():
-        raise ValueError("there is no certificate in it")
+        raise ValueError("it has no certificate")
     try:
         return parse_der_end(base64.b64decode("".join(body.split()), validate=True))
     except (binascii.Error, IndexError) as error:
@@ -50,7 +50,7 @@ def read_end(path: str) -> float:
     try:
         return parse_end(read_text(path))
     except ValueError as error:
-        raise IdentityError(f"{path} is no certificate: {error}") from error
+        raise IdentityError(f"{path} is not a certificate: {error}") from error
 
 
 def _parts(data: bytes) -> list[tuple[int, bytes]]:
@@ -133,7 +133,7 @@ def make_context(files: TlsFiles, *, server: bool) -> ssl.SSLContext:
 def _no_password() -> str:
     """Otherwise OpenSSL asks for it on the terminal, and waits."""
     raise IdentityError(
-        "the key is protected by a password, which a service can't be asked for: openssl pkey -in KEY -out NEW"
+        "the key is protected by a password, which a service cannot ask for: openssl pkey -in KEY -out NEW"
     )
 
 
@@ -146,7 +146,7 @@ class Context:
     said once."""
 
     def __init__(self, files: TlsFiles, *, server: bool, domain: str = ""):
-        """`domain` is cut off the names of the other end. Raises IdentityError if they can't be used now."""
+        """`domain` is cut off the names of the other end. Raises IdentityError if they cannot be used now."""
         self.files = files
         self.domain = domain
         self._server = server
@@ -173,7 +173,7 @@ class Context:
         except IdentityError as error:
             self.problem = str(error)
             log.error(
-                "the certificates in %s were changed and can't be used, the old ones stay: %s",
+                "the certificates in %s were changed and cannot be used, the old ones stay: %s",
                 self.files.directory,
                 error,
             )

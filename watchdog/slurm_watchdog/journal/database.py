@@ -20,7 +20,7 @@ PRIVATE_MODE = 0o600
 BESIDE = ("-wal", "-shm", "-journal")
 """What SQLite keeps beside a database; it makes them with the database's own mode."""
 
-NO_URL = "The journal's address is no SQLAlchemy URL; correct controller.journal_url."
+NO_URL = "The journal's address is not an SQLAlchemy URL; correct controller.journal_url."
 WAITS = {
     "connect_timeout": 5,
     "tcp_user_timeout": 5000,
@@ -151,7 +151,7 @@ class Database:
     def unreadable(self, error: Exception) -> JournalError:
         """What to say of a record that makes no sense."""
         return JournalError(
-            f"A record in the journal {self.where} can't be read ({error}); restore it from a backup, or move it away."
+            f"A record in the journal {self.where} cannot be read ({error}); restore it from a backup, or move it away."
         )
 
 
@@ -160,13 +160,13 @@ ADVICE = (
     ("decisions_pkey", "has this decision already; decisions don't change"),
     (
         "not a database",
-        "is no SQLite database or damaged; move it away or restore a backup, then start again",
+        "is not an SQLite database or is damaged; move it away or restore a backup, then start again",
     ),
     ("malformed", "is damaged; keep a copy, restore a backup or move it away, then start again"),
     ("disk is full", "has no room: its disk is full; free some, nothing is done until then"),
     ("readonly", "is read-only; check the mount and the owner of the file and its directory"),
-    ("unable to open", "can't be opened; its directory must exist and be writable for the controller"),
-    ("disk I/O error", "can't be read or written: its disk reports errors; check it before anything else"),
+    ("unable to open", "cannot be opened; its directory must exist and be writable for the controller"),
+    ("disk I/O error", "cannot be read or written: its disk reports errors; check it before anything else"),
     ("locked", "is in use by another process; only one controller may run"),
 )
 """What SQLite says, and what it means for the reader."""

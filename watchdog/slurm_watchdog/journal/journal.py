@@ -233,7 +233,7 @@ class Journal:
             found = sql.execute(sa.select(OPERATIONS.c.outcome).where(*which)).first()
         what = f"attempt {attempt} of {operation} for decision {decision_id}"
         if found is None:
-            raise JournalError(f"There is no intent of {what}; an outcome without an intent is not written.")
+            raise JournalError(f"No intent of {what}; an outcome without an intent is not written.")
         raise JournalError(f"The outcome of {what} is {found.outcome} already and stays so ({outcome} was refused).")
 
     def end_action(self, decision_id: str, end: ActionEnd) -> None:

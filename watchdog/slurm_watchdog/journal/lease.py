@@ -189,7 +189,7 @@ class Lease:
         end(EXIT_CODE)
 
     def close(self) -> None:
-        """At our end: the standby need not wait. What can't be written expires."""
+        """At our end: the standby need not wait. What cannot be written expires."""
         self._ended.set()
         if self.epoch:
             try:

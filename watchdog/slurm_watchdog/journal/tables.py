@@ -123,7 +123,7 @@ def prepare(sql: sa.Connection, where: str) -> None:
     if strangers:
         raise JournalError(
             f"The database {where} has tables of other software ({', '.join(sorted(strangers))}); "
-            "give the journal one of its own in controller.journal_url."
+            "give the journal its own database in controller.journal_url."
         )
     for schemas, statement in MIGRATIONS:
         if version in schemas:

@@ -165,7 +165,7 @@ class Fields:
         for name in dict.fromkeys(_PART.findall(text)):
             if name not in self.parts:
                 known = ", ".join(sorted(self.parts)) or "none"
-                self._wrong(f"{{{name}}} in `{key}` is no part: known are {known}")
+                self._wrong(f"{{{name}}} in `{key}` is not a part; known: {known}")
         return with_parts(text, self.parts)
 
     def name(self) -> str:

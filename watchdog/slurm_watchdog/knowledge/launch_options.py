@@ -32,6 +32,6 @@ SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
 
 def name_of(word: str) -> str:
-    """`--trainer.num-nodes` is `num_nodes`; but `data.np` is no option of mpirun's, and stays what it is."""
+    """`--trainer.num-nodes` is `num_nodes`; but `data.np` is not an option of mpirun's, and stays what it is."""
     before, _, name = word.lstrip("-+").rpartition(".")
     return f"{before}.{name}" if before and name == "np" else name.replace("-", "_").lower()

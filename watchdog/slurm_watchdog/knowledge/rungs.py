@@ -31,7 +31,7 @@ def problem_of(ladder: tuple[Rung, ...]) -> str | None:
         before = ", ".join((Rung.EVIDENCE, *GENTLE))
         return f"{before} have to come before {', '.join(ENDINGS)}"
     if Rung.RESTART_STEP in ladder and next(rung for rung in ladder if rung in ENDINGS) is not Rung.RESTART_STEP:
-        return "restart_step comes before the other rungs that end a run: after those there is no step to start again"
+        return "restart_step must come before the other rungs that end a run"
     if Rung.CANCEL in ladder[:-1]:
         return "cancel is never refused for a reason that another rung would mend: it comes last"
     return None

@@ -88,7 +88,7 @@ class Fence(Struct, frozen=True, kw_only=True):
 
 
 RESTARTING: Final = "restarting"
-"""`Decision.by` where `slurm-watchdog run` starts the command again by itself, so that nothing else is done."""
+"""`Decision.by` where `slurm-watchdog run` restarts the command, so that nothing else is done."""
 
 
 class Decision(Struct, frozen=True, kw_only=True):

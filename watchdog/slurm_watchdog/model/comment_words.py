@@ -25,7 +25,7 @@ def words_in(comment: str) -> str | None:
 def limit_of(key: str, value: str) -> int:
     """The number that `value` is. Raises ValueError, with a sentence, where it is none."""
     if not (value.isascii() and value.isdecimal() and int(value[:9]) <= MOST and len(value) <= 9):
-        raise ValueError(f"{key}: {value[:40]!r} is no number from 0 to {MOST}")
+        raise ValueError(f"{key}: {value[:40]!r} is not a number from 0 to {MOST}")
     return int(value)
 
 

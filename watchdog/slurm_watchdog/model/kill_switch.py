@@ -84,12 +84,12 @@ def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
     KILL_SWITCH_BASE."""
     shown = repr(path[:100])
     if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
-        return f"{shown} is no absolute path"
+        return f"{shown} is not an absolute path"
     parts = path.split("/")[1:]
     if any(part in ("", ".", "..") for part in parts):
         return f"the path of a kill switch has no detours, got {shown}"
     if parts[:-2] == KILL_SWITCH_BASE.split("/")[1:] and RUN_NAME.fullmatch(parts[-2]):
-        return "a kill switch is no hidden file" if parts[-1].startswith(".") else None
+        return "a kill switch must not be a hidden file" if parts[-1].startswith(".") else None
     base = next((each.rstrip("/") for each in prefixes if _is_below(path, each)), None)
     if base is None:
         return (
@@ -109,7 +109,7 @@ def problem_of_prefix(prefix: str, *, hidden: bool = False) -> str | None:
     have hidden parts."""
     parts = prefix.rstrip("/").split("/")[1:]
     if not prefix.startswith("/") or not parts or "\0" in prefix:
-        return f"{prefix[:100]!r} is no directory below /, by its absolute path"
+        return f"{prefix[:100]!r} is not an absolute path of a directory below /"
     if any(part in ("", ".", "..") or (part.startswith(".") and not hidden) for part in parts):
         return f"{prefix[:100]!r} has a hidden part, or a detour"
     return None

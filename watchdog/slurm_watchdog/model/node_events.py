@@ -36,10 +36,10 @@ class NodeEventKind(StrEnum):
     SLOWED_JOB = "slowed_job", 2.2, "a job is slow with it and fast without it"
     SLOWED_ONCE = "slowed_once", 0.9, "a job was slow with it and is fast without it, which is not confirmed"
     QUARANTINED = "quarantined", 0.0, "its quarantine began or ended"
-    BY_OPERATOR = "by_operator", 0.0, "an operator had it drained or given back"
+    BY_OPERATOR = "by_operator", 0.0, "an operator drained it or returned it to service"
     GPU_MOVED = "gpu_moved", 0.0, "a GPU with a history came or went"
     """These two are of earlier releases."""
-    MENDED = "mended", 0.0, "it was mended"
+    MENDED = "mended", 0.0, "it was repaired"
 
 
 class NodeEvent(Struct, frozen=True, kw_only=True):

@@ -130,7 +130,7 @@ class SlurmNodeView(Struct, frozen=True, kw_only=True):
     runs_job: bool = False
     """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
     back_at: float | None = None
-    """When it was given back after it had been taken away (maintenance, power saving, drain); None if it was
+    """When it was returned to service after it had been taken away (maintenance, power saving, drain); None if it was
     not seen to be."""
     lost_listings: int | None = None
     """In so many listings, one after the other, up to the newest one Slurm has said that it lost the node;

@@ -112,7 +112,7 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
         hold`), which takes effect at its next requeue; or nothing."""
         if self.state in WAITING or not self.reason.startswith("JobHeld"):
             return ""
-        return f"somebody holds the job ({self.reason}), so that it does not start again after this run"
+        return f"the job is held by a user ({self.reason}), so that it does not start again after this run"
 
     @property
     def process_id(self) -> str:

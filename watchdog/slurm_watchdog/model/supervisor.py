@@ -191,9 +191,9 @@ def order_in(fields: dict[str, str]) -> RestartOrder:
     named = decision and _STEP.fullmatch(step_id) and _START.fullmatch(start)
     resume_from = fields.get(RESUME_FIELD, "")
     if resume_from and not may_be_named(resume_from):
-        raise ValueError(f"the order names a checkpoint that is no absolute path: {resume_from[:100]!r}")
+        raise ValueError(f"the order names a checkpoint that is not an absolute path: {resume_from[:100]!r}")
     if not named or not all(_NODE.fullmatch(node) for node in avoid):
-        raise ValueError("the order names no decision, no step, no start, or something that is no node")
+        raise ValueError("the order names no decision, no step, no start, or an invalid node name")
     return RestartOrder(
         decision=decision, step_id=step_id, start=int(start), avoid=avoid, why=fields.get("why", ""),
         resume_from=resume_from, grace_s=int(grace) if _GRACE.fullmatch(grace) else GRACE_S,
@@ -214,7 +214,7 @@ def parse_status(data: bytes) -> SupervisorStatus:
     except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"not a supervisor's status: {error}") from None
     if not all(_NODE.fullmatch(node) for node in (*status.nodes, *status.spares, *status.avoided)):
-        raise ValueError("not a supervisor's status: it names something that is no node")
+        raise ValueError("not a supervisor's status: it has an invalid node name")
     if status.protocol != PROTOCOL:
         raise ValueError(f"protocol {status.protocol} of a supervisor is not known here")
     return status

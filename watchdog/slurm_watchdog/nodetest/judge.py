@@ -141,7 +141,7 @@ def measured(name: str, lines: Iterable[Line], missing: str = "") -> Measured:
         else:
             begun.pop((line.node, line.where), None)
             ended.append(line)
-    ended += [replace(each, state="late", said="it had begun when the job ended") for each in begun.values()]
+    ended += [replace(each, state="late", said="it began before the job ended") for each in begun.values()]
     figures = [each for line in ended for each in line.figures]
     return Measured(
         name=name,

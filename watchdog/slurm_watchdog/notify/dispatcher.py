@@ -120,7 +120,7 @@ class Worker:
                 wait_s = await self.send_next()
                 self._backlog = self._outbox.backlog(self.channel.name)
             except Exception:  # the boundary: an outbox that fails is tried again
-                LOG.exception("the outbox of %s can't be worked off", self.channel.name)
+                LOG.exception("the outbox of %s cannot be sent", self.channel.name)
             pause_s = self._notifier.poll_s
             with contextlib.suppress(TimeoutError):
                 async with timeout(pause_s if wait_s is None else min(wait_s, pause_s)):
@@ -291,7 +291,7 @@ class Notifier:
     async def run(self) -> None:
         """Send until cancelled. Nothing that goes wrong here ends it."""
         parts = [worker.run() for worker in self.workers]
-        parts.append(self._every(TIDY_EVERY_S, self.tidy, "the outbox can't be tidied"))
+        parts.append(self._every(TIDY_EVERY_S, self.tidy, "the outbox cannot be cleaned up"))
         parts.append(self._every(self.poll_s, self.release, "what was held back cannot be written"))
         tasks = [asyncio.ensure_future(each) for each in parts]
         try:
@@ -313,7 +313,7 @@ class Notifier:
         self.outbox.forget(self.wall() - FORGET_AFTER_S)
         for name in set(self.outbox.waiting_channels()) - {worker.channel.name for worker in self.workers}:
             dropped = self.outbox.expire(name, math.inf)
-            LOG.warning("%d messages to %s are dropped: it is no receiver any more", dropped, name)
+            LOG.warning("%d messages to %s are dropped: this receiver was removed", dropped, name)
 
 
 def _site(config: Config) -> Site:

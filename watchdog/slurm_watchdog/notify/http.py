@@ -55,7 +55,7 @@ async def post_json(
         raise SendFailed(f"{receiver} did not answer within {deadline_s:g} s") from None
     # `from None`: the exception below may hold the address.
     except (aiohttp.ClientError, OSError, ValueError) as error:
-        raise SendFailed(f"{receiver} can't be reached ({why(error)})") from None
+        raise SendFailed(f"{receiver} cannot be reached ({why(error)})") from None
     # A receiver may repeat the request, with the address or its last part.
     secrets = (token, url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2])
     asks = status in (429, 503) and asked.isascii() and asked.isdecimal()
@@ -94,7 +94,7 @@ def read_secret(file: str, key: str) -> str:
     try:
         text = Path(file).read_text().strip()
     except (OSError, ValueError) as error:
-        raise SendFailed(f"{key} {file} can't be read ({why(error)})") from None
+        raise SendFailed(f"{key} {file} cannot be read ({why(error)})") from None
     if not text or not text.isprintable() or not text.isascii():
         raise SendFailed(f"{key} {file} does not hold one line of plain text")
     return text

@@ -39,13 +39,13 @@ Numbered = tuple[int, Notice]
 
 
 def pending_notices(outbox: SqlOutbox, channel: str, limit: int, after: int = 0) -> list[Numbered]:
-    """The oldest that wait for a channel; rows that can't be read are given up."""
+    """The oldest that wait for a channel; rows that cannot be read are given up."""
     found = []
     for item in outbox.pending(limit, channel, after):
         try:
             found.append((item.id, from_row(item.payload)))
         except msgspec.ValidationError as error:
-            LOG.error("message %d to %s can't be read and is dropped: %s", item.id, channel, error)
+            LOG.error("message %d to %s cannot be read and is dropped: %s", item.id, channel, error)
             outbox.done_all(channel, (item.id,))
     return found
 

@@ -94,7 +94,7 @@ class SlackPoster:
         try:
             answer: dict[str, Any] = msgspec.json.decode(said, type=dict[str, Any])
         except msgspec.MsgspecError:
-            raise SendFailed("Slack can't be reached (the answer is not Slack's)") from None
+            raise SendFailed("Slack cannot be reached (the answer is not Slack's)") from None
         if answer.get("ok") is True:
             return answer
         code = str(answer.get("error", ""))

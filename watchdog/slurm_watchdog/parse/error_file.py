@@ -47,7 +47,7 @@ def parse_error_file(data: bytes) -> str:
     try:
         message = _decoder.decode(data).message
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"it is no error file of torchelastic: {error}") from None
+        raise ValueError(f"it is not an error file of torchelastic: {error}") from None
     if isinstance(message, str):
         return _words(message, None)
     callstack = (None if message.extra is None else message.extra.py_callstack) or ""

@@ -113,7 +113,7 @@ def opened(path: str) -> Iterator[Any]:
         with open(path, "rb") as file, closing(_unpack(file, path)) as unpacked:
             yield unpacked
     except OSError as error:
-        raise Unreadable(f"{path} can't be read: {error.strerror or error}") from error
+        raise Unreadable(f"{path} cannot be read: {error.strerror or error}") from error
 
 
 def _refuse_endless(path: str) -> None:

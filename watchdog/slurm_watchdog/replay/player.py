@@ -62,7 +62,7 @@ class StackDumps:
         try:
             stack = msgspec.convert(record.stack, ProcessStack)
         except msgspec.ValidationError:
-            self.tally.ignore("a stack that is none of ours")
+            self.tally.ignore("a stack of unknown format")
             return
         job_id, name = str(record.job_id), record.node
         dump = self._open.get(job_id)

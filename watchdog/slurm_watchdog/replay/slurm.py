@@ -45,7 +45,7 @@ class SlurmListing:
         self._forget_presumed(float("inf"))
         old = self.jobs.get(job_id)
         if old is None and record.state is None:
-            self.tally.ignore("a job whose state was never said")
+            self.tally.ignore("a job whose state was never recorded")
             return None
         given = {
             "state": None if record.state is None else record.state.upper(),

@@ -64,7 +64,7 @@ def hides_jobs(access: Access, uid: int) -> str:
     if access.admin_level.startswith(("Operator", "Admin")):
         return ""
     return (
-        "PrivateData=jobs hides other users' jobs, and the controller's user is no operator of Slurm: a job "
+        "PrivateData=jobs hides other users' jobs, and the controller's user is not an operator of Slurm: a job "
         "that is not listed may exist all the same; run it as SlurmUser, or `sacctmgr modify user NAME set "
         "adminlevel=operator`"
     )

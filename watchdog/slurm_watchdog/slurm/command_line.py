@@ -79,7 +79,7 @@ def _reservation(row: Mapping[str, str]) -> Reservation:
     """Raises KeyError and ValueError."""
     begin, end = (float(row[key]) for key in TIMES)
     if not (isfinite(begin) and isfinite(end)):
-        raise ValueError("its times are no dates")
+        raise ValueError("its times are not dates")
     flags = tuple(row.get("Flags", "").split(","))
     return Reservation(
         name=row["ReservationName"], start_at=begin, end_at=end, nodes=expand_nodes(row.get("Nodes", "")), flags=flags
@@ -262,7 +262,7 @@ class CommandLineSlurm:
     async def submit(self, submission: Submission) -> str:
         options = [checked_option(option) for option in submission.options]
         if not submission.workdir.startswith("/") or "\0" in submission.workdir:
-            raise not_asked(f"{submission.workdir[:80]!r} is no absolute path of a working directory")
+            raise not_asked(f"{submission.workdir[:80]!r} is not an absolute path of a working directory")
         if submission.like:
             options = [*await self._options_of(checked_job_id(submission.like)), *options]
         await self._commands.require_right()

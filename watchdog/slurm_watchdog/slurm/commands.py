@@ -89,7 +89,7 @@ class Commands:
         return self._environ
 
     async def run(self, command: str, *arguments: str, **environ: str) -> Answer:
-        """Run one command to its end. Raises SlurmUnavailable if it can't be started or prints too much.
+        """Run one command to its end. Raises SlurmUnavailable if it cannot be started or prints too much.
 
         However this ends, cancelled by the deadline included, nothing of the command's process group is left.
         """
@@ -146,7 +146,7 @@ async def run(
             start_new_session=True,
         )
     except OSError as error:
-        raise SlurmUnavailable(f"{argv[0]} can't be started: {error.strerror}; see {setting}") from error
+        raise SlurmUnavailable(f"{argv[0]} cannot be started: {error.strerror}; see {setting}") from error
     assert process.stdout is not None
     assert process.stderr is not None
     feeding = asyncio.ensure_future(feed(process.stdin, given or b""))

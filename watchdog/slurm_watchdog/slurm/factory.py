@@ -103,7 +103,7 @@ def make_client(
     """A client for the site's Slurm.
 
     `pyslurm`: questions go to pyslurm, and without it nothing is known. `auto`: they do if `pyslurm_python`,
-    or our own interpreter where that is empty, has it, and to the commands whenever it can't be started.
+    or our own interpreter where that is empty, has it, and to the commands whenever it cannot be started.
     `right`: see Commands.
     `command_line`: never, nor with a `token_file`: the token changes, and pyslurm does not read it.
     """

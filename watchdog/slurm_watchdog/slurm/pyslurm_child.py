@@ -45,7 +45,7 @@ def main(call: str, *number: str) -> None:
     try:
         import pyslurm
     except ImportError as error:
-        sys.exit(f"pyslurm can't be imported: {error}")
+        sys.exit(f"pyslurm cannot be imported: {error}")
     answer: dict[str, Any] = {}
     try:
         if call == "job":

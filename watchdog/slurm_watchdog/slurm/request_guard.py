@@ -106,7 +106,7 @@ class Requests:
         except TimeoutError as error:
             raise SlurmUnavailable(f"no answer within {self.deadline_s:g} s ({call})") from error
         except ParseError as error:
-            raise SlurmUnavailable(f"the answer can't be read ({call}): {error}", answered=True) from error
+            raise SlurmUnavailable(f"the answer cannot be read ({call}): {error}", answered=True) from error
 
 
 def not_asked(problem: str) -> SlurmRefused:
@@ -131,20 +131,20 @@ def checked_elements(job_id: str) -> str:
 
 
 def checked_node(node: str) -> str:
-    return _checked(node, parse.NODE_NAME, "is no name of a node")
+    return _checked(node, parse.NODE_NAME, "is not a node's name")
 
 
 def checked_reservation(name: str) -> str:
-    return _checked(name, RESERVATION_NAME, "is no name of a reservation")
+    return _checked(name, RESERVATION_NAME, "is not a reservation's name")
 
 
 def checked_signal(signal: str) -> str:
     """`USR1` for `SIGUSR1` or `USR1`."""
-    return _checked(signal.removeprefix("SIG"), SIGNAL_NAME, "is no name of a signal (like USR1)")
+    return _checked(signal.removeprefix("SIG"), SIGNAL_NAME, "is not a signal's name (like USR1)")
 
 
 def checked_option(option: str) -> str:
-    return _checked(option, OPTION, "is no long option of sbatch (like --exclude=n1)")
+    return _checked(option, OPTION, "is not a long option of sbatch (like --exclude=n1)")
 
 
 def one_line(reason: str) -> str:
@@ -197,7 +197,7 @@ def raise_unless_requeued(job: SlurmJob | None) -> None:
     if job.state in slurm_states.OVER:
         raise SlurmRefused(f"the job has already finished ({job.state})", Refusal.FINISHED)
     if job.state == "COMPLETING":
-        raise SlurmRefused("the job is already ending by itself (COMPLETING)", Refusal.FINISHED)
+        raise SlurmRefused("the job is already ending (COMPLETING)", Refusal.FINISHED)
     if job.state in slurm_states.REQUEUED:
         raise SlurmRefused(f"the job is not running ({job.state}, {job.reason})", Refusal.NOT_RUNNING)
     raise SlurmUnavailable(f"Slurm accepted the requeue, yet the job is still {job.state}")

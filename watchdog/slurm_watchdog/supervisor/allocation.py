@@ -51,7 +51,7 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation:
             "which; start the command without `run`, the watchdog requeues it as before"
         )
     if not is_in_job(environ):
-        raise ValueError("SLURM_JOB_ID and SLURM_JOB_NODELIST are not set: this is no batch script")
+        raise ValueError("SLURM_JOB_ID and SLURM_JOB_NODELIST are not set: this is not a batch script")
     nodes = expand_nodes(environ["SLURM_JOB_NODELIST"])
     if not nodes:
         raise ValueError("SLURM_JOB_NODELIST names no node")

@@ -42,14 +42,14 @@ ABORTS: Final = re.compile(
 )
 """Begins what a rank prints that aborts the program. PMI and PMIx kill its step by slurm_kill_job_step() with SIGKILL
 (Slurm: src/plugins/mpi/pmix/pmixp_client.c, src/plugins/mpi/pmi2/pmi2.c): the rest of the log is that of an scancel."""
-CANCELLED: Final = "somebody cancelled its step"
+CANCELLED: Final = "its step was cancelled"
 STOPPED: Final = (
     ("DUE TO TIME LIMIT", "its time was over"),
     ("DUE TO PREEMPTION", "it was preempted"),
     ("DUE TO JOB REQUEUE", "the job is requeued"),
     (" CANCELLED AT ", CANCELLED),
     ("srun: Job step aborted", CANCELLED),
-    ("srun: forcing job termination", "somebody ended its srun"),
+    ("srun: forcing job termination", "its srun was ended"),
 )
 """In this order: a line about the time says CANCELLED, too."""
 

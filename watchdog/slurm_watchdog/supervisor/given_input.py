@@ -18,7 +18,7 @@ from typing import Final
 MOST: Final = 1 << 20
 """Bytes that are kept: a here-document, and no data set."""
 NO_INPUT: Final = (
-    "its standard input has been read by the first start, and was no here-document or small file: this one has none"
+    "its standard input has been read by the first start, and was not a here-document or small file: this one has none"
 )
 SPLICE_F_NONBLOCK: Final = 2  # splice(2)
 

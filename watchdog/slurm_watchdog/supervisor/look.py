@@ -79,7 +79,7 @@ def _try(directory: str, answers: dict[str, Any]) -> None:
             os.write(fd, b"look\n")
             os.fsync(fd)
             if os.pread(fd, 5, 0) != b"look\n":
-                said = "gives back other bytes than were written"
+                said = "returns other bytes than were written"
         finally:
             os.close(fd)
             with contextlib.suppress(OSError):

@@ -87,7 +87,7 @@ def _read_own(path: str, most: int) -> tuple[bytes, float]:
     try:
         facts = os.fstat(fd)
         if not stat.S_ISREG(facts.st_mode) or facts.st_uid not in (os.getuid(), 0):
-            raise ValueError("somebody else's, or no file")
+            raise ValueError("another user's, or not a file")
         return os.read(fd, most), facts.st_mtime
     finally:
         os.close(fd)

@@ -138,7 +138,7 @@ def _elsewhere(given: dict[str, str | None], command: tuple[str, ...], plan: Pla
     if not plan.left_out:
         return True
     if other := sorted(given.keys() & OTHER_PLACING):
-        raise _Unmet(f"--{other[0]} places the step by itself")
+        raise _Unmet(f"--{other[0]} already places the step")
     if ":" in command:
         raise _Unmet("it has several parts (`:`)")
     return False
@@ -242,5 +242,5 @@ def _range(text: str) -> tuple[int, int]:
     low, dash, high = text.partition("-")
     first, last = _number(low), _number(high if dash else low)
     if first is None or last is None:
-        raise _Unmet(f"--nodes={text} is no number here")
+        raise _Unmet(f"--nodes={text} is not a number here")
     return first, last

@@ -293,7 +293,7 @@ def _mend(line: bytes, number: int, tally: ParseStats) -> Any_ | BadLine | None:
         tally.skip("no `kind`" if kind is None else "a `kind` that trace v1 does not have", number)
         return None
     if "\ufffd" in text and b"\xef\xbf\xbd" not in line:
-        tally.ignore("bytes that are no UTF-8", number)
+        tally.ignore("bytes that are not UTF-8", number)
     return _field_by_field(kind, data, number, tally)
 
 

@@ -150,7 +150,7 @@ def decode_report(data: bytes) -> Report:
     large, no JSON, or no report of a version we know."""
     report = _decoded(data, "report", "report", _reports)
     if _may_be_long(data) and not _moderate(msgspec.to_builtins(report)):
-        raise WireError("this is no report: a whole number in it has more than 64 bits")
+        raise WireError("not a report: a whole number in it has more than 64 bits")
     if report.version != 1:
         raise WireError(f"report of version {report.version}: this end reads version 1; bring both to one release")
     return cut_texts(report) if may_have_long_text(data) else report

@@ -172,7 +172,7 @@ class Connection:
         return wrapped
 
     def _tls(self) -> ssl.SSLContext:
-        """Raises AuthenticationFailed if our own files can't be used."""
+        """Raises AuthenticationFailed if our own files cannot be used."""
         if self._files is None:
             raise AuthenticationFailed("controller begins with https://, and expert.security.mode is not tls")
         if not self._https:
@@ -290,7 +290,7 @@ def parse_head(head: bytes) -> tuple[bytes, int, str, dict[bytes, bytes]]:
     version, _, rest = first.partition(b" ")
     code, _, reason = rest.partition(b" ")
     if not version.startswith(b"HTTP/1.") or len(code) != 3 or not code.isdigit():
-        raise InvalidResponse(f"its answer is no HTTP: {first[:80]!r}")
+        raise InvalidResponse(f"its answer is not HTTP: {first[:80]!r}")
     headers = {}
     for line in lines:
         name, colon, value = line.partition(b":")

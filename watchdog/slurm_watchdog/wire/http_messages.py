@@ -81,14 +81,14 @@ def parse_head(data: bytes) -> Head:
     first, *lines = data.split(b"\r\n")
     words = first.split(b" ")
     if len(words) != 3 or not words[2].startswith(b"HTTP/1."):
-        raise BadRequest("garbage", 400, "this is no request of HTTP/1.1")
+        raise BadRequest("garbage", 400, "not a request of HTTP/1.1")
     target = words[1].decode("ascii", "replace")
     head = Head(words[0].decode("ascii", "replace"), target.partition("?")[0], words[2] != b"HTTP/1.0", target=target)
     sizes = set()
     for line in lines:
         name, colon, value = line.partition(b":")
         if not colon or name != name.strip():
-            raise BadRequest("garbage", 400, "a line of the head is no header")
+            raise BadRequest("garbage", 400, "a line of the head is not a header")
         match name.lower():
             case b"content-length":
                 sizes.add(value.strip())
@@ -113,5 +113,5 @@ def parse_size(sizes: set[bytes]) -> int:
         raise BadRequest("garbage", 400, "two lengths for one body")
     (text,) = sizes
     if not text.isdigit() or len(text) > 12:
-        raise BadRequest("garbage", 400, "the Content-Length is no number")
+        raise BadRequest("garbage", 400, "the Content-Length is not a number")
     return int(text)

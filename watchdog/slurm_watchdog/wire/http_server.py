@@ -106,7 +106,7 @@ class Server:
         """Listens at the socket `path`, for `only_uid` alone. Raises OSError: AnotherUser if others may enter
         its directory."""
         if self.only_uid is None:
-            raise ValueError("whose socket it is has to be said")
+            raise ValueError("the socket's owner is required")
         check_directory(os.path.dirname(path), self.only_uid)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)

@@ -46,7 +46,7 @@ REFUSED_REPORTS: Final = (
 
 @lru_cache(maxsize=MAX_ADDRESSES)
 def is_loopback(address: str) -> bool:
-    """Whether it is an address of this machine itself; what is no address is not."""
+    """Whether it is an address of this machine itself; what is not an address is not."""
     try:
         return ipaddress.ip_address(address.partition("%")[0]).is_loopback
     except ValueError:

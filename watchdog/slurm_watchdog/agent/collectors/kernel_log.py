@@ -95,11 +95,11 @@ class KernelLogReader:
         self._recent: deque[tuple[float, NodeEvent]] = deque(maxlen=MAX_RECENT)
         self._again = False
         self.state_problem: str | None = None
-        """Why the position can't be kept: after a restart, the ring is reported again, as a backlog."""
+        """Why the position cannot be kept: after a restart, the ring is reported again, as a backlog."""
 
     @property
     def problem(self) -> str | None:
-        """Why the log can't be read now."""
+        """Why the log cannot be read now."""
         return self._kmsg.problem
 
     def collect(self, now: float) -> tuple[tuple[NodeEvent, ...], int]:
@@ -215,7 +215,7 @@ class KernelLogReader:
     def _say_state(self, error: str | None) -> None:
         problem = f"{self._state_file}: {error}" if error else None
         if problem and problem != self.state_problem:
-            log.warning("how far the kernel's log was read can't be kept: %s", problem)
+            log.warning("how far the kernel's log was read cannot be kept: %s", problem)
         self.state_problem = problem
 
 
@@ -263,7 +263,7 @@ class KernelLogCollector:
         return KernelLogSection(node_events=tuple(named), node_events_dropped=lost)
 
     def problems(self, now: float) -> Iterator[Problem]:
-        """Why the log can't be read."""
+        """Why the log cannot be read."""
         if self._reader.problem:
             yield Problem(self._reader.problem)
 
@@ -315,7 +315,7 @@ class NodeEventCounters:
         for gpu in report.gpus:
             labels = (gpu.uuid, str(gpu.index))
             self._gpu_of.update({gpu.uuid: labels, gpu.pci_bus_id or gpu.uuid: labels})
-        text, events = "What the kernel's log and NVML said about this node.", sorted(self._events.items())
+        text, events = "What the kernel's log and NVML report about this node.", sorted(self._events.items())
         yield Family("node_events_total", "counter", text, ("name", "severity"), events)
         text = "Of these, those that could not be read or sent."
         yield Family("node_events_dropped_total", "counter", text, (), [((), self._dropped)])

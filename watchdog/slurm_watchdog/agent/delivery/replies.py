@@ -68,7 +68,7 @@ def _bound_job(watch: JobWatch) -> JobWatch:
 
 
 def _without_unknown_commands(data: bytes) -> Reply | None:
-    """The reply without the commands that can't be read; None if something else is wrong with it."""
+    """The reply without the commands that cannot be read; None if something else is wrong with it."""
     try:
         whole: Any = msgspec.json.decode(data)
         found = whole["commands"]

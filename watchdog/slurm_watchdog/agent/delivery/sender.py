@@ -222,7 +222,7 @@ class Sender:
             except (OSError, ValueError, WireError) as error:
                 self._agree(-1)
                 self._count("failed")
-                self._say(f"the controller at {self._controller} can't be reached: {in_words(error)}")
+                self._say(f"the controller at {self._controller} cannot be reached: {in_words(error)}")
                 self._channel.close()
                 failures += 1
                 pause_s = backoff_s(failures, _chance())

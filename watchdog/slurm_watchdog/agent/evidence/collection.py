@@ -173,7 +173,7 @@ class Collection:
         probes = self.sources.probes
         since_s = probes.hung_since("stacks", now)
         if since_s is not None:
-            self._problems.append(f"stacks: the child that reads them has not come back for {since_s:.0f} s")
+            self._problems.append(f"stacks: the child that reads them has not returned for {since_s:.0f} s")
             self._dumps_asked = self._dumps_wanted
             return
         budget_s = max(1.0, min(DUMP_S, self._end - now - 2.0))

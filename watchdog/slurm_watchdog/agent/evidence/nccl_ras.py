@@ -30,7 +30,7 @@ _PORT = re.compile(r"[^\s/]{0,200}:(\d{1,5})")
 
 
 def ras_port(address: str | None) -> int | None:
-    """The port in what a rank's NCCL_RAS_ADDR says, the default where it says nothing; None: it is no address."""
+    """The port in what a rank's NCCL_RAS_ADDR says, the default where it says nothing; None: it is not an address."""
     match = _PORT.fullmatch(address) if address else None
     port = int(match[1]) if match else 0
     return DEFAULT_PORT if not address else port if 0 < port < 65536 else None
@@ -65,7 +65,7 @@ def loopback_of(listeners: Listeners, port: int) -> str:
     if listeners.shared:
         raise OSError(0, f"port {port} is shared with processes that are not of this job")
     if listeners.namespace != os.readlink("/proc/self/ns/net"):
-        raise OSError(0, "the job has a network of its own, into which nobody here can call")
+        raise OSError(0, "the job has its own network namespace, unreachable from here")
     for address in listeners.addresses:
         host = address.rpartition(":")[0].strip("[]")
         place = {"0.0.0.0": LOOPBACK[0], "::": LOOPBACK[1]}.get(host, host)

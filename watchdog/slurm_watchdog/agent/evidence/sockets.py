@@ -44,7 +44,7 @@ def parse_address(text: str) -> str:
     host, _, port = text.partition(":")
     words = bytes.fromhex(host)
     if len(words) not in (4, 16):
-        raise ValueError(f"{text!r} is no address")
+        raise ValueError(f"{text!r} is not an address")
     data = b"".join(struct.pack("=I", *struct.unpack(">I", words[at : at + 4])) for at in range(0, len(words), 4))
     if len(data) == 16:
         six = ipaddress.IPv6Address(data)

@@ -73,7 +73,7 @@ class _Running:
 
 
 def run_tool(command: Sequence[str], means: Means, environment: Mapping[str, str] | None = None) -> Ran:
-    """Runs one program to its end or its bounds. Raises OSError if it can't be started."""
+    """Runs one program to its end or its bounds. Raises OSError if it cannot be started."""
     (ran,) = run_tools([lambda: (command, means)], environment)
     return ran
 
@@ -83,7 +83,7 @@ def run_tools(
 ) -> Iterator[Ran]:
     """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these
     is called just before its program is started. To be called from a process with one thread. Raises OSError
-    if one can't be started."""
+    if one cannot be started."""
     waiting, running, done = iter(jobs), list[tuple[int, _Running]](), dict[int, Ran]()
     started = told = 0
     more = True
@@ -162,7 +162,7 @@ def _end_of(running: _Running) -> Ran | None:
     child = running.child
     ended = os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     if not ended and running.problem is None and clock.monotonic() >= running.end:
-        running.problem = f"it did not come back within {running.means.seconds:.0f} s"
+        running.problem = f"it did not return within {running.means.seconds:.0f} s"
     if not ended and running.problem is None:
         return None
     if ended:

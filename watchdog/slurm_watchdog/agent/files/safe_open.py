@@ -42,7 +42,7 @@ def open_directory(path: str) -> int:
 
 
 def check_regular(about: os.stat_result) -> None:
-    """Raises StrangeFileError for what is no regular file."""
+    """Raises StrangeFileError for what is not a regular file."""
     if not stat.S_ISREG(about.st_mode):
         kind = KINDS.get(stat.S_IFMT(about.st_mode), "something else")
         raise StrangeFileError(None, f"it is {kind}, not a regular file")

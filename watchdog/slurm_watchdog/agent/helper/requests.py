@@ -104,7 +104,7 @@ class Task:
 def _check_paths(paths: Iterable[str]) -> None:
     for path in paths:
         if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
-            raise RefusedError(f"{path[:100]!r} is no absolute path")
+            raise RefusedError(f"{path[:100]!r} is not an absolute path")
 
 
 def _check_kernel_log(args: LastKernelLines, uid: int) -> None:
@@ -124,7 +124,7 @@ def _check_find(args: FindFiles, uid: int) -> None:
 
 def _check_node(args: ProbeDirectory | KillSwitch, uid: int) -> None:
     if not _NODE.fullmatch(args.node):
-        raise RefusedError(f"{args.node[:60]!r} is no name of a node")
+        raise RefusedError(f"{args.node[:60]!r} is not a node's name")
 
 
 def _check_switch(args: KillSwitch, uid: int) -> None:

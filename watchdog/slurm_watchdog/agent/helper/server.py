@@ -174,7 +174,7 @@ class Helper:
         try:
             words = decode(message)
         except (ValueError, RecursionError) as error:
-            raise RefusedError("a message that is no JSON") from error
+            raise RefusedError("a message that is not JSON") from error
         if words == ["kernel log"] and not fds:
             self._pass_kernel_log(connection)
             return
@@ -182,7 +182,7 @@ class Helper:
             self._end(words[1])
             return
         if not isinstance(words, list) or len(words) != 2 or len(fds) != 1:
-            raise RefusedError("a message that is none of the three that there are")
+            raise RefusedError("a message of unknown type")
         key, uid = words
         if not isinstance(key, str) or not isinstance(uid, int) or isinstance(uid, bool) or len(key) > MAX_KEY:
             raise RefusedError("a child is asked for by its key and a user")
@@ -222,7 +222,7 @@ class Helper:
     def _end(self, pid: object) -> None:
         """One of our own children, as long as it has not been waited for, and nobody else."""
         if isinstance(pid, bool) or not isinstance(pid, int) or pid not in self.children:
-            raise RefusedError("a process that is no child of the helper's is not ended")
+            raise RefusedError("not ended: the process is not a child of the helper")
         with suppress(OSError):
             os.kill(pid, signal.SIGKILL)
 
@@ -293,7 +293,7 @@ def run_helper(path: str, agent: str, tasks: Mapping[str, Task], prefixes: tuple
     try:
         listener = listen(path, gid)
     except OSError as error:
-        log.critical("%s can't be listened on: %s", path, describe(error))
+        log.critical("%s cannot be listened on: %s", path, describe(error))
         return 1
     signals = loop.Signals()
     signals.install()

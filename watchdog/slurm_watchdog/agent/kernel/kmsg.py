@@ -54,7 +54,7 @@ class KmsgFile:
 
     def __init__(self, path: str, passed: int | None = None):
         """Takes over the descriptor `passed`, if there is one: then `path` means nothing here. Raises OSError if it
-        can't be opened or is something else."""
+        cannot be opened or is something else."""
         flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
         self._fd = os.open(path, flags) if passed is None else passed
         self._path = path if passed is None else None
@@ -97,7 +97,7 @@ class Kmsg:
         self.lost = 0  # Records that were overwritten before they were read; the taker sets it to 0.
         self.drained = False  # Whether the last `read` came to the end.
         self.restarts = 0  # How often another log was found in its place, one that counts from the beginning.
-        self.problem: str | None = None  # Why it can't be read now.
+        self.problem: str | None = None  # Why it cannot be read now.
 
     def read(self, now: float, limit: int) -> Iterator[Header]:
         """At most `limit` records that were not taken yet, the oldest first."""
@@ -183,7 +183,7 @@ class Kmsg:
 
     def _fail(self, now: float, why: str) -> None:
         self.close()
-        problem = f"{self._path} can't be read: {why}"
+        problem = f"{self._path} cannot be read: {why}"
         if problem != self.problem:
             log.warning("%s", problem)
         self.problem = problem

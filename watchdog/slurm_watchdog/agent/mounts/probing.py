@@ -267,7 +267,7 @@ class MountProber:
         )  # fmt: skip
 
     def _overdue(self, key: str, now: float) -> MountProbe | None:
-        """The row of a child that has not come back, or, once, that it has; None if there is none to tell of.
+        """The row of a child that has not returned, or, once, that it has; None if there is none to tell of.
 
         What it says when it comes back late is not known. If it was to write, the next call has it written
         once more, so that only a write that was seen to succeed ends an outage.
@@ -299,4 +299,4 @@ def _of(uid: int) -> int | None:
 
 
 def _not_known(seconds: float) -> str:
-    return f"no answer for {seconds:.0f} s, and its child was not seen to stand in a call: nothing is known"
+    return f"no answer for {seconds:.0f} s, and its child was not seen in a system call: unknown"

@@ -24,7 +24,7 @@ killer took, also that of the node (Linux, Documentation/admin-guide/cgroup-v2.r
 AT_LIMIT = 0.99  # Memory is charged by dozens of pages: the peak may stay that much below.
 MAX_LEVELS = 8  # Below a job: step, user, task; more may be the job's own.
 _JOB = re.compile(r"/job_\d+(?=/|$)")
-Read = Callable[[str], bytes | None]  # The content of a small file; None where it is not there, or can't be read.
+Read = Callable[[str], bytes | None]  # The content of a small file; None where it is not there, or cannot be read.
 
 
 def group_of(text: str, controller: str) -> tuple[str, bool] | None:

@@ -47,7 +47,7 @@ def parse_stat(text: bytes) -> Stat:
             int(fields[11]) + int(fields[12]), int(fields[19]), int(fields[17]),
         )  # fmt: skip
     except IndexError as error:
-        raise ValueError(f"this is no line of stat: {text[:80]!r}") from error
+        raise ValueError(f"not a line of stat: {text[:80]!r}") from error
 
 
 def parse_status(text: bytes) -> Status:

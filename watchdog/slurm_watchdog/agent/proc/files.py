@@ -27,7 +27,7 @@ def read_file(path: str, where: int | None = None) -> bytes:
 
 
 def read_words(path: str) -> str | None:
-    """The text of such a file; None where it can't be read, is empty, or says 0 as `wchan` does for nothing."""
+    """The text of such a file; None where it cannot be read, is empty, or says 0 as `wchan` does for nothing."""
     try:
         text = read_file(path).decode(errors="replace").strip("\0\n")
     except OSError:
@@ -102,7 +102,7 @@ class Files:
         self._kept: dict[str, int] = {}
 
     def keep(self, paths: Iterable[str]) -> None:
-        """From now on these, at most MAX_KEPT, and no others. What can't be opened is read in the ordinary way."""
+        """From now on these, at most MAX_KEPT, and no others. What cannot be opened is read in the ordinary way."""
         wanted = set(list(paths)[:MAX_KEPT])
         for path in [path for path in self._kept if path not in wanted]:
             os.close(self._kept.pop(path))

@@ -29,7 +29,7 @@ def refusal_to_look(uids: tuple[int, ...], shown_uid: int, own: int | None) -> s
     `shown_uid` is the owner of its /proc/PID: another one than its user where it may not be dumped.
     """
     if not uids:
-        return "whose process it is can't be read"
+        return "whose process it is cannot be read"
     if {*uids, shown_uid} != {uids[0]}:
         shown = "/".join(str(uid) for uid in dict.fromkeys((*uids, shown_uid)))
         return f"it is a set-user-id program, or may not be looked into (uid {shown})"

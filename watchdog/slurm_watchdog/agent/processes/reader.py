@@ -182,7 +182,7 @@ class ProcessReader:
     def unseen(self) -> str | None:
         """Why what other users' threads do was not seen in the last look; None where it was."""
         if isinstance(self.files, DelegatedFiles) and self.files.unseen:
-            return "the helper gave no answer: in which calls the ranks stand is not known"
+            return "the helper did not answer: the ranks' system calls are unknown"
         return None
 
     def environ_of(self, job_id: str) -> Mapping[str, str]:

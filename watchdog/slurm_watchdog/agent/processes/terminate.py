@@ -206,7 +206,7 @@ def _check_place(wanted: ProcessToEnd, cgroup: str) -> None:
         raise NotEndedError("it is part of a service of the system")
     place = parse_cgroup(cgroup)
     if place is not None and place.job_id != wanted.job_id:
-        raise NotEndedError(f"it stands in the control group of job {place.job_id}, not {wanted.job_id}")
+        raise NotEndedError(f"it is in the control group of job {place.job_id}, not {wanted.job_id}")
     processes = dict(_processes())
     steps = dict(_steps(processes))
     if unclear := [pid for pid, job_id in steps.items() if job_id is None]:
@@ -252,7 +252,7 @@ def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
 def _is_slurms(pid: int) -> bool:
     """Whether it is root's, by its real user (the effective one is the job owner's for moments), and runs a
     program of that name: one of root's that somebody has started under another name, as sudo, does not. What
-    can't be read protects: it may be the real one."""
+    cannot be read protects: it may be the real one."""
     try:
         if (uids := _uids(pid)) and uids[0] != 0:
             return False

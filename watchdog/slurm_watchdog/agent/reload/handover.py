@@ -1,7 +1,7 @@
 """What an agent leaves to the one that it becomes: over a new configuration nothing is reported twice, nothing is
 lost, nobody is forgotten.
 
-It goes through a file in memory that exec leaves open, never to disk. What can't be read of it is as after
+It goes through a file in memory that exec leaves open, never to disk. What cannot be read of it is as after
 any other restart.
 """
 
@@ -49,5 +49,5 @@ def read_handover(fd: int) -> Handover:
         with open(fd, "rb") as file:
             return msgspec.convert(decode(file.read()), Handover, str_keys=True)
     except (OSError, ValueError, msgspec.MsgspecError) as error:
-        log.warning("what the agent before this one knew can't be read (%s): it starts without that", error)
+        log.warning("what the agent before this one knew cannot be read (%s): it starts without that", error)
         return Handover()

@@ -32,5 +32,5 @@ def check_config(request: CheckConfig, worker: WorkerState) -> ConfigCheck:
         raise TimeoutError(f"no answer within {error.timeout:g} s: try again when the node has time") from error
     if done.returncode != 0:
         said = done.stderr.decode(errors="replace").strip()[-MAX_SAID:]
-        return ConfigCheck(problems=(f"what is installed now does not start: {said}",))
+        return ConfigCheck(problems=(f"the installed version does not start: {said}",))
     return msgspec.json.decode(done.stdout, type=ConfigCheck)

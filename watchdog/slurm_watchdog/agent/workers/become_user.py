@@ -49,7 +49,7 @@ def read_min_uid() -> int:
 
 
 def capabilities() -> int:
-    """The effective capabilities of this process, a bit each; 0 where they can't be read."""
+    """The effective capabilities of this process, a bit each; 0 where they cannot be read."""
     try:
         with open("/proc/self/status", "rb") as file:
             return parse_capabilities(file.read())
@@ -121,7 +121,7 @@ def refusal_as(uid: int) -> str | None:
         return None if uid in _alone else f"this watchdog serves uid {_alone[0]} alone, and uid {uid} is another user"
     if MIN_UID <= uid <= MAX_UID and uid not in NO_USERS:
         return None
-    return f"uid {uid} is no ordinary user: nothing is read, written or signalled as it"
+    return f"uid {uid} is not an ordinary user: nothing is read, written or signalled as it"
 
 
 def become(uid: int) -> str | None:
@@ -133,7 +133,7 @@ def become(uid: int) -> str | None:
     if uid == os.geteuid():
         return None
     if not may_become_others():
-        return f"the agent runs as uid {os.geteuid()} and can't read or write as uid {uid}"
+        return f"the agent runs as uid {os.geteuid()} and cannot read or write as uid {uid}"
     try:
         entry = pwd.getpwuid(uid)
         gid, groups = entry.pw_gid, os.getgrouplist(entry.pw_name, entry.pw_gid)
@@ -145,9 +145,9 @@ def become(uid: int) -> str | None:
         os.setresuid(uid, uid, uid)
         give_up_capabilities()
     except OSError as error:
-        return f"can't become uid {uid}: {describe(error)}"
+        return f"cannot become uid {uid}: {describe(error)}"
     if 0 in os.getresuid() or capabilities():
-        return f"can't become uid {uid}: the kernel left it rights of its own"
+        return f"cannot become uid {uid}: the kernel left it extra rights"
     return None
 
 

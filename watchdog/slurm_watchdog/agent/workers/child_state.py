@@ -20,7 +20,7 @@ APART_S = 1.0  # Between two looks, and before the first: who is asked a moment 
 _OF_FILES = (FD_ARGUMENT.keys() | PATH_ARGUMENT.keys() | {"sync"}) - NOT_A_FILESYSTEM_WAIT
 _MACHINE = os.uname().machine
 
-STOPPED = "somebody stopped its child: no answer"
+STOPPED = "its child was stopped: no answer"
 STARVED = "its child got no CPU, or did not stop computing: no answer"
 ENDED = "its child was ended: no answer"
 
@@ -32,7 +32,7 @@ class Look:
     at: float
     state: str  # The letter of /proc/PID/stat; empty: it is gone.
     cpu_ticks: int = 0
-    call: str = ""  # The line of /proc/PID/syscall; empty where it can't be read.
+    call: str = ""  # The line of /proc/PID/syscall; empty where it cannot be read.
 
 
 def look_at(pid: int, start_ticks: int, now: float) -> Look:

@@ -309,7 +309,7 @@ class WorkerPool:
         try:
             replies = unframe(worker.inbox)
         except ValueError as error:
-            log.error("%s said something that is no answer (%s): its worker is dropped", worker.key, error)
+            log.error("%s sent an invalid answer (%s): its worker is dropped", worker.key, error)
             replies, ended = [], True
         for reply in replies:
             if not self._apply_reply(worker, reply, now, done):
@@ -324,7 +324,7 @@ class WorkerPool:
     def _apply_reply(self, worker: Worker, reply: Any, now: float, done: set[int]) -> bool:
         """Hands over one reply; False if it is none."""
         if not isinstance(reply, list) or len(reply) not in (2, 3) or not isinstance(reply[0], int):
-            log.error("%s said something that is no answer: its worker is dropped", worker.key)
+            log.error("%s sent an invalid answer: its worker is dropped", worker.key)
             return False
         if reply[0] == 0 and len(reply) == 2:
             worker.born = True
@@ -384,6 +384,6 @@ class WorkerPool:
             elif not worker.helped and start_of(worker.pid) == worker.start_ticks:
                 os.kill(worker.pid, signal.SIGKILL)
         except OSError as error:
-            log.warning("%s: its child can't be ended: %s", worker.key, describe(error))
+            log.warning("%s: its child cannot be ended: %s", worker.key, describe(error))
         if self._workers.get(worker.key) is worker:
             self._drop(worker)

@@ -121,7 +121,7 @@ def evidence(api: Api, asked: Asked) -> msgspec.Raw:
     if not api.who.sees(asked)(incident):
         raise RequestRefused(403, f"the evidence of incident {incident.id} is for {journal_view.DETAILS_FOR}")
     if not number.isascii() or not number.isdecimal() or len(number) > 18:
-        raise RequestRefused(400, f"{number[:40]!r} is no number of a piece of evidence")
+        raise RequestRefused(400, f"{number[:40]!r} is not a number of a piece of evidence")
     document = api.controller.journal.evidence.document(incident.id, int(number))
     if document is None:
         raise RequestRefused(404, f"incident {incident.id} has no piece of evidence {number}; it may be too old")

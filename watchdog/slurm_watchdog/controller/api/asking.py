@@ -236,7 +236,7 @@ def read_body(asked: Asked, kind: type[B]) -> B:
     except msgspec.ValidationError as error:
         raise RequestRefused(400, f"the request's body is wrong: {error}") from None
     except (ValueError, RecursionError):
-        raise RequestRefused(400, "the request's body is no JSON") from None
+        raise RequestRefused(400, "the request's body is not JSON") from None
 
 
 def reason_of(given: str) -> str:
@@ -247,7 +247,7 @@ def reason_of(given: str) -> str:
 def checked_job(job_id: str) -> str:
     """A job's id. Raises RequestRefused."""
     if not _JOB.fullmatch(job_id):
-        raise RequestRefused(400, f"{job_id[:40]!r} is no job id")
+        raise RequestRefused(400, f"{job_id[:40]!r} is not a job id")
     return job_id
 
 
@@ -256,7 +256,7 @@ def checked_nodes(names: Iterable[str], known: Mapping[str, object] | None = Non
     found = tuple(dict.fromkeys(names))
     wrong = [each for each in found if not _NODE.fullmatch(each)]
     if wrong:
-        raise RequestRefused(400, f"{wrong[0][:40]!r} is no node's name")
+        raise RequestRefused(400, f"{wrong[0][:40]!r} is not a node's name")
     unknown = [] if known is None else [each for each in found if each not in known]
     if unknown:
         raise RequestRefused(400, f"Slurm knows no node {', '.join(unknown[:MAX_SAID])}")

@@ -80,7 +80,7 @@ async def open_socket(runner: web.AppRunner, path: str, group: str = "") -> None
         try:
             os.chown(path, -1, grp.getgrnam(group).gr_gid)
         except (KeyError, PermissionError) as error:
-            why = "no such group" if isinstance(error, KeyError) else "the controller is no member of it"
+            why = "no such group" if isinstance(error, KeyError) else "the controller is not a member of it"
             log.warning(
                 "%s is for root and the controller's user alone: controller.socket_group is %s (%s)", path, group, why
             )

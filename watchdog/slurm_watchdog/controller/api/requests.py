@@ -103,7 +103,7 @@ def diagnose(api: Api, asked: Asked, given: JobRequest) -> DiagnosisProgress:
     job_id, now = checked_job(given.job_id), clock.monotonic()
     only, job = api.who.only(asked), api.controller.state.jobs.get(job_id)
     if only is not None and (job is None or job.uid != only):
-        raise RequestRefused(403, f"job {job_id} is none of yours")
+        raise RequestRefused(403, f"job {job_id} is not yours")
     view = api.controller.state.job_view(job_id, now)
     if view is None or view.job.state not in RUNNING:
         state = "it is not watched" if view is None else f"it is {view.job.state}"
@@ -220,7 +220,7 @@ def silence(api: Api, asked: Asked, given: SilenceRequest) -> Silences:
     kinds, jobs = tuple(dict.fromkeys(given.kinds)), tuple(dict.fromkeys(map(checked_job, given.jobs)))
     unknown = [each for each in kinds if each not in KINDS]
     if unknown:
-        raise RequestRefused(400, f"{unknown[0][:60]!r} is no kind of incident; known: {', '.join(KINDS)}")
+        raise RequestRefused(400, f"{unknown[0][:60]!r} is not a kind of incident; known: {', '.join(KINDS)}")
     nodes = checked_nodes(given.nodes)
     if not (kinds or jobs or nodes):
         raise RequestRefused(400, "name what is silenced: --kind, --job or --node")

@@ -135,7 +135,7 @@ def _found(routes: tuple[Route, ...], asked: Asked) -> tuple[Route, Mapping[str,
     for route, match in there:
         if route.method == asked.method:
             return route, {name: unquote(part) for name, part in match.groupdict().items()}
-    sentence = f"{asked.method} {path[:80]} is no request that is answered here (release {__version__})"
+    sentence = f"{asked.method} {path[:80]} is not a request that is answered here (release {__version__})"
     raise RequestRefused(405 if there else 404, sentence)
 
 

@@ -120,7 +120,7 @@ class UserDoor:
         except KeyError:
             return refusal(403, f"there is no user {shown.uid} here")
         except TimeoutError:
-            return refusal(503, "who you are can't be looked up now: come again")
+            return refusal(503, "your user name cannot be looked up now: retry")
 
     async def seal(self, request: Request, uid: int, status: int, document: bytes) -> Answer:
         """The answer for this user alone."""

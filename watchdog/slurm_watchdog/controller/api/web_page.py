@@ -151,7 +151,7 @@ class Login:
         self, security: Security, stranger: Person, now: Callable[[], float] = clock.monotonic,
         look_up: Callable[[str], Person] = person_of,
     ):  # fmt: skip
-        """`stranger`: who looks, where nobody is named. `look_up` may hang."""
+        """`stranger`: who looks, where no rank is identified. `look_up` may hang."""
         self._header, self._proxies = security.page_proxy_header, security.page_proxies
         self._stranger, self._users = stranger, UserLookup(look_up, now)
 
@@ -165,16 +165,16 @@ class Login:
         if not self._header:
             return self._stranger
         if not self._by_proxy(request):
-            raise RequestRefused(403, "people log in at the site's proxy; this address is none (page_proxies)")
+            raise RequestRefused(403, "people log in at the site's proxy; this address is not one (page_proxies)")
         name = self._named(request)
         if not name:
-            raise RequestRefused(403, f"the proxy names nobody who has logged in (one header {self._header})")
+            raise RequestRefused(403, f"the proxy sends no logged-in user (one header {self._header})")
         try:
             found = await self._users.find(name)
         except KeyError:
             raise RequestRefused(403, f"the controller's machine knows no user {name}") from None
         except TimeoutError:
-            raise RequestRefused(503, f"who {name} is can't be looked up now: come again") from None
+            raise RequestRefused(503, f"who {name} is cannot be looked up now: retry") from None
         if found.uid in (0, os.geteuid()):
             raise RequestRefused(403, f"{name} is not shown the page: use the commands on the management node")
         return found

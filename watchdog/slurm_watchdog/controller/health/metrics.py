@@ -61,7 +61,7 @@ class GpuTime:
         still = frozenset(late_s) & here.keys()
         lost = sum(self._gpus[job_id] * since_s for job_id in still & self._still)
         lost += sum(self._gpus[job_id] * late_s[job_id] for job_id in still - self._still)
-        # One that is queued again holds no GPU, and has not come back yet.
+        # One that is queued again holds no GPU, and has not returned yet.
         self._still = still | (self._still & late_s.keys())
         self._looked_at = view.now
         return lost
@@ -198,7 +198,7 @@ class ControllerMetrics:
         self._without_series = gauge(
             "jobs_without_series", f"Running jobs beyond the {MAX_JOBS} that have series of their own"
         )
-        self._left_out = counter("left_out_total", "Entries of a container that had no room, by container", "what")
+        self._left_out = counter("left_out_total", "Entries dropped because a container was full, by container", "what")
         self._left_out_so_far: dict[str, int] = {}
         self._crowds = gauge(
             "processes_left_out",

@@ -32,7 +32,7 @@ NOBODY: frozenset[str] = frozenset()
 BODY_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow sender holds no connection open.
 WAITED_S = 1.0
 """A report that is older was in its agent's spool. Its answer is not held: a backlog would never get shorter."""
-TOO_EARLY = "Slurm has not said yet which nodes there are: come again"
+TOO_EARLY = "Slurm has not listed its nodes yet: retry"
 MAX_SMALL = 4096  # Bytes of a body that nobody looks at.
 
 
@@ -150,7 +150,7 @@ class ReportEndpoint:
         if not self._limits.is_own(remote) and not self._beginnings.acquire(remote, clock.monotonic()):
             return self._refuse("too_often", 429, f"too many sessions from {remote}")
         if match is None:
-            return self._refuse_identity(AuthenticationError("unauthorized", "this is no credential of MUNGE"), remote)
+            return self._refuse_identity(AuthenticationError("unauthorized", "this is not a MUNGE credential"), remote)
         if self._too_early(remote):
             return self._refuse("busy", 503, TOO_EARLY)
         try:
@@ -217,7 +217,7 @@ class ReportEndpoint:
             return self._refuse("garbage", 400, str(error))
         if names is not None and report.node not in names:
             shown = ", ".join(sorted(names)[:3]) or "no node"
-            return self._refuse("wrong_node", 403, f"who has proven to be {shown} can't speak for {report.node!r}")
+            return self._refuse("wrong_node", 403, f"who has proven to be {shown} may not report for {report.node!r}")
         if self._too_early(request.remote):
             return self._refuse("busy", 503, TOO_EARLY)
         problem, size = self._wrong_node(report.node, request.remote), len(request.body)

@@ -92,7 +92,7 @@ class NodeLedger:
         for known in [self._events[key] for key in self._of_incident.get(incident.id, set()) - events.keys()]:
             if known.kind == incident.kind and not known.withdrawn_why:
                 by_other = incident.inhibited_by
-                why = f"incident {by_other} explains it" if by_other else "its incident names somebody else now"
+                why = f"incident {by_other} explains it" if by_other else "its incident now names another node"
                 self.record(replace(known, withdrawn_at=self._wall(), withdrawn_why=why))
         for key, event in events.items():
             known_one = self._events.get(key)

@@ -111,7 +111,7 @@ async def _look_after(tools: QuarantineTools, node: str, reason: str) -> None:
         return
     if is_drained(now.state):
         if one_line(now.reason, MAX_WHAT) != reason:
-            tools.tell(node, f"left as it is: somebody else has it in hand: {now.reason}")
+            tools.tell(node, f"unchanged: drained by another user: {now.reason}")
             return
         if not passed:
             return
@@ -175,7 +175,7 @@ def objection_of_events(events: Sequence[NodeEvent]) -> str | None:
     last = max((each.at for each in events if each.kind == NodeEventKind.QUARANTINED), default=0.0)
     standing = [each for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why]
     if not any(each.at > last for each in standing):
-        return "it has done nothing since it was given back"
+        return "nothing has happened on it since it was returned to service"
     users = {"" if _is_of_node(each) else each.chain.partition("/")[0] for each in standing}
     if len(users) > 1 or "" in users:
         return None

@@ -90,9 +90,9 @@ def by_node(
     mended = {(home(each), each.place): each.at for each in ordered if each.kind == NodeEventKind.MENDED}
     for event in ordered:
         node, strength = home(event), strength_of(event.kind)
-        why_not = event.withdrawn_why or ("" if strength > 0 else "it says nothing against the node")
+        why_not = event.withdrawn_why or ("" if strength > 0 else "it is not evidence against the node")
         if not why_not and event.at <= max(mended.get((node, part), 0.0) for part in ("", event.place)):
-            why_not = "it was mended since"
+            why_not = "it was repaired since"
         found.append(Counted(event, node, strength, why_not))
     for rule in (_crowds, _travelling, _one_fault):
         why = rule([each for each in found if not each.why_not])

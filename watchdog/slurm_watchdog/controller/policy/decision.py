@@ -44,7 +44,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     if action is Action.NONE:
         reason = _why_none(incident, rule)
         if restarts_itself(situation):
-            by, reason = RESTARTING, "`slurm-watchdog run` starts the command again by itself"
+            by, reason = RESTARTING, "`slurm-watchdog run` restarts the command"
     else:
         for name, guard in GUARDS:
             objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)

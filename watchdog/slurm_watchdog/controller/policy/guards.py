@@ -97,7 +97,7 @@ def why_not(ending: Rung, job: SlurmJob, supervisor: SupervisorStatus | None) ->
     if ending is Rung.RESUBMIT and job.het_job_id:
         return "a heterogeneous job is not submitted again: its components' options are not known"
     if ending is Rung.RESUBMIT and not job.is_batch:
-        return "there is no stored script of a job that was started by srun or salloc"
+        return "a job started by srun or salloc has no stored script"
     if ending is Rung.RESUBMIT and "_" in job.job_id:
         return "an element of an array is not submitted again alone"
     return None
@@ -158,7 +158,7 @@ def _chained(incident: Incident, s: PolicyInput, _: GuardLimits) -> str | None:
 
 def _hours(_: Incident, s: PolicyInput, __: GuardLimits) -> str | None:
     now = next((each for each in s.rule.no_action if is_within(each, s.now_wall)), None)
-    return f"nothing is done by itself at this time (no_action: {now})" if now is not None else None
+    return f"no automatic actions at this time (no_action: {now})" if now is not None else None
 
 
 def _cooldown(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:

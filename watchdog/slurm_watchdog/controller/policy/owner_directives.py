@@ -112,13 +112,13 @@ def _apply_pair(wish: OwnerDirectives, key: str, value: str) -> OwnerDirectives:
         names = [each for each in re.split(r"[+>\s]+", value.lower()) if each]
         unknown = [name for name in names if name not in {*Rung, "none"}]
         if unknown:
-            return replace(wish, problem=f"ladder: {unknown[0][:40]!r} is no rung; known: {', '.join(Rung)}")
+            return replace(wish, problem=f"ladder: {unknown[0][:40]!r} is not a step; known: {', '.join(Rung)}")
         return replace(wish, ladder=tuple(Rung(name) for name in names if name != "none"))
     if key == "stall_after":
         found = _PATIENCE.fullmatch(value.lower())
         seconds = int(found[1]) * _UNITS_S[found[2]] if found is not None else 0
         if not 0 < seconds <= MAX_PATIENCE_S:
-            return replace(wish, problem=f"stall_after: {value[:40]!r} is no time such as 20m or 2h, at most 7d")
+            return replace(wish, problem=f"stall_after: {value[:40]!r} is not a time such as 20m or 2h, at most 7d")
         return replace(wish, stall_after_s=float(seconds))
     if key in RUN_LIMITS:
         try:

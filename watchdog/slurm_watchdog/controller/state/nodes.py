@@ -1,4 +1,4 @@
-"""What each node itself is like: its GPUs with their recent past, what its kernel said, who holds GPUs, how
+"""What each node itself is like: its GPUs with their recent past, what its kernel logged, who holds GPUs, how
 its mounts answer.
 
 A node's view is made when its report comes, and handed out as it is until the next one: ten thousand nodes

@@ -1,6 +1,6 @@
 """The rank and host of an error: those of its line, or the only ones that launcher, Slurm or driver can mean. Pure.
 
-Nobody is named where two could be meant, where so many failed alike that none of them is the one, or where a
+No rank is identified where two could be meant, where so many failed alike that none of them is the one, or where a
 number may be a local rank.
 """
 
@@ -17,7 +17,7 @@ from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.launcher_exits import CLASSES
 
 ALIKE_SHARE = 0.5
-"""Where so many ranks say the same, nobody is named: it is the program, its input or what all share."""
+"""Where so many ranks say the same, no rank is identified: it is the program, its input or what all share."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
 _NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
 _NOT_STARTED = re.compile(

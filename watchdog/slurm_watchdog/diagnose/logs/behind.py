@@ -60,8 +60,8 @@ def stops_first(sources: Sequence[Source], world: int | None) -> Behind | None:
         return Behind(
             None,
             None,
-            f"the log of {rank_words(rank, host)} ends at step {mine[-1]}, long before all others': that "
-            "it has lost its end is as likely, and nobody is named",
+            f"the log of {rank_words(rank, host)} ends at step {mine[-1]}, long before all others': its "
+            "end may be missing as well, so no rank is identified",
         )
     if len(mine) < ALIKE or not alike or not 1 <= min(map(len, more)) <= max(map(len, more)) <= FEW_LINES:
         return None

@@ -175,7 +175,7 @@ def _stuck(
     if not stuck or len(stuck) > max(1, int(FEW_SILENT * known)):
         return None
     line = next(errors[place].line for place in places if rank_of.get(place) in stuck)
-    reason = "reports it of its own thread" if len(stuck) == 1 else "report it of their own threads"
+    reason = "reports it for its own thread" if len(stuck) == 1 else "report it of their own threads"
     return Suspects(tuple(sorted(stuck)), reason, line)
 
 
@@ -263,7 +263,7 @@ def _missing(ranks_that_said: set[int], known: set[int], world: int | None) -> S
         return Suspects(missing, "is the only one that does not report it", silent=True) if first else None
     if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(ranks_that_said) < LEAST_SAID:
         return None
-    return Suspects(missing, "said nothing while the collective of all others timed out", silent=True)
+    return Suspects(missing, "logged nothing while the collective of all others timed out", silent=True)
 
 
 def group_is_all(timeouts: Sequence[FoundError], ranks: Ranks) -> bool:

@@ -247,7 +247,7 @@ def culprit_of(cause: Cause) -> Culprit | None:
     if cause.node is None and cause.rank is None:
         return None
     said = f"{cause.words}: {shortened(cause.error.line, 200)}"
-    reason = f"{LEFT_FIRST}, which then said: {said}" if cause.how == LEFT_FIRST else said
+    reason = f"{LEFT_FIRST}, which then logged: {said}" if cause.how == LEFT_FIRST else said
     return Culprit(node=cause.node, rank=cause.rank, pid=cause.pid, reason=reason)
 
 

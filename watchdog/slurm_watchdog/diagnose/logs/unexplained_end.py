@@ -192,9 +192,7 @@ def _of_end(case: LogCase, end: End, felt_errors: Sequence[FoundError]) -> LogVe
     name, words = end.row, end.words
     if error is not None and error.name == "mpi_abort":
         name, words = error.name, "called MPI_Abort"
-    summary = (
-        f"{who} {words}{likely}{after_step(case, error)} (line {end.line}): {said}{see}its own words are not in the log"
-    )
+    summary = f"{who} {words}{likely}{after_step(case, error)} (line {end.line}): {said}{see}it logged no error"
     return LogVerdict(
         name, end.line, error.source if error else 0, sentence(summary), host, how.rank, _words_of(end, error),
         followed=max(0, len(felt_errors) - 1), explained=end.explains, how=words,
@@ -252,7 +250,7 @@ def _of_ends(case: LogCase, last: list[FoundError], felt_errors: Sequence[FoundE
     rank_text = rank_words(rank, host)
     summary = (
         f"{log_table().means[first.name]}{f' ({rank_text})' if rank_text else ''}{after_step(case)} "
-        f"(line {first.line}): {shortened(first.text, 200)}; its own words are not in the log"
+        f"(line {first.line}): {shortened(first.text, 200)}; it logged no error"
     )
     return LogVerdict(
         first.name, first.line, first.source, sentence(summary), host, rank, first.text,
@@ -302,7 +300,7 @@ def _unexplained(case: LogCase, first: FoundError, felt_errors: Sequence[FoundEr
     suspect = f"; {host} is suspect, for it is its daemon that was lost" if host else ""
     if host is None and (host := _gone_peer(case, felt_errors)) is not None:
         suspect = f"; {host} is suspect, for several hosts say that it closed their connection, and it says nothing"
-    says = f"that follows from something else, and no line says from what{suspect}"
+    says = f"secondary error; root cause not in the log{suspect}"
     return _felt(case, first, felt_errors, says, host)
 
 

@@ -2,7 +2,7 @@
 
 The first error in time that does not follow from another one is the cause, if no progress was made after it.
 What ranks say of each other is never a cause; the launcher and Slurm only sum up. A rank that lost the others is
-not the one who did it: there nobody is named but the ranks that are missing from the cascade.
+not the one who did it: there no rank is identified but the ranks that are missing from the cascade.
 """
 
 from __future__ import annotations
@@ -345,7 +345,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
     elif everybody and len(ranks) > 1:
         said, more = f"{len(ranks)} ranks{f', all on {host or there},' if host or there else ''} failed alike", ""
     elif who and peers:
-        said = f"{who} did not reach {', '.join(peers)}; either end may be at fault, or what lies between"
+        said = f"{who} did not reach {', '.join(peers)}; the cause is either end or the network between"
     elif len(peers) == 1 and len(tellers) > 1:
         host = peers[0]
         said = f"{len(tellers)} hosts did not reach {host}; it may be at fault, or what leads to it"

@@ -48,7 +48,7 @@ def without_waiting(case: StackCase) -> Ruling:
             (),
             f"No hang is shown: {where_all_are(case, lower=True)}",
         )
-    first = "No hang is proven" if alone_elsewhere(case) else "No rank stands out"
+    first = "No hang is proven" if alone_elsewhere(case) else "No rank differs"
     return hang, cls, (), f"{first}: {where_all_are(case, lower=True)}"
 
 
@@ -99,5 +99,5 @@ def with_teardown(case: StackCase) -> Ruling:
         len(teardown) * 2 > len(case.places),
         "teardown",
         (),
-        f"No rank stands out: {where_all_are(case, lower=True)}",
+        f"No rank differs: {where_all_are(case, lower=True)}",
     )

@@ -115,13 +115,13 @@ def _short_call(p: RankPlace) -> str:
 def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
     """What stands out, and why it convicts nobody."""
     if len(outside) > len(case.waiting):
-        return "No rank stands out: more ranks are outside the collective than wait in it."
+        return "No rank differs: more ranks are outside the collective than wait in it."
     if len(outside) == len(case.waiting):
-        return "No rank stands out: as many ranks are outside the collective as wait in it."
+        return "No rank differs: as many ranks are outside the collective as wait in it."
     who = _they_do(by_rank(outside), [culprit_of(p, case.cast) for p in by_rank(outside)])
     if case.given.since_last_step_s is not None:
         return f"No hang yet: {who}, which may take longer than {case.given.since_last_step_s:g} s."
-    return f"No hang is proven: {who}, which ends by itself as far as one snapshot can tell."
+    return f"No hang is proven: {who}, which ends on its own as far as one snapshot shows."
 
 
 def todo(case: StackCase, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[str, ...]:
@@ -140,7 +140,7 @@ def todo(case: StackCase, is_hang: bool, culprits: Sequence[Culprit]) -> tuple[s
         found.append(f"find out what became of rank {fold(case.missing)}: no dump of it is here")
     if is_hang and not culprits:
         found.append(
-            "if no rank stands out, it is the network, a GPU or a rank that is not here: NCCL's log, the "
+            "if no rank differs, it is the network, a GPU or a rank that is not here: NCCL's log, the "
             "fabric's counters, dmesg"
         )
     if not is_hang and case.given.since_last_step_s is None:

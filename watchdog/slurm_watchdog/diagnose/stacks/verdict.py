@@ -144,16 +144,16 @@ def _rule(case: StackCase) -> Ruling:
 def _nothing_dumped(case: StackCase) -> Ruling:
     many = len(case.undumped)
     if not many and case.gone:
-        return False, "undumpable", (), f"All {len(case.gone)} processes had ended: nobody is named."
+        return False, "undumpable", (), f"All {len(case.gone)} processes had ended: no rank is identified."
     if not many:
         whom = ", ".join(sorted({what for what, _ in case.cast.others}))
-        return False, "undumpable", (), f"No process of a rank is among the dumps ({whom}): nobody is named."
+        return False, "undumpable", (), f"No process of a rank is among the dumps ({whom}): no rank is identified."
     reasons = sorted({each.reason for each in case.undumped})
     return (
         False,
         "undumpable",
         (),
-        f"None of {many} processes could be dumped ({'; '.join(reasons[:2])}): nobody is named.",
+        f"None of {many} processes could be dumped ({'; '.join(reasons[:2])}): no rank is identified.",
     )
 
 
@@ -184,7 +184,7 @@ def _with_waiting(case: StackCase) -> Ruling:
     if (apart := _alone(case)) is not None:
         return apart
     if hang:
-        return True, cls, (), f"Nobody can be named: {where_all_are(case, lower=True)}"
+        return True, cls, (), f"No rank can be identified: {where_all_are(case, lower=True)}"
     return False, cls, (), f"{why_no_hang(case, outside)} {where_all_are(case)}"
 
 
@@ -247,7 +247,7 @@ def _nobody_outside(case: StackCase) -> Ruling:
         has = "has" if len(case.gone) == 1 else "have"
         return True, "missing_rank", case.gone, f"{who[:1].upper()}{who[1:]} {has} ended, {waiters(case)}."
     if collective and (held := _without_its_interpreter(case)) is not None:
-        sentence = f"{culprit_words(held, True)} can't go on: {held.reason}, {waiters(case)}."
+        sentence = f"{culprit_words(held, True)} cannot continue: {held.reason}, {waiters(case)}."
         return True, CLASSES[Place.GIL], (held,), sentence
     odd = odd_one(case.waiting, len(case.places) + len(case.undumped) + len(case.missing))
     if odd is not None and not starting and (case.late or case.repeated or not _may_be_ahead(case.waiting)):
@@ -259,7 +259,7 @@ def _nobody_outside(case: StackCase) -> Ruling:
     apart = _alone(case) if not starting else None
     if apart is not None:
         return apart
-    sentence = f"No rank stands out: {where_all_are(case, lower=True)}"
+    sentence = f"No rank differs: {where_all_are(case, lower=True)}"
     lost = _lost(case) if collective and not starting else None
     if lost is not None:
         sentence = f"{culprit_words(lost, True)} is suspect: {lost.reason.removeprefix('suspect: ')}, {waiters(case)}."
@@ -269,7 +269,7 @@ def _nobody_outside(case: StackCase) -> Ruling:
         who = f"{'Ranks' if many else 'Rank'} {fold(case.missing)} {'are' if many else 'is'}"
         sentence = (
             f"{who} missing from the dumps, {waiters(case)}. "
-            f"Nobody is named: look at the missing {'ones' if many else 'one'} first."
+            f"No rank is identified: look at the missing {'ones' if many else 'one'} first."
         )
         return (late or case.given.since_last_step_s is None, "missing_rank", (), sentence)
     if starting and case.missing:
@@ -333,7 +333,7 @@ def _by_topology(case: StackCase) -> Ruling | None:
     if late:
         ranks = ", ".join(str(p.rank) for p in late[:16])
         sentence = (
-            "Nobody can be named: the pipeline of one copy of the model has not finished, and all other "
+            "No rank can be identified: the pipeline of one copy of the model has not finished, and all other "
             f"copies wait for it. Ranks {ranks} of it "
             f"wait for each other: look at the links between these first. {where_all_are(case)}"
         )

@@ -26,7 +26,7 @@ BUSY_CPU_SHARE = 0.2
 """A rank outside the collective that uses more than this share of a core computes (compilation, data
 preparation): it is slow, not stuck. A thread polling a queue with a time-out uses under 0.01."""
 
-GONE = "has ended: there was no process when it was to be dumped"
+GONE = "has ended: no process was left to dump"
 STARVED_LOOKS = 3
 """Dumps that found a process running, one after the other."""
 
@@ -73,8 +73,8 @@ class Vote(Struct, frozen=True, kw_only=True):
 def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) -> Vote:
     """Groups the newest dump of the ranks, names who stands outside, and compares it with the earlier ones.
 
-    `snapshots` are oldest first, all taken since the last step. Nobody is named unless the others wait: ranks that
-    all compute, or all sit in the same place, are no evidence against any of them. `ranks`, where given, are the
+    `snapshots` are oldest first, all taken since the last step. No rank is identified unless the others wait: ranks
+    that all compute, or all sit in the same place, are no evidence against any of them. `ranks`, where given, are the
     processes that count: a side step of the job (a shell, a profiler) is none of them, and one of them that is not
     in the newest dump is missing.
     """

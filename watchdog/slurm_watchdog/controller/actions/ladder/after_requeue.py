@@ -75,9 +75,7 @@ def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
         why = f"the job was requeued and stays held: `scontrol release` lets it run. {run.decision.held_why}"
         return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=why))
     if _may_be_requeued_again(run, world):
-        return Wait(
-            reason="a request to requeue it got no answer: it stays held until that can't be carried out any more"
-        )
+        return Wait(reason="a request to requeue it got no answer: it stays held until that request has expired")
     return retry(run, world, Execute(operation=Operation.RELEASE))
 
 

@@ -38,10 +38,10 @@ def before_end(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimi
     """The run of the decision continues, or has ended before we put it back."""
     if not save_requests(run):
         if stage is Stage.ENDING:
-            return Wait(reason="the job is ending by itself")
+            return Wait(reason="the job is already ending")
         if stage is Stage.FINISHED:
             if world.job is not None and world.job.starts_again:
-                return Wait(reason="the job has ended by itself, and is being started again")
+                return Wait(reason="the job has ended on its own, and is being started again")
             return give_up(run, world, f"{_how_it_ended(world)} before anything was done; it is not run again")
         if _makes_steps_again(run, world):
             return give_up(run, world, "the job makes steps again: it is left alone", needless=True)
@@ -74,7 +74,7 @@ def _after_request(run: ActionRun, world: Observed, limits: LadderLimits) -> Mov
         waits = world.supervisor is not None and world.supervisor.state is SupervisorState.WAITING
         if not waits and world.now - max(saved_at, asked_at) < limits.exit_s:
             return Wait(
-                reason="the job has saved; it has a moment to end by itself",
+                reason="the job has saved; waiting briefly for it to end",
                 until=max(saved_at, asked_at) + limits.exit_s,
             )
     elif _makes_steps_again(run, world):
@@ -96,12 +96,12 @@ def _kept(run: ActionRun, world: Observed) -> Move | None:
 
 
 def _how_it_ended(world: Observed) -> str:
-    """`the job ended by itself`, unless Slurm's word says who ended it."""
+    """`the job ended on its own`, unless Slurm's word says who ended it."""
     state = "" if world.job is None else world.job.state
     return (
         f"the job was ended outside the watchdog ({state})"
         if state in ENDED_FROM_OUTSIDE
-        else "the job ended by itself"
+        else "the job ended on its own"
     )
 
 
@@ -220,7 +220,7 @@ def _ended_without_saving(run: ActionRun, stage: Stage, world: Observed, limits:
         return give_up(
             run,
             world,
-            "the job ended while its kill switch was not on all nodes yet: if it heard it, restart it manually",
+            "the job ended while its kill switch was not on all nodes yet: if it saw it, restart it manually",
         )
     if world.ended_s <= limits.step_s:  # a save that took long may have been complete a moment before the end
         return Wait(reason="the job has ended; waiting to hear whether it saved")

@@ -53,7 +53,7 @@ def end_run(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
     if not reasons:  # the job was asked, and that is all that the rule wants
         after = "continues: the rule does not end it"
         if stage is Stage.FINISHED:
-            after = "ended by itself; the rule runs nothing again"
+            after = "ended on its own; the rule restarts nothing"
         return finish(run, world, ActionEnd(ok=True, ended_at=world.now, detail=f"the job has saved and {after}"))
     return give_up(run, world, "; ".join(reasons))
 
@@ -167,7 +167,7 @@ def go_on_elsewhere(run: ActionRun, stage: Stage, world: Observed, limits: Ladde
     if new is None:
         since = tries(run, Operation.RESUBMIT)[-1].outcome_at or world.now
         if world.now - since > limits.step_s and world.submission_looked_for:
-            return give_up(run, world, "the job that was submitted in its place is gone: it was cancelled")
+            return give_up(run, world, "the job that was submitted in its place was cancelled")
         return Wait(reason="the job that was submitted is not in Slurm's listing yet")
     if stage in (Stage.HELD, Stage.QUEUED, Stage.NEXT_RUN):
         return give_up(run, world, "the old job was requeued outside the watchdog, and must not run twice")

@@ -47,7 +47,7 @@ def restart_step(run: ActionRun, stage: Stage, world: Observed, limits: LadderLi
     if stage is not Stage.SAME_RUN:
         return _ended_before(run, world)
     if started_by_itself(run, world):
-        why = "the supervisor has started the command again by itself: nothing is left to do"
+        why = "the supervisor has already restarted the command: nothing to do"
         return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=True)), ""
     for operation in ORDER:
         if refused(run, operation) is not None:
@@ -107,7 +107,7 @@ def _follow(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits)
     if stage is not Stage.SAME_RUN:
         return _ended(run, stage, world)
     if world.now - started_at > limits.confirm_s and world.supervisor is None:
-        return give_up(run, world, "the step was started again, and nothing is heard of its supervisor since"), ""
+        return give_up(run, world, "the step was started again, and its supervisor has not reported since"), ""
     if world.now - started_at > limits.confirm_s:
         return None, f"the step was started again, and trained not within {limits.confirm_s:.0f} s"
     return Wait(reason="waiting for the first new step", until=started_at + limits.confirm_s), ""
@@ -125,7 +125,7 @@ def _ended_before(run: ActionRun, world: Observed) -> Way:
         return Wait(reason="the job has ended; waiting for the last lines of its log: it may be finished"), ""
     if not over and (is_saved(run, world) or hung):
         return None, f"no restart_step: the job has ended {world.job.state}"
-    return give_up(run, world, f"the job ended by itself ({world.job.state}); it is not run again"), ""
+    return give_up(run, world, f"the job ended on its own ({world.job.state}); it is not run again"), ""
 
 
 def _ended(run: ActionRun, stage: Stage, world: Observed) -> Way:

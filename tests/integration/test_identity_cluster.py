@@ -354,17 +354,19 @@ def test_slurmd_runs_the_scripts_and_a_node_is_drained_for_what_the_administrato
     watchdog.wait_for(lambda: all(map(looked, cluster.nodes)), DEADLINE_S, "slurmd of each node to have looked")
     key.chmod(0o644)
     watchdog.wait_for(
-        lambda: re.search(r"^n2 .*CRITICAL: The agent can't prove who it is", said(log), re.MULTILINE),
+        lambda: re.search(r"^n2 .*CRITICAL: The agent cannot prove who it is", said(log), re.MULTILINE),
         DEADLINE_S,
         "n2's fault to be in its log",
     )
-    assert "can't prove who it is" not in "".join(line for line in said(log).splitlines() if not line.startswith("n2 "))
+    assert "cannot prove who it is" not in "".join(
+        line for line in said(log).splitlines() if not line.startswith("n2 ")
+    )
     assert "scontrol update" not in said(calls), "nobody has asked for a drain"
     assert "DRAIN" not in "".join(cluster.node(node)["State"] for node in cluster.nodes)
 
     edit(check, 'DRAIN_ON="${SLURM_WATCHDOG_DRAIN_ON:-}"', 'DRAIN_ON="certificate"')
     fields = cluster.wait_for_node_state("n2", ("*DRAIN*",), DEADLINE_S)
-    assert fields["Reason"].startswith("health check: The agent can't prove who it is"), fields
+    assert fields["Reason"].startswith("health check: The agent cannot prove who it is"), fields
     key.chmod(0o600)
     cluster.slurm("scontrol", "update", "NodeName=n2", "State=RESUME")
     cluster.wait_for_node_state("n2", "IDLE", DEADLINE_S)

@@ -190,7 +190,9 @@ SCENES: dict[str, Scene] = {
     "a rank is stopped": Scene(fault("stopped"), ("rank_stopped",)),
     "a mount fails on one node": Scene(fault("storage"), ("filesystem_stall",), ("is being requeued", "without n0")),
     "a filesystem fails everywhere": Scene(storage_fails_everywhere, ("filesystem_outage",)),
-    "a rank has exited": Scene(fault("dead_rank"), ("lingering_job",), ("ended", "cannot continue", "is being requeued")),
+    "a rank has exited": Scene(
+        fault("dead_rank"), ("lingering_job",), ("ended", "cannot continue", "is being requeued")
+    ),
     "the kernel kills a rank for memory": Scene(
         dies(kernel=OOM), ("memory_kill", "lingering_job"), ("killed by the kernel", "is being requeued"), minutes=12.0
     ),
@@ -251,7 +253,12 @@ def story_of(name: str, mode: str) -> list[Said]:
 OBSERVED = ("a hang of everybody", "a rank raises and the job stays", "the kernel kills a rank for memory")
 
 
-ALWAYS = (("a hang", "act"), ("a rank has exited", "act"), ("a mount fails on one node", "act"), (OBSERVED[1], "observe"))
+ALWAYS = (
+    ("a hang", "act"),
+    ("a rank has exited", "act"),
+    ("a mount fails on one node", "act"),
+    (OBSERVED[1], "observe"),
+)
 """One scene of each kind of culprit."""
 STORIES = [*((each, "act") for each in SCENES), *((each, "observe") for each in OBSERVED)]
 

@@ -335,5 +335,5 @@ def test_the_helper_refuses_what_is_no_such_request(change: dict[str, object]) -
 
 
 def test_nobody_is_ended_as_somebody_else() -> None:
-    with pytest.raises(RefusedError, match="as nobody else"):
+    with pytest.raises(RefusedError, match="as no one else"):
         check_request("end_process", ASKED, 64985)

@@ -63,4 +63,4 @@ def test_what_is_known_and_what_comes_next_are_said() -> None:
     (said,) = search_facts(searched(FAST_WITHOUT, (("n1", "n3", "n4", "s1"), 0.05)))
     assert said.startswith("n1 makes a step of job 7 5.1 % longer: 7.768 s in 2 runs with it, 7.389 s in 1 without")
     (said,) = search_facts(searched(FAST_WITHOUT, (*FAST_WITHOUT[:1], 0.05)))
-    assert said.startswith("it is none of the nodes (3 runs compared)")
+    assert said.startswith("it is not one of the nodes (3 runs compared)")

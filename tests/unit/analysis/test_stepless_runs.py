@@ -224,7 +224,7 @@ HEALTHY = {
     "a process that ends, whose error is an hour old": alone(
         RAISED, errors=(raised(3600.0),),
     ),
-    "a process of which nothing says that it trains": alone(LOCK[:1], motion=moved(700.0, trained=1)),
+    "a process of which nothing shows that it trains": alone(LOCK[:1], motion=moved(700.0, trained=1)),
     "a process that waits for a server": alone(SOCKET),
     "a process that evaluates and makes its samples itself": alone(VALIDATES),
     "ranks that all make their samples themselves": stepless(*[("turn (t.py)", *VALIDATES[1:3], "train (t.py)")] * 4),

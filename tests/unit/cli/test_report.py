@@ -386,7 +386,7 @@ def test_end_of_a_run_is_told_with_all_that_accounting_says_of_it() -> None:
     whole = replace(record(0, 0, 1), exit_code="1:0", steps_exit_code="0:9", failed_node="n3", waited_for="Dependency")
     assert run_row(whole, whole)[2:] == (
         "COMPLETED",
-        ["exit code 1", "of a step: signal 9", "node n3 failed", "had waited: Dependency"],
+        ["exit code 1", "of a step: signal 9", "node n3 failed", "longest wait: Dependency"],
     )
     seen = replace(whole, state="RUNNING", ended_at=None, exit_code="")
     ended = replace(whole, steps_exit_code="1:0", failed_node="", waited_for="")

@@ -66,7 +66,7 @@ def test_a_broken_file_makes_the_configuration_wrong_with_the_place_in_the_file(
 def test_a_file_or_directory_that_others_may_write_is_refused(tmp_path: Path, what: str) -> None:
     file = configured(tmp_path, a=ROW)
     (tmp_path / what).chmod(0o777)
-    with pytest.raises(ConfigError, match=f"{what} may be written by its group or by everybody: chmod go-w"):
+    with pytest.raises(ConfigError, match=f"{what} may be written by its group or by others: chmod go-w"):
         load_config(file)
 
 

@@ -198,7 +198,12 @@ def test_an_order_to_a_supervisor_that_was_killed_before_it_fails_once_nobody_co
         (1.0, 0, False, OperationOutcome.UNKNOWN),
         (70.0, 0, True, OperationOutcome.FAILED),
     ],
-    ids=["died over it", "died after it had begun the next start", "no news from the supervisor", "lives, and is too slow"],
+    ids=[
+        "died over it",
+        "died after it had begun the next start",
+        "no news from the supervisor",
+        "lives, and is too slow",
+    ],
 )
 def test_an_order_that_was_taken_has_failed_once_it_is_certain_that_no_step_of_it_runs(
     written_at: float, more_starts: int, read_every: bool, expected: OperationOutcome

@@ -219,7 +219,7 @@ def run_agent(
     if not once and not config.personal and (mighty := why_too_mighty()) is not None:
         log.critical(
             "%s, and the agent is to have no rights: what takes some is done by the helper. Start both by their units "
-            "(systemctl enable --now slurm-watchdog-agent), or the agent as a user of its own beside "
+            "(systemctl enable --now slurm-watchdog-agent), or the agent as its own user beside "
             "`slurm-watchdog helper --agent-user THAT_USER`; `slurm-watchdog agent --once` may be run by root",
             mighty,
         )

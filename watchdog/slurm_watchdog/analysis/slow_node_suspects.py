@@ -101,7 +101,7 @@ def search_facts(search: SlowSearch) -> tuple[str, ...]:
         return (named_words(search, verdict),)
     if not verdict.suspects:
         return (
-            f"it is none of the nodes ({seen}): runs are slow that used only nodes of fast ones. Look at what they "
+            f"it is not one of the nodes ({seen}): runs are slow that used only nodes of fast ones. Look at what they "
             f"share: storage, network, the job's own data",
         )
     names = ", ".join(fold(verdict.suspects))

@@ -65,7 +65,7 @@ def objection_to_hang(
     if is_serving(job):
         return "a rank of it waits for requests, as a server does"
     if not is_training(job) or (clock.unread and not ended and not is_in_training_code(job)):
-        return "nothing says that it trains"
+        return "nothing shows that it trains"
     if len(job.ranks) == 1 and waits_for_others_work(job):
         return "it waits for a program, a task or a server, which may be at work"
     mover = next((each for each in job.processes if each.alive and moves_data(each)), None)

@@ -40,7 +40,7 @@ MUCH_SKIPPED: Final = 0.1
 @knowledge_option
 @partial(json_option, text="For programs: one JSON document, as `incidents --json`.")
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
-    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each by itself, and prints what would
+    """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each alone, and prints what would
     have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
     0 nothing found, 1 something found, 2 a trace cannot be read, or nothing was found and a tenth of its lines or
     more was skipped, such as lines whose time goes back.

@@ -110,7 +110,7 @@ if TYPE_CHECKING:
 def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
     """Starts COMMAND (torchrun, deepspeed, python, srun …), and starts it again when it hangs or fails.
 
-    COMMAND has to continue from its newest checkpoint by itself; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
+    COMMAND has to continue from its newest checkpoint; after a bad loss $SLURM_WATCHDOG_RESUME_FROM
     names the last good one. Exit code: that of COMMAND's last run,
     128 + N if signal N ended it; 2 if it could not be started.
 

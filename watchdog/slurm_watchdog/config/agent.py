@@ -19,7 +19,7 @@ class Agent(Section, frozen=True):
     """Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty =
     none."""
     spool_bytes: Bytes = 8 * 1024**2
-    """Reports kept in memory while the controller is away."""
+    """Reports kept in memory while the controller is unreachable."""
     give_up_after: Seconds = 0.0
     """An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of
     `slurm-watchdog run --job` have 10min."""

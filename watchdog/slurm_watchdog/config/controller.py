@@ -63,8 +63,8 @@ class Slurm(Section, frozen=True):
     """How the controller talks to Slurm."""
 
     client: Literal["auto", "pyslurm", "command_line"] = "auto"
-    """Who lists jobs and nodes: pyslurm, which must be of the site's Slurm release and runs in a process of its
-    own, or squeue and sinfo. auto = pyslurm where it is installed and starts. Changes always go by Slurm's
+    """Who lists jobs and nodes: pyslurm, which must be of the site's Slurm release and runs in a separate
+    process, or squeue and sinfo. auto = pyslurm where it is installed and starts. Changes always go by Slurm's
     commands."""
     pyslurm_python: str = ""
     """The interpreter that has pyslurm, such as /usr/bin/python3; empty = the watchdog's own."""

@@ -26,7 +26,7 @@ class Detector(Section, frozen=True):
     mode: Mode | None = None
     """Overrides the top-level mode for this detector."""
     hold: Seconds = 0.0
-    """Time the verdict has to stand before it fires."""
+    """Time the verdict has to hold before it fires."""
 
 
 def _own_options(settings: type[Any]) -> dict[str, Any]:

@@ -63,7 +63,7 @@ def _why_untrusted(path: str, about: os.stat_result) -> str | None:
     if about.st_uid not in (0, os.geteuid()):
         return f"{path} belongs to uid {about.st_uid}, neither root nor this user: chown root {path}"
     if about.st_mode & 0o022:
-        return f"{path} may be written by its group or by everybody: chmod go-w {path}"
+        return f"{path} may be written by its group or by others: chmod go-w {path}"
     return None
 
 

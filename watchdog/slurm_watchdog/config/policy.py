@@ -72,7 +72,7 @@ class Policy(Section, frozen=True):
     cooldown: Seconds = 900.0
     """Time between two actions on the same job."""
     no_action: Hours = ()
-    """Times at which nothing is done by itself, by this machine's time zone, such as ['22:00-07:00', 'sat,sun
+    """Times without automatic actions, in this machine's time zone, such as ['22:00-07:00', 'sat,sun
     00:00-24:00']: all is reported, and what still fires afterwards is decided then."""
     attempts: Count = 3
     """Actions on one job before a person has to look."""
@@ -100,16 +100,16 @@ class Policy(Section, frozen=True):
     drain_reason: Annotated[str, Meta(min_length=1, max_length=40)] = "slurm-watchdog:"
     """Prefix of drain reasons."""
     drain_lifetime: Seconds = 0.0
-    """Our own drains are taken back after this time, if nobody has touched them since; 0s = never."""
+    """Our own drains are taken back after this time, if they are unchanged since; 0s = never."""
     suspects: Literal["ignore", "prefer", "exclude"] = "ignore"
     """Whether a restart avoids nodes that are suspect (detectors.suspect_node): prefer, where enough others are
     free now; exclude, where enough others are there."""
     quarantine: bool = False
-    """Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), and given
-    back when an operator's test passes or they are mended."""
+    """Whether suspect nodes are drained (in mode act, within max_drained_nodes and drained_percent), and
+    returned to service when an operator's test passes or they are repaired."""
     quarantine_test: bool = False
     """Whether the controller itself tests a node in quarantine once no job runs there (test-nodes, by its own
-    user), and by the result gives it back, or keeps it."""
+    user), and returns it to service or keeps it by the result."""
     quarantine_test_again: Span = 86400.0
     """Time before a node that failed its test, or could not be judged, is tested again."""
     renamed_nodes: dict[str, str] = {}

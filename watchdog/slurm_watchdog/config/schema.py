@@ -60,7 +60,7 @@ class Ladder(Section, frozen=True):
     checkpoint_limit: Span = 1800.0
     """For a complete checkpoint after the kill switch; then the restart is given up."""
     exit_limit: Seconds = 60.0
-    """For a job that has saved for the kill switch to end by itself, before it is requeued anyway."""
+    """For a job that has saved for the kill switch to end on its own, before it is requeued anyway."""
     signal_limit: Span = 300.0
     """For a job to save or to end after a signal; then the next rung is tried."""
     step_limit: Span = 120.0
@@ -78,7 +78,7 @@ class Ladder(Section, frozen=True):
     """For a process that outlived its job on a GPU to end after SIGTERM, where it may be ended at all; then
     SIGKILL."""
     kill_limit: Span = 60.0
-    """… and after SIGKILL. One that is still there is said to be unkillable."""
+    """… and after SIGKILL. One that is still there is reported as unkillable."""
 
 
 class Knowledge(Section, frozen=True):

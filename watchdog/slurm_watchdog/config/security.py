@@ -33,26 +33,26 @@ class Security(Section, frozen=True):
     """Removed from the names in nodes' certificates before they are compared with Slurm's names, such as
     cluster.example.org: for certificates of a site's own authority."""
     controller_user: Name = "slurm-watchdog"
-    """With munge: who runs the controller, by name or number. Nobody else can read what agents prove themselves
-    with. The number has to be the same on all machines."""
+    """With munge: who runs the controller, by name or number. Only this user can read the agents' credentials.
+    The number has to be the same on all machines."""
     agent_user: Name = "slurm-watchdog-agent"
     """With munge: who runs the agents, by name or number; agents of root are accepted, too."""
     munge_socket: str = ""
     """Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."""
     page_token_file: str = ""
     """A file with the password of the controller's page (any user name), readable by the controller alone.
-    Without it the page has to stay on the loopback address and shows what everybody may see: the map, jobs, and
+    Without it the page has to stay on the loopback address and shows only what is public: the map, jobs, and
     that there are incidents."""
     page_proxy_header: str = ""
     """The header in which the site's reverse proxy names the user that has logged in, such as X-Remote-User.
-    The proxy sends the page's password (Authorization: Bearer), which nobody else should then have. Users see
+    The proxy sends the page's password (Authorization: Bearer), which no one else should then have. Users see
     on the page what the commands show them. Empty = no proxy."""
     page_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses or networks from which `page_proxy_header` is believed."""
     operators: tuple[str, ...] = ()
     """Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the
-    controller's user: names of users, and `group:NAME`. Others see it of their own jobs; of other jobs they are
-    shown what happened, and where."""
+    controller's user: names of users, and `group:NAME`. Others see the evidence of the jobs they own; of other jobs
+    they see what happened, and where."""
     may: dict[str, tuple[str, ...]] = {}
     """Who else may use a command, beside those who may anyway (root, the controller's user, and where it says
     so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. Commands:
@@ -82,7 +82,7 @@ class Security(Section, frozen=True):
                 yield f"may.{command[:60]}: is not a command with a right; known: {', '.join(COMMANDS)}"
             for name in names:
                 if name.startswith("slurm:") and name not in ("slurm:operator", "slurm:coordinator"):
-                    yield f"may.{command}: {name[:60]!r} is none of slurm:operator, slurm:coordinator"
+                    yield f"may.{command}: {name[:60]!r} is not one of slurm:operator, slurm:coordinator"
                 if not name or (name == "slurm:coordinator" and command in OF_NO_ACCOUNT):
                     yield f"may.{command}: {name!r} is for what concerns jobs of an account"
         if self.mode == "tls" and not self.tls_directory:

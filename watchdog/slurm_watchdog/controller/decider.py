@@ -222,7 +222,7 @@ class Decider:
         """Why its owner wants it left alone, a sentence; empty: he says nothing of the kind."""
         wish, words = self._paths.directives_of(job), self._inputs.limits.opt_out_comment
         if wish.leave_alone or wish.problem or (words and words in job.comment):
-            return f"its owner wants it left alone ({wish.problem or wish.source or '--comment'})"
+            return f"its owner opted out ({wish.problem or wish.source or '--comment'})"
         return ""
 
     def ask_restart(

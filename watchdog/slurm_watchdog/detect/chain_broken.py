@@ -2,7 +2,7 @@
 is queued behind it.
 
 Only what was seen to be a chain is one: an earlier job that this one waited for and continued, or an
-earlier run of this job. A job that ran once ends for reasons of its own, and what a person cancels ends on
+earlier run of this job. A job that ran once ends for its own reasons, and what a person cancels ends on
 purpose. A successor that is submitted by the end of the job before gets `grace` to appear.
 
 Fires: a job that continued an earlier job or run ended early, and nothing is queued behind it for 2 min.
@@ -79,7 +79,7 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float, kills: Kills) ->
     evidence = (
         f"it went on from job {', '.join(ended.preceded_by[-3:])}"
         if ended.preceded_by
-        else f"it had gone on from {len(ended.past)} earlier runs of its own"
+        else f"it had continued from {len(ended.past)} earlier runs"
     )
     run = ended.run
     killed = [] if run is None else [each for each in kills_in_run(kills, job, run) if not why_not(each, run, now)]

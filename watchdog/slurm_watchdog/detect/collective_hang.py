@@ -104,7 +104,7 @@ class CollectiveHang:
     answer_limit: float = span(
         SHIPPED.answer_limit,
         "Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its "
-        "connection; or saves or evaluates, and stands in a lock of its own while nothing is at work there. Proxies "
+        "connection; or saves or evaluates, and waits in a lock of its process while nothing runs there. Proxies "
         "and load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
         "A transfer or a checkpoint is acted on after `checkpoint_floor`.",
     )

@@ -1,7 +1,7 @@
 """`crash_loop`: a job restarts again and again and dies each time before its first new step.
 
-A run counts as died if it was short, nobody ended it from outside (preemption, a requeue, a person), and it
-got no further than the runs before it. What could not be read is no evidence, unless the run was over
+A run counts as died if it was short, was not ended from outside (preemption, a requeue, a person), and it
+got no further than the runs before it. What could not be read is not evidence, unless the run was over
 before anybody could look, and another run's log shows the cause. All of the last `runs` must have died; a
 job that makes a new step has left the loop.
 

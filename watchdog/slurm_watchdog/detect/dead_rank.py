@@ -62,7 +62,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
     if not dead:
         return finding.ok(f"no rank of job {job_id} is missing")
     if _are_many(len(dead), len(ranks)):
-        return finding.unknown(f"{len(dead)} of {len(ranks)} ranks of job {job_id} are gone: it is ending")
+        return finding.unknown(f"{len(dead)} of {len(ranks)} ranks of job {job_id} have exited: it is ending")
     if progress is None or (progress.total_steps is not None and progress.step >= progress.total_steps):
         return finding.unknown(f"job {job_id} has not begun, or has made its last step")
     known = failed_first(job, dead, now)

@@ -2,14 +2,15 @@
 
 An idle GPU is never suspected: its clock falls *because* it is idle. Compared are averages over about a
 minute, taken only when the GPU was busy. Both must hold: slower than the median of the job's busy GPUs of
-the same model, and slower than its own past where that is known (a card that was always slow, by a power
-cap that somebody set, is no news). Where its past is not known yet, only a single card is suspected: if a
+the same model, and slower than its own past where that is known (a card that was always slow, by a power cap
+that was set, is not news). Where its past is not known yet, only a single card is suspected: if a
 whole node differs alike, or more than a few cards of the job run as slowly, they may be another model, or capped.
 
 Fires: under load 10 % below the median of the job's busy GPUs of its model, *and* 7 % below its own past,
 or throttled by its own report, for a minute.
 Names: rank, node, GPU, throttle reasons.
-Note: acted on only where each card's own past, or its own report, speaks against it; the job is asked to save first.
+Note: acted on only where each card's own past, or its own report, is evidence against it; the job is asked to save
+first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`host_fault`: the kernel reports that a part of a node is broken that is no GPU: memory, processor, PCIe, network
+"""`host_fault`: the kernel reports that a part of a node is broken that is not a GPU: memory, processor, PCIe, network
 adapter, disk, local filesystem, or heat.
 
 A line is a moment: it counts for an hour. What was there before the agent started, or before the node did, does not.

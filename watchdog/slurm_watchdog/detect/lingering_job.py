@@ -80,7 +80,7 @@ wait."""
 class LingeringJob:
     """A rank is dead, the others wait for it, Slurm says RUNNING."""
 
-    grace: float = span(30.0, "Time Slurm and the launcher get to end the job by themselves (`--kill-on-bad-exit`).")
+    grace: float = span(30.0, "Time Slurm and the launcher get to end the job (`--kill-on-bad-exit`).")
 
 
 def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
@@ -279,16 +279,16 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
     a step."""
     job_id, progress = job.job.job_id, job.progress
     age_s = min(job.run_age_s, *(dead_for_s(rank) for rank in dead))
-    nobody = f"no rank of job {job_id} is left since {age_s:.0f} s"
-    finding = replace(finding, duration_s=age_s, summary=nobody)
+    left = f"no rank of job {job_id} is left since {age_s:.0f} s"
+    finding = replace(finding, duration_s=age_s, summary=left)
     if progress is None or not job.job.is_batch or has_ended(job):
-        return finding.unknown(f"{nobody}; that its training was not over is not known")
+        return finding.unknown(f"{left}; whether its training was over is unknown")
     if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
         return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)
     if job.unlisted or not all(is_quiet(each, counted=counted) for each in others):
-        return finding.unknown(f"{nobody}; what else there is of it works, or may")
+        return finding.unknown(f"{left}; its other processes work, or may")
     if age_s < (NOBODY_LEFT_S if had_steps_to_make(job) else NOBODY_LEFT_UNSURE_S):
         return finding
     first = dead[0]

@@ -5,7 +5,7 @@ Fires: a link that has been up is down for a minute; went down twice within an h
 that of all other nodes of its job (three at least); its errors rose in ten looks, a minute apart; or its counters
 cannot be read for a minute.
 Names: the node and the link, with the times.
-Note: it explains nothing by itself: that bytes stop there is a fact of `collective_hang`, that errors rise one of
+Note: alone it explains nothing: that bytes stop there is a fact of `collective_hang`, that errors rise one of
 `slow_node`, and each is remembered of the node (docs/nodes.md).
 """
 

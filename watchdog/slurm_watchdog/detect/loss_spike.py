@@ -1,4 +1,4 @@
-"""`loss_spike`: the loss jumps far above where it was. Most recover by themselves within some 30 steps.
+"""`loss_spike`: the loss jumps far above where it was. Most recover within some 30 steps.
 
 Fires: three losses in a row are 8 deviations and 10 % above the recent ones.
 Names: no rank or node: since which step, and from which a restart resumes.
@@ -48,7 +48,7 @@ def _job_finding(job: JobView, now: float) -> Finding:
     return finding.bad(
         f"The loss of job {job_id} jumped at step {first.step}: {points[-1].loss:.4g} now, {usual:.4g} before.",
         facts=(
-            "most spikes recover by themselves within some 30 steps; if not, go back to a checkpoint and skip the data",
+            "most spikes recover within some 30 steps; if not, go back to a checkpoint and skip the data",
             resumes.fact,
         ),
         actionable=resumes.helps and is_clear,

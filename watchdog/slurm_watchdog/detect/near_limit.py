@@ -1,5 +1,5 @@
 """`near_limit`: a job has nearly used up what it may have on a node (memory, processes, open files), or the node what
-all of them share. A notice: nothing has failed yet, and nobody is accused.
+all of them share. A notice: nothing has failed yet, and no one is suspected.
 
 Fires: 95 % of a limit are in use for a minute (of memory: without the cache of files), a process or thread was
 refused within 10 min, or for a fifth of a minute all processes of the job or node waited for memory.

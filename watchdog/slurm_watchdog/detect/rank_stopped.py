@@ -1,6 +1,6 @@
 """`rank_stopped`: a rank was stopped by a signal, or by a debugger, and its job waits for it.
 
-It is reported within seconds. It is acted on only if it was a signal, nobody has continued the rank, and
+It is reported within seconds. It is acted on only if it was a signal, the rank was not continued, and
 the job is beyond its own limit: under a debugger nothing is ever restarted.
 
 Fires: a rank is in state T or t for 15 s.

@@ -4,7 +4,7 @@ much.
 Fires: the step time rose by 5 % or more and stays so for 30 steps and 5 minutes at least; in a noisier log only
 larger changes, and of a rise over hours what the hour of the day does not explain.
 Names: no rank or node: since which step, by how much. Where processes on one node wait for the processor, memory or
-storage, or its links are congested, unlike all others of the job, that is a fact, and accuses nobody.
+storage, or its links are congested, unlike all others of the job, that is a fact, and suspects none.
 Note: step times alone name no node; where no signal names one either, the job's next runs on other nodes narrow down
 which it is: docs/nodes.md. While that lasts, a run that is slow from its beginning is compared with the job as it was.
 """

@@ -11,7 +11,7 @@ Fires: `slow_job` fires, and one node, or few of many, differs from the others: 
 power, heat, links, corrected errors, kernel lines since then.
 Names: the node, with the sign; where nothing tells the nodes apart, it is searched for: docs/nodes.md.
 Note: what many nodes have in common blames none of them. Congestion of links, and time that processes waited for the
-processor or storage, are facts beside a sign, and of `slow_job`: they name no node by themselves.
+processor or storage, are facts beside a sign, and of `slow_job`: alone they name no node.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Sign(Struct, frozen=True, kw_only=True):
 
     node: str
     signal: str
-    """What kind of thing: signs of one kind on many nodes accuse nobody."""
+    """What kind of thing: signs of one kind on many nodes suspect none of them."""
     text: str
     gpu: RankGpu | None = None
 

@@ -97,7 +97,7 @@ class DetectorSpec:
     severity: Severity
     """The most severe that its findings can have."""
     sentence: str
-    """What anybody may read of such an incident: no word of it comes from a user."""
+    """What anybody may read of such an incident: none of it comes from a user."""
     job_state: str = ""
     """What the job does meanwhile, such as "hangs": of kinds that say that its training loop has stopped.
     The policy treats the loop as stopped, and the limits of the job learn nothing from its pace."""
@@ -110,7 +110,7 @@ class DetectorSpec:
     not_delayed_by: tuple[str, ...] = ()
     """Of those that explain it, the ones whose mere suspicion does not delay it."""
     has_aftermath: bool = True
-    """False: what persists after its explanation has ended is a fault of its own."""
+    """False: what persists after its explanation has ended is a separate fault."""
     wants_evidence: bool = False
     """Stacks and other evidence of its job are collected: its ranks are still there."""
     ladder: tuple[Rung, ...] = ()
@@ -121,10 +121,10 @@ class DetectorSpec:
     """Whether a ladder that ends the job has to ask it to save before (True: it makes steps), or may not (False: what
     it would save is damaged); None: as the site likes."""
     blames_node: float = 0.0
-    """How strongly an incident speaks against the node that it names, from 0, nothing, to 1: the node itself is
+    """How strong the evidence against the node that it names is, from 0, none, to 1: the node itself is
     proven broken. See slurm_watchdog.controller.node_history.suspicion."""
     planned: bool = False
-    """It is announced, and comes to many jobs at once: it is no storm, and no budget counts it."""
+    """It is announced, and comes to many jobs at once: it does not count as a storm, and no budget counts it."""
     why_no_action: str = ""
     """Why nothing is done about it, where there is more to say than that the evidence is not good enough."""
     hint: Hint | None = None

@@ -215,9 +215,9 @@ def _before_the_first_step(
     if job.log is None or not job.log.whole:
         return finding.unknown(f"{none}: its log cannot be read")
     if job.phase is None and not any(run.steps_seen for run in job.past):
-        return finding.unknown(f"{none}, and nothing says that it trains")
+        return finding.unknown(f"{none}, and nothing shows that it trains")
     if job.phase == "finishing":
-        return finding.unknown(f"{none}, and its log says that it ends")
+        return finding.unknown(f"{none}, and its log announces its end")
     if collective_hang.hang_finding(job, now, hang).truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     seen = _evidence(job, now, limit_s)

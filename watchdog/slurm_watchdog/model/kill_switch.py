@@ -93,7 +93,7 @@ def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
     base = next((each.rstrip("/") for each in prefixes if _is_below(path, each)), None)
     if base is None:
         return (
-            f"{shown} lies neither in a directory of {KILL_SWITCH_BASE} nor below jobs.kill_switch_prefixes: "
+            f"{shown} is neither in a directory of {KILL_SWITCH_BASE} nor below jobs.kill_switch_prefixes: "
             "no kill switch is written elsewhere"
         )
     below = path[len(base) + 1 :].split("/")

@@ -61,7 +61,7 @@ class SlurmListing:
             try:
                 job = msgspec.convert({**msgspec.to_builtins(job), **record.more, "job_id": job_id}, SlurmJob)
             except msgspec.ValidationError:
-                self.tally.ignore("`more` that is no SlurmJob of ours")
+                self.tally.ignore("`more` that is not a SlurmJob")
         self.jobs[job_id] = job
         over = old is not None and (old.restarts != job.restarts or job.state not in RUNNING)
         return job.process_id if over else None
@@ -73,7 +73,7 @@ class SlurmListing:
             try:
                 node = msgspec.convert({**fields, "name": record.node, "state": record.state}, SlurmNode)
             except msgspec.ValidationError:
-                self.tally.ignore("`more` that is no SlurmNode of ours")
+                self.tally.ignore("`more` that is not a SlurmNode")
         self._nodes[record.node] = node
 
     def is_new_run(self, record: object) -> bool:

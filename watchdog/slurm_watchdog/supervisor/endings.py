@@ -84,7 +84,7 @@ def elsewhere_words(start: int, nodes: Sequence[str]) -> str:
     """That a start runs on nodes that it was to leave out."""
     return (
         f"start {start} runs on {','.join(nodes)}, too, which it was to leave out: an srun of it was not called by its "
-        "name alone (a path, a PATH of its own), or has options that cannot be adapted"
+        "name alone (a path, another PATH), or has options that cannot be adapted"
     )
 
 

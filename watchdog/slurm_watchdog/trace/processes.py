@@ -127,7 +127,7 @@ class Processes:
                 process = replace(process, state_age_s=old.stopped_for_s(now) if old is not None else 0.0)
             if process is None:
                 self.unplaced = True
-                self.tally.ignore("`more` that is no process of ours")
+                self.tally.ignore("`more` that is not a process record")
                 continue
             self._job_of[key[1]] = key[0]
             if process.rank is not None:

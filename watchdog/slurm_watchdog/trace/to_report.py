@@ -235,7 +235,7 @@ class Node:
         try:
             return msgspec.convert(fields, wanted)
         except msgspec.ValidationError:
-            self.tally.ignore(f"`more` that is no {wanted.__name__} of ours")
+            self.tally.ignore(f"`more` that is not a {wanted.__name__}")
             return None
 
     def _with_more(self, base: T, more: dict[str, Any], wanted: type[T]) -> T | None:

@@ -167,12 +167,12 @@ def _decoded(data: bytes, name: str, what: str, decoder: msgspec.json.Decoder[Me
     except msgspec.MsgspecError as error:
         newer = read_newer(data, decoder.type) if isinstance(error, msgspec.ValidationError) else None
         if newer is None:
-            raise WireError(f"this is no {what}: {str(error)[:MAX_WHY]}") from error
+            raise WireError(f"not a {what}: {str(error)[:MAX_WHY]}") from error
         return newer
     except UnicodeDecodeError as error:
-        raise WireError(f"this is no {what}: no UTF-8") from error
+        raise WireError(f"not a {what}: not UTF-8") from error
     except RecursionError as error:
-        raise WireError(f"this is no {what}: nested too deeply") from error
+        raise WireError(f"not a {what}: nested too deeply") from error
 
 
 def _may_be_long(data: bytes) -> bool:

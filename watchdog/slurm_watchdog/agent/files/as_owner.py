@@ -53,7 +53,7 @@ def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory
     mount = mount_of(directory, read_mounts())
     if mount is None or mount.point != request.mount:
         where = mount.point if mount else "nothing"
-        return ProbedDirectory(mounted=False, error=f"{directory} lies on {where} here, not on {request.mount}")
+        return ProbedDirectory(mounted=False, error=f"{directory} is on {where} here, not on {request.mount}")
     if mount.fs_type == "autofs":
         return ProbedDirectory(mounted=False, error=f"nothing is mounted on {mount.point} now (autofs)")
     error, responding, wrote = None, True, False

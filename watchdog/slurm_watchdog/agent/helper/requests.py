@@ -203,7 +203,7 @@ def check_request(
         raise RefusedError(f"{str(name)[:60]!r} is nothing that can be asked here")
     stays = itself and uid == -1
     if not stays and task.as_owner != (uid >= 0):
-        who = "as the owner of the files" if task.as_owner else "as nobody else"
+        who = "as the owner of the files" if task.as_owner else "as no one else"
         raise RefusedError(f"{name} is done {who}")
     if task.as_owner and not stays:
         check_user(uid)

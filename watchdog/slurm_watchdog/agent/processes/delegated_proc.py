@@ -61,7 +61,7 @@ class DelegatedFiles(Files):
         super().keep(path for path in paths if not _PATH.fullmatch(path))
 
     def read(self, path: str) -> bytes:
-        """Raises NotSeenError where nobody could look, OSError where there is nothing (any more)."""
+        """Raises NotSeenError where no process could look, OSError where there is nothing (any more)."""
         match = _PATH.fullmatch(path)
         if match is None:
             return super().read(path)
@@ -96,7 +96,7 @@ class DelegatedFiles(Files):
         if item not in self._known:
             self.fetch([item])
         if item not in self._known:
-            raise NotSeenError(errno.EAGAIN, "nobody could look")
+            raise NotSeenError(errno.EAGAIN, "no process could look")
         facts = self._known[item]
         if facts is None:
             raise ProcessLookupError(errno.ESRCH, "it has ended")

@@ -195,9 +195,7 @@ class ControllerMetrics:
         )
         self.slurm_requests = counter("slurm_requests_total", "Requests to Slurm", "call", "outcome")
         self.detector_failures = counter("detector_failures_total", "Detectors that raised", "kind")
-        self._without_series = gauge(
-            "jobs_without_series", f"Running jobs beyond the {MAX_JOBS} that have series of their own"
-        )
+        self._without_series = gauge("jobs_without_series", f"Running jobs beyond the {MAX_JOBS} with separate series")
         self._left_out = counter("left_out_total", "Entries dropped because a container was full, by container", "what")
         self._left_out_so_far: dict[str, int] = {}
         self._crowds = gauge(
@@ -369,7 +367,7 @@ def _show_only(shown: dict[Series, Gauge], values: Mapping[Series, float]) -> No
 
 
 def _with_series(jobs: tuple[JobView, ...], troubled: Collection[str]) -> tuple[JobView, ...]:
-    """The jobs that have series of their own."""
+    """The jobs with separate series."""
     if len(jobs) <= MAX_JOBS:
         return jobs
     ranked = sorted(jobs, key=lambda job: (job.job.job_id not in troubled, job.job.start_at or 0.0, job.job.job_id))

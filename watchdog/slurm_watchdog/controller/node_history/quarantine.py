@@ -121,7 +121,7 @@ async def _look_after(tools: QuarantineTools, node: str, reason: str) -> None:
     elif await _is_being_tested(tools, node):
         return
     if said is None or not passed:
-        tools.tell(node, f"left as it is: {why}, by somebody else")
+        tools.tell(node, f"unchanged: {why}, by another user")
         return
     if said.kind == NodeEventKind.TEST_PASSED:  # what it did before is settled
         tools.tell(node, f"returned after a test: {said.what}", NodeEventKind.MENDED)

@@ -208,10 +208,7 @@ def _storm(_: Incident, s: PolicyInput, limits: GuardLimits) -> str | None:
     if _many_are_silent(s, limits):
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
     if s.storm_over_s is not None and s.storm_over_s < limits.storm_cooldown_s:
-        return (
-            f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {limits.storm_cooldown_s:.0f} s "
-            f"to recover by itself"
-        )
+        return f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {limits.storm_cooldown_s:.0f} s to recover"
     return None
 
 

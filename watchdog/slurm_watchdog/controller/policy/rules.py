@@ -127,9 +127,9 @@ def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
     """The rule with the wish of the job's owner, who can take steps away or have the job asked before, and
     nothing else."""
     if wish.problem:
-        return replace(rule, refused=f"the job's wish cannot be read, so it is left alone: {wish.problem}")
+        return replace(rule, refused=f"the job's request cannot be read, so no action: {wish.problem}")
     if wish.leave_alone:
-        return replace(rule, refused=f"its owner wants it left alone ({wish.source})")
+        return replace(rule, refused=f"its owner opted out ({wish.source})")
     if wish.ladder is None:
         return rule
     wanted = [
@@ -138,9 +138,9 @@ def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
     dropped = [rung for rung in wish.ladder if rung not in wanted]
     if rule.ladder and not wanted:
         wants = "nothing done" if not wish.ladder else f"{', '.join(dropped)}, which is not permitted"
-        return replace(rule, refused=f"its owner wants {wants} ({wish.source})")
+        return replace(rule, refused=f"its owner asked for {wants} ({wish.source})")
     kept = [rung for rung in rule.ladder if rung is Rung.EVIDENCE]
-    source = f"{rule.source}, and the wish of its owner ({wish.source})"
+    source = f"{rule.source}, and its owner's request ({wish.source})"
     if dropped:
         source += f"; not permitted: {', '.join(dropped)}"
     return replace(rule, ladder=tuple(dict.fromkeys((*kept, *wanted))), source=source)

@@ -175,7 +175,7 @@ def _stuck(
     if not stuck or len(stuck) > max(1, int(FEW_SILENT * known)):
         return None
     line = next(errors[place].line for place in places if rank_of.get(place) in stuck)
-    reason = "reports it for its own thread" if len(stuck) == 1 else "report it of their own threads"
+    reason = "reports it for its own thread" if len(stuck) == 1 else "report it for their own threads"
     return Suspects(tuple(sorted(stuck)), reason, line)
 
 

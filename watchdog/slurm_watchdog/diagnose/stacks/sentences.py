@@ -37,7 +37,7 @@ def _they_do(named: Sequence[RankPlace], culprits: Sequence[Culprit]) -> str:
         return f"{people(culprits)} {place_words(named[0].place, many=True)}: {culprit_words(first, False)}{where}"
     alike = {p.place: each for p, each in zip(reversed(named), reversed(culprits), strict=True)}
     said = [f"{culprit_words(each, False)} {each.reason}" for each in sorted(alike.values(), key=culprits.index)]
-    return f"{people(culprits)} stand out: {'; '.join(said[:3])}"
+    return f"{people(culprits)} differ: {'; '.join(said[:3])}"
 
 
 def waiters(case: StackCase) -> str:

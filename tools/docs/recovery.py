@@ -48,7 +48,7 @@ def compare(peers_file: Path, ours: Path) -> str:
     scenes, peers = kept["scenes"], kept["peers"]
     rows = {(row["peer"], row["scene"]): row for row in kept["outcomes"]}
     healthy = [name for name in scenes if name not in _FAULTS]
-    head = ["", *(scenes[name] for name in _FAULTS), "healthy phases accused", "lines of the training to change"]
+    head = ["", *(scenes[name] for name in _FAULTS), "healthy phases suspected", "lines of the training to change"]
     lines = [
         f"{kept['date']}, commit {kept['commit']}, `make compare`; ours as in the table above. In a cell: seconds from the fault to the verdict "
         "(✓ names the right rank, ✗ another or none) → to the first new step.",

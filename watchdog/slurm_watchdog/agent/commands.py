@@ -86,9 +86,7 @@ class Commands:
     own, from root."""
     core_debugger: bool = False  # Whether a debugger may read a job's core files.
     boot_id: str = ""  # Of this node: a command about a process of another boot is about none.
-    objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: (
-        "no process is inspected here"
-    )
+    objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: "no process is inspected here"
     """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
     _collections: list[Collection] = field(default_factory=list)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)

@@ -72,8 +72,8 @@ def write(number: int = 0, **changes: object) -> WriteKillSwitch:
         ({"path": "/run//x/kill"}, "has no detours"),
         ({"path": "run/x/kill"}, "absolute path"),
         ({"path": f"{RUN}/kill/"}, "has no detours"),
-        ({"path": "/run/x\0/kill"}, "no absolute path"),
-        ({"path": "/run/" + "x" * 5000}, "no absolute path"),
+        ({"path": "/run/x\0/kill"}, "absolute path"),
+        ({"path": "/run/" + "x" * 5000}, "absolute path"),
         ({"path": "/home/u/.ssh/rc"}, "neither in a directory of"),
         ({"job_id": "8"}, "job 8 is not known on n1"),
         ({"uid": 0}, "uid 0 is not an ordinary user"),
@@ -128,7 +128,7 @@ def test_without_words_of_ours_nothing_is_removed(here: Commands, tmp_path: Path
 )
 def test_a_probe_of_what_is_no_place_is_refused(here: Commands, mount: str, directory: str, uid: int) -> None:
     (result,) = refusals(here, ProbeMount(id="p", mount=mount, directory=directory, uid=uid))
-    assert "no name of a file" in (result.error or "") or "no ordinary user" in (result.error or "")
+    assert "not a file name here" in (result.error or "") or "not an ordinary user" in (result.error or "")
     assert here.probes.names() == []
 
 

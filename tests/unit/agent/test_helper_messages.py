@@ -74,7 +74,7 @@ def test_children_are_started_for_ordinary_users_so_many_in_a_second_and_so_many
 ) -> None:
     who, message = connection(), json.dumps(["files:/x:5000", 5000]).encode()
     for uid in (0, 1, 99, 2**32 - 1, 2**70):
-        with pytest.raises(RefusedError, match="no ordinary user"):
+        with pytest.raises(RefusedError, match="not an ordinary user"):
             helper._do(who, json.dumps(["a", uid]).encode(), [99], 0, 0.0)
     for _ in range(STARTS_PER_S):
         helper._do(who, message, [99], 0, 0.0)

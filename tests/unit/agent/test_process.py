@@ -58,7 +58,7 @@ def test_stat_with_brackets_in_the_name() -> None:
 
 
 def test_a_truncated_stat_is_refused() -> None:
-    with pytest.raises(ValueError, match="no line of stat"):
+    with pytest.raises(ValueError, match="not a line of stat"):
         parse_stat(b"1 (x) R 1")
 
 

@@ -131,7 +131,7 @@ def test_nothing_is_learnt_of_and_nothing_done_to_root_the_system_and_set_user_i
         assert told[0].error and told[0] == ProcessState(pid=stranger, error=told[0].error)
     elif name == "dump_stacks":
         (stack,) = answer
-        assert (not stack.threads and "no ordinary user" in stack.error) or "set-user-id" in stack.error
+        assert (not stack.threads and "not an ordinary user" in stack.error) or "set-user-id" in stack.error
         assert not any((stack.wchan, stack.syscall, stack.io_bytes, stack.resident_bytes))
     elif name == "resolve_calls":
         assert told[0].target.path is None

@@ -170,7 +170,7 @@ def test_reports_wait_for_a_controller_that_comes_later(controller: Controller) 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"node": 1}', b"[" * 100_000, json.dumps({"version": 2}).encode()])
 def test_what_is_no_report_is_refused_with_a_sentence(data: bytes) -> None:
-    with pytest.raises(WireError, match="no report"):
+    with pytest.raises(WireError, match="not a report"):
         decode_report(data)
 
 
@@ -178,7 +178,7 @@ def test_reports_and_replies_survive_the_wire() -> None:
     assert decode_report(encode_report(report(1))) == report(1)
     reply = Reply(commands=(DumpStacks(id="1", job_id="4", restarts=0),))
     assert decode_reply(encode_reply(reply)) == reply
-    with pytest.raises(WireError, match="no reply of a controller"):
+    with pytest.raises(WireError, match="not a reply of a controller"):
         decode_reply(b"{")
 
 
@@ -283,10 +283,10 @@ BAD = {
     "hangs up in the headers": (says(b"HTTP/1.1 200 OK\r\nContent-Le"), "broke off"),
     "hangs up in the body": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{"), "broke off"),
     "half-closed": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 99\r\n\r\n{", then_close=False), "time"),
-    "no HTTP at all": (says(b"220 mail.example ESMTP\r\n\r\n"), "no HTTP"),
+    "no HTTP at all": (says(b"220 mail.example ESMTP\r\n\r\n"), "not HTTP"),
     "binary": (says(os.urandom(3000) + b"\r\n\r\n"), ""),
     "headers without end": (says(b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 20_000), "without an end"),
-    "200 with garbage": (says(http("200 OK", b"<html>login</html>")), "no reply of a controller"),
+    "200 with garbage": (says(http("200 OK", b"<html>login</html>")), "not a reply of a controller"),
     "200 with a huge answer": (says(b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n" + b" " * 9_000_000), "limit"),
     "a length that is none": (says(b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n{}"), "length"),
     "a chunk that is none": (says(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n{}"), "length"),

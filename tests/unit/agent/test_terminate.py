@@ -197,8 +197,8 @@ def test_who_ends_between_the_look_and_the_signal_is_gone_and_not_refused(
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"uid": 0}, "no ordinary user"),
-        ({"uid": 999 if MIN_UID > 999 else MIN_UID - 1}, "no ordinary user"),
+        ({"uid": 0}, "not an ordinary user"),
+        ({"uid": 999 if MIN_UID > 999 else MIN_UID - 1}, "not an ordinary user"),
         ({"uid": UID + 1}, "it runs as uid"),
         ({"comm": "other"}, "another program now: train, not other"),
         ({"minors": frozenset({7})}, "does not hold the GPU any more that it held"),

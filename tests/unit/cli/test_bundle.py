@@ -144,7 +144,7 @@ def test_a_bundle_opens_with_the_usual_tools(tmp_path: Path, ending: str) -> Non
 
 
 def test_a_name_that_cannot_be_written_is_refused_before_anything_is_asked(tmp_path: Path) -> None:
-    with pytest.raises(ClientError, match="no name of a bundle"):
+    with pytest.raises(ClientError, match="not a bundle's name"):
         check_name(str(tmp_path / "b.zip"))
     (tmp_path / "b.tar").touch()
     with pytest.raises(ClientError, match="is there already"):

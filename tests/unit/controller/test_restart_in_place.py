@@ -118,7 +118,7 @@ def test_an_order_names_its_checkpoint_as_it_is_or_is_not_written() -> None:
     for path in ("relative/iter_0000500", "/d/run's/iter_0000500", f"/d/{'x' * 300}/iter_0000500"):
         with pytest.raises(ValueError, match="cannot name the checkpoint"):
             order_fields(replace(order, resume_from=path))
-    with pytest.raises(ValueError, match="no absolute path"):
+    with pytest.raises(ValueError, match="absolute path"):
         order_in({"decision": "d", **order_fields(order), "resume": "iter_0000500"})
 
 

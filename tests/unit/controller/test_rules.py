@@ -73,7 +73,7 @@ def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, word
         ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
         ("overrides: [{mode: act}]", "policy.overrides[0].match", "missing"),
         ("overrides: [{match: {user: a}, ladder: [requeue]}]", "policy.overrides[0].kinds", "name the kinds"),
-        ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "no kind of incident"),
+        ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "not a kind of incident"),
         ("kinds: {1: {mode: act}}", "policy.kinds.1", "must be text, got 1"),
         ("no_action: ['22-7']", "policy.no_action[0]", "not a time of the week"),
         ("overrides: [{match: {user: a}, no_action: ['mo 22:00-07:00']}]", "policy.overrides[0].no_action[0]", "'mo' is not a day"),

@@ -126,7 +126,7 @@ def test_elements_of_an_array_that_wait_are_held_and_released_together_and_nothi
 
 
 def test_a_node_name_can_not_be_another_argument(client: Client) -> None:
-    with pytest.raises(SlurmRefused, match="no name of a node"):
+    with pytest.raises(SlurmRefused, match="not a node's name"):
         asyncio.run(client("exit 0").set_excluded_nodes("1", ["n1", "n2 Nodelist=n3"]))
 
 
@@ -138,7 +138,7 @@ def test_nodes_are_reserved_for_our_user_and_a_reservation_s_name_can_not_be_ano
     asyncio.run(slurm.delete_reservation("slurm-watchdog-test-0a"))
     for name in ("", "theirs,mine", "a Nodes=ALL", "=x"):
         for call in (slurm.reserve_nodes(name, ("n1",)), slurm.delete_reservation(name)):
-            with pytest.raises(SlurmRefused, match="no name of a reservation"):
+            with pytest.raises(SlurmRefused, match="not a reservation's name"):
                 asyncio.run(call)
     assert (tmp_path / "called").read_text().splitlines() == [
         f"create reservation ReservationName=slurm-watchdog-test-0a Nodes=n1,n2 Users={user_name(os.geteuid())} "

@@ -122,7 +122,7 @@ def test_report_with_a_new_word_and_another_error_is_refused() -> None:
     report = filled(inspect.type_info(Report))
     report["events"][0]["kind"] = "of_tomorrow"
     report["sequence"] = "seven"
-    with pytest.raises(WireError, match="no report"):
+    with pytest.raises(WireError, match="not a report"):
         decode_report(json.dumps(report).encode())
     with pytest.raises(WireError):
         decode_reply(b'{"commands": [{"type": 7}]}')

@@ -91,7 +91,7 @@ if TYPE_CHECKING:
     "--listen",
     metavar="HOST:PORT",
     default="",
-    help="With --job: address of this machine that the nodes reach. [default: found by itself; a free port]",
+    help="With --job: address of this machine that the nodes reach. [default: automatic; a free port]",
 )
 @value(
     "--page",

@@ -86,7 +86,7 @@ class Knowledge(Section, frozen=True):
     progress (docs/knowledge.md)."""
 
     directory: str = "/etc/slurm-watchdog/knowledge.d"
-    """Directory of *.conf files with rows of your own, root's and writable by nobody else; missing = none.
+    """Directory of *.conf files with rows of your own, owned by root and writable by root alone; missing = none.
     `doctor --config` checks them, agents and controller read them at start and at reload."""
 
 

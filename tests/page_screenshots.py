@@ -10,9 +10,9 @@ from tests.page_server import SEES_ALL, FixedController, large_cluster, serving
 
 IMAGES = Path(__file__).resolve().parents[1] / "docs" / "images"
 PLACES = {
-    "first-screen": ("?", "What you have to do"),
+    "first-screen": ("?", "To do"),
     "job": ("?job=7", "Ranks ("),
-    "who-waits": ("?incident=abc123", "Where the ranks stood"),
+    "who-waits": ("?incident=abc123", "Stack traces"),
 }
 """File -> where it is, and words that are there once it is drawn."""
 WIDTH, HEIGHT = 1000, 760

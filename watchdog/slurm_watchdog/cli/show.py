@@ -178,7 +178,7 @@ def done_words(found: Explanation) -> str:
     """What was done about it, or why nothing was."""
     last = _last(found)
     if last is None:
-        return "nothing was decided yet"
+        return "nothing yet"
     if not found.actions:
         return (
             f"{'no action' if last.action == 'none' else f'{last.action} {last.verdict}'} by {last.by}: {last.reason}"

@@ -8,9 +8,9 @@ from typing import Any
 
 import msgspec
 
-from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.request_types import Request
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.model.observations import MountProbe
 
 FINE = {
     "mounted": True, "responding": True, "seconds": 0.01, "error": None, "device": "srv:/x", "fs_type": "nfs4",
@@ -52,7 +52,10 @@ class Children:
         key = key or list(self.busy)[-1]
         _, then = self.busy.pop(key)
         if isinstance(value, dict) and "mounted" in value:
-            value = ProbedDirectory(**value)
+            mount = next(each["mount"] for each in reversed(self.asked) if each["key"] == key)
+            value = {"responding": False, "seconds": 0.0, **value, "mount": mount if value["mounted"] else ""}
+            del value["mounted"]
+            value = MountProbe(**value)
         if key in self.hung:
             self.hung.discard(key)  # too late: the answer is dropped
         else:

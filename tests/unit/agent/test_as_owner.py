@@ -16,11 +16,11 @@ from slurm_watchdog.agent.files.as_owner import (
     remove_kill_switch,
     write_kill_switch,
 )
-from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.request_types import KillSwitch, ProbeDirectory, SwitchDirectory
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.model.kill_switch import compose_line
+from slurm_watchdog.model.observations import MountProbe
 
 FIELDS = {"by": "slurm-watchdog", "why": "rank 3's disk", "incident": "i1", "decision": "d1"}
 CONTENT = compose_line(FIELDS)
@@ -125,7 +125,7 @@ def test_a_directory_that_became_a_link_or_a_file_holds_no_switch_of_ours(tmp_pa
             write_kill_switch(arguments(tmp_path / directory / "kill"), WorkerState())
 
 
-def probe(directory: Path, *, write: bool, mount: str | None = None) -> ProbedDirectory:
+def probe(directory: Path, *, write: bool, mount: str | None = None) -> MountProbe:
     here = mount_of(str(directory), read_mounts())
     assert here is not None
     args = ProbeDirectory(directory=str(directory), mount=mount or here.point, write=write, node="n1")
@@ -135,12 +135,7 @@ def probe(directory: Path, *, write: bool, mount: str | None = None) -> ProbedDi
 @pytest.mark.parametrize("write", [False, True])
 def test_a_probe_says_whether_it_wrote_and_leaves_nothing(tmp_path: Path, write: bool) -> None:
     found = probe(tmp_path, write=write)
-    assert (found.mounted, found.responding, found.wrote, found.error) == (
-        True,
-        True,
-        write,
-        None,
-    )
+    assert (bool(found.mount), found.responding, found.wrote, found.error) == (True, True, write, None)
     assert os.listdir(tmp_path) == []
 
 
@@ -157,5 +152,5 @@ def test_a_file_is_no_directory(tmp_path: Path) -> None:
 
 def test_another_mount_than_the_one_asked_for_is_not_touched(tmp_path: Path) -> None:
     found = probe(tmp_path, write=True, mount="/nowhere")
-    assert not found.mounted
+    assert not found.mount
     assert "not on /nowhere" in (found.error or "")

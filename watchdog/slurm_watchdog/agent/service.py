@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import Agent
 from slurm_watchdog.agent.processes.exit_watch import Exits
@@ -292,7 +293,7 @@ def _show_once(agent: Agent, as_json: bool) -> int:
     loop.sleep(ONCE_PAUSE_S)
     agent.gpus.settle(ONCE_GPU_S)
     report = agent.tick(clock.monotonic())
-    report = msgspec.structs.replace(
+    report = replace(
         report,
         events=(*first.events, *report.events),
         events_dropped=first.events_dropped + report.events_dropped,

@@ -11,7 +11,6 @@ from contextlib import suppress
 import msgspec
 
 from slurm_watchdog.agent.files.safe_open import open_directory
-from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.request_types import (
     KillSwitch,
     PrepareDirectory,
@@ -24,6 +23,7 @@ from slurm_watchdog.base.descriptors import closing, opened
 from slurm_watchdog.base.mounts import mount_of, read_mounts
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.model.kill_switch import compose_line, parse_line
+from slurm_watchdog.model.observations import MountProbe
 
 BLOCK = b"slurm-watchdog probe\n".ljust(4096, b"\0")
 NO_TMPFILE = frozenset({errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT})
@@ -43,24 +43,24 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory:
+def probe_mount(request: ProbeDirectory, worker: WorkerState) -> MountProbe:
     """Asks a filesystem's server about a directory; with `write` writes one block there, syncs it, reads it back.
 
-    Leaves nothing behind when it answers. Nothing is asked where the directory lies on another mount here, or on
-    one that is not probed (mounts.NOT_PROBED). Raises OSError with an error that is this process's own.
+    Leaves nothing behind when it answers. Nothing is asked where the directory lies on another mount here, or on one
+    that is not probed (mounts.NOT_PROBED): the answer then names no mount. Raises OSError with an error of this
+    process's own.
     """
     directory, began = request.directory, clock.monotonic()
     mount = mount_of(directory, read_mounts())
     if mount is None or mount.point != request.mount:
         where = mount.point if mount else "nothing"
-        return ProbedDirectory(mounted=False, error=f"{directory} is on {where} here, not on {request.mount}")
+        return _elsewhere(f"{directory} is on {where} here, not on {request.mount}")
     if mount.fs_type == "autofs":
-        return ProbedDirectory(mounted=False, error=f"nothing is mounted on {mount.point} now (autofs)")
+        return _elsewhere(f"nothing is mounted on {mount.point} now (autofs)")
     error, responding, wrote = None, True, False
     try:
         if not _lies_on(directory, mount.point):
-            error = f"{directory} leads to another filesystem than {mount.point}"
-            return ProbedDirectory(mounted=False, error=error)
+            return _elsewhere(f"{directory} leads to another filesystem than {mount.point}")
         _ask_server(directory)
         if request.write:
             _write_block(directory, request.node)
@@ -69,10 +69,19 @@ def probe_mount(request: ProbeDirectory, worker: WorkerState) -> ProbedDirectory
         if problem.errno in OUR_OWN:
             raise
         error, responding = describe(problem), problem.errno not in DEAD
-    return ProbedDirectory(
-        mounted=True, responding=responding, seconds=clock.monotonic() - began, error=error, device=mount.device,
-        fs_type=mount.fs_type, wrote=wrote,
-    )  # fmt: skip
+    return MountProbe(
+        mount=mount.point,
+        responding=responding,
+        seconds=clock.monotonic() - began,
+        error=error,
+        device=mount.device,
+        fs_type=mount.fs_type,
+        wrote=wrote,
+    )
+
+
+def _elsewhere(error: str) -> MountProbe:
+    return MountProbe(mount="", responding=False, seconds=0.0, error=error)
 
 
 def _lies_on(directory: str, point: str) -> bool:

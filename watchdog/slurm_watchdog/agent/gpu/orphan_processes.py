@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
 from slurm_watchdog.agent.proc.entry import Entry
@@ -130,7 +131,7 @@ class OrphanGpuProcesses:
             holder = self._describe(entry, gpus, listed.get(key[0]), uptime_s)
             if holder is not None and lasted_s >= self._grace_of(entry):
                 orphan_for_s = None if running is None else lasted_s
-                found.append(msgspec.structs.replace(holder, orphan_for_s=orphan_for_s))
+                found.append(replace(holder, orphan_for_s=orphan_for_s))
         self._ask_users({holder.uid for holder in found}, now)
         return tuple(sorted(found, key=lambda holder: -(holder.orphan_for_s or 0.0)))
 

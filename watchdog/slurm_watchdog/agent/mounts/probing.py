@@ -18,9 +18,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
+from msgspec.structs import replace
 
-from slurm_watchdog.agent.workers.answer_types import ProbedDirectory
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ProbeDirectory, ProbeMountPoint
 from slurm_watchdog.agent.workers.worker import IDLE_S, Answer
@@ -153,8 +152,8 @@ class MountProber:
         if state is None:
             return process
         place = state.wanted
-        found = msgspec.structs.replace(blocked, mount=state.mount, device=place.device, fs_type=place.fs_type)
-        return msgspec.structs.replace(process, blocked=found)
+        found = replace(blocked, mount=state.mount, device=place.device, fs_type=place.fs_type)
+        return replace(process, blocked=found)
 
     def drain_unanswered(self) -> tuple[NoAnswer, ...]:
         """Of what was asked since the last call, that of which nothing is known."""
@@ -187,7 +186,7 @@ class MountProber:
         if since_s is not None:
             out = state.out if state is not None else None
             row = out or MountProbe(mount=command.mount, responding=False, seconds=since_s, device=device, uid=_of(uid))
-            row = msgspec.structs.replace(row, seconds=since_s)
+            row = replace(row, seconds=since_s)
             then(CommandResult(command_id=command.id, ok=True, probe=row))
             return True
         place = ProbeTarget(command.directory, uid, device, fs_type)
@@ -198,7 +197,7 @@ class MountProber:
 
     def _ask(
         self, mount: str, place: ProbeTarget, write: bool, now: float, deadline_s: float,
-        then: Callable[[str, ProbeTarget, bool, Answer[ProbedDirectory]], None],
+        then: Callable[[str, ProbeTarget, bool, Answer[MountProbe]], None],
     ) -> bool:  # fmt: skip
         kind = ProbeDirectory if write or place.uid >= 0 else ProbeMountPoint
         request = kind(directory=place.directory, mount=mount, write=write, node=self.node)
@@ -214,7 +213,7 @@ class MountProber:
             state.due = next_due(state.due, now, self.interval_s)
         return True
 
-    def _apply_periodic(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]) -> None:
+    def _apply_periodic(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[MountProbe]) -> None:
         row = self._row(mount, place, write, answer)
         if row is not None and place.uid < 0 and (row.error or "").startswith(DENIED):
             self._denied.add(mount)  # it says nothing that the server would not say about any user
@@ -223,7 +222,7 @@ class MountProber:
 
     def _apply_command(
         self, command_id: str, then: Callable[[CommandResult], None], mount: str, place: ProbeTarget, write: bool,
-        answer: Answer[ProbedDirectory],
+        answer: Answer[MountProbe],
     ) -> None:  # fmt: skip
         row = self._row(mount, place, write, answer)
         if row is None:
@@ -237,7 +236,7 @@ class MountProber:
             self._rows.append(row)
         then(CommandResult(command_id=command_id, ok=True, probe=row))
 
-    def _row(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[ProbedDirectory]) -> MountProbe | None:
+    def _row(self, mount: str, place: ProbeTarget, write: bool, answer: Answer[MountProbe]) -> MountProbe | None:
         """What the answer says about the mount; None if nothing: the child failed, or the mount is another one here."""
         if answer.timed_out:
             what = "write" if write else "look"
@@ -259,12 +258,7 @@ class MountProber:
             self._unanswered.append(
                 NoAnswer(mount=mount, reason=answer.error, seconds=answer.seconds, uid=_of(place.uid))
             )
-        if found is None or not found.mounted:
-            return None
-        return MountProbe(
-            mount=mount, responding=found.responding, seconds=found.seconds, error=found.error,
-            device=found.device, fs_type=found.fs_type, wrote=found.wrote, uid=_of(place.uid),
-        )  # fmt: skip
+        return None if found is None or not found.mount else replace(found, uid=_of(place.uid))
 
     def _overdue(self, key: str, now: float) -> MountProbe | None:
         """The row of a child that has not returned, or, once, that it has; None if there is none to tell of.
@@ -281,13 +275,13 @@ class MountProber:
             self._unanswered.append(NoAnswer(mount=state.mount, reason=reason, seconds=since_s, uid=state.out.uid))
             return None
         if since_s is not None:
-            return msgspec.structs.replace(state.out, seconds=since_s)
+            return replace(state.out, seconds=since_s)
         out, state.out, state.due = state.out, None, now  # and is asked properly at the next look
         if key not in self.probes.names():
             state.writing = None
             return None  # the child has ended without an answer: nobody knows
         self.probes.retire(key)
-        return msgspec.structs.replace(out, responding=True, seconds=0.0, error=None)
+        return replace(out, responding=True, seconds=0.0, error=None)
 
 
 def _key(mount: str, uid: int) -> str:

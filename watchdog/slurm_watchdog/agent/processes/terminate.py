@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
 from slurm_watchdog.agent.proc.entry import KERNEL_THREAD, Stat
@@ -95,13 +96,13 @@ def _end(handle: int, wanted: ProcessToEnd, how: str, wait_s: float) -> ProcessE
     if _has_ended(handle):
         return ProcessEnd(gone=True)
     if refusal:
-        return msgspec.structs.replace(seen, refusal=refusal)
+        return replace(seen, refusal=refusal)
     try:
         signal.pidfd_send_signal(handle, SIGNALS[how])
     except ProcessLookupError:
         return ProcessEnd(gone=True)
     except PermissionError as error:
-        return msgspec.structs.replace(seen, refusal=f"it may not be signalled from here: {describe(error)}")
+        return replace(seen, refusal=f"it may not be signalled from here: {describe(error)}")
     gone = _has_ended(handle, wait_s)
     return ProcessEnd(gone=True, sent=True) if gone else _after(handle, wanted)
 
@@ -109,7 +110,7 @@ def _end(handle: int, wanted: ProcessToEnd, how: str, wait_s: float) -> ProcessE
 def _after(handle: int, wanted: ProcessToEnd) -> ProcessEnd:
     """A process that has got a signal, and is there: whether it has let go of its GPU says the next look."""
     seen = _read_state(handle, wanted)
-    return msgspec.structs.replace(seen, sent=True, released=False)
+    return replace(seen, sent=True, released=False)
 
 
 def _has_ended(handle: int, wait_s: float = 0.0) -> bool:

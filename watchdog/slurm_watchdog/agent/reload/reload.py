@@ -12,6 +12,7 @@ import logging
 from collections.abc import Callable
 
 import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.answer_types import ConfigCheck
@@ -72,7 +73,7 @@ class Reload:
             self._refuse(list(answer.value.problems))
             return
         settings = msgspec.json.decode(answer.value.settings, type=Settings)
-        settings = msgspec.structs.replace(settings, personal=self.running.personal)
+        settings = replace(settings, personal=self.running.personal)
         if settings == self.running:
             self._look_at_files()
             log.warning("%s changes nothing for the agent; certificates were looked at again", self.file)

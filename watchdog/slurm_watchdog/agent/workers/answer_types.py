@@ -205,18 +205,6 @@ class ScannedCheckpoints(Struct, frozen=True, kw_only=True):
     clocks: tuple[ScannedClock, ...] = ()
 
 
-class ProbedDirectory(Struct, frozen=True, kw_only=True):
-    """Whether the server of a mount answered."""
-
-    mounted: bool  # False: the directory lies on another mount here, or on one that is not probed.
-    responding: bool = False
-    seconds: float = 0.0
-    error: str | None = None
-    device: str | None = None
-    fs_type: str | None = None
-    wrote: bool = False
-
-
 class SupervisorFile(Struct, frozen=True, kw_only=True):
     """What a supervisor says of itself."""
 

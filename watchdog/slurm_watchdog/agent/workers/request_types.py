@@ -21,7 +21,6 @@ from slurm_watchdog.agent.workers.answer_types import (
     LinkCounters,
     Listeners,
     LogEnd,
-    ProbedDirectory,
     ProcessState,
     ResolvedCall,
     ScannedCheckpoints,
@@ -32,7 +31,7 @@ from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import MAX_FIELD
-from slurm_watchdog.model.observations import Process
+from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.protocol import ProcessEnd
 
 MAX_PATH = 4096  # linux/limits.h
@@ -276,7 +275,7 @@ class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
     clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
 
 
-class ProbeDirectory(Request[ProbedDirectory], frozen=True):
+class ProbeDirectory(Request[MountProbe], frozen=True):
     """Whether a mount answers, by a look or a write in a directory on it."""
 
     task = "probe_mount"

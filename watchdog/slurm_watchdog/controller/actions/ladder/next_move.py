@@ -7,7 +7,7 @@ The world is asked first: whether an operation is done is read off Slurm, not of
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.controller.actions.ladder import process
 from slurm_watchdog.controller.actions.ladder.after_requeue import after_requeue
@@ -77,7 +77,7 @@ def _with_others_released(run: ActionRun, world: Observed, limits: LadderLimits,
     release_them = ", ".join(f"`scontrol release {name}`" for name in run.decision.hold_first)
     why = why_failed(run, Operation.RELEASE_OTHERS)
     detail = f"{move.end.detail}; elements of its array stay held ({why}): {release_them} lets them run"
-    return Finish(end=msgspec.structs.replace(move.end, detail=detail))
+    return Finish(end=replace(move.end, detail=detail))
 
 
 def _next_move(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:

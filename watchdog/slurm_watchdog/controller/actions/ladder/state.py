@@ -3,7 +3,7 @@ of the operations. Pure."""
 
 from __future__ import annotations
 
-import msgspec
+from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
@@ -185,7 +185,7 @@ def ladder_of(decision: Decision) -> tuple[Rung, ...]:
 
 def limits_for(decision: Decision, limits: LadderLimits) -> LadderLimits:
     """The limits, with those that the decision's own rule has in their place."""
-    return msgspec.structs.replace(limits, **dict(decision.rung_limits)) if decision.rung_limits else limits
+    return replace(limits, **dict(decision.rung_limits)) if decision.rung_limits else limits
 
 
 # ------------------------------------------------------------------------------------------- what was tried
@@ -277,7 +277,7 @@ def retry(run: ActionRun, world: Observed, do: Execute) -> Move:
         last = before[-1]
         if world.now - (last.outcome_at or last.intent_at) < RETRY_AFTER_S * min(10, len(before)):
             return Wait(reason=f"{do.operation} is tried again soon: {last.detail}")
-    return msgspec.structs.replace(do, attempt=len(before) + 1)
+    return replace(do, attempt=len(before) + 1)
 
 
 def attempt(run: ActionRun, world: Observed, limits: LadderLimits, do: Execute) -> Move | None:
@@ -315,7 +315,7 @@ def finish(run: ActionRun, world: Observed, end: ActionEnd) -> Move:
         why = f"{why}; the job stays held: `scontrol release` lets it run"
     if not end.ok and world.submitted is not None and world.submitted.held:
         why = f"{why}; job {world.submitted.job_id}, submitted in its place, stays held"
-    return Finish(end=msgspec.structs.replace(end, detail=why))
+    return Finish(end=replace(end, detail=why))
 
 
 IRREVERSIBLE = (

@@ -499,7 +499,7 @@ def test_once_prints_a_full_report_and_leaves_no_trace(cluster: Cluster, live: C
     shown = once(watchdog, "n1")
     assert (shown.returncode, shown.stderr) == (0, "")
     for text in (
-        "0 of 6 (local 0)",
+        "rank=0 local_rank=0 world_size=6",
         f"job-{job}.out",
         "GPU-n1-1",
         str(cluster.shared),

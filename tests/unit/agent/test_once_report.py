@@ -1,4 +1,4 @@
-"""The tables of `agent --once`: everything that a report can hold is on them, and nothing in it is taken for markup."""
+"""The lines of `agent --once`: everything that a report can hold is on them, and nothing in it is taken for markup."""
 
 from __future__ import annotations
 
@@ -61,13 +61,16 @@ def full() -> Report:
     )  # fmt: skip
 
 
-def test_everything_in_a_report_is_on_the_tables() -> None:
+def test_everything_in_a_report_is_shown() -> None:
     text = shown(full())
     for words in (
-        "65 s in write on /gpfs/m4/log.txt (/gpfs)", "D for 65 s", "41 (inside 9)", "3 of 8 (local 1)", "its filesystem has not answered",
-        "GPU-eb00", "1155 MHz", "68 W", "gpu_idle", "2 corrected, 1 not", "FAILED", "x8 of x16", "11 up, 1 down", "MIG-1",
-        "NVML_ERROR_UNKNOWN", "NO", "step 400", "step 500, left behind", "/dev/nvidia0", "not listed by NVML", "for 5 min",
-        "NVRM: Xid 79 (and 3 more)", "hung: files:/gpfs:1000 for 60 s", "problem: gpu: NVML is away",
+        "processes\n  pid=41", "job_id=7", "role=rank", "rank=3 local_rank=1 world_size=8", "container_pid=9", "state_age_s=65",
+        "blocked=(thread_id=41 seconds=65 state=D syscall=write path=/gpfs/m4/log.txt mount=/gpfs)",
+        'error="its filesystem has not answered for 65 s"', "uuid=GPU-eb00", "sm_clock_hz=1.155e+09", "power_w=68",
+        "throttle=gpu_idle", "ecc_corrected=2 ecc_uncorrected=1", "remap_failed=True", "pcie_link_width=8 pcie_link_width_max=16",
+        "utilization_ratio=0 ", "mig=(uuid=MIG-1)", "NVML_ERROR_UNKNOWN", "mount=/gpfs responding=False", "step=400", "writing_step=500",
+        "minors=0", "orphan_for_s=300", 'line="NVRM: Xid 79"', "repeats=3", "probe=files:/gpfs:1000 seconds=60",
+        "problem: gpu: NVML is away",
     ):  # fmt: skip
         assert words in text, words
 

@@ -97,7 +97,7 @@ def test_recipe_of_a_collector_followed_gives_it_in_report_wire_tables_metrics_a
     threads = json.loads(said)["load"]["threads"]
     assert threads >= 0
     shown = run(tree, "-c", SURFACES, stdin=said).decode()
-    assert re.search(rf"^load\s+threads\s+{threads:.2f}\s", shown, re.MULTILINE), shown
+    assert f"\nload\n  threads={threads:.6g}\n" in shown, shown
     assert f"\nslurm_watchdog_node_load_threads {threads:g}\n" in shown
     assert 'slurm_watchdog_collector_success{collector="load"} 1\n' in shown
     assert "| `load` | how many threads run or wait for a CPU | `/proc/loadavg` |" in shown

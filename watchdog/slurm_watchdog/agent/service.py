@@ -34,26 +34,41 @@ if TYPE_CHECKING:
 
 import psutil
 
-from slurm_watchdog.agent.collectors.presentation import Table, seconds
-from slurm_watchdog.agent.collectors.registry import COLLECTORS
-from slurm_watchdog.base.text import columns, one_line
+from slurm_watchdog.base.text import duration, one_line
 
-MAX_CELL = 500  # Characters of a cell: a path, a line of the kernel's log.
+MAX_CELL = 500  # Characters of a value: a path, a line of the kernel's log.
+MAX_EVENTS = 50  # The newest of what logs say: a first look finds thousands.
 
 
 def show_report(report: Report) -> None:
-    """Prints the tables of all collectors: processes first, what is wrong last. Plain text, nothing is cut."""
+    """Prints every row of a report as a line of `field=value`, what is wrong last. Plain text; what a field has
+    usually, or is not known, is left out."""
     lines = [_node_line(report)]
-    for spec in COLLECTORS:
-        for table in spec.tables(report):
-            if table.rows:
-                lines += ["", *_drawn(table)]
+    for name in report.__struct_fields__:
+        rows = getattr(report, name)
+        rows = (rows,) if isinstance(rows, msgspec.Struct) else rows
+        if isinstance(rows, tuple) and rows and isinstance(rows[0], msgspec.Struct):
+            shown = rows[-MAX_EVENTS:] if name == "events" else rows
+            lines += ["", name.replace("_", " "), *(f"  {words}" for words in map(_fields, shown) if words)]
     if not report.processes:
         lines.append(f"No process of a Slurm job is seen on {report.node}.")
-    lines += [f"hung: {hung.probe} for {hung.seconds:.0f} s" for hung in report.hung_probes]
     lines += [f"problem: {problem}" for problem in report.problems]
-    for line in lines:
-        sys.stdout.write(f"{line}\n")
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
+
+
+def _fields(row: msgspec.Struct) -> str:
+    found = ((each, getattr(row, each.name)) for each in msgspec.structs.fields(row))
+    wanted = ((each.name, value) for each, value in found if value not in (None, "", (), each.default))
+    return " ".join(f"{name}={_value(value)}" for name, value in wanted)
+
+
+def _value(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        return f"({_fields(value)})"
+    if isinstance(value, tuple):
+        return ",".join(map(_value, value))
+    text = f"{value:.6g}" if isinstance(value, float) else one_line(str(value), MAX_CELL)
+    return f'"{text}"' if " " in text else text
 
 
 def _node_line(report: Report) -> str:
@@ -63,17 +78,8 @@ def _node_line(report: Report) -> str:
     up_s = max(0.0, clock.wall() - psutil.boot_time())
     return (
         f"{report.node}: {psutil.cpu_count()} CPUs, load {load}; "
-        f"{memory.used / 2**30:.0f} of {memory.total / 2**30:.0f} GiB memory in use; up {seconds(up_s)}"
+        f"{memory.used / 2**30:.0f} of {memory.total / 2**30:.0f} GiB memory in use; up {duration(up_s)}"
     )
-
-
-def _drawn(table: Table) -> list[str]:
-    """None is a question mark; `!` marks a row that shows something wrong."""
-    rows = []
-    for row in table.rows:
-        cells = ["?" if cell is None else one_line(str(cell), MAX_CELL) for cell in row.cells]
-        rows.append(["!" if row.style else " ", *cells, *[""] * (len(table.columns) - len(cells))])
-    return [table.title, *columns([[" ", *table.columns], *rows]).splitlines()]
 
 
 log = logging.getLogger(__name__)

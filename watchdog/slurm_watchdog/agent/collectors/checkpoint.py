@@ -13,8 +13,7 @@ from collections.abc import Iterable
 
 from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds
-from slurm_watchdog.base.text import size
+from slurm_watchdog.agent.collectors.presentation import Family, job_label
 from slurm_watchdog.model.observations import Checkpoint, Role
 from slurm_watchdog.model.report import CheckpointSection, ProcessSection, Report
 
@@ -42,24 +41,6 @@ class CheckpointCollector:
         self._schedule.retell()
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """One row for each directory."""
-    columns = ("job", "directory", "layout", "complete", "age", "size", "being written")
-    yield Table("checkpoints", columns, tuple(_row(each) for each in report.checkpoints))
-
-
-def _row(each: Checkpoint) -> Row:
-    if each.error:
-        return Row((each.job_id, each.directory, each.error, "", "", "", ""), BAD)
-    writing = "" if each.writing_step is None else f"step {each.writing_step}"
-    cells = (
-        each.job_id, each.directory, each.layout or "none yet", "" if each.step is None else f"step {each.step}",
-        "" if each.age_s is None else seconds(each.age_s), "" if each.size_bytes is None else size(each.size_bytes),
-        writing if each.writing or not writing else f"{writing}, left behind",
-    )  # fmt: skip
-    return Row(cells)
-
-
 def metrics(report: Report) -> Iterable[Family]:
     """The newest of each job, whatever directory it is stored in."""
     newest: dict[str, Checkpoint] = {}
@@ -78,4 +59,4 @@ def metrics(report: Report) -> Iterable[Family]:
     yield Family("checkpoint_writing", "gauge", "1 while a newer one is being written.", of_job, busy)
 
 
-SPEC = CollectorSpec("checkpoint", CheckpointSection, CheckpointCollector, tables, metrics)
+SPEC = CollectorSpec("checkpoint", CheckpointSection, CheckpointCollector, metrics)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import msgspec
 
-from slurm_watchdog.agent.collectors.presentation import Counters, Family, Table
+from slurm_watchdog.agent.collectors.presentation import Counters, Family
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
 from slurm_watchdog.agent.kernel.kmsg import Device
@@ -133,7 +133,6 @@ class CollectorSpec:
     name: str  # The name of its module: in `problems` of the report and as label `collector` of metrics.
     section: type[Struct]  # What `collect` returns; all fields have defaults.
     make: Callable[[CollectorContext], Collector]
-    tables: Callable[[Report], Iterable[Table]] = _nothing  # What `agent --once` shows of a report.
     metrics: Callable[[Report], Iterable[Family]] = _nothing
     """What is exported of the last report; every family in every call, if without series."""
     counters: Callable[[], Counters] | None = None  # Metrics that need more than the last report.

@@ -13,11 +13,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, seconds
+from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.model.report import LogSection, ProcessSection, Report
-
-SHOWN = 100  # Characters of the newest line in the table.
 
 
 class JobLogCollector:
@@ -48,19 +46,6 @@ class JobLogCollector:
         self._logs.remember(memory)
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """Every log, with the newest line that says something."""
-    rows, newest = [], {(event.job_id, event.source): event.line for event in report.events}
-    for row in report.logs:
-        age = "" if row.growth_age_s is None else f"{seconds(row.growth_age_s)} ago"
-        if row.lag_bytes or row.skipped_bytes:
-            lag, skipped = row.lag_bytes / 2**20, row.skipped_bytes / 2**20
-            age += f", {lag:.1f} MiB not read yet, {skipped:.1f} MiB skipped"
-        line = newest.get((row.job_id, row.path), "")[:SHOWN]
-        rows.append(Row((row.job_id, row.path, row.error or age, line), BAD if row.error else ""))
-    yield Table("logs", ("job", "log", "last grown", "newest fact"), tuple(rows))
-
-
 class LogCounters:
     """What was left out, in bytes and in events."""
 
@@ -89,4 +74,4 @@ class LogCounters:
         yield Family("log_lag_bytes", "gauge", text, (), [((), lag_bytes)])
 
 
-SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, tables, counters=LogCounters, memory=LogMemory)
+SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, counters=LogCounters, memory=LogMemory)

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.gpu import GPU
-from slurm_watchdog.agent.collectors.presentation import Family, Row, Series, Table, seconds
+from slurm_watchdog.agent.collectors.presentation import Family, Series
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
 from slurm_watchdog.agent.kernel.kmsg import Deduplicator, Device, KernelClock, Kmsg, KmsgFile, Reported
 from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace
@@ -276,20 +276,6 @@ class KernelLogCollector:
         self._reader.close(now)
 
 
-_STYLES = {FaultSeverity.CRITICAL: "bold red", FaultSeverity.ERROR: "red", FaultSeverity.WARNING: "yellow"}
-
-
-def tables(report: Report) -> Iterable[Table]:
-    """What the kernel and the GPU's driver reported."""
-    rows = []
-    for event in report.node_events:
-        again = f" (and {event.repeats} more)" if event.repeats else ""
-        line = f"{event.line or f'Xid {event.xid}'}{again}"
-        cells = (f"{seconds(event.age_s)} ago", event.severity, event.name, line)
-        rows.append(Row(cells, _STYLES.get(event.severity, "")))
-    yield Table("kernel and driver", ("when", "severity", "what", "line"), tuple(rows))
-
-
 class NodeEventCounters:
     """What the kernel's log and NVML said about this node, since the agent started."""
 
@@ -331,4 +317,4 @@ class NodeEventCounters:
         return sorted((key, max(by_source.values())) for key, by_source in totals.items())
 
 
-SPEC = CollectorSpec("kernel_log", KernelLogSection, KernelLogCollector, tables, counters=NodeEventCounters)
+SPEC = CollectorSpec("kernel_log", KernelLogSection, KernelLogCollector, counters=NodeEventCounters)

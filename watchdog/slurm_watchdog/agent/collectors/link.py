@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, number, with_unit
+from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.files.links import WORD
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
 from slurm_watchdog.agent.workers.request_types import ReadLinks
@@ -88,24 +88,6 @@ def with_rates(now: LinkCounters, before: LinkCounters | None) -> Link:
     )
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """Every link; those that are down are marked."""
-    columns = ("link", "kind", "up", "rate", "downs", "errors", "sends", "receives")
-    rows = tuple(
-        Row(
-            (
-                each.name, each.kind, {True: "yes", False: "NO", None: None}[each.up],
-                with_unit(each.rate_bits_s and each.rate_bits_s / 1e9, "{:g} Gb/s"), number(each.downs),
-                number(each.errors), with_unit(each.sent_bytes_s and each.sent_bytes_s / 1e6, "{:.1f} MB/s"),
-                with_unit(each.received_bytes_s and each.received_bytes_s / 1e6, "{:.1f} MB/s"),
-            ),
-            BAD if each.up is False else "",
-        )
-        for each in report.links
-    )  # fmt: skip
-    yield Table("links", columns, rows)
-
-
 FAMILIES = (
     ("up", "gauge", "1 while the link is up."),
     ("rate_bits_s", "gauge", "Bits a second at which the link runs."),
@@ -133,4 +115,4 @@ def metrics(report: Report) -> Iterable[Family]:
         yield Family(f"link_{_NAMES.get(field, field)}", kind, text, ("link",), values)
 
 
-SPEC = CollectorSpec("link", LinkSection, LinkCollector, tables, metrics)
+SPEC = CollectorSpec("link", LinkSection, LinkCollector, metrics)

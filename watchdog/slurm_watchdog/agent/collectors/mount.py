@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import zip_longest
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, largest
+from slurm_watchdog.agent.collectors.presentation import Family, largest
 from slurm_watchdog.agent.mounts.probing import ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ListOpenMounts
@@ -134,22 +134,6 @@ class MountCollector:
         return tuple(dict.fromkeys(places))
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """Every filesystem that answered, or should have, in this tick."""
-    rows = tuple(
-        Row(
-            (
-                mount.mount, mount.fs_type or "", mount.device or "",
-                mount.error or ("yes" if mount.responding else "NO"),
-                f"{'wrote' if mount.wrote else 'read'}, {mount.seconds:.3f} s",
-            ),
-            "" if mount.responding else BAD,
-        )
-        for mount in report.mounts
-    )  # fmt: skip
-    yield Table("filesystems", ("mount", "type", "device", "answers", "probe"), rows)
-
-
 class MountSeconds:
     """The last answer of each mount: a probe answers once a minute, Prometheus asks in between."""
 
@@ -169,4 +153,4 @@ class MountSeconds:
         yield Family("mount_probe_seconds", "gauge", text, ("mount",), series)
 
 
-SPEC = CollectorSpec("mount", MountSection, MountCollector, tables, counters=MountSeconds)
+SPEC = CollectorSpec("mount", MountSection, MountCollector, counters=MountSeconds)

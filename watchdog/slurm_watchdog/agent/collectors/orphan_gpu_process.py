@@ -13,9 +13,8 @@ from collections.abc import Iterable
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.gpu import GPU
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, seconds
+from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
-from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection, Report
 
 
@@ -43,27 +42,6 @@ class OrphanGpuProcessCollector:
         self._holders.remember(memory)
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """Every holder, known orphans marked."""
-    columns = ("pid", "command", "user", "state", "came from job", "GPUs", "memory", "orphan")
-    rows = tuple(
-        Row(
-            (
-                holder.pid, holder.comm, holder.user, holder.state, holder.job_id or "", _held(holder),
-                "not listed by NVML" if holder.memory_bytes is None else f"{holder.memory_bytes / 2**20:.0f} MiB",
-                "not known" if holder.orphan_for_s is None else f"for {seconds(holder.orphan_for_s)}",
-            ),
-            BAD if holder.orphan_for_s is not None else "",
-        )
-        for holder in report.gpu_holders
-    )  # fmt: skip
-    yield Table("GPUs held outside of running jobs", columns, rows)
-
-
-def _held(holder: GpuHolder) -> str:
-    return ", ".join(holder.gpu_uuids) or ", ".join(f"/dev/nvidia{minor}" for minor in holder.minors)
-
-
 def metrics(report: Report) -> Iterable[Family]:
     """How many known orphans each GPU has."""
     orphans = (holder for holder in report.gpu_holders if holder.orphan_for_s is not None)
@@ -77,7 +55,6 @@ SPEC = CollectorSpec(
     "orphan_gpu_process",
     OrphanGpuProcessSection,
     OrphanGpuProcessCollector,
-    tables,
     metrics,
     memory=OrphanMemory,
 )

@@ -16,16 +16,11 @@ from collections.abc import Iterable, Iterator
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import (
-    BAD,
     Family,
-    Row,
-    Table,
     job_label,
     largest,
-    seconds,
 )
 from slurm_watchdog.agent.processes.process_row import ProcessMemory
-from slurm_watchdog.model.observations import Blocked, Process
 from slurm_watchdog.model.report import ProcessSection, Report
 
 
@@ -56,47 +51,6 @@ class ProcessCollector:
         self._reader.remember(memory)
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """All processes, by job, ranks in order."""
-    rows = []
-    for process in sorted(report.processes, key=lambda p: (p.job_id, p.role, p.rank or 0, p.pid)):
-        job = process.job_id if process.step_id is None else f"{process.job_id}.{process.step_id}"
-        cells = (
-            job, process.role, _rank(process), _pid(process), process.comm,
-            "" if process.threads is None else process.threads, _state(process), seconds(process.cpu_s),
-            _blocked(process.blocked),
-        )  # fmt: skip
-        rows.append(Row(cells, BAD if process.blocked else ""))
-    columns = ("job", "role", "rank", "pid", "command", "threads", "state", "CPU", "blocked")
-    yield Table(f"processes of jobs on {report.node}", columns, tuple(rows))
-
-
-def _rank(process: Process) -> str:
-    """`3 of 8 (local 1)`, as far as it is known."""
-    if process.rank is None:
-        return ""
-    world = "" if process.world_size is None else f" of {process.world_size}"
-    local = "" if process.local_rank is None else f" (local {process.local_rank})"
-    return f"{process.rank}{world}{local}"
-
-
-def _pid(process: Process) -> str:
-    inside = process.container_pid
-    return str(process.pid) if inside is None else f"{process.pid} (inside {inside})"
-
-
-def _state(process: Process) -> str:
-    age_s = process.state_age_s
-    return process.state if age_s is None else f"{process.state} for {seconds(age_s)}"
-
-
-def _blocked(blocked: Blocked | None) -> str:
-    if blocked is None:
-        return ""
-    where = f" on {blocked.path} ({blocked.mount})" if blocked.path else ""
-    return f"{blocked.seconds:.0f} s in {blocked.syscall or blocked.wchan or '?'}{where}"
-
-
 def metrics(report: Report) -> Iterable[Family]:
     """How long ranks have been blocked."""
     blocked = [
@@ -108,4 +62,4 @@ def metrics(report: Report) -> Iterable[Family]:
     yield Family("process_uninterruptible_seconds", "gauge", text, ("job_id", "rank"), largest(blocked))
 
 
-SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, tables, metrics, memory=ProcessMemory)
+SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, metrics, memory=ProcessMemory)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, seconds
+from slurm_watchdog.agent.collectors.presentation import Family, job_label
 from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.request_types import ReadSupervisor
 from slurm_watchdog.agent.workers.worker import Answer
@@ -119,20 +119,6 @@ class SupervisorCollector:
             known.written = asked_at - (0.0 if answer.value is None else answer.value.age_s)
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """One row for each."""
-    columns = ("job", "state", "step", "started", "restarts left", "nodes", "spares", "last word", "says")
-    rows = []
-    for each in report.supervisors:
-        status = each.status
-        cells = (
-            each.job_id, str(status.state), status.step_id, f"{status.starts} times", status.restarts_left,
-            len(status.nodes), len(status.spares), f"{seconds(each.age_s)} ago", status.words,
-        )  # fmt: skip
-        rows.append(Row(cells, BAD if each.age_s > FRESH_S else ""))
-    yield Table("supervisors", columns, tuple(rows))
-
-
 def metrics(report: Report) -> Iterable[Family]:
     """Whether one lives, and what it has left."""
     of_job = ("job_id",)
@@ -144,4 +130,4 @@ def metrics(report: Report) -> Iterable[Family]:
     yield Family("supervisor_starts", "gauge", "Starts of the job's command in this run.", of_job, starts)
 
 
-SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector, tables, metrics)
+SPEC = CollectorSpec("supervisor", SupervisorSection, SupervisorCollector, metrics)

@@ -18,11 +18,10 @@ from contextlib import suppress
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
-from slurm_watchdog.agent.collectors.presentation import BAD, Family, Row, Table, job_label, largest, number
+from slurm_watchdog.agent.collectors.presentation import Family, job_label, largest
 from slurm_watchdog.agent.mounts.shared_memory import SharedMemories
 from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
 from slurm_watchdog.agent.proc.files import count_open_files, read_file
-from slurm_watchdog.base.text import size
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
@@ -30,7 +29,6 @@ from slurm_watchdog.model.usage import Pressure, Resource, Usage
 EVERY_S = 30.0  # A look of a node with 8 ranks takes 2 ms: 0.007 % of a core.
 TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests nobody.
 MAX_RANKS = 64
-BYTES = frozenset({Resource.MEMORY, Resource.SHARED_MEMORY})
 
 
 def parse_meminfo(text: bytes | None) -> Usage | None:
@@ -147,20 +145,6 @@ def _files_of(ranks: Iterable[Process], read: Read) -> Iterator[Usage]:
             )  # fmt: skip
 
 
-def tables(report: Report) -> Iterable[Table]:
-    """A row for each limit, the nearest first."""
-    rows = []
-    for each in sorted(report.usages, key=lambda row: -row.ratio):
-        words = size if each.resource in BYTES else str
-        cells = (
-            each.job_id or "(node)", each.step_id or "", each.resource, words(each.used),
-            "none" if each.limit is None else words(each.limit), f"{each.ratio:.0%}", number(each.refused),
-        )  # fmt: skip
-        rows.append(Row(cells, BAD if each.ratio >= 0.95 or each.refused else ""))
-    columns = ("job", "step", "what", "used", "limit", "share", "refused")
-    yield Table("limits", columns, tuple(rows))
-
-
 def metrics(report: Report) -> Iterable[Family]:
     """Shares of limits, and of time."""
     labels = ("resource", "job_id")
@@ -183,4 +167,4 @@ def _parts(each: Pressure) -> tuple[tuple[str, float], ...]:
     return ("some", each.some_ratio), ("full", each.full_ratio)
 
 
-SPEC = CollectorSpec("usage", UsageSection, UsageCollector, tables, metrics)
+SPEC = CollectorSpec("usage", UsageSection, UsageCollector, metrics)

@@ -153,12 +153,13 @@ def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen:
 
 
 def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:
-    (found,) = json.loads(copy.command("replay", "--json", str(copy.trace), code=1))
+    (found,) = json.loads(copy.command("replay", "--json", str(copy.trace), code=1))["incidents"]
     assert (found["kind"], found["severity"], found["job_id"]) == ("loss_zero", "warning", "7")
     assert found["summary"] == "The loss of job 7 has been 0 since step 8."
     config = copy.root / "off.yaml"
     config.write_text("detectors: {loss_zero: {mode: 'off'}}\n")
-    assert json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.trace))) == []
+    found = json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.trace)))
+    assert found["incidents"] == []
 
 
 def test_what_explains_it_and_what_it_explains_is_known_to_correlation(seen: dict[str, Any]) -> None:

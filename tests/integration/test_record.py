@@ -67,7 +67,7 @@ def test_a_hang_is_found_in_its_recording_with_the_same_culprit(cluster: Cluster
         assert done.returncode == 1, done.stderr
         early = "about a job that no job line has named yet"  # agents may see it before Slurm's listing is read
         assert [line for line in done.stderr.splitlines() if not line.endswith(early)] == []
-        replayed = json.loads(done.stdout)
+        replayed = json.loads(done.stdout)["incidents"]
         assert essence(replayed) == essence(live_incidents)
         found = next(i for i in replayed if i["kind"] == "collective_hang")
         assert "data loader" in found["culprits"][0]["reason"]

@@ -86,6 +86,19 @@ def test_a_command_of_the_release_before_is_todays(old: str, new: str) -> None:
     assert run(*old.split()).exit_code != 2 or run(*old.split()).output == run(*new.split()).output
 
 
+def test_an_option_of_the_release_before_names_its_alternative() -> None:
+    for words in ("report --html x", "restart 7 --partition gpu", "save-all --all --user ann", "test-nodes --job 7"):
+        result = run(*words.split())
+        assert (result.exit_code, "was removed; " in result.stderr) == (2, True)
+
+
+def test_without_headers_only_the_rows_of_tables_are_printed(controller: FakeController) -> None:
+    controller.answers["GET", "/v1/incidents"] = [incident()]
+    controller.answers["GET", "/v1/status"] = status()
+    assert run("incidents", "--noheader", socket=controller.path).stdout.split()[:3] == ["7f3a", "firing", "4711"]
+    assert [line[:4] for line in run("status", "--noheader", socket=controller.path).stdout.splitlines()] == ["4711"]
+
+
 def test_the_version_is_printed() -> None:
     said = run("--version").output.strip()
     assert re.fullmatch(rf"slurm-watchdog {re.escape(__version__)} \(commit [0-9a-f]{{8}}\)", said), said

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from slurm_watchdog.cli.incidents import incidents, wanted
+from slurm_watchdog.cli.ask import incidents, wanted
 from slurm_watchdog.model.documents import Incident
 
 NOW = 10_000.0

@@ -57,8 +57,8 @@ ALONE = {
     "scan-log": ["{}/train.log"],
     "scan-log --kernel": ["{}/train.log"],
 }
-LISTS = {"incidents", "replay"}
-"""Those that print a list for `--json`, as in the first release."""
+LISTS = {"incidents"}
+"""It prints a list for `--json`, as in the first release."""
 
 
 def leaves(group: click.Group, above: str = "") -> Iterator[tuple[str, click.Command]]:

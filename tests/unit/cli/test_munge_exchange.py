@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange, MungeExchanges
+from slurm_watchdog.cli.client import ClientError
+from slurm_watchdog.cli.munge_exchange import MungeExchange, MungeExchanges
 from slurm_watchdog.identity.munge_protocol import request_digest
 
 MUNGE = "#!/bin/sh\nread -r digest; echo MUNGE:$digest:\n"
@@ -76,22 +77,22 @@ def test_no_other_answer_is(answers: dict[str, Any], monkeypatch: pytest.MonkeyP
         (b"", "is not the controller"),
     ):
         answers["body"] = body
-        with pytest.raises(ExchangeFailed, match=words):
+        with pytest.raises(ClientError, match=words):
             ask("GET", "/v1/status", b"")
     answers["body"] = sealed(DIGEST)
     monkeypatch.setenv("MADE_BY", "78")
-    with pytest.raises(ExchangeFailed, match="is not the controller"):
+    with pytest.raises(ClientError, match="is not the controller"):
         ask("GET", "/v1/status", b"")
     answers["status"], answers["body"] = 403, b'{"error": "this door is for users"}'
-    with pytest.raises(ExchangeFailed, match="refuses: this door is for users"):
+    with pytest.raises(ClientError, match="refuses: this door is for users"):
         ask("GET", "/v1/status", b"")
 
 
 def test_nobody_who_listens_is_said_with_what_to_look_at() -> None:
-    with pytest.raises(ExchangeFailed, match="cannot be asked") as caught:
+    with pytest.raises(ClientError, match="cannot be asked") as caught:
         MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)._send("GET", "/", b"", {})
     assert "controller.user_listen" in caught.value.todo
-    with pytest.raises(ExchangeFailed, match="knows no user no-such-user-here"):
+    with pytest.raises(ClientError, match="knows no user no-such-user-here"):
         MungeExchange("munge://no-such-user-here@127.0.0.1:1", 1.0)("GET", "/", b"")
 
 
@@ -141,7 +142,7 @@ def test_of_two_controllers_the_active_one_answers(answers: dict[str, Any], meth
 def test_a_restart_that_one_may_have_taken_is_not_asked_of_the_other(answers: dict[str, Any]) -> None:
     answers["body"] = sealed(DIGEST)
     with a_port(None) as cut_off:
-        with pytest.raises(ExchangeFailed, match="cannot be asked"):
+        with pytest.raises(ClientError, match="cannot be asked"):
             MungeExchanges(f"{cut_off},{answers['address']}", 5.0)("POST", "/v1/restart", b"{}")
         assert "asked" not in answers
     with a_port(None) as cut_off:
@@ -149,11 +150,11 @@ def test_a_restart_that_one_may_have_taken_is_not_asked_of_the_other(answers: di
 
 
 def test_without_an_active_one_both_say_why(answers: dict[str, Any]) -> None:
-    with a_port() as standby, pytest.raises(ExchangeFailed, match=r"is the standby.*cannot be asked") as caught:
+    with a_port() as standby, pytest.raises(ClientError, match=r"is the standby.*cannot be asked") as caught:
         MungeExchanges(f"{standby},{NOBODY_THERE}", 5.0)("GET", "/v1/status", b"")
     assert "has to be active" in caught.value.todo
-    with a_port() as standby, pytest.raises(ExchangeFailed, match="is the standby") as caught:
+    with a_port() as standby, pytest.raises(ClientError, match="is the standby") as caught:
         MungeExchanges(standby, 5.0)("GET", "/v1/status", b"")
     assert caught.value.todo.startswith("Name both controllers: munge://127.0.0.1:")
-    with pytest.raises(ExchangeFailed, match="is not an address"):
+    with pytest.raises(ClientError, match="is not an address"):
         MungeExchanges(f"{NOBODY_THERE},", 5.0)

@@ -17,7 +17,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.cli.report import intervals, print_report
+from slurm_watchdog.cli.ask import intervals, print_report
 from slurm_watchdog.cli.show import paired, run_row
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.report_view import read

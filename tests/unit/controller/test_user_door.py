@@ -20,7 +20,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.munge_exchange import ExchangeFailed, MungeExchange
+from slurm_watchdog.cli.client import ClientError
+from slurm_watchdog.cli.munge_exchange import MungeExchange
 from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.user_door import (
     ADDRESS_BURST,
@@ -374,5 +375,5 @@ def test_what_is_no_request_of_a_command_is_refused_at_the_port(controller: Any,
     "address", ["munge://", "munge://host", "munge://host:0", "munge://host:99999", "munge://a b:1", "munge://h:1/x"]
 )
 def test_what_is_no_address_is_refused(address: str) -> None:
-    with pytest.raises(ExchangeFailed, match="is not a controller's address"):
+    with pytest.raises(ClientError, match="is not a controller's address"):
         MungeExchange(address, 1.0)

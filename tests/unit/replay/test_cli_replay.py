@@ -39,7 +39,7 @@ def test_an_incident_is_a_row_that_says_who_and_what_would_have_been_done() -> N
 def test_json_is_the_array_of_the_incidents_command_and_nothing_else() -> None:
     result = run("--json", TRACES / "nonsense.jsonl")
     assert result.exit_code == 1
-    (incident,) = json.loads(result.stdout)
+    (incident,) = json.loads(result.stdout)["incidents"]
     assert set(incident) >= INCIDENT_KEYS
     assert (incident["kind"], incident["state"], incident["job_id"]) == (
         "filesystem_outage",
@@ -62,7 +62,7 @@ def test_json_is_the_array_of_the_incidents_command_and_nothing_else() -> None:
 
 def test_several_traces_are_replayed_each_by_itself() -> None:
     result = run("--json", OUTAGE, TRACES / "filesystem_stall.jsonl", OUTAGE)
-    found = [(Path(i["trace"]).stem, i["id"]) for i in json.loads(result.stdout) if i["state"] == "firing"]
+    found = [(Path(i["trace"]).stem, i["id"]) for i in json.loads(result.stdout)["incidents"] if i["state"] == "firing"]
     assert [name for name, _ in found] == ["filesystem_outage", "filesystem_stall", "filesystem_outage"]
     assert len({number for _, number in found}) == 3
 
@@ -108,7 +108,7 @@ def test_a_file_that_is_no_trace_ends_with_a_sentence_and_code_2(tmp_path: Path,
     file.write_bytes(content)
     result = run("--json", file)
     assert result.exit_code == 2
-    assert json.loads(result.stdout) == []
+    assert json.loads(result.stdout)["incidents"] == []
     assert str(file) in result.stderr
     assert "Traceback" not in result.stderr
 
@@ -116,7 +116,7 @@ def test_a_file_that_is_no_trace_ends_with_a_sentence_and_code_2(tmp_path: Path,
 def test_cli_replay_reports_unreadable_files_and_replays_the_others(tmp_path: Path) -> None:
     result = run("--json", tmp_path / "missing", tmp_path, OUTAGE)
     assert result.exit_code == 2
-    assert [i["kind"] for i in json.loads(result.stdout)] == ["filesystem_outage"]
+    assert [i["kind"] for i in json.loads(result.stdout)["incidents"]] == ["filesystem_outage"]
     assert "No such file" in result.stderr
     assert "Is a directory" in result.stderr
 

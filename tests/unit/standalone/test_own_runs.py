@@ -77,7 +77,7 @@ def test_status_of_several_own_runs_shows_each_and_ends_with_the_worst(
         assert result.exit_code == 2
         assert result.stdout.index("python other.py") < result.stdout.index("python train.py")
         assert "CRITICAL: 1 job hangs." in result.stdout
-        documents = json.loads(run("status", "--json").stdout)
+        documents = json.loads(run("status", "--json").stdout)["runs"]
         assert [each["directory"] for each in documents] == [str(tmp_path / "b"), str(tmp_path / "a")]
         refused = run("diagnose", "4711")
         assert refused.exit_code == 2

@@ -18,7 +18,7 @@ from base64 import b64decode
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
@@ -28,27 +28,24 @@ from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.terminal import moment
 from slurm_watchdog.parse.stacks.py_spy_json import whole_dumps
 
-MAX_NAME: Final = 80
-MAX_UNPACKED: Final = 32 << 20
-"""Of one Flight Recorder dump."""
-INDEXED: Final = ("at", "kind", "number", "incident", "taken")
-"""What `incident.json` has of each piece of evidence."""
-ENDINGS: Final = (".tar.zst", ".tar.gz", ".tgz", ".tar")
-DOCUMENTS: Final = {
+MAX_NAME = 80
+MAX_UNPACKED = 32 << 20  # Of one Flight Recorder dump.
+INDEXED = ("at", "kind", "number", "incident", "taken")  # What `incident.json` has of each piece of evidence.
+ENDINGS = (".tar.zst", ".tar.gz", ".tgz", ".tar")
+DOCUMENTS = {
     "diagnosis": "groups of ranks, which one differs, and how",
     "job": "what the controller knew of the job when the incident began",
 }
-HEAD: Final = """\
+HEAD = """\
 Incident {id} as slurm-watchdog {version} kept it, packed at {at}. What is in this folder, every file of it:
 
 {files}
 """
-FOOT: Final = """
+FOOT = """
 stacks/ holds the newest dump of every rank, a file each: slurm-watchdog group-stacks THIS_FOLDER/stacks
 """
 
-Fetch = Callable[[Any], Any]
-"""The document of one piece of an explanation's evidence."""
+Fetch = Callable[[Any], Any]  # The document of one piece of an explanation's evidence.
 
 
 class File(NamedTuple):

@@ -9,21 +9,22 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
 
-from slurm_watchdog.cli.munge_exchange import SCHEME, ExchangeFailed, MungeExchanges
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, EXIT_USAGE, Refusal
+
+if TYPE_CHECKING:
+    from slurm_watchdog.cli.munge_exchange import MungeExchanges
 
 T = TypeVar("T")
 
-DEADLINE_S: Final = 10.0
-"""For one whole request, from connecting to the last byte."""
-MAX_BYTES: Final = 64 * 1024**2
-"""Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours."""
+DEADLINE_S = 10.0  # For one whole request, from connecting to the last byte.
+MAX_BYTES = 64 * 1024**2  # Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours.
 
-SERVICE_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
+SERVICE_SOCKET = "/run/slurm-watchdog/controller.sock"
 """The service's socket; any other one usually belongs to a user's `run`."""
 _IS_IT_RUNNING = (
     "Is the controller running, on this machine? systemctl status slurm-watchdog-controller; from other machines: "
@@ -31,21 +32,22 @@ _IS_IT_RUNNING = (
 )
 _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
 _HAS_IT_ENDED = "Has that `run` ended? Its journal answers: slurm-watchdog incidents --journal {}"
-Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]
-"""(method, target, body) to (status, its words, body)."""
+Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # (method, target, body) to (status, its words, body).
 
 
-class ClientError(Exception):
-    """A request that got no good answer: `what` failed, and what `todo` next, each a sentence."""
+class ClientError(Refusal):
+    """A request that got no good answer: `what` failed, and what `todo` next, each a sentence. Its exit code is wrong
+    usage where the controller has refused the request, otherwise unknown."""
 
-    def __init__(self, what: str, todo: str = "", http_status: int | None = None, code: str = ""):
-        super().__init__(what)
+    def __init__(
+        self, what: str, todo: str = "", http_status: int | None = None, code: str = "", *, untaken: bool = False
+    ):
+        is_refused = http_status is not None and 400 <= http_status < 500
+        super().__init__([what], todo, EXIT_USAGE if is_refused else EXIT_UNKNOWN)
         self.what = what
-        self.todo = todo
-        self.http_status = http_status
-        """Set when the controller itself answered with an error."""
-        self.code = code
-        """The controller's word for programs, such as `hangs`."""
+        self.http_status = http_status  # Set when the controller itself answered with an error.
+        self.code = code  # The controller's word for programs, such as `hangs`.
+        self.untaken = untaken  # No controller has taken the request, so that another one can be asked the same.
 
     @property
     def is_final(self) -> bool:
@@ -91,7 +93,7 @@ class Client:
         self.path = path
         self._deadline_s = deadline_s
         self._munge: MungeExchanges | None = None
-        self._exchange = exchange or (self._over_munge if path.startswith(SCHEME) else self._over_socket)
+        self._exchange = exchange or (self._over_munge if path.startswith("munge://") else self._over_socket)
 
     def get(self, kind: type[T], path: str, *parts: object, **query: object) -> T:
         """A document of this type. `path` has `{}` for each of `parts`; what of `query` is None is not asked for."""
@@ -124,11 +126,10 @@ class Client:
             ) from error
 
     def _over_munge(self, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
-        try:
-            self._munge = self._munge or MungeExchanges(self.path, self._deadline_s)
-            return self._munge(method, target, body)
-        except ExchangeFailed as error:
-            raise ClientError(error.what, error.todo) from error
+        from slurm_watchdog.cli.munge_exchange import MungeExchanges
+
+        self._munge = self._munge or MungeExchanges(self.path, self._deadline_s)
+        return self._munge(method, target, body)
 
     def _over_socket(self, method: str, target: str, body: bytes) -> tuple[int, str, bytes]:
         connection = _UnixConnection(self.path, self._deadline_s)

@@ -6,7 +6,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 from msgspec import to_builtins
@@ -22,8 +22,8 @@ from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_UNKNOWN,
+    EXIT_USAGE,
     JOB_ID,
-    fail,
     knowledge_option,
     operator_options,
     print_json,
@@ -35,11 +35,10 @@ from slurm_watchdog.cli.terminal import count, sentence, show
 if TYPE_CHECKING:
     from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 
-POLL_S: Final = 0.5
-COLLECTION_LIMIT_S: Final = 300.0
+POLL_S = 0.5
+COLLECTION_LIMIT_S = 300.0
 """The controller gives up on a node long before; this is for one that does not come back itself."""
-LOOKED_AT: Final = 1 << 20
-"""Bytes of a file that show what it is."""
+LOOKED_AT = 1 << 20  # Bytes of a file that show what it is.
 LOGS, STACKS, COLLECTIVES, KERNEL = "logs", "stacks", "collectives", "kernel"
 """The sorts of files, as `--json` names what was found in them."""
 
@@ -79,11 +78,11 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
         client = choose(socket_path, config_file)
         found = _collect(client, given[0], quiet=as_json)
     except ClientError as error:
-        wrong = error.http_status in (400, 403)
-        fail(error, as_json, None if wrong else EXIT_UNKNOWN)
+        error.end_with(EXIT_USAGE if error.http_status in (400, 403) else EXIT_UNKNOWN)
+        raise
     if found.diagnosis is None:
         what = f"Job {given[0]} has ended or was restarted while its ranks were asked."
-        fail(ClientError(what, "See: slurm-watchdog status"), as_json, EXIT_UNKNOWN)
+        raise ClientError(what, "See: slurm-watchdog status")
     if as_json:
         print_json(to_builtins(found.diagnosis) | {"job_id": given[0], "took_s": found.age_s})
     else:
@@ -140,7 +139,7 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
         sys.stdin.buffer.seek(0)
     if not sorts:
         what = f"Nothing was recognised in {', '.join(given[:3])}: neither logs nor stacks nor dumps."
-        fail(ClientError(what, f"Looked at: {', '.join(strange[:8]) or 'no file'}"), as_json, EXIT_UNKNOWN)
+        raise ClientError(what, f"Looked at: {', '.join(strange[:8]) or 'no file'}")
     readers: dict[str, Callable[[list[str]], Answer]] = {
         LOGS: lambda paths: read_logs(paths, config),
         STACKS: lambda paths: read_stacks(paths, config, {}),

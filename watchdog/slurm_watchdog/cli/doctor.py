@@ -20,13 +20,15 @@ from slurm_watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_UNKNOWN,
     EXIT_USAGE,
+    JOB,
     Refusal,
+    flag,
     load_or_exit,
     operator_options,
     print_json,
-    removed_option,
     seconds_of,
     service_paths,
+    value,
 )
 from slurm_watchdog.cli.terminal import clean, count, duration, sentence
 
@@ -44,8 +46,7 @@ NO_RECEIVER = (
 )
 COLLECTIVE_TIMEOUT_S = 600.0
 """Of NCCL in PyTorch, which has the shortest: torch.distributed.constants.default_pg_nccl_timeout."""
-MAX_SCRIPT_BYTES = 4 << 20
-"""Slurm takes scripts of up to 4 MiB (max_script_size)."""
+MAX_SCRIPT_BYTES = 4 << 20  # Slurm takes scripts of up to 4 MiB (max_script_size).
 
 
 class _NotLookedFor(Refusal):
@@ -56,19 +57,18 @@ class _NotLookedFor(Refusal):
 
 @click.command()
 @click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path(allow_dash=True))
-@click.option("--job", "job_id", metavar="J", help="A job that waits or runs: its script, and what is seen of it.")
-@click.option("--node", "on_node", is_flag=True, help="This compute node, for the agent.")
-@removed_option("--torch", "no finding depends on PyTorch's release any more")
+@value(*JOB, "job_id", metavar="J", help="A job that waits or runs: its script, and what is seen of it.")
+@flag("--node", "on_node", help="This compute node, for the agent.")
+@value("--deadline", metavar="TIME", callback=seconds_of, help="Answer within TIME (20s), whatever hangs; with --node.")
+@value("--only", metavar="RULE,…", help="Only these findings (service, nvml, munge, …); with --node.")
+@flag("--notify", help="Send a test notification to every receiver, and then that it is over.")
 @click.option(
-    "--deadline",
-    metavar="TIME",
-    callback=seconds_of,
-    help="Answer within TIME (20s), whatever hangs; with --node.",
+    "--severity",
+    type=click.Choice(["info", "warning", "critical"]),
+    default="info",
+    show_default=True,
+    help="Of that test; a critical one also mentions people and pages.",
 )
-@click.option("--only", metavar="RULE,…", help="Only these findings (service, nvml, munge, …); with --node.")
-@click.option("--notify", is_flag=True, help="Send a test notification to every receiver, and then that it is over.")
-@click.option("--severity", type=click.Choice(["info", "warning", "critical"]), default="info", show_default=True,
-              help="Of that test; a critical one also mentions people and pages.")  # fmt: skip
 @operator_options
 def doctor(
     script: str | None,

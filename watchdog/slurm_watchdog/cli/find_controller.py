@@ -14,10 +14,8 @@ import click
 
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.options import (
-    EXIT_UNKNOWN,
     EXIT_USAGE,
     Refusal,
-    fail,
     journal_option,
     load_or_exit,
     operator_options,
@@ -79,8 +77,7 @@ class Asked:
     config_file: str | None
     as_json: bool
     journal: str | None = None
-    or_journal: bool = False
-    """A journal can answer, too."""
+    or_journal: bool = False  # A journal can answer, too.
 
     def client(self, incident_id: str | None = None) -> Client:
         """For the controller that was named, this machine's, or the user's own and only run; with `or_journal` else for
@@ -110,8 +107,8 @@ class Asked:
 
 
 def asks_controller(*, or_journal: bool = False, refused: int = EXIT_USAGE) -> Callable[[Callable[..., None]], Any]:
-    """Decorates a command whose first argument is an `Asked`, of these options. A ClientError is printed, and ends it
-    with `refused` where the request was refused, otherwise with unknown."""
+    """Decorates a command whose first argument is an `Asked`, of these options. Where the request was refused it ends
+    with the code `refused`."""
 
     def decorate(function: Callable[..., None]) -> Any:
         @wraps(function)
@@ -121,8 +118,9 @@ def asks_controller(*, or_journal: bool = False, refused: int = EXIT_USAGE) -> C
             try:
                 function(Asked(socket_path, config_file, as_json, journal, or_journal), **given)
             except ClientError as error:
-                is_refused = error.http_status is not None and error.http_status < 500
-                fail(error, as_json, refused if is_refused else EXIT_UNKNOWN)
+                if error.exit_code == EXIT_USAGE:
+                    error.end_with(refused)
+                raise
 
         whole = operator_options(command)
         return journal_option(whole) if or_journal else whole

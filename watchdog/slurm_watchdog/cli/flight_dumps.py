@@ -7,7 +7,7 @@ import os
 import re
 import stat
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import msgspec
 from msgspec.structs import replace
@@ -19,12 +19,10 @@ from slurm_watchdog.cli.terminal import sentence, show
 if TYPE_CHECKING:
     from slurm_watchdog.model.collective_records import CollectiveRecord
 
-MAX_FILES: Final = 16_384
-MEMORY_BYTES: Final = 2 << 30
-"""Beyond what this process has when it begins: a hostile dump ends with a reason."""
-APART_S: Final = 120.0
-"""Ranks that wrote their dumps further apart than this may have moved between the two."""
-RANK: Final = re.compile(r"(?i)(?<![a-z])rank[ _.-]?(\d{1,7})(?!\d)|(\d{1,7})(?:\.(?:json|pickle|pkl|bin))?$")
+MAX_FILES = 16_384
+MEMORY_BYTES = 2 << 30  # Beyond what this process has when it begins: a hostile dump ends with a reason.
+APART_S = 120.0  # Ranks that wrote their dumps further apart than this may have moved between the two.
+RANK = re.compile(r"(?i)(?<![a-z])rank[ _.-]?(\d{1,7})(?!\d)|(\d{1,7})(?:\.(?:json|pickle|pkl|bin))?$")
 """In the name of a file, or else of its folder, as in a bundle: `rank3_trace.json`, `nccl_trace_rank_3`, `dump_3`."""
 
 

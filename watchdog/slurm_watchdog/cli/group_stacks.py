@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec.structs import replace
@@ -21,6 +21,7 @@ from slurm_watchdog.cli.options import (
     config_option,
     json_option,
     knowledge_option,
+    value,
 )
 from slurm_watchdog.cli.terminal import advice, count, show
 
@@ -31,47 +32,39 @@ if TYPE_CHECKING:
     from slurm_watchdog.model.incidents import Culprit
     from slurm_watchdog.parse.stacks.dump import Dump
 
-MAX_FILE_BYTES: Final = 64 << 20
-MAX_TOTAL_BYTES: Final = 2 << 30
-MAX_DUMPS: Final = 200_000
-MAX_WORDS: Final = 65_536
-"""Characters of a file without stacks in which its first words are looked for."""
-GROUPS_SHOWN: Final = 40
+MAX_FILE_BYTES = 64 << 20
+MAX_TOTAL_BYTES = 2 << 30
+MAX_DUMPS = 200_000
+MAX_WORDS = 65_536  # Characters of a file without stacks in which its first words are looked for.
+GROUPS_SHOWN = 40
 
 
 @click.command("group-stacks")
 @click.argument("paths", metavar="PATH…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.option(
+@value(
     "--ranks",
     type=click.IntRange(1, 10_000_000),
     metavar="N",
     help="How many ranks the job has: names the missing ones.",
 )
-@click.option(
+@value(
     "--since-last-step",
+    "since_last_step_s",
     type=FiniteRange(0),
     metavar="S",
     help="Seconds since the last step when the stacks were taken.",
 )
-@click.option("--typical-step", type=FiniteRange(0), metavar="S", help="Seconds that a step takes.")
-@click.option(
+@value("--typical-step", "typical_step_s", type=FiniteRange(0), metavar="S", help="Seconds that a step takes.")
+@value(
     "--topology",
     metavar="SIZES",
-    help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: "
-    "compares ranks with those that normally look like them. [default: as the ranks' command lines say]",
+    help="Sizes of tensor, pipeline and context parallelism in Megatron's order of ranks, tp=4,pp=8: compares ranks "
+    "with those that normally look like them. [default: as the ranks' command lines say]",
 )
 @config_option("Configuration file: the limits of its detectors. [default: every setting's default]")
 @knowledge_option
 @json_option
-def group_stacks(
-    paths: tuple[str, ...],
-    ranks: int | None,
-    since_last_step: float | None,
-    typical_step: float | None,
-    topology: str | None,
-    config_file: str | None,
-    as_json: bool,
-) -> None:
+def group_stacks(paths: tuple[str, ...], config_file: str | None, as_json: bool, **given: Any) -> None:
     """Reads stacks and says whether they show a hang, and which rank keeps the others waiting, if one does.
 
     A PATH is a file, a directory with a file for each rank or node, or `-` for standard input: what `py-spy
@@ -89,7 +82,6 @@ def group_stacks(
       slurm-watchdog group-stacks stacks/ --since-last-step 1800 --topology tp=4,pp=8
       srun --overlap --label … py-spy dump … | slurm-watchdog group-stacks -
     """
-    given = {"ranks": ranks, "since_last_step_s": since_last_step, "typical_step_s": typical_step, "topology": topology}
     read_stacks(paths, configured(config_file), given).finish(as_json)
 
 
@@ -129,14 +121,10 @@ def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, An
 class StackFiles(Struct, frozen=True, kw_only=True):
     """What files hold."""
 
-    dumps: list[Dump]
-    """In an order that does not depend on the order of the paths."""
-    unreadable: list[str]
-    """What could not be read, and why."""
-    spoilt: list[str]
-    """What is broken, and was read in part, or not. The other files are not affected."""
-    recorded: int = 0
-    """Files that hold no stacks, but what a rank recorded of its collectives."""
+    dumps: list[Dump]  # In an order that does not depend on the order of the paths.
+    unreadable: list[str]  # What could not be read, and why.
+    spoilt: list[str]  # What is broken, and was read in part, or not. The other files are not affected.
+    recorded: int = 0  # Files that hold no stacks, but what a rank recorded of its collectives.
 
 
 def read_stack_files(paths: Sequence[str]) -> StackFiles:

@@ -22,37 +22,47 @@ from slurm_watchdog.cli.options import (
     EXIT_USAGE,
     JOB_ID,
     ON_TOP,
+    TYPED,
     Refusal,
     needs_package,
     print_json,
 )
 
-OUTPUT_ERRORS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+OUTPUT_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a full or broken disk answers to what is written into a file that is open already."""
 
 
+SELECT = "name the jobs: $(squeue -h -t R -w NODES -o %i)"
 REMOVED: Final[Mapping[str, str]] = {
     "ack": "use: slurm-watchdog silence --kind KIND --job JOB",
     "ca": "use certificates of your site's own authority, or the openssl lines of docs/authentication.md",
     "demo": "use, in a clone of the repository: make demo",
     "drain": "use: scontrol update NodeName=NODE State=DRAIN Reason=TEXT",
     "undrain": "use: scontrol update NodeName=NODE State=RESUME",
+    "doctor --torch": "no finding depends on PyTorch's release any more",
+    "report --html": "use --json, and Grafana for plots",
+    **{f"restart --{name}": SELECT for name in ("partition", "account", "node", "reservation", "user")},
+    "test-nodes --directory": "each test is a salloc, which prints its output",
+    "test-nodes --interface": "the way between nodes is that of their addresses; else see node_tests.program",
+    "test-nodes --job": "name the nodes, such as those of scontrol show job",
+    "test-nodes --no-second-look": "what looks bad is measured twice",
 }
-"""Commands that releases before this one had, and what to use instead, a clause. A row stays for one release."""
+"""Commands and options that releases before this one had, and what to use instead, a clause. A row stays for one
+release."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("run", "Run a command under the watchdog, or watch a job of yours."),
     "status": ("status", "What is watched and whether all is well."),
-    "incidents": ("incidents", "What happened: pending, firing and resolved incidents."),
+    "incidents": ("ask.incidents", "What happened: pending, firing and resolved incidents."),
     "show": ("show", "One incident, job or node: who, why, what was done, what to do."),
     "diagnose": ("diagnose", "Find the rank that blocks a job, or the cause in logs and dumps."),
     "restart": ("restart", "Restart jobs gracefully, without some nodes, or have them save."),
-    "pause": ("pause", "Pause all automatic actions."),
-    "resume": ("pause.resume", "Resume automatic actions."),
-    "silence": ("silence", "Stop messages about a kind, job or node for a while."),
-    "nodes": ("nodes", "List suspect nodes and why."),
+    "pause": ("ask.pause", "Pause all automatic actions."),
+    "resume": ("ask.resume", "Resume automatic actions."),
+    "silence": ("ask.silence", "Stop messages about a kind, job or node for a while."),
+    "nodes": ("ask.nodes", "List suspect nodes and why."),
     "test-nodes": ("test_nodes", "Measure nodes and the links between them; name the slow one."),
-    "report": ("report", "Hours kept and lost: restarts, hangs, steps done again."),
+    "report": ("ask.report", "Hours kept and lost: restarts, hangs, steps done again."),
     "doctor": ("doctor", "Check a cluster, node, job, script or configuration."),
     "agent": ("services.agent", "The service on a compute node."),
     "controller": ("services.controller", "The service on the management node."),
@@ -63,10 +73,9 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
 }
 """A command: its module beside this one, with its name there where that is another one, and what it does, for the list
 of all, which imports none of them."""
-SERVICES: Final = ("agent", "controller", "replay")
+SERVICES = ("agent", "controller", "replay")
 """Those for services and development: the list has them under a heading of their own."""
-HIDDEN: Final = ("scan-log", "group-stacks", "helper")
-"""Commands that the list leaves out: what programs type."""
+HIDDEN = ("scan-log", "group-stacks", "helper")  # Commands that the list leaves out: what programs type.
 RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "explain": ("show", "--all"),
     "story": ("show", "--all"),
@@ -76,9 +85,6 @@ RENAMED: Final[Mapping[str, tuple[str, ...]]] = {
     "save-all": ("restart", "--save-only"),
 }
 """What releases before this one called it. A row stays for one release."""
-
-TYPED: Final = "slurm_watchdog.typed"
-"""In the meta of click's context: the words of the command line."""
 
 
 class Commands(Mapping[str, click.Command]):
@@ -156,12 +162,13 @@ class Program(click.Group):
         try:
             return super().invoke(ctx)
         except click.ClickException as error:
+            error = _removed(error)
             at = getattr(error, "ctx", None) or ctx
             has_json = isinstance(at.command, click.Group) or any(each.name == AS_JSON for each in at.command.params)
             if as_json and has_json:
                 todo = error.todo if isinstance(error, Refusal) else f"See: {at.command_path} --help"
                 print_json({"error": error.format_message(), "next": todo})
-            raise
+            raise error from None
         except ModuleNotFoundError as error:
             click.echo(needs_package(error), err=True)
             sys.exit(EXIT_USAGE)
@@ -179,6 +186,15 @@ class Program(click.Group):
             with suppress(OSError, ValueError):
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be flushed
             sys.exit(EXIT_UNKNOWN)
+
+
+def _removed(error: click.ClickException) -> click.ClickException:
+    """The error; of an option that was removed one that names the alternative."""
+    if isinstance(error, click.NoSuchOption) and error.ctx is not None:
+        option = f"{error.ctx.info_name} {error.option_name}"
+        if option in REMOVED:
+            return click.UsageError(f"slurm-watchdog {option} was removed; {REMOVED[option]}", error.ctx)
+    return error
 
 
 def _print_version(context: click.Context, _parameter: click.Parameter, asked: bool) -> None:

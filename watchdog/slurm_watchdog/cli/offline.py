@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MAX_FILES: Final = 20_000
-MAX_DEPTH: Final = 6
+MAX_FILES = 20_000
+MAX_DEPTH = 6
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,7 @@ class Answer:
     """What one command says of its files."""
 
     document: dict[str, Any]
-    show: Callable[[], None]
-    """Prints it for people."""
+    show: Callable[[], None]  # Prints it for people.
     code: int
 
     def finish(self, as_json: bool) -> NoReturn:

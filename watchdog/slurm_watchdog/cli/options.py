@@ -5,37 +5,33 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any, Final, NoReturn, TypeVar
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from slurm_watchdog.base.json_schema import JSON_SCHEMA_VERSION
-from slurm_watchdog.cli.terminal import clean
+from slurm_watchdog.cli.terminal import NO_HEADER, clean
 
 if TYPE_CHECKING:
-    from slurm_watchdog.cli.client import ClientError
     from slurm_watchdog.config.schema import Config
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-EXIT_FINE: Final = 0
-EXIT_FOUND: Final = 1
-EXIT_USAGE: Final = 2
-EXIT_UNKNOWN: Final = 3
-AS_JSON: Final = "as_json"
-"""The name of `--json` in a command's parameters."""
-JSON_OBJECT: Final = "slurm_watchdog.json_object"
-"""In the meta of click's context: `--json-object` was given."""
+EXIT_FINE = 0
+EXIT_FOUND = 1
+EXIT_USAGE = 2
+EXIT_UNKNOWN = 3
+AS_JSON = "as_json"  # The name of `--json` in a command's parameters.
+TYPED = "slurm_watchdog.typed"  # In the meta of click's context: the words of the command line.
 
-DEFAULT_CONFIG: Final = "/etc/slurm-watchdog/config.yaml"
-DEFAULT_SOCKET: Final = "/run/slurm-watchdog/controller.sock"
+DEFAULT_CONFIG = "/etc/slurm-watchdog/config.yaml"
+DEFAULT_SOCKET = "/run/slurm-watchdog/controller.sock"
 
 
-JOB_ID: Final = re.compile(r"\d+(_\d+)?", re.ASCII)
-NODE_SET: Final = re.compile(r"[\w.\-\[\],]+", re.ASCII)
+JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
+NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 
 
 class FiniteRange(click.FloatRange):
@@ -58,48 +54,25 @@ def value(*names: str, metavar: str, help: str, **more: Any) -> Callable[[F], F]
     return click.option(*names, metavar=metavar, help=help, show_default=bool(more.get("default")), **more)
 
 
-def json_option(command: F, text: str = "For programs: one JSON document.") -> F:
-    """`--json`, with the help `text`, and `--json-object`; either makes `as_json` true."""
-
-    def want_object(context: click.Context, parameter: click.Parameter, given: bool) -> None:
-        if given:
-            context.meta[JSON_OBJECT] = True
-
-    def or_object(context: click.Context, parameter: click.Parameter, given: bool) -> bool:
-        return given or JSON_OBJECT in context.meta
-
-    command = click.option(
-        "--json-object",
-        is_flag=True,
-        is_eager=True,
-        expose_value=False,
-        callback=want_object,
-        help="As --json, and always an object with `schema_version`: what --json prints as a list is its `items`.",
-    )(command)
-    return click.option("--json", AS_JSON, is_flag=True, callback=or_object, help=text)(command)
+def json_option(command: F) -> F:
+    """`--json`, or `--json-object`; either makes `as_json` true."""
+    text = "For programs: one JSON document; with --json-object an object also where that is a list."
+    return flag("--json", "--json-object", AS_JSON, help=text)(command)
 
 
-def removed_option(name: str, instead: str, **more: Any) -> Callable[[F], F]:
-    """An option that the command had before this release: it is read, not used, and costs a warning that ends with
-    `instead`."""
-
-    def warn(context: click.Context, parameter: click.Parameter, given: Any) -> None:
-        if given:
-            click.echo(f"Warning: {name} was removed and has no effect; {instead}", err=True)
-
-    return click.option(name, hidden=True, expose_value=False, callback=warn, **more)
+def _no_header(context: click.Context, parameter: click.Parameter, given: bool) -> None:
+    context.meta[NO_HEADER] = given
 
 
-def no_selectors(command: F) -> F:
-    """`--partition` and the like, by which commands took jobs before this release."""
-    for name in ("partition", "account", "node", "reservation", "user"):
-        command = removed_option(f"--{name}", "name the jobs: $(squeue -h -t R -w NODES -o %i)", multiple=True)(command)
-    return command
+table_option = flag("--noheader", callback=_no_header, expose_value=False, help="Only the rows of tables, for scripts.")
+"""For a command that prints tables; `terminal.render` looks for it."""
+JOB, USER, PARTITION, NODE = ("-j", "--job"), ("-u", "--user"), ("-p", "--partition"), ("-w", "--node")
+"""What many commands take, named as Slurm's users know it."""
 
 
 def config_option(text: str, **more: Any) -> Callable[[F], F]:
     """`--config` with the help `text`."""
-    return click.option("--config", "config_file", metavar="F", type=click.Path(), help=text, **more)
+    return value("--config", "config_file", metavar="F", type=click.Path(), help=text, **more)
 
 
 @dataclass(frozen=True)
@@ -116,20 +89,19 @@ def service_paths() -> ServicePaths:
     return (context and context.find_object(ServicePaths)) or ServicePaths()
 
 
-default_config_option = config_option("Configuration file.", default=DEFAULT_CONFIG, show_default=True)
+default_config_option = config_option("Configuration file.", default=DEFAULT_CONFIG)
 
 
 def service_options(command: F) -> F:
     """`--config` and `--once` of the two services."""
-    command = click.option("--once", is_flag=True, help="Look once, print what was seen, and exit.")(command)
-    return default_config_option(command)
+    return default_config_option(flag("--once", help="Look once, print what was seen, and exit.")(command))
 
 
 def operator_options(command: F) -> F:
     """`--socket`, `--config` and `--json` of the commands that ask the controller."""
     names_socket = f"Configuration file that names the socket. [default: {DEFAULT_CONFIG}, where it can be read]"
     command = config_option(names_socket)(json_option(command))
-    return click.option(
+    return value(
         "--socket",
         "socket_path",
         metavar="PATH",
@@ -141,15 +113,20 @@ def operator_options(command: F) -> F:
 
 
 class Refusal(click.ClickException):
-    """Wrong usage that click does not see: lines for people, and at last what to do next."""
+    """What ends a command: lines for people, at last what to do next, and its exit code: wrong usage. `Program` prints
+    it for a program, where that asked for JSON."""
 
     exit_code = EXIT_USAGE
 
-    def __init__(self, lines: Iterable[str], todo: str = ""):
+    def __init__(self, lines: Iterable[str], todo: str = "", exit_code: int | None = None):
         self.lines, self.todo = [clean(line) for line in lines], clean(todo)
-        self.ctx = click.get_current_context(silent=True)
-        """As of click's own errors: of the command that refuses."""
+        self.ctx = click.get_current_context(silent=True)  # As of click's own errors: of the command that refuses.
         super().__init__("; ".join(self.lines))
+        self.end_with(self.exit_code if exit_code is None else exit_code)
+
+    def end_with(self, code: int) -> None:
+        """Changes its exit code, which click has in the class."""
+        vars(self)["exit_code"] = code
 
     def show(self, file: IO[Any] | None = None) -> None:
         """As click's, without its `Error:`."""
@@ -186,7 +163,7 @@ def _use_knowledge(context: click.Context, parameter: click.Parameter, directory
     put_in_force(texts)
 
 
-knowledge_option = click.option(
+knowledge_option = value(
     "--knowledge",
     metavar="DIR",
     type=click.Path(),
@@ -194,7 +171,7 @@ knowledge_option = click.option(
     expose_value=False,
     help="Directory of *.conf files with rows of your own, as knowledge.directory in the configuration.",
 )
-journal_option = click.option(
+journal_option = value(
     "--journal",
     metavar="DIR",
     type=click.Path(),
@@ -210,8 +187,8 @@ def needs_package(error: ModuleNotFoundError) -> str:
     return f"This needs the Python package {error.name}, which is not installed here.\n{INSTALL}"
 
 
-INSTALL: Final = "Install it with: pip install 'slurm-training-watchdog[controller]'"
-ON_TOP: Final = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
+INSTALL = "Install it with: pip install 'slurm-training-watchdog[controller]'"
+ON_TOP = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
 
 
 def seconds_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -253,18 +230,6 @@ job_argument = click.argument("job_id", metavar="JOB", callback=check_job)
 job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=check_job)
 
 
-def fail(error: ClientError, as_json: bool, code: int | None = None) -> NoReturn:
-    """Prints what failed and what to do, for people or for a program, and ends the process: with code 2 if the request
-    was wrong, otherwise 3, unknown."""
-    if as_json:
-        print_json({"error": error.what, "next": error.todo})
-    click.echo(clean(error.what), err=True)
-    if error.todo:
-        click.echo(clean(error.todo), err=True)
-    refused = error.http_status is not None and 400 <= error.http_status < 500
-    sys.exit(code if code is not None else EXIT_USAGE if refused else EXIT_UNKNOWN)
-
-
 def print_json(document: object) -> None:
     """One JSON document on standard output. ASCII only, so that no control character reaches a terminal."""
     click.echo(json.dumps(versioned(document), indent=2, ensure_ascii=True))
@@ -278,6 +243,6 @@ def versioned(document: object) -> object:
     from msgspec import to_builtins
 
     document, context = to_builtins(document), click.get_current_context(silent=True)
-    if isinstance(document, list) and context is not None and JSON_OBJECT in context.meta:
+    if isinstance(document, list) and context is not None and "--json-object" in context.meta.get(TYPED, ()):
         document = {"items": document}
     return {"schema_version": JSON_SCHEMA_VERSION, **document} if isinstance(document, dict) else document

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from slurm_watchdog.cli.client import Client, ClientError
@@ -21,14 +21,12 @@ from slurm_watchdog.standalone.own_runs import JOURNAL
 if TYPE_CHECKING:
     from slurm_watchdog.journal.journal import Journal
 
-HAS_SCHEMA: Final = "SELECT 1 FROM sqlite_master WHERE name = 'journal_schema'"
-FULL: Final = "database or disk is full"
+HAS_SCHEMA = "SELECT 1 FROM sqlite_master WHERE name = 'journal_schema'"
+FULL = "database or disk is full"
 """SQLite's text of SQLITE_FULL: its number comes with an error only since Python 3.11."""
-COPY_PAGES: Final = 1024
-"""Copied at a time: a controller that writes meanwhile waits for no longer than that takes."""
-READ: Final = ("/v1/incidents", "/v1/report")
-Answer = tuple[int, str, bytes]
-"""Status, its words, body: as a controller's over HTTP."""
+COPY_PAGES = 1024  # Copied at a time: a controller that writes meanwhile waits for no longer than that takes.
+READ = ("/v1/incidents", "/v1/report")
+Answer = tuple[int, str, bytes]  # Status, its words, body: as a controller's over HTTP.
 
 
 def journal_file(given: str) -> Path:

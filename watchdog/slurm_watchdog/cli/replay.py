@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
 
-from slurm_watchdog.cli.incidents import named
+from slurm_watchdog.cli.ask import named
 from slurm_watchdog.cli.offline import configured, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -27,18 +26,17 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.replay.player import Outcome
 
-DATED_FROM: Final = 1e8
+DATED_FROM = 1e8
 """A clock that says more than three years is a date (seconds since 1970); anything less counts from the
 trace's own start."""
-MUCH_SKIPPED: Final = 0.1
-"""Where this share of a trace was skipped, nothing found says nothing."""
+MUCH_SKIPPED = 0.1  # Where this share of a trace was skipped, nothing found says nothing.
 
 
 @click.command()
 @click.argument("traces", metavar="TRACE…", nargs=-1, required=True, type=click.Path(allow_dash=True))
 @config_option("Configuration file. [default: every setting's default]")
 @knowledge_option
-@partial(json_option, text="For programs: one JSON document, as `incidents --json`.")
+@json_option
 def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> None:
     """Reads traces (*trace v1*, plain or gzip; `-` is standard input), each alone, and prints what would
     have been found and done. It asks neither Slurm nor a controller, and takes no action. Exit code
@@ -65,7 +63,7 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
         of_trace = {path: {"trace": path} if len(traces) > 1 else {} for path in traces}
         rows = [(path, outcome, each) for path, outcome in found for each in outcome.incidents]
         whole = ((path, shown(each, lambda _: True, of.decisions[each.id], ())) for path, of, each in rows)
-        print_json([msgspec.to_builtins(each) | of_trace[path] for path, each in whole])
+        print_json({"incidents": [msgspec.to_builtins(each) | of_trace[path] for path, each in whole]})
     fired = False
     blind = len(found) < len(traces)
     for path, outcome in found:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 from msgspec import structs
@@ -22,10 +22,8 @@ from slurm_watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_UNKNOWN,
     expand_nodes,
-    fail,
     flag,
     job_arguments,
-    no_selectors,
     print_json,
     value,
 )
@@ -44,14 +42,13 @@ from slurm_watchdog.model.documents import (
     SelectedJob,
 )
 
-SAVED: Final = ("wait_checkpoint", "done")
-LOOK_EVERY_S: Final = 1.0
-RECONNECT_LIMIT_S: Final = 120.0
-"""Wait for a controller that is itself restarted; it then continues what it has begun."""
-UNSEEN_ANSWERS: Final = 3
+SAVED = ("wait_checkpoint", "done")
+LOOK_EVERY_S = 1.0
+RECONNECT_LIMIT_S = 120.0  # Wait for a controller that is itself restarted; it then continues what it has begun.
+UNSEEN_ANSWERS = 3
 """Answers in a row without an action, after which it is not waited for: an older controller hides it."""
-ORDER: Final = ("cannot be asked", "failed", "under way", "not needed", "done")
-ENDS: Final = {"ok": "done", "needless": "not needed", "failed": "failed"}
+ORDER = ("cannot be asked", "failed", "under way", "not needed", "done")
+ENDS = {"ok": "done", "needless": "not needed", "failed": "failed"}
 
 
 def date_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
@@ -79,7 +76,6 @@ def parse_date(value: str, at: float) -> float:
 
 @click.command()
 @job_arguments
-@no_selectors
 @value("-x", "--exclude", metavar="NODE", multiple=True, callback=expand_nodes, help="Restart without it; repeatable.")
 @value("--reason", metavar="TEXT", default="", help="Kept in the journal of each and shown by `show`.")
 @click.option("--now", "how", flag_value="now", help="Requeue at once, from the last complete checkpoint: if it hangs.")
@@ -225,10 +221,8 @@ class Row:
     state: str = "under way"
     why: str = ""
     incident_id: str = ""
-    action: ActionRun | None = None
-    """As it was seen last."""
-    unseen: int = 0
-    """Answers in a row that did not show it."""
+    action: ActionRun | None = None  # As it was seen last.
+    unseen: int = 0  # Answers in a row that did not show it.
 
     def __post_init__(self) -> None:
         if self.job.why_not:
@@ -293,7 +287,7 @@ def follow(client: Client, rows: Sequence[Row], asked: Asked, news: Callable[[],
                 found = _progress(client, tuple(left))
             except ClientError as error:
                 if error.is_final or clock.monotonic() - answered_at > RECONNECT_LIMIT_S:
-                    fail(error, asked.as_json, EXIT_UNKNOWN)
+                    raise ClientError(error.what, error.todo) from error
             else:
                 answered_at = clock.monotonic()
                 for incident_id, row in left.items():

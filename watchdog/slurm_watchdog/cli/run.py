@@ -9,15 +9,14 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 from click.core import ParameterSource
 
-from slurm_watchdog.cli.options import Refusal, check_job, config_option, flag, load_or_exit, removed_option, value
+from slurm_watchdog.cli.options import JOB, Refusal, check_job, config_option, flag, load_or_exit, value
 
-OF_JOB: Final = ("act", "listen", "page_listen", "kill_switch")
-"""Options that go with `--job` alone."""
+OF_JOB = ("act", "listen", "page_listen", "kill_switch")  # Options that go with `--job` alone.
 
 if TYPE_CHECKING:
     from slurm_watchdog.supervisor.allocation import Allocation
@@ -27,24 +26,19 @@ if TYPE_CHECKING:
 @click.command(
     context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
 )
-@click.option(
-    "--observe",
-    is_flag=True,
-    help="Report what is wrong and what would be done; restart only a command that failed.",
-)
-@click.option(
+@flag("--observe", help="Report what is wrong and what would be done; restart only a command that failed.")
+@value(
     "--max-restarts",
     envvar="SLURM_WATCHDOG_MAX_RESTARTS",
     type=click.IntRange(0, 1000),
     default=3,
-    show_default=True,
     metavar="N",
     help="Restarts in all, after failures and after hangs. [$SLURM_WATCHDOG_MAX_RESTARTS]",
 )
-@click.option(
-    "--nodes", type=click.IntRange(1), metavar="N", help="In a job: nodes of a start. [default: all but spares]"
+@value(
+    "-N", "--nodes", type=click.IntRange(1), metavar="N", help="In a job: nodes of a start. [default: all but spares]"
 )
-@click.option(
+@value(
     "--spares",
     envvar="SLURM_WATCHDOG_SPARES",
     type=click.IntRange(0),
@@ -52,7 +46,7 @@ if TYPE_CHECKING:
     metavar="S",
     help="In a job: nodes of it that wait as spares, for one that fails. [$SLURM_WATCHDOG_SPARES]",
 )
-@click.option(
+@value(
     "--preflight",
     "check",
     envvar="SLURM_WATCHDOG_PREFLIGHT",
@@ -61,11 +55,8 @@ if TYPE_CHECKING:
     help="In a job: shell command for each node before a start; one where it fails is left out. "
     "[$SLURM_WATCHDOG_PREFLIGHT]",
 )
-@removed_option(
-    "--resume-option", "the command finds the last checkpoint from before a bad loss in $SLURM_WATCHDOG_RESUME_FROM"
-)
-@click.option("--alone", is_flag=True, help="In a job: use its own agent and controller, even where the site has some.")
-@click.option(
+@flag("--alone", help="In a job: use its own agent and controller, even where the site has some.")
+@value(
     "--checkpoint-dir",
     "checkpoints",
     multiple=True,
@@ -74,18 +65,16 @@ if TYPE_CHECKING:
     help="Where the command saves, if its own options do not say so. May be given several times.",
 )
 @config_option("Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.")
-@click.option(
+@value(
     "--directory",
     metavar="DIR",
     type=click.Path(file_okay=False),
     help="Directory of this run's log, journal and kill switch. [default: below ~/.local/state/slurm-watchdog; with "
     "--job ~/.slurm-watchdog/JOB, which all nodes have to see]",
 )
-@click.option("--no-page", is_flag=True, help="Serve no page.")
-@click.option(
-    "--quiet", is_flag=True, help="Show none of the command's lines; they are in DIR, output.log and errors.log."
-)
-@value("-j", "--job", "job_id", metavar="JOB", callback=check_job, help="Watch this job of yours; start no command.")
+@flag("--no-page", help="Serve no page.")
+@flag("--quiet", help="Show none of the command's lines; they are in DIR, output.log and errors.log.")
+@value(*JOB, "job_id", metavar="JOB", callback=check_job, help="Watch this job of yours; start no command.")
 @flag("--act", help="With --job: restart it when the evidence is clear; without it, only report.")
 @value(
     "--listen",

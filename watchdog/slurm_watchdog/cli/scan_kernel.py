@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from slurm_watchdog.cli.offline import Answer, read_file
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_USAGE
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, KernelVerdict
     from slurm_watchdog.parse.text_input import Block
 
-SEVERITIES: Final = ("critical", "error", "warning", "info")
+SEVERITIES = ("critical", "error", "warning", "info")
 
 
 def read_kernel_logs(paths: Sequence[str]) -> Answer:

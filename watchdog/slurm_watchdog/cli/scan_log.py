@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -17,8 +17,10 @@ from slurm_watchdog.cli.options import (
     EXIT_USAGE,
     Refusal,
     config_option,
+    flag,
     json_option,
     knowledge_option,
+    value,
 )
 from slurm_watchdog.cli.terminal import show
 
@@ -28,24 +30,24 @@ if TYPE_CHECKING:
     from slurm_watchdog.diagnose.logs.report import RunReport, Settings
     from slurm_watchdog.parse.text_input import Block
 
-BLIND: Final = ", and no progress either: whether it trains cannot be read in it."
-LOG_NAME: Final = re.compile(
+BLIND = ", and no progress either: whether it trains cannot be read in it."
+LOG_NAME = re.compile(
     r"(?:\.(?:log|out|err|txt|jsonl?|[oe]\d+)|(?:^|[._-])(?:stdout|stderr|log|out|err))(?:\.\d{1,3})?(?:\.(?:gz|bz2|xz|zst))?$"
 )
 """Of the files in a directory those that a job's output is in: beside them there may be checkpoints."""
-MARKDOWN: Final = (".md", ".markdown")
-MARKDOWN_BYTES: Final = 4 * 1024**2
+MARKDOWN = (".md", ".markdown")
+MARKDOWN_BYTES = 4 * 1024**2
 
 
 @click.command("scan-log")
 @click.argument("files", metavar="FILE|DIR…", nargs=-1, required=True, type=click.Path(allow_dash=True))
-@click.option(
+@value(
     "--at",
     metavar="TIME",
     help="When the log was seen last, as it writes times, or in seconds since 1970. A silent log is a hang "
     "only if enough time has passed. [default: its last line's time]",
 )
-@click.option("--kernel", is_flag=True, help="The files are kernel logs (dmesg, journalctl -k).")
+@flag("--kernel", help="The files are kernel logs (dmesg, journalctl -k).")
 @config_option(
     "Configuration file: its jobs.progress_patterns and the limits of its detectors. [default: every setting's default]"
 )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from slurm_watchdog.cli.options import Refusal, load_or_exit, service_options
+from slurm_watchdog.cli.options import Refusal, config_option, flag, load_or_exit, service_options, value
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -21,9 +21,7 @@ AGENT = "slurm-watchdog-agent"
 
 @click.command()
 @service_options
-@click.option(
-    "--json", "as_json", is_flag=True, help="Reports as JSON on standard output, one a line; with --once one document."
-)
+@flag("--json", "as_json", help="Reports as JSON on standard output, one a line; with --once one document.")
 def agent(config_file: str, once: bool, as_json: bool) -> None:
     """The service on a compute node: observes the jobs there and reports to the controller.
 
@@ -57,40 +55,20 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
 
 
 @click.command()
-@click.option(
-    "--socket",
-    "path",
-    default=SOCKET,
-    show_default=True,
-    help="Where to listen, unless systemd passes a socket.",
-)
-@click.option(
-    "--agent-user",
-    "agent",
-    default=AGENT,
-    show_default=True,
-    help="The one user who is served, by name or number.",
-)
-@click.option(
+@value("--socket", "path", metavar="PATH", default=SOCKET, help="Where to listen, unless systemd passes a socket.")
+@value("--agent-user", "agent", metavar="USER", default=AGENT, help="The one user who is served, by name or number.")
+@value(
     "--kill-switch-prefix",
     "prefixes",
     multiple=True,
     metavar="DIRECTORY",
     help="Kill switches may lie below it, too: as `jobs.kill_switch_prefixes`. May be repeated.",
 )
-@click.option(
-    "--config",
-    "config_file",
-    metavar="FILE",
-    type=click.Path(),
-    help="Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, "
-    "which has to be root's.",
+@config_option(
+    "Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, "
+    "which has to be root's."
 )
-@click.option(
-    "--core-debugger",
-    is_flag=True,
-    help="Lets gdb read a job's core files as their owner, who may take it over: see agent.core_debugger.",
-)
+@flag("--core-debugger", help="Lets gdb read a job's core files as their owner: see agent.core_debugger.")
 def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool) -> None:
     """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
     exactly the capabilities that this needs.
@@ -140,12 +118,11 @@ def trusted_config(file: str) -> Config | None:
 
 @click.command()
 @service_options
-@click.option(
+@value(
     "--record",
     metavar="FILE",
     type=click.Path(),
-    help="Append every report and listing to FILE, for `slurm-watchdog replay`; it holds names, paths and "
-    "log lines of users.",
+    help="Append every report and listing to FILE, for `replay`; it holds names, paths and log lines of users.",
 )
 def controller(config_file: str, once: bool, record: str | None) -> None:
     """The service on the management node: judges what agents report, decides, and acts where the mode allows it.

@@ -6,16 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import click
 import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import to_show
+from slurm_watchdog.cli.ask import hints_of
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
-from slurm_watchdog.cli.incidents import hints_of
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, Refusal, flag, value
 from slurm_watchdog.cli.terminal import as_text, count, drawn_columns, print_lines, render, sentence
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
@@ -25,20 +25,14 @@ from slurm_watchdog.model.node_documents import NodeHistory
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
 
-SCREEN_LINES: Final = 20
-"""What is printed without `--all`: it fits a terminal of 24 lines with the prompt."""
-CELL_LINES: Final = 3
-"""Of one sentence on that screen."""
-NEWEST: Final = {"rows": 3, "incidents": 4, "history": 16}
-"""Runs, incidents of a job and events of a node on that screen."""
-LINES_OF_EVIDENCE: Final = 40
-"""Lines shown of one piece of evidence; `--json` has all of it."""
-MAX_INCIDENTS: Final = 50
-"""Of a job, the newest; `incidents` lists all."""
-MAX_FACTS: Final = 2
-SAME_S: Final = 120.0
-"""A run of accounting that began so near to one of the controller's is the same."""
-RESTARTS: Final = {"requeue": " --now", "restart_step": " --now", "graceful_restart": ""}
+SCREEN_LINES = 20  # What is printed without `--all`: it fits a terminal of 24 lines with the prompt.
+CELL_LINES = 3  # Of one sentence on that screen.
+NEWEST = {"rows": 3, "incidents": 4, "history": 16}  # Runs, incidents of a job and events of a node on that screen.
+LINES_OF_EVIDENCE = 40  # Lines shown of one piece of evidence; `--json` has all of it.
+MAX_INCIDENTS = 50  # Of a job, the newest; `incidents` lists all.
+MAX_FACTS = 2
+SAME_S = 120.0  # A run of accounting that began so near to one of the controller's is the same.
+RESTARTS = {"requeue": " --now", "restart_step": " --now", "graceful_restart": ""}
 """Actions that a person can ask for, with the option of `restart`."""
 
 

@@ -7,7 +7,7 @@ import math
 import os
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 from msgspec import structs
@@ -16,51 +16,38 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import CAPS
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, describe, own_instead
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, FiniteRange, versioned
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, FiniteRange, flag, table_option, value, versioned
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
 from slurm_watchdog.model.documents import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 
 if TYPE_CHECKING:
     from slurm_watchdog.standalone.own_runs import OwnRun
 
-LEVEL_NAMES: Final = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
-LEVEL_STYLES: Final = ("green", "yellow", "bold red", "magenta")
-CODES: Final = {"ok": 0, "warning": 1, "critical": 2, "unknown": EXIT_UNKNOWN}
-GRAVEST: Final = (0, 1, EXIT_UNKNOWN, 2)
-"""Exit codes, the gravest last."""
-JOB_STYLES: Final = {"critical": "red", "warning": "yellow", "unknown": "magenta", "ok": ""}
-STYLE_ORDER: Final = ("red", "magenta", "yellow", "")
-LATE_RATIO: Final = 0.8
-"""Share of its limit from which on a job's progress is yellow."""
-MAX_SHOWN: Final = 5
-"""Incidents, silences, and what was left out."""
-MAX_JOB_REASONS: Final = 10
-"""Jobs of which it is printed why they are not simply training."""
-FRESH_S: Final = 30.0
-"""An older sentence of an incident shows its age: one that is judged is renewed every few seconds."""
-BARS: Final = "▁▂▃▄▅▆▇█"
-SPARKLINE_STEPS: Final = 24
-LINES_AROUND_JOBS: Final = 8
-WRAPPED_LINES: Final = 3
-"""Of one sentence, with --watch."""
-NO_STATUS: Final = Status(
-    mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts()
-)
+LEVEL_NAMES = ("OK", "WARNING", "CRITICAL", "UNKNOWN")
+LEVEL_STYLES = ("green", "yellow", "bold red", "magenta")
+CODES = {"ok": 0, "warning": 1, "critical": 2, "unknown": EXIT_UNKNOWN}
+GRAVEST = (0, 1, EXIT_UNKNOWN, 2)  # Exit codes, the gravest last.
+JOB_STYLES = {"critical": "red", "warning": "yellow", "unknown": "magenta", "ok": ""}
+STYLE_ORDER = ("red", "magenta", "yellow", "")
+LATE_RATIO = 0.8  # Share of its limit from which on a job's progress is yellow.
+MAX_SHOWN = 5  # Incidents, silences, and what was left out.
+MAX_JOB_REASONS = 10  # Jobs of which it is printed why they are not simply training.
+FRESH_S = 30.0  # An older sentence of an incident shows its age: one that is judged is renewed every few seconds.
+BARS = "▁▂▃▄▅▆▇█"
+SPARKLINE_STEPS = 24
+LINES_AROUND_JOBS = 8
+WRAPPED_LINES = 3  # Of one sentence, with --watch.
+NO_STATUS = Status(mode="", controller=ControllerState(), slurm=SlurmState(), nodes=Nodes(), incidents=IncidentCounts())
 """What is known before the first answer."""
 
 
 @click.command()
-@click.option("-w", "--watch", "watching", is_flag=True, help="Redraw it every few seconds, until Ctrl-C.")
-@click.option(
-    "--every",
-    "every_s",
-    type=FiniteRange(0.2, 3600.0),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="How often, with --watch.",
+@flag("--watch", "watching", help="Redraw it every few seconds, until Ctrl-C.")
+@value(
+    "--every", "every_s", type=FiniteRange(0.2, 3600.0), default=2.0, metavar="SECONDS", help="As often, with --watch."
 )
-@click.option("--me", is_flag=True, help="Only your own jobs and incidents.")
+@flag("--me", help="Only your own jobs and incidents.")
+@table_option
 @asks_controller()
 def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
     """What is watched and whether all is well.
@@ -73,7 +60,7 @@ def status(asked: Asked, watching: bool, every_s: float, me: bool) -> None:
     controller.user_listen. There users are shown only their own jobs.
 
     Without --socket it asks the controller of this machine; where none answers, your own `run`:
-    several are shown one after the other (with --json: a list).
+    several are shown one after the other (with --json: `runs`).
 
     Exit code 0 OK, 1 warning (also a job that is restarting), 2 critical (an incident is firing), 3 unknown (the
     controller gives no answer, or sees nothing). With --watch that of the last look.
@@ -129,7 +116,8 @@ def _print_each(own: Sequence[OwnRun], asked: Asked) -> int:
             sentence(describe(run), "bold")
             print_lines(screen(answer, drawn_columns()))
 
-    asked.answer([{"directory": run.directory, "status": answer} for run, answer in found], print_all)
+    rows = [{"directory": run.directory, "status": answer} for run, answer in found]
+    asked.answer({"runs": rows}, print_all)
     return max((exit_code(answer) for _, answer in found), key=GRAVEST.index)
 
 

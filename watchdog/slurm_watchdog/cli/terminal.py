@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -25,11 +25,12 @@ from slurm_watchdog.base.text import fold, plural, to_show, width_of
 if TYPE_CHECKING:
     from jinja2 import Environment
 
-LEAST_SENTENCE: Final = 34
+NO_HEADER = "slurm_watchdog.no_header"  # In the meta of click's context: whether only the rows of tables are printed.
+LEAST_SENTENCE = 34
 """Columns for the sentences of a table on a narrow terminal: with fewer every second line is one word."""
-MARKS: Final = str.maketrans({"«": "\1", "»": "\2", "│": "\3"})
+MARKS = str.maketrans({"«": "\1", "»": "\2", "│": "\3"})
 """What a template has around the style of a line, and between the cells of a row: no text of a user has these."""
-STYLES: Final = {
+STYLES = {
     "#": "1", "bold": "1", "dim": "2", "red": "31", "bold red": "1;31", "green": "32", "yellow": "33", "magenta": "35",
 }  # fmt: skip
 """Escape sequences of the terminal. `#` is a heading, with an empty line above."""
@@ -150,13 +151,17 @@ def render(template: str, columns: int | None, most: int = 999, **values: Any) -
     text = _environment().get_template(template).render(values)
     lines: list[str] = []
     rows: list[tuple[str, list[str]]] = []
+    context = click.get_current_context(silent=True)
+    only_rows = context is not None and context.meta.get(NO_HEADER, False)
     for line in [*filter(str.strip, text.split("\n")), ""]:
         style, _, rest = line[1:].partition("\2") if line.startswith("\1") else ("", "", line)
         if "\3" in rest:
             rows.append((style, [cell.strip() for cell in rest.split("\3")]))
             continue
-        lines += _table(rows, columns, most)
+        lines += [*_table(rows, columns, most)][only_rows:]
         rows = []
+        if only_rows:
+            continue
         lines += [""] if style == "#" else []
         lines += [_painted(each, style, columns) for each in _wrapped(rest.rstrip(), columns, most) if line]
     return lines

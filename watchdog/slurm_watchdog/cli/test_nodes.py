@@ -24,13 +24,15 @@ from slurm_watchdog.cli.options import (
     EXIT_FOUND,
     EXIT_UNKNOWN,
     EXIT_USAGE,
+    PARTITION,
     FiniteRange,
     config_option,
+    flag,
     json_option,
     load_or_exit,
     print_json,
-    removed_option,
     service_paths,
+    value,
 )
 from slurm_watchdog.cli.terminal import clean, show
 from slurm_watchdog.config.schema import Config
@@ -51,28 +53,21 @@ from slurm_watchdog.standalone.own_runs import home_directory, state_home
 
 MOST_PASSED = 200  # healthy nodes that are reported to the controller: it takes 2,000 events a day
 DRAIN_MARK = "slurm-watchdog:"  # begins the reason of every drain of ours
-FABRIC = "the way between nodes is that of their addresses; for another fabric see node_tests.program"
 
 
 @click.command()
 @click.argument("nodes", nargs=-1, metavar="[NODES]…")
-@click.option("--idle", is_flag=True, help="Only idle nodes: of those given, or of all.")
-@click.option("--partition", default="", metavar="P", help="Nodes of this partition, in which the jobs are submitted.")
-@click.option("--drained-by-us", is_flag=True, help="Nodes that slurm-watchdog drained; of NODES idle ones, as peers.")
-@click.option("--only", default="", metavar="PART,…", help="Only cpu, memory, disk, mount, gpu or network.")
-@click.option("--seconds", type=FiniteRange(0.2, 20), metavar="S", help="Time for each measurement. [default: 2]")
-@click.option("--local", metavar="DIR", multiple=True, help="A local disk to measure. [default: /tmp]")
-@click.option("--shared", metavar="DIR", multiple=True, help="A shared filesystem to measure.")
-@click.option(
-    "--at-once", type=click.IntRange(1, 1000), default=8, show_default=True, metavar="K", help="Jobs at a time."
-)
-@click.option("--wait", metavar="TIME", default="10min", show_default=True, help="For the nodes of a job to be free.")
-@click.option("--account", default="", metavar="A", help="Account of the test jobs.")
-@click.option("--reservation", default="", metavar="R", help="Reservation of the test jobs.")
-@removed_option("--directory", "each test is a salloc, which prints its output", metavar="DIR")
-@removed_option("--interface", FABRIC, metavar="IF")
-@removed_option("--job", "name the nodes, such as those of scontrol show job", metavar="JOB")
-@removed_option("--no-second-look", "what looks bad is measured twice", is_flag=True)
+@flag("--idle", help="Only idle nodes: of those given, or of all.")
+@value(*PARTITION, default="", metavar="P", help="Nodes of this partition, in which the jobs are submitted.")
+@flag("--drained-by-us", help="Nodes that slurm-watchdog drained; of NODES idle ones, as peers.")
+@value("--only", default="", metavar="PART,…", help="Only cpu, memory, disk, mount, gpu or network.")
+@value("--seconds", type=FiniteRange(0.2, 20), metavar="S", help="Time for each measurement. [default: 2]")
+@value("--local", metavar="DIR", multiple=True, help="A local disk to measure. [default: /tmp]")
+@value("--shared", metavar="DIR", multiple=True, help="A shared filesystem to measure.")
+@value("--at-once", type=click.IntRange(1, 1000), default=8, metavar="K", help="Jobs at a time.")
+@value("--wait", metavar="TIME", default="10min", help="For the nodes of a job to be free.")
+@value("-A", "--account", default="", metavar="A", help="Account of the test jobs.")
+@value("--reservation", default="", metavar="R", help="Reservation of the test jobs.")
 @config_option("Configuration with the section node_tests. [default: the site's, where it can be read]")
 @json_option
 def test_nodes(**asked: Any) -> None:

@@ -144,7 +144,7 @@ def test_what_run_cannot_start_is_said_by_its_kind(tmp_path: Path) -> None:
     script = tmp_path / "train.sh"
     script.touch(mode=0o644)
     assert "not executable" in run("run", "--", str(script)).stderr
-    assert "no option of `slurm-watchdog run`" in run("run", "--max-restart", "2", "--", "true").stderr
+    assert "is not an option of `slurm-watchdog run`" in run("run", "--max-restart", "2", "--", "true").stderr
     assert "no program 'nosuch'" in run("run", "--", "nosuch").stderr
 
 

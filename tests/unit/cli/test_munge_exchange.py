@@ -156,5 +156,5 @@ def test_without_an_active_one_both_say_why(answers: dict[str, Any]) -> None:
     with a_port() as standby, pytest.raises(ClientError, match="is the standby") as caught:
         MungeExchanges(standby, 5.0)("GET", "/v1/status", b"")
     assert caught.value.todo.startswith("Name both controllers: munge://127.0.0.1:")
-    with pytest.raises(ClientError, match="is not an address"):
+    with pytest.raises(ClientError, match="is not a controller's address"):
         MungeExchanges(f"{NOBODY_THERE},", 5.0)

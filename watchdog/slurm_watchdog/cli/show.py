@@ -274,7 +274,7 @@ def run_row(run: RunRecord, record: RunRecord) -> tuple[RunRecord, RunRecord, st
         of_job,
         f"of a step: {of_steps}" if of_steps and of_steps != of_job else "",
         f"node {last.failed_node} failed" if last.failed_node else "",
-        f"had waited: {last.waited_for}" if last.waited_for else "",
+        f"longest wait: {last.waited_for}" if last.waited_for else "",
     )
     state = "restarted" if last.ended_at is not None and last.state in ALIVE else last.state
     return run, last, state, [each for each in words if each]

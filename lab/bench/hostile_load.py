@@ -37,7 +37,7 @@ from tests.rig.rights import USER, USER_UID, ensure_user
 
 HOSTILE, HOSTILE_UID = "swd-hostile", 60984
 NODE, QUIET_JOB, LOUD_JOB, HOSTILE_JOB = "node1", "11", "12", "13"
-RANKS, STEP_S, STOPPED_FOR_S = 4, 1.0, 1.0
+RANKS, STEP_S = 4, 1.0
 MIB = 1 << 20
 MAX_RATIO = 2.0
 MAX_AGENT_CPU_PERCENT = 5.0
@@ -254,7 +254,6 @@ def _node(interval_s: float) -> Iterator[Node]:
             f"controller:\n  listen: 127.0.0.1:{port}\n  socket: {directory}/controller.sock\n"
             f"  state_directory: {directory}/state\n  warm_up: 1s\n"
             f"slurm:\n  bin_directory: {_slurm(directory)}\n"
-            f"detectors:\n  rank_stopped: {{stopped_for: {STOPPED_FOR_S:g}s}}\n"
             f"agent:\n  node_name: {NODE}\n  interval: {round(interval_s * 1000)}ms\n"
             f"  controller_url: http://127.0.0.1:{port}\n  metrics_listen: ''\n  state_directory: {directory}/agent-state\n"
             f"  helper_socket: {directory}/helper/socket\n"

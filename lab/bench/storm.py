@@ -43,7 +43,7 @@ MAX_S = 400.0
 CONFIG = """
 mode: act
 cluster_name: storm
-controller: {{warm_up: 0s, agent_silent_after: 2h, report_lifetime: 1h}}
+controller: {{warm_up: 0s, agent_silent_after: 2h}}
 detectors: {{gpu_fault: {{recent: 2h}}}}
 notify:
   slack: {{token_file: {token}, channel: {channel}, api_url: "{url}/api/", messages_per_minute: {pace}}}

@@ -32,7 +32,6 @@ FOREIGN = ("SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_", "TORCHELASTIC_",
 
 SHORT: dict[str, Any] = {
     "agent": {"interval": "2s"},
-    "controller": {"evidence_spread": "8s"},
     "detectors": {
         "collective_hang": {
             "floor": "20s",
@@ -43,12 +42,11 @@ SHORT: dict[str, Any] = {
             "busy_limit": "120s",
         },
         "stalled_progress": {"busy_limit": "120s", "still_limit": "60s", "start_limit": "4min"},
-        "wedged_teardown": {"teardown_limit": "30s"},
         "filesystem_stall": {"blocked_for": "20s"},
         "lingering_job": {"grace": "15s"},
     },
 }
-"""Shipped: 5 s, 20 s; 60 s, 1 h, 30 min, 30 min, 10 min, 30 min; 30 min, 10 min, 90 min; 2 min; 60 s; 30 s."""
+"""Shipped: 5 s; 60 s, 1 h, 30 min, 30 min, 10 min, 30 min; 30 min, 10 min, 90 min; 60 s; 30 s."""
 
 
 class Hearer:

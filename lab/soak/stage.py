@@ -26,7 +26,7 @@ from tests.rig.stack import Watchdog, WatchdogError, train_script
 T = TypeVar("T")
 
 SETTINGS: dict[str, dict[str, Any]] = {
-    "controller": {"warm_up": "5s", "agent_silent_after": "10s", "report_lifetime": "8s", "page_listen": ""},
+    "controller": {"warm_up": "5s", "agent_silent_after": "10s", "page_listen": ""},
     "detectors": {
         "collective_hang": {"floor": "12s", "startup_grace": "120s", "warmup_steps": 3},
         "lingering_job": {"grace": "8s"},

@@ -72,7 +72,7 @@ class Drive:
         self.interval_s, self.calm_s = interval_s, calm_s
         self.state = ClusterState(
             silent_after_s=config.controller.agent_silent_after,
-            report_lifetime_s=config.controller.report_lifetime,
+            report_lifetime_s=config.report_lifetime_s,
         )
         self.story = Story()
         self.judge = Judge(config, self.state, (), numbered_ids(), lambda kind: self.story.failures.append(str(kind)))

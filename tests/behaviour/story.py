@@ -34,7 +34,7 @@ TICK_S = 5.0
 QUICK = """
 controller: {warm_up: 0s}
 slurm: {poll_interval: 5s, deadline: 5s}
-ladder: {evidence_limit: 5s, step_limit: 30s}
+ladder: {step_limit: 30s}
 """
 ACT = "mode: act\npolicy: {cooldown: 1min}\n" + QUICK
 

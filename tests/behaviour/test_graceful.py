@@ -20,7 +20,7 @@ def rule(ladder: str, more: str = "") -> str:
     return f"mode: act\npolicy: {{cooldown: 1min, kinds: {{slow_node: {{ladder: [{ladder}]{more}}}}}}}\n{QUICK}"
 
 
-GRACEFUL = rule("kill_switch, requeue", ", checkpoint_limit: 2min, exit_limit: 20s")
+GRACEFUL = rule("kill_switch, requeue", ", checkpoint_limit: 2min")
 
 
 def test_given_a_job_that_turns_but_is_slow_then_it_is_moved_and_no_step_is_lost(
@@ -179,7 +179,7 @@ def test_given_a_job_that_saved_for_the_kill_switch_and_stays_then_it_is_requeue
 def test_given_a_job_that_saved_and_stays_then_a_signal_comes_before_slurm_ends_it(
     tell: Callable[..., Story],
 ) -> None:
-    story = tell(rule("kill_switch, sigterm, requeue", ", exit_limit: 20s"))
+    story = tell(rule("kill_switch, sigterm, requeue", ""))
     job = story.job(exits_after_saving=False, on_term="exit")
     slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
@@ -228,7 +228,7 @@ def test_given_a_loop_that_does_not_turn_then_no_kill_switch_is_written_and_it_s
 def test_given_a_node_whose_agent_is_silent_then_the_switch_does_not_come_through_and_the_job_runs_on(
     tell: Callable[..., Story],
 ) -> None:
-    story = tell(rule("kill_switch, requeue", ", kill_switch_limit: 30s"))
+    story = tell(rule("kill_switch, requeue"))
     job = story.job(save_every=10_000)
     job.hears_switch = False
     story.cluster.silent.add(job.nodes[1])

@@ -11,7 +11,7 @@ from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.model.incidents import IncidentKind
 from tests.behaviour.story import QUICK, Story
 
-OBSERVE = f"mode: observe\nladder: {{checkpoint_limit: 30min, evidence_limit: 5s, step_limit: 30s}}\n{QUICK.split('ladder')[0]}"
+OBSERVE = f"mode: observe\nladder: {{checkpoint_limit: 30min, step_limit: 30s}}\n{QUICK.split('ladder')[0]}"
 
 
 def test_operator_restart_now_of_a_job_that_hangs_requeues_it_without_a_kill_switch(

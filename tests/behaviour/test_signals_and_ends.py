@@ -32,7 +32,7 @@ def test_given_a_job_that_saves_and_ends_on_sigusr1_then_no_step_is_lost(tell: T
 
 
 def test_given_a_job_that_saves_on_sigusr1_and_goes_on_then_it_is_requeued_after_a_moment(tell: Tell) -> None:
-    story = tell(rule("slow_node", "sigusr1, requeue", ", exit_limit: 10s"))
+    story = tell(rule("slow_node", "sigusr1, requeue").replace("ladder: {", "ladder: {exit_limit: 10s, ", 1))
     job = story.job(on_usr1="save")
     slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=5)
@@ -126,7 +126,7 @@ def test_given_a_job_that_completes_without_saving_after_a_signal_then_it_is_not
 
 
 def test_given_a_rule_that_only_asks_then_the_job_saves_and_nothing_else_is_done(tell: Tell) -> None:
-    story = tell(rule("slow_node", "kill_switch", ", exit_limit: 10s"))
+    story = tell(rule("slow_node", "kill_switch"))
     job = story.job(exits_after_saving=False)
     slow = story.finds(IncidentKind.SLOW_NODE, job)
     story.passes(minutes=3)

@@ -12,7 +12,7 @@ Expected = tuple[str, int | None, str | None] | None
 """(row of the signatures, rank, host); None: nothing is wrong."""
 
 
-DEFAULTS = Settings(CollectiveHang(), nan_steps=3)
+DEFAULTS = Settings(CollectiveHang())
 
 
 def read(text: str | bytes, at: str | None = None, path: str = "train.log") -> RunReport:

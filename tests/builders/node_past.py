@@ -35,4 +35,4 @@ def a_ledger(
     """A ledger that knows these jobs; by default job 7 of user 1501, on two nodes."""
     known = jobs if jobs is not None else {"7": slurm_job(uid=1501, nodes=("n1", "n2"), name="train")}
     writer = JournalWriter(journal, LeftOut())
-    return NodeLedger(journal, writer, known.get, wall=wall, our_reason="slurm-watchdog:", renamed=renamed or {})
+    return NodeLedger(journal, writer, known.get, wall=wall, renamed=renamed or {})

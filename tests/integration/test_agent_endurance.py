@@ -111,7 +111,6 @@ class Endurance:
                 node_name="n1",
                 interval=INTERVAL_S,
                 metrics_listen="",
-                spool_bytes=8 << 20,
                 # Children live in real time: what a deadline of ten seconds would be, is over after two jumps.
                 probe_deadline=3600.0,
                 state_directory=str(place),

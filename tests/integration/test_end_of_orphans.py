@@ -27,7 +27,6 @@ USER = rights.USER
 NODE = "n1"
 SETTINGS: dict[str, dict[str, Any]] = {
     "agent": {"metrics_listen": "", "orphan_grace": "2s", "interval": "500ms"},
-    "ladder": {"term_limit": "2s", "kill_limit": "3s"},
     "policy": {
         "max_drained_nodes": 3,
         "drained_percent": 100.0,

@@ -50,11 +50,8 @@ QUICK: dict[str, dict[str, Any]] = {
     },
     "controller": {
         "tick": "500ms",
-        "report_lifetime": "5s",
         "agent_silent_after": "6s",
-        "resolve_after": "2s",
         "warm_up": "3s",
-        "evidence_spread": "3s",
     },
     "slurm": {"poll_interval": "1s", "deadline": "8s"},
     "detectors": {

@@ -103,7 +103,6 @@ class Recipe:
                         "tick": f"{self.tick_s:g}s",
                         "journal_url": "sqlite://",
                         "agent_silent_after": f"{max(45.0, 3 * self.interval_s):g}s",
-                        "report_lifetime": f"{max(30.0, 3 * self.interval_s):g}s",
                     },
                     "slurm": {"poll_interval": f"{max(10.0, self.interval_s):g}s"},
                     "jobs": {"kill_switch": self.kill_switch, "kill_switch_prefixes": list(SWITCH_PREFIXES)},
@@ -122,7 +121,6 @@ class Recipe:
                     "ladder": {
                         "checkpoint_limit": "300s",
                         "exit_limit": "30s",
-                        "mount_limit": "1200s",
                         "confirm_limit": "900s",
                     },
                 }

@@ -25,8 +25,8 @@ HEAD = """# Detectors
 Generated from the detectors by `make docs`. [How it judges](how-it-judges.md) has what all of them share: progress, limits, missing data.
 
 A detector reports one kind of incident. Its name is the key below `detectors:` ([options](options.md#detectors)), the label `kind` of the metrics, and
-the word that `slurm-watchdog incidents` shows. An incident is reported once its verdict has lasted for `hold`, and resolves when its condition has been
-gone for 10 s (`controller.resolve_after`), or its job has ended. Detectors are listed in the order in which they run, from causes to consequences: an
+the word that `slurm-watchdog incidents` shows. An incident resolves when its condition has been
+gone for two reports, or its job has ended. Detectors are listed in the order in which they run, from causes to consequences: an
 incident that an earlier one about the same job explains is kept and not announced; `explain` says which.
 
 Jobs with long first steps or rare log lines: raise `startup_grace` and `floor` of `collective_hang`, which hold for all detectors of hangs; keep

@@ -22,7 +22,7 @@ from slurm_watchdog.config.security import Security
 from tests import helper_process
 
 TEXT = """
-agent: {interval: 250ms, spool_bytes: 1MiB, log_patterns: ['{workdir}/a.log'], metrics_listen: '[::1]:9766', mount_probe_write: [/x]}
+agent: {interval: 250ms, orphan_grace: 1min, log_patterns: ['{workdir}/a.log'], metrics_listen: '[::1]:9766', mount_probe_write: [/x]}
 security: {tls_directory: /etc/tls}
 """
 
@@ -31,7 +31,7 @@ def test_settings_are_the_values_of_the_checked_configuration() -> None:
     config = parse_config(TEXT)
     settings = settings_of(config)
     assert settings.agent == config.agent
-    assert (settings.agent.interval, settings.agent.spool_bytes) == (0.25, 1024**2)
+    assert (settings.agent.interval, settings.agent.orphan_grace) == (0.25, 60.0)
     assert settings.security == Security(mode="tls", tls_directory="/etc/tls")
 
 

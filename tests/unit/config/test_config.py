@@ -14,8 +14,8 @@ from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
-from slurm_watchdog.detect.loss_nan import LossNan
 from slurm_watchdog.detect.registry import DEFAULTS
+from slurm_watchdog.detect.slow_job import SlowJob
 from tools.docs.options import example as example_config
 
 
@@ -44,10 +44,10 @@ def test_an_empty_file_gives_the_defaults(text: str) -> None:
 
 def test_detectors_get_the_values_of_the_file_and_their_own_defaults() -> None:
     assert Config().detectors.settings() == DEFAULTS
-    config = parse_config("detectors: {loss_nan: {steps: 7}, filesystem_stall: {blocked_for: 2min}}")
+    config = parse_config("detectors: {slow_job: {percent: 7}, filesystem_stall: {blocked_for: 2min}}")
     assert config.detectors.settings() == {
         **DEFAULTS,
-        LossNan: LossNan(steps=7),
+        SlowJob: SlowJob(percent=7.0),
         FilesystemStall: FilesystemStall(blocked_for=120.0),
     }
 
@@ -144,7 +144,7 @@ policy:
   attempts: many
 detectors:
   collective_hang:
-    factor: 1
+    warmup_steps: -1
 """
     found = problems(text)
     assert [(line, path) for line, path, _ in found] == [
@@ -152,7 +152,7 @@ detectors:
         (3, "agent.interval"),
         (4, "agent.intervall"),
         (6, "policy.attempts"),
-        (9, "detectors.collective_hang.factor"),
+        (9, "detectors.collective_hang.warmup_steps"),
     ]
     assert found[2][2] == "unknown key; did you mean 'interval'?"
 
@@ -209,8 +209,8 @@ def test_a_duration_without_a_known_unit_is_refused(value: str) -> None:
 
 @pytest.mark.parametrize("value", ["8", "8MB", "8 mib", "MiB", "-1MiB", "true"])
 def test_a_size_without_a_known_unit_is_refused(value: str) -> None:
-    ((_, path, message),) = problems(f"agent:\n  spool_bytes: {value}\n")
-    assert (path, "needs a number and a unit (B, KiB, MiB, GiB)" in message) == ("agent.spool_bytes", True)
+    ((_, path, message),) = problems(f"controller:\n  evidence_per_day: {value}\n")
+    assert (path, "needs a number and a unit (B, KiB, MiB, GiB)" in message) == ("controller.evidence_per_day", True)
 
 
 @pytest.mark.parametrize("line", ["attempts: '3'", "attempts: 3.5", "attempts: -1", "budget_percent: 101"])
@@ -254,7 +254,7 @@ def test_an_alias_that_is_used_twice_is_fine() -> None:
     ("line", "words"),
     [
         ("agent: {interval: %sd}", "36500d at most"),
-        ("agent: {spool_bytes: %sGiB}", "a size is"),
+        ("controller: {evidence_per_day: %sGiB}", "a size is"),
         ("policy: {attempts: %s}", "at most 1000000000"),
     ],
 )
@@ -290,7 +290,7 @@ def test_what_yaml_reads_as_true_or_false_is_taken_where_it_is_off_and_else_expl
 @pytest.mark.parametrize("value", [".nan", ".inf"])
 def test_nan_and_infinity_are_no_values(value: str) -> None:
     assert problems(f"policy: {{budget_percent: {value}}}")[0][1] == "policy.budget_percent"
-    assert problems(f"detectors: {{collective_hang: {{factor: {value}}}}}")[0][1] == "detectors.collective_hang.factor"
+    assert problems(f"detectors: {{slow_job: {{percent: {value}}}}}")[0][1] == "detectors.slow_job.percent"
 
 
 def test_a_file_that_is_too_large_is_refused_without_being_read_whole() -> None:
@@ -342,11 +342,6 @@ def test_a_kill_switch_is_the_switch_of_one_job() -> None:
         ("controller: mgmt:9765\n", "controller", "http:// or https://"),
         (
             "expert: {agent: {interval: 30s}}\n",
-            "expert.controller.report_lifetime",
-            "at least twice expert.agent.interval",
-        ),
-        (
-            "expert: {agent: {interval: 30s}}\n",
             "expert.controller.agent_silent_after",
             "at least twice expert.agent.interval",
         ),
@@ -358,8 +353,8 @@ def test_fields_are_checked_against_each_other(text: str, path: str, words: str)
 
 
 def test_several_cross_checks_fail_at_once() -> None:
-    found = problems("expert:\n  controller:\n    page_listen: 0.0.0.0:1\n    report_lifetime: 1s\n")
-    assert {path for _, path, _ in found} == {"expert.controller.report_lifetime", "expert.security.page_token_file"}
+    found = problems("expert:\n  controller:\n    page_listen: 0.0.0.0:1\n    agent_silent_after: 1s\n")
+    assert {path for _, path, _ in found} == {"expert.controller.agent_silent_after", "expert.security.page_token_file"}
     found = problems("jobs:\n  kill_switch: kill\n")
     assert [path for _, path, _ in found] == ["jobs.kill_switch", "jobs.kill_switch"]
 

@@ -54,7 +54,6 @@ def test_the_safe_profile_has_no_wider_limit_than_what_is_shipped(safe: Config) 
         "budget_percent",
         "attempts",
         "storm_jobs",
-        "storm_nodes_percent",
         "max_excluded_nodes",
     ):
         assert getattr(policy, name) <= getattr(shipped, name), name

@@ -46,12 +46,10 @@ from tests.builders.evidence_rows import evidence_of
 from tests.builders.views import LOADER, RECV, blocked, frames, node_of, process, slurm_job, stack
 
 CONFIG = """
-controller: {evidence_spread: 20ms}
-ladder: {evidence_limit: 500ms}
 agent: {interval: 250ms, probe_deadline: 1s}
 detectors: {filesystem_stall: {blocked_for: 6s}}
 """
-LIMITS = CollectionLimits(slack_s=0.2, silence_every_s=0.05)
+LIMITS = CollectionLimits(slack_s=0.2, silence_every_s=0.05, spread_s=0.02, limit_s=0.5)
 """`slack_s`: what a node may take here; three intervals come on top of it."""
 
 
@@ -425,7 +423,7 @@ def test_a_node_that_never_answers_is_a_row_with_the_reason_and_the_others_count
 
 
 def test_a_node_that_falls_silent_is_not_waited_for(controller: Controller) -> None:
-    controller.collector = controller.collecting(CollectionLimits(slack_s=300.0, silence_every_s=0.02))
+    controller.collector = controller.collecting(CollectionLimits(slack_s=300.0, silence_every_s=0.02, spread_s=0.02))
     agents = Agents(controller, n2=silent)
 
     async def story() -> Collected:
@@ -767,7 +765,7 @@ def test_dumps_that_the_verdict_rests_on_are_not_taken_again(
 
 
 def test_the_rung_ends_at_its_limit_and_the_collection_goes_on_without_it(controller: Controller) -> None:
-    controller.collector = controller.collecting(CollectionLimits(slack_s=300.0))
+    controller.collector = controller.collecting(CollectionLimits(slack_s=300.0, limit_s=0.5))
 
     async def story() -> None:
         began = clock.monotonic()

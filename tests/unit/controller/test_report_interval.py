@@ -82,9 +82,10 @@ def test_each_reply_says_it_and_after_a_start_nobody_is_hurried(tmp_path: Path) 
         report = Report(node=f"n{node}", boot_id="b", agent_id="a", sequence=next(numbers), interval_s=interval_s)
         return controller.accept(report)
 
-    numbers, config = count(1), parse_config("mode: act\ncontroller: {max_reports_per_s: 0.5}\n")
+    numbers, config = count(1), parse_config("mode: act\n")
     with closing(Journal(f"sqlite:///{tmp_path}/j")) as journal:
         controller, _ = make(journal, 4, config=config)
+        controller.state._report_interval.max_reports_per_s = 0.5
         assert [reply(n, 5.0).interval_s for n in range(4)] == [5.0] * 4
         controller.tick()
         assert [reply(n, 5.0).interval_s for n in range(4)] == [8.0] * 4

@@ -111,7 +111,7 @@ def test_layers_replace_single_fields() -> None:
     book = rule_book_of(
         rules(
             "mode: act\npolicy:\n  kinds:\n    collective_hang: {attempts: 1, checkpoint_limit: 1min}\n"
-            "  overrides:\n    - {match: {user: ann}, cooldown: 1h, exit_limit: 5s}\n"
+            "  overrides:\n    - {match: {user: ann}, cooldown: 1h, signal_limit: 5s}\n"
         )
     )
     rule = rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="ann"))
@@ -121,7 +121,7 @@ def test_layers_replace_single_fields() -> None:
         1,
         3600,
     )
-    assert dict(rule.rung_limits) == {"checkpoint_s": 60.0, "exit_s": 5.0}
+    assert dict(rule.rung_limits) == {"checkpoint_s": 60.0, "signal_s": 5.0}
     assert rule.source == "expert.policy.overrides[0]"
     assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="bob")).cooldown_s is None
 

@@ -124,7 +124,7 @@ def test_a_site_may_have_a_partition_judged_sooner_itself() -> None:
         ("{match: {user: a}, detectors: {collective_hang: {floor: 2}}}", "a duration needs a number and a unit"),
         ("{match: {user: a}, detectors: {collective_hang: {flor: 2min}}}", "is not an option that a job may have"),
         ("{match: {user: a}, detectors: {collective_hang: {mode: act}}}", "is not an option that a job may have"),
-        ("{match: {user: a}, detectors: {collective_hang: {factor: 1.0}}}", "at least 1.5"),
+        ("{match: {user: a}, detectors: {slow_job: {percent: 1.0}}}", "at least 2"),
     ],
 )
 def test_a_threshold_that_makes_no_sense_is_refused(threshold: str, words: str) -> None:

@@ -3,11 +3,9 @@ no chain."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import pytest
 
-from slurm_watchdog.detect.chain_broken import detect
+from slurm_watchdog.detect.chain_broken import ChainBroken, detect
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.past_runs import EndedJob
 from tests.builders.ended_jobs import ended
@@ -15,13 +13,8 @@ from tests.builders.logged_runs import NOW, past
 from tests.builders.views import cluster
 
 
-@dataclass(frozen=True)
-class Settings:
-    grace: float = 300.0
-
-
 def judge(*jobs: EndedJob) -> list[Finding]:
-    return detect(cluster(ended=jobs), Settings())
+    return detect(cluster(ended=jobs), ChainBroken())
 
 
 @pytest.mark.parametrize("state", ["FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"])
@@ -40,7 +33,7 @@ def test_a_job_that_was_requeued_before_and_is_not_any_more_is_a_chain_of_its_ow
 
 
 def test_chain_broken_waits_for_the_successor_to_appear() -> None:
-    (finding,) = judge(ended(ended_at=NOW - 299))
+    (finding,) = judge(ended(ended_at=NOW - 119))
     assert finding.truth is Truth.UNKNOWN
 
 

@@ -88,7 +88,7 @@ OUT_OF_TURN_S = 1.0
 """Between a report and one out of turn: a node whose ranks end all the time makes two a second at worst, and
 mostly its usual ones."""
 LOST_AFTER_S = 15.0
-"""After such a silence of the controller reports may have been too old to be judged (controller.report_lifetime, 30 s),
+"""After such a silence of the controller reports may have been too old to be judged (`Config.report_lifetime_s`),
 or had no room to wait: what they said last is said again."""
 ONCE_PAUSE_S = 1.0  # Between the two ticks of `--once`: whether a process is blocked shows only in two looks.
 ONCE_GPU_S = 5.0  # `--once` waits so long for NVML: without a client that stays, the driver takes seconds to begin.
@@ -254,7 +254,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     from slurm_watchdog.agent.metrics import AgentMetrics
 
     metrics = AgentMetrics(agent.probes.counts, lambda: agent.gpus.driver_s)
-    spool = Spool(config.agent.spool_bytes)
+    spool = Spool()
     if before is not None:
         spool.take_back(before.reports, clock.monotonic())
     count: Callable[[str], None] = metrics.count_report

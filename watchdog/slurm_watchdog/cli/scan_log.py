@@ -130,14 +130,13 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
 def _settings(config: Config | None) -> Settings:
     """The detectors' of a configuration, their defaults without one."""
     from slurm_watchdog.detect.collective_hang import CollectiveHang
-    from slurm_watchdog.detect.loss_nan import LossNan
     from slurm_watchdog.diagnose.logs.report import Settings
     from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
 
     if config is None:
-        return Settings(CollectiveHang(), LossNan().steps)
+        return Settings(CollectiveHang())
     own = compile_patterns(config.jobs.progress_patterns)
-    return Settings(config.detectors.of(CollectiveHang), config.detectors.of(LossNan).steps, own)
+    return Settings(config.detectors.of(CollectiveHang), own)
 
 
 def digest_of(path: str, settings: Settings, blocks: Iterator[Block]) -> Digest:

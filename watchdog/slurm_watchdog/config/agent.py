@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated
 
-from slurm_watchdog.config.types import AbsolutePath, AddressOrNone, Bytes, Seconds, Section, Span, template
+from slurm_watchdog.config.types import AbsolutePath, AddressOrNone, Seconds, Section, Span, template
 
 
 class Agent(Section, frozen=True):
@@ -18,8 +18,6 @@ class Agent(Section, frozen=True):
     metrics_listen: AddressOrNone = "127.0.0.1:9766"
     """Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty =
     none."""
-    spool_bytes: Bytes = 8 * 1024**2
-    """Reports kept in memory while the controller is unreachable."""
     give_up_after: Seconds = 0.0
     """An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of
     `slurm-watchdog run --job` have 10min."""

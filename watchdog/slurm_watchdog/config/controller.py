@@ -31,22 +31,10 @@ class Controller(Section, frozen=True):
     """SQLAlchemy address of the journal; empty = SQLite in `state_directory`."""
     tick: Span = 1.0
     """Time between two judgements."""
-    report_lifetime: Span = 30.0
-    """Reports older than this are kept for the record and never judged."""
     agent_silent_after: Span = 40.0
     """After this time without a report, what a node's processes do counts as unknown."""
-    max_reports_per_s: Annotated[float, Meta(gt=0)] = 1000.0
-    """Reports a second of all agents together. Where there are more nodes than this times `agent.interval`,
-    agents are asked to report less often, every 10 s at most, and so they are where a core is full all the
-    same. A rank's end and answers to the controller come at once in any case."""
-    resolve_after: Seconds = 10.0
-    """A condition has to be gone this long before its incident closes."""
     warm_up: Seconds = 60.0
     """For this time after it has started or was stalled, the controller only observes."""
-    evidence_spread: Span = 5.0
-    """When an incident fires, the stacks of every rank of its job are dumped three times over this time, to
-    tell stuck from busy; once or twice where dumps of the verdict show that already. Nothing is stopped for
-    it."""
     evidence_keep: Span = 2592000.0
     """Evidence (stacks, sockets, last lines) is kept in the journal this long; incidents and decisions stay."""
     evidence_per_day: Bytes = 2 * 1024**3

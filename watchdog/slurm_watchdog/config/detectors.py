@@ -25,8 +25,6 @@ class Detector(Section, frozen=True):
 
     mode: Mode | None = None
     """Overrides the top-level mode for this detector."""
-    hold: Seconds = 0.0
-    """Time the verdict has to hold before it fires."""
 
 
 def _own_options(settings: type[Any]) -> dict[str, Any]:
@@ -47,10 +45,7 @@ _BLOCKS = {
     str(spec.kind): _struct(
         spec.settings.__name__,
         Detector,
-        {
-            "hold": (Seconds, spec.hold_s),
-            **{name: (kind, getattr(spec.settings, name)) for name, kind in _own_options(spec.settings).items()},
-        },
+        {name: (kind, getattr(spec.settings, name)) for name, kind in _own_options(spec.settings).items()},
         __doc__=inspect.cleandoc(spec.settings.__doc__ or ""),
     )
     for spec in registry.SPECS
@@ -86,10 +81,6 @@ class Detectors(_Blocks, frozen=True):
         (kind,) = (spec.kind for spec in registry.SPECS if spec.settings is settings)
         block = getattr(self, kind)
         return settings(**{name: getattr(block, name) for name in options_of(settings)})
-
-    def holds_s(self) -> dict[str, float]:
-        """How long the condition of each kind has to last before it is reported, in seconds."""
-        return {spec.kind: getattr(self, spec.kind).hold for spec in registry.SPECS}
 
     def settings(self) -> registry.Settings:
         """The values of every detector."""

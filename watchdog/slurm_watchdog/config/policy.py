@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from msgspec import Meta
-
 from slurm_watchdog.base.hours import parse_hours
 from slurm_watchdog.config.converting import did_you_mean
 from slurm_watchdog.config.jobs import Match
@@ -43,14 +41,10 @@ class Treatment(Section, frozen=True):
     """In place of `policy.attempts`."""
     no_action: Hours | None = None
     """In place of `policy.no_action`; [] = at any time."""
-    kill_switch_limit: Span | None = None
-    """In place of `ladder.kill_switch_limit`."""
     checkpoint_limit: Span | None = None
     """In place of `ladder.checkpoint_limit`."""
     signal_limit: Span | None = None
     """In place of `ladder.signal_limit`."""
-    exit_limit: Seconds | None = None
-    """In place of `ladder.exit_limit`."""
 
     def problems(self) -> Iterator[str]:
         if self.ladder is not None and (problem := problem_of(self.ladder)):
@@ -84,8 +78,6 @@ class Policy(Section, frozen=True):
     storm_jobs: Count = 3
     """Take no action while jobs of this many users have the same problem at once: the fabric or the storage is at
     fault. While this many jobs of one user have it: none on the jobs of that user."""
-    storm_nodes_percent: Percent = 20.0
-    """Take no action while more nodes than this, and more than one, are silent."""
     storm_cooldown: Seconds = 120.0
     """Wait this long after a storm before acting again."""
     max_excluded_nodes: Count = 8
@@ -97,8 +89,6 @@ class Policy(Section, frozen=True):
     """No node is drained where so many are drained or down already, for any reason, …"""
     drained_percent: Percent = 5.0
     """… or this share of all nodes."""
-    drain_reason: Annotated[str, Meta(min_length=1, max_length=40)] = "slurm-watchdog:"
-    """Prefix of drain reasons."""
     drain_lifetime: Seconds = 0.0
     """Our own drains are taken back after this time, if they are unchanged since; 0s = never."""
     suspects: Literal["ignore", "prefer", "exclude"] = "ignore"

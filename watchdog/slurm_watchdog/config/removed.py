@@ -2,13 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 FIXED: Final = "the value that was shipped now holds everywhere"
+ALWAYS: Final[Mapping[str, str]] = {
+    "agent.spool_bytes": "8MiB",
+    "controller.evidence_spread": "5s",
+    "controller.max_reports_per_s": "1000",
+    "controller.report_lifetime": "three quarters of controller.agent_silent_after",
+    "controller.resolve_after": "twice agent.interval",
+    "detectors.chain_broken.grace": "2min",
+    "detectors.collective_hang.answer_limit": "5min",
+    "detectors.collective_hang.everybody_limit": "2min",
+    "detectors.collective_hang.factor": "3",
+    "detectors.crash_loop.runs": "3",
+    "detectors.crash_loop.within": "30min",
+    "detectors.dead_rank.gone_for": "3s",
+    "detectors.gpu_clock_low.percent": "10",
+    "detectors.loss_nan.steps": "3",
+    "detectors.near_limit.near": "95",
+    "detectors.partition_or_outage.nodes": "3",
+    "detectors.rank_stopped.stopped_for": "15s",
+    "detectors.slow_job.lasts": "5min",
+    "detectors.suspect_node.score": "2.25",
+    "detectors.wedged_teardown.grace": "10min",
+    "detectors.wedged_teardown.teardown_limit": "2min",
+    "ladder.evidence_limit": "90s",
+    "ladder.kill_limit": "1min",
+    "ladder.kill_switch_limit": "1min",
+    "ladder.mount_limit": "1d",
+    "ladder.term_limit": "30s",
+    "policy.drain_reason": "'slurm-watchdog:'",
+    "policy.storm_nodes_percent": "20",
+}
+"""Options that are constants now, with their value."""
 REMOVED: Final[Mapping[str, str]] = {
+    **{path: f"it is always {value}" for path, value in ALWAYS.items()},
     "agent.spool_age": FIXED,
     "controller.evidence_per_user": "one user has a quarter of controller.evidence_per_day",
+    "detectors.*.hold": FIXED,
     "detectors.checkpoint_overdue.factor": FIXED,
     "detectors.checkpoint_overdue.floor": FIXED,
     "detectors.driver_stall.blocked_for": FIXED,
@@ -51,6 +84,8 @@ REMOVED: Final[Mapping[str, str]] = {
     "notify.webhook.deadline": FIXED,
     "notify.webhook.weekly_report": "use `slurm-watchdog report --json` in cron",
     "policy.keep_checkpoint": "the incident names the last good checkpoint: copy it before the trainer deletes it",
+    **{f"policy.{rules}.*.exit_limit": "ladder.exit_limit holds for every kind" for rules in ("kinds", "overrides")},
+    **{f"policy.{rules}.*.kill_switch_limit": "it is always 1min" for rules in ("kinds", "overrides")},
     "policy.kinds.slow_job.attempts": "no restart is made for a slow job",
     "policy.kinds.slow_job.ladder": "no restart is made for a slow job",
     "policy.quarantine_by": "a suspect node is drained: jobs that run there continue, as in a reservation",
@@ -70,19 +105,24 @@ REMOVED: Final[Mapping[str, str]] = {
 def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
     """Takes the removed options out of a file's values, in place; those of detectors out of `thresholds`, too. Returns
     the path of each, with the sentence about it."""
-    expert = data.get("expert")
-    thresholds = expert.get("thresholds") if isinstance(expert, dict) else None
-    places: list[tuple[str, Any]] = [("", data), ("expert.", expert)]
-    places += [
-        (f"expert.thresholds[{n}].", each) for n, each in enumerate(thresholds if isinstance(thresholds, list) else ())
-    ]
     found: list[tuple[str, str]] = []
     for path, instead in rows.items():
-        *sections, name = path.split(".")
-        for where, inside in places:
-            for section in sections:
-                inside = inside.get(section) if isinstance(inside, dict) else None
-            if isinstance(inside, dict) and name in inside:
-                del inside[name]
-                found.append((where + path, f"was removed and has no effect; {instead}"))
+        for place in ("", "expert.", "expert.thresholds.*."):
+            *names, name = f"{place}{path}".split(".")
+            for at, section in _sections(data, names, ""):
+                if name in section:
+                    del section[name]
+                    found.append((f"{at}.{name}".strip("."), f"was removed and has no effect; {instead}"))
     return found
+
+
+def _sections(inside: Any, names: list[str], at: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mappings below `names`, each with its path; `*` is any key, or any of a list."""
+    if not names:
+        yield from ((at, inside),) if isinstance(inside, dict) else ()
+    elif isinstance(inside, list) and names[0] == "*":
+        for index, each in enumerate(inside):
+            yield from _sections(each, names[1:], f"{at}[{index}]")
+    elif isinstance(inside, dict):
+        for name in inside if names[0] == "*" else names[:1]:
+            yield from _sections(inside.get(name), names[1:], f"{at}.{name}".strip("."))

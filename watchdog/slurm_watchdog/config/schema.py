@@ -52,11 +52,6 @@ HANGS: Final = frozenset(
 class Ladder(Section, frozen=True):
     """How long each rung of an action may take."""
 
-    evidence_limit: Span = 90.0
-    """An action waits so long for the evidence of its job, which dies with the job; then it continues
-    without."""
-    kill_switch_limit: Span = 60.0
-    """Timeout for writing the kill switch to all nodes of the job."""
     checkpoint_limit: Span = 1800.0
     """For a complete checkpoint after the kill switch; then the restart is given up."""
     exit_limit: Seconds = 60.0
@@ -65,8 +60,6 @@ class Ladder(Section, frozen=True):
     """For a job to save or to end after a signal; then the next rung is tried."""
     step_limit: Span = 120.0
     """For one request to Slurm, retries included."""
-    mount_limit: Seconds = 86400.0
-    """A restart waits so long for a stalled filesystem to answer."""
     confirm_limit: Span = 7200.0
     """For the first new step after the restart."""
     set_down_after: Seconds = 0.0
@@ -74,11 +67,6 @@ class Ladder(Section, frozen=True):
     later): the node is set DOWN after so long, if Slurm has drained it with `Kill task failed` or its agent
     shows such a process in state D for so long, no other job runs there, and the drain budget allows; 0s =
     never."""
-    term_limit: Span = 30.0
-    """For a process that outlived its job on a GPU to end after SIGTERM, where it may be ended at all; then
-    SIGKILL."""
-    kill_limit: Span = 60.0
-    """… and after SIGKILL. One that is still there is reported as unkillable."""
 
 
 class Knowledge(Section, frozen=True):
@@ -163,8 +151,6 @@ class Config(Expert, frozen=True):
                 f"address ({self.controller.page_listen}); make one with: openssl rand -hex 32 > FILE"
             )
         interval = "expert.agent.interval"
-        if self.controller.report_lifetime < 2 * self.agent.interval:
-            yield f"expert.controller.report_lifetime: must be at least twice {interval}, or reports expire on the way"
         if self.controller.agent_silent_after < 2 * self.agent.interval:
             yield f"expert.controller.agent_silent_after: must be at least twice {interval}"
         for kind, treatment in self.policy.kinds.items():
@@ -176,6 +162,11 @@ class Config(Expert, frozen=True):
     def mode(self) -> Mode:
         """What is done about most kinds."""
         return "act" if self.restart == "all" else "observe"
+
+    @property
+    def report_lifetime_s(self) -> float:
+        """Older reports are kept for the record and never judged: before what they say of a node counts as unknown."""
+        return max(0.75 * self.controller.agent_silent_after, 2 * self.agent.interval)
 
     def mode_of(self, kind: str) -> Mode:
         """The mode that holds for incidents of `kind`: its detector's own, otherwise what `restart` says."""

@@ -98,14 +98,11 @@ class Controller:
         self.commands = CommandQueue()
         self.state = ClusterState(
             silent_after_s=config.controller.agent_silent_after,
-            report_lifetime_s=config.controller.report_lifetime,
+            report_lifetime_s=config.report_lifetime_s,
             partitions=config.jobs.partitions,
             report_interval=ReportInterval(
                 usual_s=config.agent.interval,
-                max_reports_per_s=config.controller.max_reports_per_s,
-                longest_s=min(
-                    LONGEST_S, config.controller.report_lifetime / 2, config.controller.agent_silent_after / 2
-                ),
+                longest_s=min(LONGEST_S, config.report_lifetime_s / 2, config.controller.agent_silent_after / 2),
             ),
         )
         self.evidence = EvidenceRequests(self.state, self.commands, probe_deadline_s=config.agent.probe_deadline)
@@ -132,7 +129,6 @@ class Controller:
             self.writer,
             lambda job_id: self.state.jobs.get(job_id),  # noqa: PLW0108 - each listing replaces the dictionary
             wall=clock.wall,
-            our_reason=config.policy.drain_reason,
             renamed=config.policy.renamed_nodes,
         )
         journal.hang_places.prune(self.started_at - REMEMBERED_S)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.memory_kills import Kills, kills_in_run, memory_kills, why_not
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -37,21 +37,19 @@ BROKE = {
 """Final states in which a training is not done, in words (squeue(1), job state codes). CANCELLED: a person
 wanted it so."""
 
+GRACE_S = 120.0  # For the next job to be submitted: a script does it in seconds, cron in a minute.
+
 
 @dataclass(frozen=True, kw_only=True)
 class ChainBroken:
     """A training that continues from job to job has ended early, and nothing is queued behind it. Never acted on."""
-
-    grace: float = span(120.0, "Time for the next job to be submitted.")
 
 
 def detect(view: ClusterView, settings: ChainBroken) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
     kills = memory_kills(view) if view.ended else {}
     return [
-        _chain_finding(ended, view.now, settings.grace, kills)
-        for ended in view.ended
-        if ended.preceded_by or _went_on(ended)
+        _chain_finding(ended, view.now, GRACE_S, kills) for ended in view.ended if ended.preceded_by or _went_on(ended)
     ]
 
 

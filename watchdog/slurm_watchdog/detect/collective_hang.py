@@ -14,7 +14,7 @@ and none whose workers compute. If all ranks wait in one collective: the few who
 else none, with the links of their nodes that are down. Flight Recorder dumps and NCCL's RAS add to that (evidence.md).
 Acts: restarts the job if its stacks do not move, none of its processes is blocked on a filesystem and no checkpoint
 grows; after a second look if the hang was proven before the limit; never a rank at a debugger's prompt. If all ranks
-are in one collective: after 2 min (`everybody_limit`) if each is known to do nothing else and no link is down, else
+are in one collective: after 2 min if each is known to do nothing else and no link is down, else
 after 30 min (`busy_limit`). Without stacks: by GPUs that spin beside few that idle, after `busy_limit`.
 Note: a rank that computes while the others wait gets `busy_limit`. One that loops over a few lines of Python without
 end is reported after 5 min (the first rank of its node after 15), and never acted on sooner.
@@ -81,9 +81,8 @@ class CollectiveHang:
         "The same of a hang that is proven: several stack dumps show every rank, and that nothing can unblock the "
         "stuck one. Set it equal to `floor` to disable the proof.",
     )
-    factor: float = option(
-        SHIPPED.factor, "Limit = this x the slowest of the recent steps, never below `floor`.", ge=1.5
-    )
+    factor: float = SHIPPED.factor
+    """Limit = this x the slowest of the recent steps, never below `floor`."""
     ceiling: float = span_or_never(
         SHIPPED.ceiling,
         "While a job trains no limit is longer than this, nor shorter than twice its slowest recent step; 0s = as long "
@@ -101,24 +100,20 @@ class CollectiveHang:
         "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x "
         "(`factor`) its longest pause.",
     )
-    answer_limit: float = span(
-        SHIPPED.answer_limit,
-        "Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its "
-        "connection; or saves or evaluates, and waits in a lock of its process while nothing runs there. Proxies "
-        "and load balancers give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). "
-        "A transfer or a checkpoint is acted on after `checkpoint_floor`.",
-    )
+    answer_limit: float = SHIPPED.answer_limit
+    """Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its connection;
+    or saves or evaluates, and waits in a lock of its process while nothing runs there. Proxies and load balancers
+    give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). A transfer or a checkpoint is acted on after
+    `checkpoint_floor`."""
     busy_limit: float = span(
         SHIPPED.busy_limit,
         "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
         "Ranks that all wait in one collective are reported at once, and acted on only after this time, or after "
-        "`everybody_limit`.",
+        "2 min where it is known that none does anything else.",
     )
-    everybody_limit: float = span(
-        120.0,
-        "A job that trains and whose ranks all wait in one collective is acted on after this time, where it is known "
-        "of each that it does nothing else, and no link of their nodes is down.",
-    )
+    everybody_limit: float = 120.0
+    """A job that trains and whose ranks all wait in one collective is acted on after this time, where it is known of
+    each that it does nothing else, and no link of their nodes is down."""
 
 
 def detect(view: ClusterView, settings: CollectiveHang) -> list[Finding]:

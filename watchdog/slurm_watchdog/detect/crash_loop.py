@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -41,8 +41,10 @@ class CrashLoop:
     """A job restarts and dies each time before its first new step. Acted on only where `policy.kinds` has a
     ladder for it: [hold]."""
 
-    runs: int = option(3, "So many runs one after the other have to die, …", ge=2, le=10)
-    within: float = span(1800.0, "… each of them within this time.")
+    runs: int = 3
+    """So many runs one after the other have to die: two may be chance."""
+    within: float = 1800.0
+    """… each of them within this time."""
 
 
 def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:

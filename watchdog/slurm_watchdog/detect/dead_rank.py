@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, last_words
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, RankGpu
@@ -35,18 +35,18 @@ UNSURE_S = 60.0
 """So long the others may take to leave where the training may be over: Slurm itself gives them as much (`srun
 --wait=60`, as we advise)."""
 
+GONE_FOR_S = 3.0  # Since the first report without it: the ends of a job that ends by itself are seen over some seconds.
+
 
 @dataclass(frozen=True, kw_only=True)
 class DeadRank:
     """A rank is gone while most of its peers are there. Reported at once; `lingering_job` acts if Slurm does
     not end the job."""
 
-    gone_for: float = span(3.0, "Time since the first report without it.")
-
 
 def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
     """One finding for each running job."""
-    return [_job_finding(job, settings.gone_for, view.now) for job in view.jobs]
+    return [_job_finding(job, GONE_FOR_S, view.now) for job in view.jobs]
 
 
 def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from statistics import median
 
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, share
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -28,6 +28,7 @@ CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "di
 """Throttle reasons that somebody chose, or that are none."""
 
 
+PEERS_SHARE = 0.1  # Slower than the median of the job's busy GPUs by more than this.
 OWN_SHARE = 0.07
 """It also has to be slower than its own past by more than this, unless the card says what holds it back."""
 
@@ -39,15 +40,13 @@ class GpuClockLow:
     """A GPU under load is slower than its peers in the job and than it used to be. Acted on only where
     `policy.kinds` has a ladder for it."""
 
-    percent: float = share(10.0, "Slower than the median of the job's busy GPUs by more than this.")
-
 
 def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
     """One finding for each job with GPUs."""
-    return [_job_finding(job, settings) for job in view.jobs if job.gpus]
+    return [_job_finding(job) for job in view.jobs if job.gpus]
 
 
-def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
+def _job_finding(job: JobView) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"too few busy GPUs of job {job_id} to compare")
     groups: dict[str, list[tuple[RankGpu, float]]] = {}
@@ -62,8 +61,8 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
         if len(group) <= PEERS:
             continue
         usual_hz = median(clock_hz for _, clock_hz in group)
-        low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz, settings)]
-        slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], each[1], group, settings)]
+        low = [(each, clock_hz, usual_hz) for each, clock_hz in group if _is_low(each, clock_hz, usual_hz)]
+        slow += [each for each in low if _has_a_past(each[0]) or _is_odd(each[0], each[1], group)]
     if not slow or 2 * len(slow) > sum(len(group) for group in groups.values()):
         return finding.ok(f"the busy GPUs of job {job_id} run alike")
     slow.sort(key=lambda each: each[1] / each[2])
@@ -83,9 +82,9 @@ def _job_finding(job: JobView, settings: GpuClockLow) -> Finding:
     )
 
 
-def _is_low(each: RankGpu, clock_hz: float, peers_hz: float, settings: GpuClockLow) -> bool:
+def _is_low(each: RankGpu, clock_hz: float, peers_hz: float) -> bool:
     own_hz = each.view.usual_sm_clock_hz
-    if clock_hz >= peers_hz * (1 - settings.percent / 100):
+    if clock_hz >= peers_hz * (1 - PEERS_SHARE):
         return False
     return own_hz is None or clock_hz < own_hz * (1 - OWN_SHARE) or _is_held_back(each)
 
@@ -95,7 +94,7 @@ def _has_a_past(each: RankGpu) -> bool:
     return each.view.usual_sm_clock_hz is not None or _is_held_back(each)
 
 
-def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]], settings: GpuClockLow) -> bool:
+def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]]) -> bool:
     """Whether few of the group run about as slowly, and others on its node, if there are any, do not."""
     beside = sum(1 for other, _ in group if other.view.node == each.view.node)
     alike = [other for other, hz in group if hz * (1 - OWN_SHARE) <= clock_hz]

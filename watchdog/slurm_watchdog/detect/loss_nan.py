@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.knowledge.shipped_limits import NAN_STEPS
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
@@ -23,15 +24,13 @@ class LossNan:
     """The loss is NaN or infinite. Acted on only where `policy.kinds` has a ladder for it, and a restart resumes from
     before."""
 
-    steps: int = option(3, "So many times in a row: mixed precision skips single ones.", ge=1)
-
 
 def detect(view: ClusterView, settings: LossNan) -> list[Finding]:
     """One finding for each running job."""
-    return [_job_finding(job, view.now, settings.steps) for job in view.jobs]
+    return [_job_finding(job, view.now) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, steps: int) -> Finding:
+def _job_finding(job: JobView, now: float) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id, f"no loss of job {job_id} was seen")
     if not job.losses:
@@ -41,7 +40,7 @@ def _job_finding(job: JobView, now: float, steps: int) -> Finding:
         if isfinite(point.loss):
             break
         bad.append(point)
-    if len(bad) < steps:
+    if len(bad) < NAN_STEPS:
         return finding.ok(f"the loss of job {job_id} is a number")
     first, last = bad[-1], job.losses[-len(bad) - 1] if len(job.losses) > len(bad) else None
     good = f"; the last good one was {last.loss:.4g} at step {last.step}" if last is not None else ""

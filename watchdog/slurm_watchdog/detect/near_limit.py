@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import is_near, nodes_to_judge
 from slurm_watchdog.base.text import size
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, share
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -31,6 +31,7 @@ WORDS = {
     Resource.FILES: "open files",
     Resource.SHARED_MEMORY: "/dev/shm",
 }
+NEAR = 0.95  # Of a limit: Linux begins to reclaim long before, so less is usual.
 BYTES = (Resource.MEMORY, Resource.SHARED_MEMORY)
 MAX_SAID = 8
 
@@ -39,24 +40,22 @@ MAX_SAID = 8
 class NearLimit:
     """A job or its node has nearly used up something that has a limit. Never acted on."""
 
-    near: float = share(95.0, "Percent of a limit; less than 80 is not looked at.")
-
 
 def detect(view: ClusterView, settings: NearLimit) -> list[Finding]:
     """One finding for each job that is near a limit, or of which an incident is open."""
     nodes = {node.name: node for node in nodes_to_judge(view) if any(map(is_near, node.usages)) or node.pressures}
     if not nodes and view.asked is not None and not any(each.startswith("job:") for each in view.asked):
         return []
-    return [found for job in view.jobs if (found := _finding(view, job, nodes, settings)) is not None]
+    return [found for job in view.jobs if (found := _finding(view, job, nodes)) is not None]
 
 
-def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView], settings: NearLimit) -> Finding | None:
+def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Finding | None:
     finding = SPEC.about_job(job.job.job_id, f"job {job.job.job_id} is not seen near a limit")
     said = [
         each
         for name in job.job.nodes
         if name in nodes and name not in job.silent_nodes
-        for each in _said(nodes[name], job.job.process_id, view.now, settings)
+        for each in _said(nodes[name], job.job.process_id, view.now)
     ]
     if said:
         said.sort(reverse=True)
@@ -73,14 +72,14 @@ def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView], settin
     return finding.ok(finding.summary)
 
 
-def _said(node: NodeView, process_job: str, now: float, settings: NearLimit) -> Iterator[tuple[float, str]]:
+def _said(node: NodeView, process_job: str, now: float) -> Iterator[tuple[float, str]]:
     """(how near, sentence) of all that is near: 1 and more where somebody went without."""
     for seen in node.usages:
         usage = seen.usage
         if usage.job_id not in (None, process_job) or seen.at < node.reported_at:
             continue
         refused = usage.resource is Resource.PIDS and _is_recent(seen, now)
-        if refused or usage.ratio >= settings.near / 100.0:
+        if refused or usage.ratio >= NEAR:
             yield (1.0 if refused else usage.ratio), _words(node, usage) + ("; some were refused" if refused else "")
     for pressure in node.pressures:
         waited = pressure.full_ratio

@@ -11,22 +11,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_watchdog.analysis.slurm_nodes import share_silent
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.slurm_states import is_away
 
 NAMED = 16  # Nodes that are named one by one; the number says the rest.
 
-PERCENT = 20.0  # Of the nodes that have reported, besides: three of ten thousand are no outage.
+NODES = 3  # So many silent nodes at least, …
+PERCENT = 20.0  # … of those that have reported, besides: three of ten thousand are no outage.
 
 
 @dataclass(frozen=True, kw_only=True)
 class PartitionOrOutage:
     """Many agents fell silent at once: the network or the power. Never acted on, and it keeps everything else
     from acting."""
-
-    nodes: int = option(3, "So many silent nodes at least, and more than 20 % of those that have reported.", ge=0)
 
 
 def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
@@ -35,7 +34,7 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
     if known == 0:
         return []
     everybody = silent == known and silent > 1
-    many = silent >= settings.nodes and 100.0 * silent > PERCENT * known
+    many = silent >= NODES and 100.0 * silent > PERCENT * known
     if not (everybody or many):
         unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
         finding = SPEC.about("cluster", f"{known - silent - unheard} of {known} agents report")

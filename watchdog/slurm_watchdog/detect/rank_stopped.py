@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import LoopSettings, loop_clock
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
@@ -29,27 +29,27 @@ WHAT_TO_DO = {
     "t": "who holds it, on {0}: grep TracerPid /proc/{1}/status; it continues when that program detaches or ends",
 }
 
+STOPPED_FOR_S = 15.0  # A debugger that only looks (py-spy, gdb -batch) is done within seconds.
+
 
 @dataclass(frozen=True, kw_only=True)
 class RankStopped:
     """A rank was stopped by a signal or is held by a debugger. Acted on only if it was a signal and the job
     is beyond its limit."""
 
-    stopped_for: float = span(15.0, "Time it has to be stopped.")
-
 
 def detect(view: ClusterView, settings: RankStopped, limits: LoopSettings) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
-    return [_job_finding(job, view.now, settings.stopped_for, limits) for job in view.jobs]
+    return [_job_finding(job, view.now, limits) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, stopped_for_s: float, limits: LoopSettings) -> Finding:
+def _job_finding(job: JobView, now: float, limits: LoopSettings) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
         return finding.unknown(f"job {job_id} is {job.job.state}, {len(job.ranks)} ranks are known")
     stopped = [(rank, _stopped_s(job, rank)) for rank in job.living_ranks if rank.process.state in WORDS]
-    long = sorted(((r, s) for r, s in stopped if s >= stopped_for_s), key=lambda each: -each[1])
+    long = sorted(((r, s) for r, s in stopped if s >= STOPPED_FOR_S), key=lambda each: -each[1])
     if not long:
         # A node that does not report may hold one: nothing is said, so that an incident about it stays open.
         unknown = stopped or job.silent_nodes or not job.every_rank_known

@@ -23,7 +23,7 @@ from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_spe
 from slurm_watchdog.analysis.step_statistics import comparable
 from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
@@ -50,7 +50,8 @@ class SlowJob:
         ge=2,
         le=1000,
     )
-    lasts: float = span(300.0, "So long it has to be slower: what jobs share is slow for some minutes now and then.")
+    lasts: float = 300.0
+    """So long it has to be slower: what jobs share is slow for some minutes now and then."""
 
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:

@@ -55,8 +55,8 @@ def share(default: float, text: str) -> Any:
 
 
 def options_of(settings: type[Any]) -> dict[str, Option]:
-    """Name -> option, of a settings class."""
-    return {each.name: each.metadata[_OPTION] for each in fields(settings)}
+    """Name -> option, of a settings class; a field without one is a constant that only tests give."""
+    return {each.name: each.metadata[_OPTION] for each in fields(settings) if _OPTION in each.metadata}
 
 
 class Subject(StrEnum):

@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
@@ -22,14 +22,15 @@ from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import GPU_PLACE
 from slurm_watchdog.model.slurm_states import is_out
 
+SUSPECT_FROM = 2.25
+"""One event of broken hardware weighs 1. From here on it is more than chance: what names lemons best in
+tests/simulation/lemons.py."""
 UNTIL = 1.5  # A suspicion below which the incident ends: events weigh half after 28 days.
 
 
 @dataclass(frozen=True, kw_only=True)
 class SuspectNodes:
     """A node that fails again and again. Never acted on by itself: see `policy.suspects`."""
-
-    score: float = option(2.25, "Suspicion from which it is reported; one event of broken hardware weighs 1.", ge=0.5)
 
 
 def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
@@ -40,7 +41,7 @@ def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
     found = []
     for name in sorted(asked | known.keys()):
         finding, suspect = SPEC.about(f"node:{name}"), known.get(name, NodeSuspicion(node=name))
-        if suspect.score >= settings.score:
+        if suspect.score >= SUSPECT_FROM:
             is_gone = name in out
             found.append(
                 finding.unknown(f"{name} is suspect, and out of service") if is_gone else _bad(finding, suspect)

@@ -24,7 +24,7 @@ from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import has_grown_within, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
@@ -45,10 +45,10 @@ class WedgedTeardown:
     """The last step is made, or an error was printed, and the ranks stay. Acted on only where `policy.kinds`
     has a ladder for it."""
 
-    grace: float = span(600.0, "Time that a job gets to end when it has made its last step.")
-    teardown_limit: float = span(
-        120.0, "Time that all ranks may sit motionless in the teardown of their process group."
-    )
+    grace: float = 600.0
+    """Time that a job gets to end when it has made its last step."""
+    teardown_limit: float = 120.0
+    """Time that all ranks may sit motionless in the teardown of their process group."""
 
 
 def detect(view: ClusterView, settings: WedgedTeardown, hang: LimitSettings) -> list[Finding]:

@@ -24,3 +24,4 @@ class PhaseLimits(Struct, frozen=True, kw_only=True):
 
 
 SHIPPED: Final = PhaseLimits()
+NAN_STEPS = 3  # So many losses in a row are no number: mixed precision skips single steps.

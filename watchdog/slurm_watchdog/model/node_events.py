@@ -7,6 +7,8 @@ from slurm_watchdog.base.structs import Struct
 
 GPU_PLACE, MOUNT_PLACE, LINK_PLACE = "GPU-", "mount:", "link:"
 """Beginnings of places; NVML's UUIDs begin so (nvmlDeviceGetUUID)."""
+OUR_DRAIN = "slurm-watchdog:"
+"""Begins the reason of every drain of ours."""
 TESTED_MARK = "slurm-watchdog-test-"
 """Begins the name of every reservation in which nodes are tested whose drain is lifted meanwhile."""
 

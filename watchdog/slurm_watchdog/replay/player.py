@@ -148,7 +148,7 @@ class TracePlayer:
         self.silent_after_s = max(config.controller.agent_silent_after, SILENT_REPORTS * interval_s)
         self.state = ClusterState(
             silent_after_s=self.silent_after_s,
-            report_lifetime_s=max(config.controller.report_lifetime, SILENT_REPORTS * interval_s),
+            report_lifetime_s=max(config.report_lifetime_s, SILENT_REPORTS * interval_s),
             partitions=config.jobs.partitions,
         )
         patience_of = OwnedPaths(config.jobs, self.state).patience_s

@@ -26,8 +26,10 @@ class Waiting:
 
 
 MAX_AGE_S = 600.0
-"""Far beyond the age that is still judged (`controller.report_lifetime`): older reports would be kept for the record
+"""Far beyond the age that is still judged (`Config.report_lifetime_s`): older reports would be kept for the record
 only."""
+
+MAX_BYTES = 8 << 20  # While the controller is away: ten minutes of a node with 8 ranks.
 
 
 @dataclass
@@ -35,7 +37,7 @@ class Spool:
     """Reports that wait, oldest first, bounded by bytes and by age. What does not fit any more is dropped
     from the old end."""
 
-    max_bytes: int
+    max_bytes: int = MAX_BYTES
     max_age_s: float = MAX_AGE_S
     dropped: int = 0
     size: int = 0

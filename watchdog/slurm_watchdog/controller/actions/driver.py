@@ -35,6 +35,7 @@ from slurm_watchdog.model.actions import (
     Outcome,
 )
 from slurm_watchdog.model.incidents import GpuProcess
+from slurm_watchdog.model.node_events import OUR_DRAIN
 from slurm_watchdog.model.protocol import ProcessEnd
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import RUNNING
@@ -247,7 +248,7 @@ class Driver:
             return await self._exclude(move.nodes)
         decision = self.run.decision
         reason = f"{decision.by}, job {self.job_id}, incident {decision.incident_id}"
-        return await self._drain(move.nodes, f"{self._tools.drain_reason} {reason}")
+        return await self._drain(move.nodes, f"{OUR_DRAIN} {reason}")
 
     async def _exclude(self, nodes: tuple[str, ...]) -> Outcome:
         """The ledger first: what stands in Slurm's list and in no ledger is never dropped again. So the list has to be
@@ -268,7 +269,7 @@ class Driver:
 
     async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:
         if move.operation is Operation.DRAIN:
-            reason = _drain_reason(self.run, process, self._seen, self._tools.drain_reason)
+            reason = _drain_reason(self.run, process, self._seen)
             return await self._drain(move.nodes, reason)
         ask, limit_s = self._tools.commands.ask, self._tools.command_deadline_s
         return await by_agent.end_process(ask, process, SIGNALS[move.operation], limit_s)
@@ -285,9 +286,7 @@ class Driver:
         tools, decision = self._tools, self.run.decision
         assert decision.fence is not None
 
-        reason = (
-            f"{tools.drain_reason} processes of job {self.job_id} cannot be killed, incident {decision.incident_id}"
-        )
+        reason = f"{OUR_DRAIN} processes of job {self.job_id} cannot be killed, incident {decision.incident_id}"
         return await by_slurm.set_down(
             tools.slurm,
             decision.fence,
@@ -339,8 +338,8 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
     )
 
 
-def _drain_reason(run: ActionRun, process: GpuProcess, seen: ProcessEnd, prefix: str) -> str:
+def _drain_reason(run: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
     """For the administrators, in Slurm's node listing. Names that a user gave go without what a terminal or a
     parser would mind."""
     text = f"unkillable {described(run, process, seen)}, incident {run.decision.incident_id}"
-    return f"{prefix} {re.sub(r'[^A-Za-z0-9 ,.:;()/_@+-]', '_', text)}"
+    return f"{OUR_DRAIN} {re.sub(r'[^A-Za-z0-9 ,.:;()/_@+-]', '_', text)}"

@@ -11,10 +11,10 @@ from slurm_watchdog.controller.policy.rules import Override, RuleBook, RuleChang
 from slurm_watchdog.detect.registry import KINDS
 
 LADDER_LIMITS = {
-    "kill_switch_limit": "kill_switch_s", "checkpoint_limit": "checkpoint_s", "signal_limit": "signal_s",
+    "checkpoint_limit": "checkpoint_s", "signal_limit": "signal_s",
     "exit_limit": "exit_s",
-    "step_limit": "step_s", "mount_limit": "mount_s",
-    "confirm_limit": "confirm_s", "term_limit": "term_s", "kill_limit": "kill_s", "evidence_limit": "evidence_s",
+    "step_limit": "step_s",
+    "confirm_limit": "confirm_s",
     "set_down_after": "set_down_after_s",
 }  # fmt: skip
 """Key of `ladder`, of which a treatment has some, too -> field of LadderLimits."""
@@ -31,7 +31,6 @@ def limits_of(config: Config) -> GuardLimits:
         budget_percent=policy.budget_percent,
         budget_window_s=policy.budget_window,
         storm_jobs=policy.storm_jobs,
-        storm_nodes_percent=policy.storm_nodes_percent,
         storm_cooldown_s=policy.storm_cooldown,
         max_excluded_nodes=policy.max_excluded_nodes,
         max_drained_nodes=policy.max_drained_nodes,
@@ -46,6 +45,7 @@ def ladder_limits_of(config: Config) -> LadderLimits:
     policy = config.policy
     return LadderLimits(
         **{field: getattr(config.ladder, key) for key, field in LADDER_LIMITS.items()},
+        evidence=True,
         exclusion_s=policy.exclusion_lifetime,
         max_drained_nodes=policy.max_drained_nodes,
         drained_percent=policy.drained_percent,

@@ -66,7 +66,6 @@ class Actions:
             loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
             why_left_alone=ports.why_left_alone,
             collect=ports.collect,
-            drain_reason=config.policy.drain_reason,
             listing_is_new_after_s=config.slurm.deadline,
             listing_lasts_s=ports.judgement.slurm_patience_s,
         )

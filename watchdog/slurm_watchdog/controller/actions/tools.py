@@ -36,7 +36,6 @@ class Tools:
     """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
     collect: Callable[[Decision], Awaitable[Outcome]] | None = None
     """Waits for the evidence of the decision's job, for a bounded time."""
-    drain_reason: str = "slurm-watchdog:"  # Begins the reason of every drain of ours.
     listing_is_new_after_s: float = 30.0  # A listing that comes so long after a request began after it.
     listing_lasts_s: float = 120.0  # An older listing says nothing about now.
 

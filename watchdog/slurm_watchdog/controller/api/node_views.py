@@ -15,12 +15,12 @@ from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.suspicion import (
     DAY_S,
     MAX_WHAT,
-    SUSPECT_FROM,
     Counted,
     kind_words,
     suspicion_of,
 )
 from slurm_watchdog.controller.policy.access import Operators, Person
+from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeSuspicion, NodeTable, PastEvent
 from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent, NodeEventKind
 

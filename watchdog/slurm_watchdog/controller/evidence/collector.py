@@ -88,6 +88,10 @@ class CollectionLimits(Struct, frozen=True, kw_only=True):
     probes_s: float = 15.0
     """For the answers of nodes that are still being asked about a filesystem when all evidence is in: a
     probe's deadline and a report."""
+    spread_s: float = 5.0
+    """The stacks of every rank are dumped three times over this time, to tell stuck from busy; once or twice where
+    dumps of the verdict show that already. Nothing is stopped for it."""
+    limit_s: float = 90.0  # An action waits so long for the evidence, which dies with its job; then it goes on without.
     silence_every_s: float = 2.0  # Between two checks whether a node that is waited for still reports.
 
 
@@ -114,8 +118,6 @@ class Collector:
         self._agents, self._probes = probes.commands, probes
         self._limits = limits
         self.store = EvidenceStore(config, journal, writer, cluster.left_out, self._spawn)
-        self._spread_s = config.controller.evidence_spread
-        self._limit_s = config.ladder.evidence_limit
         self._filesystem_stall = config.detectors.of(FilesystemStall)
         self._known = KnownCollections(limits.finished_kept)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -196,9 +198,9 @@ class Collector:
         found = self._counting(job, now, decision.incident_id, self._since(decision))
         found.hurry.set()
         try:
-            await wait_for(found.finished.wait(), self._limit_s)
+            await wait_for(found.finished.wait(), self._limits.limit_s)
         except TimeoutError:
-            return OperationOutcome.FAILED, f"not complete within {self._limit_s:.0f} s: {found.sentence()}"
+            return OperationOutcome.FAILED, f"not complete within {self._limits.limit_s:.0f} s: {found.sentence()}"
         if found.error is not None:
             return OperationOutcome.FAILED, f"given up ({found.error}): {found.sentence()}"
         elsewhere = f" (kept with incident {found.incident_id})" if found.incident_id != decision.incident_id else ""
@@ -297,10 +299,10 @@ class Collector:
 
     async def _ask_about(self, found: Collected, node: str, process_job_id: str) -> None:
         progress = found.nodes[node]
-        expires_s = self._spread_s + self._limits.slack_s
+        expires_s = self._limits.spread_s + self._limits.slack_s
         command = CollectEvidence(
             id=uuid.uuid4().hex, job_id=process_job_id, restarts=found.job.restarts, expires_s=expires_s,
-            dumps=found.dumps_asked, apart_s=self._spread_s / (DUMPS - 1), ras=found.ras_nodes[:1] == [node],
+            dumps=found.dumps_asked, apart_s=self._limits.spread_s / (DUMPS - 1), ras=found.ras_nodes[:1] == [node],
         )  # fmt: skip
         result = await self._agents.ask(node, command, expires_s + 3 * self._cluster.report_interval_s, found.job.uid)
         evidence = result.evidence

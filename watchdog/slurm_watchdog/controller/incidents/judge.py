@@ -104,6 +104,7 @@ def _cut(own: Any, within_s: float, *names: str) -> Any:
 log = logging.getLogger(__name__)
 
 
+RESOLVE_AFTER_REPORTS = 2  # A condition has to be gone for so many reports before its incident closes.
 BY_LIMIT = frozenset({IncidentKind.COLLECTIVE_HANG, IncidentKind.STALLED_PROGRESS})
 """Kinds that say that a job stands, by the time that it has made no step."""
 MAX_SETTLED = 1000  # Incidents that ended lately and are remembered.
@@ -177,7 +178,7 @@ class Judge:
         self._patience_of = patience_of
         self._of_jobs = SettingsOfJobs(config, patience_of)
         self._watched = [spec for spec in SPECS if config.mode_of(spec.kind) != "off"]
-        self._holds_s = config.detectors.holds_s()
+        self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._said: dict[str, dict[str, list[Finding]]] = {}
         """What detectors that judge job by job said of each when it was looked at last."""
@@ -293,7 +294,9 @@ class Judge:
             owners={job.job_id: job.uid for job in self.state.jobs.values()},
         )  # fmt: skip
         before = {incident.id: incident for incident in self.incidents}
-        settings = CorrelateSettings(hold_s=self._holds_s, resolve_after_s=self.config.controller.resolve_after)
+        settings = CorrelateSettings(
+            hold_s=self._holds_s, resolve_after_s=RESOLVE_AFTER_REPORTS * self.config.agent.interval
+        )
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         findings = self._with_past(with_hardware_cause(findings))
         findings = within_room(findings, self.incidents, self.state.left_out)

@@ -28,7 +28,7 @@ from slurm_watchdog.knowledge.drain_reasons import DrainMeaning, drain_meaning
 from slurm_watchdog.knowledge.kernel_causes import ADAPTER
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.node_documents import NodeSuspicion
-from slurm_watchdog.model.node_events import LINK_PLACE, NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import LINK_PLACE, OUR_DRAIN, NodeEvent, NodeEventKind
 from slurm_watchdog.model.report import Report
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
@@ -48,13 +48,11 @@ class NodeLedger:
         job_of: Callable[[str], SlurmJob | None],
         *,
         wall: Callable[[], float],
-        our_reason: str,
         renamed: Mapping[str, str],
     ):
-        """`our_reason` begins the reasons of our own drains. `renamed`: a node's name before -> its name now. Raises
-        JournalError."""
+        """`renamed`: a node's name before -> its name now. Raises JournalError."""
         self._journal, self._writer, self._job_of, self._wall = journal, writer, job_of, wall
-        self._our_reason, self._renamed = our_reason, renamed
+        self._renamed = renamed
         self._events: dict[str, NodeEvent] = {}
         self._of_incident: dict[str, set[str]] = {}  # Incident -> the keys of its events, withdrawn ones too.
         self._places = set[str]()  # Parts of nodes that have a history.
@@ -113,7 +111,7 @@ class NodeLedger:
     def note_drains(self, nodes: Iterable[SlurmNode]) -> None:
         """Slurm's newest listing: who was drained by somebody else, and for a fault of the node."""
         for node in nodes:
-            at, ours = node.reason_at, node.reason.startswith(self._our_reason)
+            at, ours = node.reason_at, node.reason.startswith(OUR_DRAIN)
             if at is None or ours or not is_drained(node.state) or at < self._wall() - FORGOTTEN_S:
                 continue
             if (key := f"drain:{node.name}:{at:.0f}") not in self._events:

@@ -18,7 +18,7 @@ from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.node_history.suspicion import MAX_WHAT, OWN_KINDS, strength_of
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
-from slurm_watchdog.model.node_events import TESTED_MARK, NodeEvent, NodeEventKind
+from slurm_watchdog.model.node_events import OUR_DRAIN, TESTED_MARK, NodeEvent, NodeEventKind
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained, is_out, starts_jobs
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
@@ -66,7 +66,7 @@ async def sweep(
 ) -> None:
     """One round. `suspects`: (node, id of the incident that calls it so), `known`: Slurm's newest listing of all nodes.
     Without `drains` no further node is drained; those that are drained are still returned."""
-    newest, reason = tools.newest(), f"{tools.policy.drain_reason} suspect node, incident "
+    newest, reason = tools.newest(), f"{OUR_DRAIN} suspect node, incident "
     for each in (each for each in known if is_drained(each.state) and each.reason.startswith(reason)):
         last = newest.get(each.name)
         if last is None or (each.name not in tools.drained() and last.at < (each.reason_at or 0.0)):

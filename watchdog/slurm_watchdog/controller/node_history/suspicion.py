@@ -18,6 +18,7 @@ from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S
 from slurm_watchdog.base.text import ago
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.spec import Subject
+from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
 from slurm_watchdog.model.incidents import Culprit, Finding, Incident, IncidentState
 from slurm_watchdog.model.node_documents import NodeSuspicion
 from slurm_watchdog.model.node_events import LINK_PLACE, MOUNT_PLACE, NodeEvent, NodeEventKind
@@ -33,7 +34,6 @@ TRAVELS = 3  # A job that had the same so often within WINDOW_S, and half of it 
 SAME_S = 1800.0
 """What one fault sets off on its node (a dead rank, Slurm's ping, its drain) comes within SlurmdTimeout (300 s by
 default) and a restart of the node."""
-SUSPECT_FROM = 2.25  # A suspicion from here on is more than chance: see UNKNOWN_PART.
 UNKNOWN_PART = 0.6
 """What an event whose part is not known adds to the suspicion of the others; one of another part adds nothing: a bad
 node repeats itself in one part. Both figures are what names lemons best in tests/simulation/lemons.py."""

@@ -27,9 +27,10 @@ class GuardLimits(Struct, frozen=True, kw_only=True):
     budget_percent: float
     budget_window_s: float
     storm_jobs: int
-    storm_nodes_percent: float
     max_excluded_nodes: int
     opt_out_comment: str
+    storm_nodes_percent: float = 20.0
+    """No action while more nodes than this, and more than one, are silent: it is the fabric or the power."""
     storm_cooldown_s: float = 0.0
     max_drained_nodes: int = 0
     drained_percent: float = 0.0

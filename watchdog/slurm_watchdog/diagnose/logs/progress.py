@@ -18,6 +18,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
 from slurm_watchdog.knowledge.frameworks import recognise
 from slurm_watchdog.knowledge.progress_patterns import progress_table
+from slurm_watchdog.knowledge.shipped_limits import NAN_STEPS
 from slurm_watchdog.model.observations import EventKind
 
 SKIPPED = 3
@@ -434,7 +435,7 @@ def read_loss_jump(digest: Digest) -> LossJump | None:
     )
 
 
-def read_no_number(digest: Digest, times: int) -> NoNumber | None:
+def read_no_number(digest: Digest, times: int = NAN_STEPS) -> NoNumber | None:
     """The loss that is no number `times` in a row, up to the end of the log."""
     facts = _with_loss(digest)
     alone, first_alone = digest.lone_losses

@@ -50,7 +50,6 @@ class Settings:
     """Of the detectors, and a site's own patterns of progress."""
 
     limits: LimitSettings
-    nan_steps: int
     own: tuple[Pattern, ...] = ()
 
 
@@ -248,7 +247,7 @@ def judge_job(
                 read_silence(digest, progress, at, written, settings.limits)
                 if digest.segments is None and path not in older
                 else None,
-                read_no_number(digest, settings.nan_steps),
+                read_no_number(digest),
                 read_loss_jump(digest),
                 read_slower(digest),
                 read_waiting(digest) if digest.segments is None and not progress.finished else None,

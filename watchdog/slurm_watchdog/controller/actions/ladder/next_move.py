@@ -171,7 +171,7 @@ def _wants_evidence(run: ActionRun, limits: LadderLimits) -> bool:
     """Before anything is done to the job, once; a second time only if the controller died over the first. An
     action that has begun is past it."""
     before = tries(run, Operation.EVIDENCE)
-    if limits.evidence_s <= 0 or Rung.EVIDENCE not in ladder_of(run.decision) or len(before) < len(run.records):
+    if not limits.evidence or Rung.EVIDENCE not in ladder_of(run.decision) or len(before) < len(run.records):
         return False
     return not before or (len(before) == 1 and before[0].outcome is OperationOutcome.UNKNOWN)
 

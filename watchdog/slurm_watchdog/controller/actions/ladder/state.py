@@ -53,13 +53,13 @@ class Stage(StrEnum):
 class LadderLimits(Struct, frozen=True, kw_only=True):
     """How long each operation may take, in seconds."""
 
-    kill_switch_s: float
+    kill_switch_s: float = 60.0  # For the kill switch to be written to all nodes of the job.
     checkpoint_s: float
     exit_s: float  # For a job that has saved to end by itself, before the next operation is tried although it runs.
     step_s: float
-    mount_s: float
+    mount_s: float = 86400.0  # For a stalled filesystem to answer: the job loses nothing by waiting.
     confirm_s: float
-    evidence_s: float = 0.0  # 0: an action does not ask for evidence.
+    evidence: bool = False  # Whether an action waits for the evidence of its job.
     signal_s: float = 300.0  # For a job to save or to end after a signal.
     restart_step_s: float = 60.0  # For the supervisor to end the step and to start it again.
     end_s: float = 300.0  # For Slurm to end a job that was cancelled.

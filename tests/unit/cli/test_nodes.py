@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 from msgspec import to_builtins
 
+from slurm_watchdog.controller.api.answers import node_history, node_table
 from slurm_watchdog.controller.api.journal_view import RequestRefused
-from slurm_watchdog.controller.api.node_views import event_of, node_history, node_table
+from slurm_watchdog.controller.api.requests import event_of
 from slurm_watchdog.controller.node_history.suspicion import by_node, suspicions
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.model.node_documents import NodeEventRequest

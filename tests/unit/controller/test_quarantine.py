@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.api.node_views import event_of
+from slurm_watchdog.controller.api.requests import event_of
 from slurm_watchdog.controller.node_history.quarantine import objection_of_events, objection_to_draining, sweep
 from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind

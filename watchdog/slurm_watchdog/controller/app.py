@@ -23,7 +23,7 @@ from slurm_watchdog.config.knowledge_files import put_in_force
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api import local_socket
-from slurm_watchdog.controller.api.user_door import UserDoor, encode_with_munge, make_user_server
+from slurm_watchdog.controller.api.user_door import UserDoor, make_user_server
 from slurm_watchdog.controller.api.web_page import make_page
 from slurm_watchdog.controller.controller import Controller, Outside
 from slurm_watchdog.controller.evidence.held_answers import HeldAnswers
@@ -34,7 +34,13 @@ from slurm_watchdog.controller.node_history.node_tests import tester_of
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.reload import RESTART, await_signals
 from slurm_watchdog.controller.standby import Standby
-from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeProcess, MungeUnavailable
+from slurm_watchdog.identity.munge_decoder import (
+    BadCredential,
+    Decoder,
+    MungeProcess,
+    MungeUnavailable,
+    encode_with_munge,
+)
 from slurm_watchdog.identity.munge_sessions import Sessions
 from slurm_watchdog.identity.secret_files import IdentityError, TlsFiles
 from slurm_watchdog.identity.tls import Context

@@ -4,32 +4,94 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Final
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
-from msgspec import structs
+from msgspec.structs import replace
 
 from slurm_watchdog import __version__
+from slurm_watchdog.analysis.lost_time import report as counted
 from slurm_watchdog.base import clock
-from slurm_watchdog.controller.api import journal_view, node_views
+from slurm_watchdog.base.structs import picked
+from slurm_watchdog.controller.api import journal_view
 from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, Who, checked_nodes
 from slurm_watchdog.controller.api.journal_view import RequestRefused
-from slurm_watchdog.controller.api.report_view import report_asked
-from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.api.status_view import own_status, status_of
+from slurm_watchdog.controller.node_history.suspicion import Counted, kind_words, suspicion_of
+from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
+from slurm_watchdog.detect.registry import spec_of
+from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
+from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
 from slurm_watchdog.model.documents import ControllerState, Pause, SlurmState, Status
-from slurm_watchdog.model.incidents import Incident, IncidentState
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.lost_time import Report
-from slurm_watchdog.model.node_documents import NodeHistory, NodeTable
+from slurm_watchdog.model.node_documents import NodeHistory, NodeSuspicion, NodeTable, PastEvent
+from slurm_watchdog.model.node_events import MOUNT_PLACE, NodeEvent
+from slurm_watchdog.model.run_record import RunRecord, Spell
 from slurm_watchdog.model.silence import Silence
 
-SHOWN_LEFT_OUT: Final = 20
-MAX_REPORTS: Final = 4
+if TYPE_CHECKING:
+    from slurm_watchdog.base.capped import Shortage
+    from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.controller.actions.manager import Actions
+    from slurm_watchdog.controller.decider import Decider
+    from slurm_watchdog.controller.evidence.collector import Collector
+    from slurm_watchdog.controller.health.cluster import Health
+    from slurm_watchdog.controller.incidents.judge import Judge
+    from slurm_watchdog.controller.node_history.ledger import NodeLedger
+    from slurm_watchdog.controller.silences import Silences
+    from slurm_watchdog.controller.state.cluster import ClusterState
+    from slurm_watchdog.journal.journal import Journal
+    from slurm_watchdog.notify.dispatcher import Notifier
+    from slurm_watchdog.slurm.client import SlurmClient
+
+SHOWN_LEFT_OUT = 20
+MAX_REPORTS = 4
 """Reports that are made or wait: one at a time, in a thread of their own."""
+SHOWN_NODES = 200
+"""Of a cluster's suspicious nodes, the worst first."""
+SHOWN_EVENTS = 500
+SHOWN_JOBS = 500
+"""Those that lost most."""
+LATEST = 1e11
+HISTORY_S = 90 * 86400.0
+"""What restarts saved is compared with so much before."""
+
+
+class CommandSources(Protocol):
+    """What is answered from: see slurm_watchdog.controller.controller."""
+
+    config: Config
+    journal: Journal
+    judge: Judge
+    state: ClusterState
+    slurm: SlurmClient
+    ledger: NodeLedger
+    notifier: Notifier
+    collector: Collector
+    actions: Actions
+    silences: Silences
+    decider: Decider
+    last_tick: float | None
+    """When a tick was last completed, monotonic."""
+    started_at: float
+    warm_up_began: float
+    slurm_error: str | None
+
+    @property
+    def journal_error(self) -> str | None: ...
+
+    def health(self) -> Health: ...
+
+    def left_out(self, now: float) -> tuple[Shortage, ...]: ...
+
+    def slurm_notes(self) -> list[str]: ...
 
 
 class Api:
@@ -48,7 +110,7 @@ class Api:
     def silences(self, asked: Asked) -> tuple[Silence, ...]:
         """Those that hold; reasons, which are words of users, are for operators."""
         whole, held = self.who.is_operator(asked), self.controller.silences.listed()
-        return tuple(structs.replace(each, owner=None, reason=each.reason if whole else "") for each in held)
+        return tuple(replace(each, owner=None, reason=each.reason if whole else "") for each in held)
 
     def overall(self, asked: Asked) -> Status:
         """The status as far as everybody who may open the page may see it."""
@@ -60,8 +122,8 @@ class Api:
             found = own_status(*known, c.health(), only, self.done)
         else:
             found = status_of(*known, self.who.sees(asked), c.health(), c.silences.words_of, self.done)
-            found = structs.replace(found, silences=self.silences(asked))
-        return structs.replace(found, mode=c.config.mode, paused=self.paused(), slurm=slurm)
+            found = replace(found, silences=self.silences(asked))
+        return replace(found, mode=c.config.mode, paused=self.paused(), slurm=slurm)
 
     def done(self, incident: Incident) -> str:
         """What is done about an open incident."""
@@ -85,17 +147,17 @@ def status(api: Api, asked: Asked) -> Status:
         warming_up=now - c.warm_up_began < c.config.controller.warm_up,
         journal_error=c.journal_error,
     )
-    found = structs.replace(api.overall(asked), controller=controller)
+    found = replace(api.overall(asked), controller=controller)
     if api.who.only(asked) is not None:
         return found
     is_operator = api.who.is_operator(asked)
-    return structs.replace(
+    return replace(
         found,
         slurm=SlurmState(age_s=found.slurm.age_s, error=c.slurm_error, notes=tuple(c.slurm_notes())),
         left_out=tuple(c.left_out(now)[:SHOWN_LEFT_OUT]),
         waiting=c.actions.stuck(),
         deliveries=tuple(  # what a receiver answered is for operators, for it may repeat a message
-            each if is_operator else structs.replace(each, error="") for each in c.notifier.deliveries()
+            each if is_operator else replace(each, error="") for each in c.notifier.deliveries()
         ),
     )
 
@@ -171,9 +233,22 @@ def progress_of(found: Collected) -> DiagnosisProgress:
     )
 
 
+# ------------------------------------------------------------------------------------------------ nodes
+
+
 def nodes(api: Api, asked: Asked) -> NodeTable:
     """Nodes by suspicion."""
-    return node_views.node_table(api.controller.ledger.suspicions(), sees=api.who.is_operator(asked))
+    return node_table(api.controller.ledger.suspicions(), sees=api.who.is_operator(asked))
+
+
+def node_table(found: Sequence[NodeSuspicion], *, sees: bool) -> NodeTable:
+    """Every node that anything is to be said against, the worst first; paths of mounts only for those who `sees`."""
+    return NodeTable(
+        suspect_from=SUSPECT_FROM,
+        suspects=sum(each.suspect for each in found),
+        known=len(found),
+        nodes=tuple(_shown(each, sees) for each in found[:SHOWN_NODES]),
+    )
 
 
 def node(api: Api, asked: Asked) -> NodeHistory:
@@ -182,18 +257,115 @@ def node(api: Api, asked: Asked) -> NodeHistory:
     events = api.controller.ledger.history(name)
     if not events and name not in api.controller.state.node_addresses:
         raise RequestRefused(404, f"Slurm knows no node {name}, and nothing is remembered of one")
-    return node_views.node_history(name, events, clock.wall(), asked.person, api.who.operators)
+    return node_history(name, events, clock.wall(), asked.person, api.who.operators)
+
+
+def _shown(found: NodeSuspicion, sees: bool) -> NodeSuspicion:
+    """No word of it comes from a user, unless he who asks `sees` them."""
+    return found if sees else replace(found, place=_public_place(found.place))
+
+
+def node_history(node: str, events: Sequence[Counted], now: float, person: Person, operators: Operators) -> NodeHistory:
+    """One node with its history, newest first: whole sentences for those who may see them."""
+    found = suspicion_of(node, [each for each in events if each.node == node], now)
+    shown = list(reversed(events))[:SHOWN_EVENTS]
+    return picked(
+        NodeHistory,
+        _shown(found, operators.include(person)),
+        *NodeSuspicion.__struct_fields__,
+        suspect_from=SUSPECT_FROM,
+        history=tuple(_past_event(each, node, now, _sees(each.event, person, operators)) for each in shown),
+    )
+
+
+def _past_event(each: Counted, node: str, now: float, sees: bool) -> PastEvent:
+    event = each.event
+    return picked(
+        PastEvent, event, "at", "kind", "node", "job_id", "incident_id",
+        what=event.what if sees else f"{kind_words(event.kind)}.",
+        place=event.place if sees else _public_place(event.place),
+        counts_for=each.node,
+        weight=round(each.weight(now), 3) if each.node == node else 0.0,
+        why_not=each.why_not if sees else each.why_not.partition(":")[0],
+    )  # fmt: skip
+
+
+def _public_place(place: str) -> str:
+    """A mount is a path, which a user may have named."""
+    return MOUNT_PLACE.rstrip(":") if place.startswith(MOUNT_PLACE) else place
+
+
+def _sees(event: NodeEvent, person: Person, operators: Operators) -> bool:
+    return operators.include(person) or (person.uid is not None and event.chain.startswith(f"{person.uid}/"))
+
+
+# ------------------------------------------------------------------------------------------------ reports
 
 
 async def report(api: Api, asked: Asked) -> Report:
     """Where the jobs' time went: of all jobs for operators, of their own jobs for others."""
-    uid = None if api.who.is_operator(asked) else asked.person.uid
-    if uid is None and not api.who.is_operator(asked):
+    is_operator = api.who.is_operator(asked)
+    if asked.person.uid is None and not is_operator:
         raise RequestRefused(403, UNKNOWN_CALLER)
     if api.reports >= MAX_REPORTS:
         raise RequestRefused(429, "other reports are being made: ask again in a moment")
     api.reports += 1
     url = api.controller.journal.url
+    uid = None if is_operator else asked.person.uid
     work = asyncio.get_running_loop().run_in_executor(api.report_thread, report_asked, url, asked.query, uid)
     work.add_done_callback(lambda _: setattr(api, "reports", api.reports - 1))  # also where nobody waits any more
     return await work
+
+
+def report_asked(url: str, asked: Mapping[str, str], uid: int | None) -> Report:
+    """The report of the journal at `url`. `asked`: `from` and `to` (dates in seconds since 1970), `user`, `account` and
+    `partition`, names or globs with commas, `job`, ids with commas. `uid`: whose jobs count; None: everybody's.
+
+    Raises RequestRefused and JournalError."""
+    since, until = _date(asked, "from", 0.0), _date(asked, "to", clock.wall())
+    if since >= until:
+        raise RequestRefused(400, "the report has to end after it begins")
+    found, runs = read(url, since, until, asked, uid)
+    of_one = tuple(run for run in runs if run.seen_at >= since) if len(found.jobs) == 1 else ()
+    return replace(found, jobs=found.jobs[:SHOWN_JOBS], runs=of_one)
+
+
+def read(
+    url: str, since: float, until: float, asked: Mapping[str, str] | None = None, uid: int | None = None
+) -> tuple[Report, list[RunRecord]]:
+    """The same as values, with the runs that are in it and those before. Raises JournalError."""
+    everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
+    spells = [
+        replace(each, planned=_is_planned(each.kind), stops_steps=spec_of(each.kind).stops_steps) for each in known
+    ]
+    runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked or {})]
+    about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
+    return counted(runs, about, since, until), runs
+
+
+def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
+    if asked.get("job") and run.job_id not in asked["job"].split(","):
+        return False
+    known = {"user": run.user, "account": run.account, "partition": run.partition}
+    given = {name: asked[name].split(",") for name in known if asked.get(name)}
+    return all(any(fnmatchcase(known[name], glob) for glob in globs) for name, globs in given.items())
+
+
+def _is_planned(kind: str) -> bool:
+    return kind == IncidentKind.OPERATOR_RESTART or spec_of(kind).planned
+
+
+def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], *, whole: bool) -> list[Spell]:
+    """The incidents of these runs; those of no job in a report of the whole cluster."""
+    mine = {run.job_id for run in runs}
+    return [each for each in spells if each.job_id in mine or (whole and not each.job_id)]
+
+
+def _date(asked: Mapping[str, str], name: str, default: float) -> float:
+    try:
+        found = float(asked.get(name, default))
+    except ValueError:
+        found = -1.0
+    if not 0.0 <= found <= LATEST:
+        raise RequestRefused(400, f"{name} has to be a date in seconds since 1970, not {asked[name][:40]!r}")
+    return found

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 
 import msgspec
@@ -22,53 +22,39 @@ from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.api.journal_view import DETAILS_FOR, RequestRefused
 from slurm_watchdog.controller.api.status_view import Sees
-from slurm_watchdog.controller.policy.access import GROUP, Operators, Person, may_see, may_see_incident
+from slurm_watchdog.controller.policy.access import (
+    GROUP,
+    RIGHTS,
+    SLURM_COORDINATOR,
+    SLURM_OPERATOR,
+    Operators,
+    Others,
+    Person,
+    may_see,
+    may_see_incident,
+)
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob, SlurmPerson
 
-MAX_BODY_BYTES: Final = 64 * 1024
-MAX_REASON: Final = 300
-MAX_SAID: Final = 8
+MAX_BODY_BYTES = 64 * 1024
+MAX_REASON = 300
+MAX_SAID = 8
 """Names in a sentence."""
-UNKNOWN_CALLER: Final = "who is asking is not known"
-KEPT_S: Final = 60.0
+UNKNOWN_CALLER = "who is asking is not known"
+KEPT_S = 60.0
 """A user's number, name and groups are looked up again after this time."""
-MAX_KEPT: Final = 256
-LOOKUP_S: Final = 5.0
+MAX_KEPT = 256
+LOOKUP_S = 5.0
 """Half of the time that a command waits for its answer (slurm_watchdog.cli.client)."""
-LOOKUPS: Final = 2
+LOOKUPS = 2
 """At once, in threads of this alone: those that hang hold up nobody who reads Slurm."""
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
-_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 B = TypeVar("B", bound=msgspec.Struct)
 
 
 log = logging.getLogger(__name__)
-
-SLURM_OPERATOR, SLURM_COORDINATOR = "slurm:operator", "slurm:coordinator"
-"""Words of `security.may`: operators and administrators of Slurm; coordinators, for jobs of their accounts."""
-
-
-@dataclass(frozen=True)
-class Others:
-    """Who may use one command, beside those who may anyway."""
-
-    named: Operators
-    slurm: frozenset[str] = frozenset()
-    """SLURM_OPERATOR, SLURM_COORDINATOR."""
-
-    def include(self, person: Person, user: str, accounts: Iterable[str], known: Iterable[SlurmPerson]) -> bool:
-        """Whether `person`, called `user`, may use it on jobs of these accounts. `known`: of Slurm's accounting."""
-        if person.uid in self.named.uids or not self.named.gids.isdisjoint(person.groups):
-            return True
-        found = next((each for each in known if each.user == user), None) if self.slurm else None
-        if found is None:
-            return False
-        of = set(accounts)
-        return (found.is_operator and SLURM_OPERATOR in self.slurm) or (
-            SLURM_COORDINATOR in self.slurm and bool(of) and of.issubset(found.coordinates)
-        )
 
 
 def operators_of(names: Iterable[str]) -> Operators:
@@ -101,26 +87,6 @@ def _named(names: Iterable[str], option: str) -> Operators:
                 f"group {name.removeprefix(GROUP)!r}" if name.startswith(GROUP) else f"user {name!r}",
             )
     return Operators(frozenset(uids), frozenset(gids))
-
-
-@dataclass(frozen=True)
-class Right:
-    """Who may use a command, beside root and the controller's user."""
-
-    what: str
-    """What it does, after "may"."""
-    owner: bool = False
-    """The owner of all that it is about."""
-    operators: bool = False
-    """Those of `security.operators`."""
-
-
-RIGHTS: Final = {
-    "pause": Right("pause and resume actions"),
-    "restart": Right("restart the job", owner=True),
-    "silence": Right("silence this", owner=True, operators=True),
-    "mend": Right("say that a node is mended", operators=True),
-}
 
 
 @dataclass(frozen=True)
@@ -176,15 +142,11 @@ class Who:
             return True
         known = [jobs.get(each) for each in incident.job_ids]
         accounts = {"" if each is None else each.account for each in known}
-        return self._may(asked, "restart", incident.owners, accounts)
-
-    def may_see_job(self, asked: Asked, job: SlurmJob) -> bool:
-        """Whether the person who asks may see the evidence of a job."""
-        return may_see((job.uid,), asked.person, self.operators)
+        return self.may(asked, "restart", incident.owners, accounts)
 
     def require_sight(self, asked: Asked, job: SlurmJob) -> None:
         """Raises RequestRefused unless the person who asks may see the evidence of a job."""
-        if not self.may_see_job(asked, job):
+        if not may_see((job.uid,), asked.person, self.operators):
             raise RequestRefused(403, f"job {job.job_id} belongs to {job.user}: its evidence is for {DETAILS_FOR}")
 
     def name(self, asked: Asked) -> str:
@@ -195,11 +157,8 @@ class Who:
             raise RequestRefused(403, UNKNOWN_CALLER)
         return person.name or f"uid {person.uid}"
 
-    def is_only_owner(self, asked: Asked, command: str, accounts: Iterable[str] = ()) -> bool:
-        """Whether the person who asks may use a command on his own jobs alone."""
-        return not self._may(asked, command, (), accounts)
-
-    def _may(self, asked: Asked, command: str, owners: Iterable[int], accounts: Iterable[str]) -> bool:
+    def may(self, asked: Asked, command: str, owners: Iterable[int], accounts: Iterable[str]) -> bool:
+        """Whether the person who asks may use a command."""
         try:
             self.require(asked, command, owners, accounts=accounts)
         except RequestRefused:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Final
+from typing import Any
 
 from msgspec import structs
 
@@ -20,9 +20,9 @@ from slurm_watchdog.model.documents import DecisionSummary, Evidence, Explanatio
 from slurm_watchdog.model.headline import headline, response
 from slurm_watchdog.model.incidents import Culprit, Incident
 
-DETAILS_FOR: Final = "the owner of its jobs, root and those named in security.operators"
-TIMES: Final = ("fired_at", "resolved_at", "detected_after_s")
-LARGE_KINDS: Final = frozenset({"node", "job"})
+DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
+TIMES = ("fired_at", "resolved_at", "detected_after_s")
+LARGE_KINDS = frozenset({"node", "job"})
 """Evidence that is fetched piece by piece."""
 Waiting = Callable[[str], tuple[str, float | None] | None]
 """For an action: what it waits for and until when."""

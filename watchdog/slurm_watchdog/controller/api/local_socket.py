@@ -10,24 +10,22 @@ import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 from aiohttp import web
 
-from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, UserLookup
 from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
-from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.policy.access import Person
 
 log = logging.getLogger(__name__)
 
-SOCKET_MODE: Final = 0o660
+SOCKET_MODE = 0o660
 """Root and the socket's group: who may use the commands is in that group."""
-SO_PEERGROUPS: Final = 59
+SO_PEERGROUPS = 59
 """asm-generic/socket.h; Python's `socket` has no name for it."""
-MAX_GROUPS: Final = 256
+MAX_GROUPS = 256
 """What Python's getsockopt takes: 1024 bytes."""
 
 

@@ -4,20 +4,21 @@ looked at. Each request is a type of slurm_watchdog.model.documents."""
 from __future__ import annotations
 
 import asyncio
+import re
 import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.base.text import plural
-from slurm_watchdog.controller.api import node_views
+from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.controller.api.answers import Api, progress_of
 from slurm_watchdog.controller.api.asking import Asked, checked_job, checked_nodes, reason_of
 from slurm_watchdog.controller.api.journal_view import RequestRefused, action_of
 from slurm_watchdog.controller.api.status_view import is_own
 from slurm_watchdog.controller.incidents.judge import proves_stuck
+from slurm_watchdog.controller.node_history.ledger import NodeLedger
+from slurm_watchdog.controller.node_history.suspicion import DAY_S, MAX_WHAT
 from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
@@ -43,10 +44,19 @@ from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RESTARTABLE, RUNNING
 
-MAX_SILENCES: Final = 500
+MAX_SILENCES = 500
 """Each is looked at for each message."""
-MAX_OF_OWNER: Final = 10
+MAX_OF_OWNER = 10
 """Of one user who may silence what is about his own jobs alone."""
+MAX_ADDED_A_DAY = 2000
+"""Events that people and their tests may add in a day: a test of 1,000 nodes twice."""
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,127}")
+ADDED = frozenset({NodeEventKind.TEST_FAILED, NodeEventKind.TEST_PASSED, NodeEventKind.MENDED})
+USERS_OWN = {
+    NodeEventKind.TEST_FAILED: NodeEventKind.USER_TEST_FAILED,
+    NodeEventKind.TEST_PASSED: NodeEventKind.USER_TEST_PASSED,
+}
+"""What becomes of the result of a test that no operator has run."""
 
 
 # ------------------------------------------------------------------------------------------------ one job
@@ -228,7 +238,7 @@ def silence(api: Api, asked: Asked, given: SilenceRequest) -> Silences:
     owners = {each.uid for of_one in known for each in of_one} if all(known) else set()
     accounts = {each.account for of_one in known for each in of_one} if owners else set()
     name = api.who.require(asked, "silence", owners, accounts=accounts)
-    owner = asked.person.uid if api.who.is_only_owner(asked, "silence", accounts) else None
+    owner = asked.person.uid if not api.who.may(asked, "silence", (), accounts) else None
     most = MAX_SILENCES if owner is None else MAX_OF_OWNER
     if sum(each.owner == owner for each in api.controller.silences.listed()) >= most:
         raise RequestRefused(429, f"there are {most} silences already: end some")
@@ -275,8 +285,41 @@ def add_node_event(api: Api, asked: Asked, given: NodeEventRequest) -> NodeEvent
     if given.kind == NodeEventKind.MENDED and not is_operator:
         api.who.require(asked, "mend")
         is_operator = True
-    if not node_views.has_room(c.ledger, now, is_operator=is_operator):
+    if not has_room(c.ledger, now, is_operator=is_operator):
         raise RequestRefused(429, "so many events were added today that no more is taken")
-    event = node_views.event_of(node, given, now, name, is_operator=is_operator)
+    event = event_of(node, given, now, name, is_operator=is_operator)
     c.ledger.record(event)
     return event
+
+
+def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_operator: bool) -> NodeEvent:
+    """The event that a person or a test adds to a node. A user's own test is kept to be read, and counts for
+    nothing: anybody could say so of anything. Raises RequestRefused."""
+    if given.kind not in ADDED:
+        raise RequestRefused(400, f"kind has to be one of {', '.join(sorted(ADDED))}")
+    if not is_operator and given.kind == NodeEventKind.MENDED:
+        raise RequestRefused(400, "only operators may say that a node is mended")
+    if not _WORD.fullmatch(given.id):
+        raise RequestRefused(400, "id has to be a word that names this test, or this repair, and no other")
+    if given.place and not _WORD.fullmatch(given.place):
+        raise RequestRefused(
+            400, "place has to be the part of the node that it is about: a GPU's UUID, mount:/path, or a word"
+        )
+    if not given.what.strip():
+        raise RequestRefused(400, "what has to be a sentence")
+    kind = NodeEventKind(given.kind)
+    return NodeEvent(
+        key=f"{kind}:{by}:{given.id}:{node}:{given.place}",
+        node=node,
+        kind=kind if is_operator else USERS_OWN[kind],
+        at=now,
+        what=f"{one_line(given.what, MAX_WHAT - 60)} (by {by[:40]})",
+        place=given.place,
+    )
+
+
+def has_room(past: NodeLedger, now: float, *, is_operator: bool) -> bool:
+    """Whether one more may be added today; users leave half of it to operators."""
+    kinds = {*ADDED, *USERS_OWN.values()}
+    added = sum(each.kind in kinds and now - each.at < DAY_S for each in past.events())
+    return added < (MAX_ADDED_A_DAY if is_operator else MAX_ADDED_A_DAY // 2)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import cache
 from inspect import isawaitable
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import unquote
 
 import msgspec
@@ -32,7 +32,7 @@ from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
 
-FREE: Final = dict[str, Any]
+FREE = dict[str, Any]
 """Type of an answer whose keys depend on what was kept."""
 
 
@@ -54,7 +54,7 @@ class Route(NamedTuple):
     """The page reads it."""
 
 
-ROUTES: Final = (
+ROUTES = (
     Route("GET", "/v1/status", answers.status, documents.Status, query=("me",), users=True),
     Route("GET", "/v1/incidents", answers.incidents, list[documents.Incident], query=("job",), users=True, page=True),
     Route("GET", "/v1/incidents/{id}", answers.explain, documents.Explanation, users=True, page=True),
@@ -83,7 +83,7 @@ ROUTES: Final = (
         users=True,
     ),
 )
-USER_ROUTES: Final = tuple(each for each in ROUTES if each.users)
+USER_ROUTES = tuple(each for each in ROUTES if each.users)
 
 
 class Refused(msgspec.Struct, frozen=True, omit_defaults=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Set
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,10 +19,10 @@ from slurm_watchdog.model.slurm_states import is_lost
 
 Sees = Callable[[Incident], bool]
 """Whether the person who asks may see an incident's evidence, of which its summary is made."""
-SHOWN_OPEN: Final = 20
+SHOWN_OPEN = 20
 """Of the open incidents, in a status: it has to stay short while thousands are open. `incidents` lists them all."""
-SHOWN_STEP_TIMES: Final = 24
-HEAD: Final = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
+SHOWN_STEP_TIMES = 24
+HEAD = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
 """What anybody may see of an incident: no word of a user's."""
 
 

@@ -15,16 +15,13 @@ import logging
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.deadline import wait_for
-from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, Asked, UserLookup
 from slurm_watchdog.controller.api.routes import USER_ROUTES, answer, refusal_of
-from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.identity.munge_decoder import BadCredential, Decoder, MungeUnavailable
 from slurm_watchdog.identity.munge_protocol import CREDENTIAL, STANDBY, SealedAnswer, request_digest
@@ -39,41 +36,20 @@ ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0
 """Requests of one address: all people of a login node come from one."""
 BURST, PER_S = 60.0, 3.0
 """Requests of one user, once he is proven: who follows a restart asks once a second."""
-MAX_ANSWER: Final = 700_000
+MAX_ANSWER = 700_000
 """Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64."""
-MAX_CONNECTIONS: Final = 128
+MAX_CONNECTIONS = 128
 """A quarter of rate_limits.SPARE_FILES: what the agents' port leaves is not for users alone."""
-MAX_OF_ONE_ADDRESS: Final = 32
+MAX_OF_ONE_ADDRESS = 32
 """At once; this machine's own addresses are no exception."""
-ARRIVAL_S: Final = 20.0
+ARRIVAL_S = 20.0
 """A request has to arrive whole within this time, as a report has to."""
-SEALS_AT_ONCE: Final = 4
+SEALS_AT_ONCE = 4
 """Programs munge that run at once, each with its pipes; munged takes one at a time."""
-MUNGE_S: Final = 10.0
-NO_MUNGE: Final = "MUNGE does not answer here ({}): come again"
+NO_MUNGE = "MUNGE does not answer here ({}): come again"
 
 Encode = Callable[[bytes, int], Awaitable[str]]
 """(payload, user) -> a credential that he alone can decode. Raises MungeUnavailable."""
-
-
-async def encode_with_munge(payload: bytes, uid: int, socket: str = "") -> str:
-    """By the program munge, in a child with a deadline. Raises MungeUnavailable."""
-    argv = ["munge", "--restrict-uid", str(uid), "--cipher", "aes128", *(["--socket", socket] if socket else [])]
-    try:
-        child = await asyncio.create_subprocess_exec(
-            *argv, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            cwd="/", start_new_session=True,
-        )  # fmt: skip
-    except OSError as error:
-        raise MungeUnavailable(f"the program munge cannot be run: {error.strerror}") from error
-    try:
-        out, _ = await wait_for(child.communicate(payload), MUNGE_S)
-    except TimeoutError:
-        child.kill()
-        raise MungeUnavailable("munge gave no answer in time") from None
-    if child.returncode != 0:
-        raise MungeUnavailable(f"munge ended with exit code {child.returncode}")
-    return out.decode("ascii").strip()
 
 
 @dataclass

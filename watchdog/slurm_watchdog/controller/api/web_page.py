@@ -28,16 +28,15 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import split_address
-from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import Asked, UserLookup, person_of
 from slurm_watchdog.controller.api.journal_view import RequestRefused
 from slurm_watchdog.controller.api.page_html import rendered
 from slurm_watchdog.controller.api.page_views import doing, history, node_map, ranks_of, todo
 from slurm_watchdog.controller.api.routes import ROUTES, Route, answer, document_of, refusal_of
-from slurm_watchdog.controller.api.sources import CommandSources
 from slurm_watchdog.controller.api.status_view import SHOWN_OPEN, job_row, open_incident
 from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.policy.access import Person
+from slurm_watchdog.controller.policy.access import Person, may_see
 from slurm_watchdog.model.documents import Job
 from slurm_watchdog.model.headline import response
 from slurm_watchdog.model.page_documents import JobPage, Overview
@@ -266,7 +265,7 @@ def job_page(api: Api, asked: Asked) -> JobPage:
         return JobPage(job_id=job_id, ended=True, history=history(c.journal, job_id, sees))
     row = structs.replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
     shown = picked(JobPage, row, *Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
-    if not api.who.may_see_job(asked, view.job):
+    if not may_see((view.job.uid,), asked.person, api.who.operators):
         return shown
     about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
     named = {each.rank for incident in about for each in incident.culprits}

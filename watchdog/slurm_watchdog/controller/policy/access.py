@@ -9,9 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.incidents import NOBODY, Incident
+from slurm_watchdog.model.slurm import SlurmPerson
 
 GROUP = "group:"  # Before the name of a group in `security.operators`.
 
@@ -39,6 +41,47 @@ class Operators:
     def include(self, person: Person) -> bool:
         """Whether this is one of them."""
         return person.knows_password or person.uid in self.uids or not self.gids.isdisjoint(person.groups)
+
+
+SLURM_OPERATOR, SLURM_COORDINATOR = "slurm:operator", "slurm:coordinator"
+"""Words of `security.may`: operators and administrators of Slurm; coordinators, for jobs of their accounts."""
+
+
+@dataclass(frozen=True)
+class Others:
+    """Who may use one command, beside those who may anyway."""
+
+    named: Operators
+    slurm: frozenset[str] = frozenset()
+    """SLURM_OPERATOR, SLURM_COORDINATOR."""
+
+    def include(self, person: Person, user: str, accounts: Iterable[str], known: Iterable[SlurmPerson]) -> bool:
+        """Whether `person`, called `user`, may use it on jobs of these accounts. `known`: of Slurm's accounting."""
+        if person.uid in self.named.uids or not self.named.gids.isdisjoint(person.groups):
+            return True
+        found = next((each for each in known if each.user == user), None) if self.slurm else None
+        if found is None:
+            return False
+        of = set(accounts)
+        return (found.is_operator and SLURM_OPERATOR in self.slurm) or (
+            SLURM_COORDINATOR in self.slurm and bool(of) and of.issubset(found.coordinates)
+        )
+
+
+class Right(NamedTuple):
+    """Who may use a command, beside root, the controller's user and those of `security.may`."""
+
+    what: str  # it does, after "may"
+    owner: bool = False  # of all that it is about
+    operators: bool = False  # those of `security.operators`
+
+
+RIGHTS = {
+    "pause": Right("pause and resume actions"),
+    "restart": Right("restart the job", owner=True),
+    "silence": Right("silence this", owner=True, operators=True),
+    "mend": Right("say that a node is mended", operators=True),
+}
 
 
 def may_see(owners: Iterable[int], person: Person, operators: Operators) -> bool:

@@ -19,7 +19,8 @@ from slurm_watchdog.config.converting import options_of, way_of
 from slurm_watchdog.config.detectors import Detector
 from slurm_watchdog.config.policy import Match, Override, Treatment
 from slurm_watchdog.config.schema import Config, Expert
-from slurm_watchdog.detect import registry, spec
+from slurm_watchdog.detect import registry
+from slurm_watchdog.knowledge import limits
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docs/options.md"
@@ -98,7 +99,7 @@ def texts_of(section: type[Struct]) -> dict[str, str]:
     for base in reversed(section.__mro__):
         declared = [each.settings for each in registry.SPECS if each.settings.__name__ == base.__name__]
         if declared:
-            found |= {name: option.text for name, option in spec.options_of(declared[0]).items()}
+            found |= {name: option.text for name, option in limits.options_of(declared[0]).items()}
         elif base.__module__.startswith("slurm_watchdog.config") and not base.__name__.startswith("_"):
             (tree,) = ast.parse(inspect.getsource(base)).body
             for before, node in zip(tree.body, tree.body[1:], strict=False):

@@ -7,7 +7,8 @@ import dataclasses
 import pytest
 
 from slurm_watchdog.detect.registry import KINDS, SPECS, causes_of, spec_of
-from slurm_watchdog.detect.spec import DetectorSpec, options_of
+from slurm_watchdog.detect.spec import DetectorSpec
+from slurm_watchdog.knowledge.limits import options_of
 from slurm_watchdog.model.incidents import IncidentKind
 
 

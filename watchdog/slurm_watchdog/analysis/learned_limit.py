@@ -6,30 +6,11 @@ The constants are in the configuration (detectors, `stalled_progress` and its li
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.limits import PhaseLimits
 
 _PHASE_FLOORS = {"evaluating": "evaluation_floor", "checkpointing": "checkpoint_floor"}
-
-
-class LimitSettings(Protocol):
-    """The part of the configuration that limits need; durations in seconds."""
-
-    @property
-    def floor(self) -> float: ...
-    @property
-    def factor(self) -> float: ...
-    @property
-    def startup_grace(self) -> float: ...
-    @property
-    def warmup_steps(self) -> int: ...
-    @property
-    def evaluation_floor(self) -> float: ...
-    @property
-    def checkpoint_floor(self) -> float: ...
-    @property
-    def ceiling(self) -> float: ...
 
 
 class Limit(Struct, frozen=True, kw_only=True):
@@ -41,7 +22,7 @@ def learnt_limit(
     steps_seen: int,
     intervals_s: Sequence[float],
     phase: str | None,
-    settings: LimitSettings,
+    settings: PhaseLimits,
     phase_intervals_s: Sequence[float] = (),
 ) -> Limit:
     """The longest time without a new step that is still normal.

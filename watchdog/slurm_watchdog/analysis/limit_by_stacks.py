@@ -11,12 +11,11 @@ nothing is at work in it.
 
 from __future__ import annotations
 
-from typing import Protocol
-
-from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings
+from slurm_watchdog.analysis.learned_limit import Limit
 from slurm_watchdog.analysis.progress_limit import with_a_step
 from slurm_watchdog.analysis.rank_motion import used_nothing
 from slurm_watchdog.diagnose.stacks.vote import Vote
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.evidence import ProcessStack
 
@@ -28,12 +27,7 @@ RECEIVES = frozenset({"recvfrom", "recvmsg", "read", "readv", "poll", "ppoll"})
 """Calls in which a thread waits for what a connection brings; Python polls where a time-out is set."""
 
 
-class LongPhases(LimitSettings, Protocol):
-    @property
-    def answer_limit(self) -> float: ...
-
-
-def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhases, *, unanswered: bool) -> Limit:
+def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: PhaseLimits, *, unanswered: bool) -> Limit:
     """`limit`, or a longer one where the stacks show what takes its time; `unanswered`: see `nobody_answers` and
     `hang_proof.nothing_at_work`."""
     floor_s, reason = settings.checkpoint_floor, "the stacks show a checkpoint or a transfer"
@@ -50,14 +44,14 @@ def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: LongPhase
     return limit
 
 
-def limit_of_known_evaluation(job: JobView, limit: Limit, settings: LongPhases) -> Limit:
+def limit_of_known_evaluation(job: JobView, limit: Limit, settings: PhaseLimits) -> Limit:
     """`limit`, or a shorter one for an evaluation that the log announces, once three of this run have shown how long
     they take. Never below `answer_limit`: an evaluation of all the data, after some of a part, may be at work."""
     known = _known_evaluation(job, settings, with_a_step(job, settings.answer_limit))
     return _shorter(limit, *known)
 
 
-def limit_of_idle_phase(job: JobView, limit: Limit, settings: LongPhases) -> Limit:
+def limit_of_idle_phase(job: JobView, limit: Limit, settings: PhaseLimits) -> Limit:
     """`limit`, or a shorter one for an evaluation or a checkpoint that the log announces: to be used only where the
     stacks show that nothing is at work (`hang_proof.nothing_at_work`)."""
     progress = job.progress
@@ -68,7 +62,7 @@ def limit_of_idle_phase(job: JobView, limit: Limit, settings: LongPhases) -> Lim
     return _shorter(limit, idle, *_known_evaluation(job, settings, settings.floor))
 
 
-def _known_evaluation(job: JobView, settings: LimitSettings, least_s: float) -> tuple[Limit, ...]:
+def _known_evaluation(job: JobView, settings: PhaseLimits, least_s: float) -> tuple[Limit, ...]:
     """What this run's own evaluations say of the next one; none before KNOWN_PHASES of them."""
     progress = job.progress
     if progress is None or progress.phase != EVALUATES or len(progress.phase_intervals_s) < KNOWN_PHASES:
@@ -83,7 +77,7 @@ def _shorter(*limits: Limit) -> Limit:
     return min(limits, key=lambda each: each.seconds)
 
 
-def acted_on_after_s(job: JobView, settings: LongPhases, *, idle: bool, saves: bool) -> float:
+def acted_on_after_s(job: JobView, settings: PhaseLimits, *, idle: bool, saves: bool) -> float:
     """So long without a step before anything is done where a shorter limit has applied. `saves`: the stacks show a
     checkpoint, or a server that does not answer: it may be written where nobody looks. `idle`: nothing is at work, and
     an evaluation whose ranks stand where they stood does not come back. Else it is only late: see `evaluation_floor`.

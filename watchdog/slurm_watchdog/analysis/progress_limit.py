@@ -11,11 +11,11 @@ and for those that wait for rank 0 the program has another time-out, which nobod
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
-from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
+from slurm_watchdog.analysis.learned_limit import Limit, learnt_limit
 from slurm_watchdog.analysis.rank_motion import is_proven, still_s
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.cluster_view import JobView
 
 DATES_S = 2.0  # Dates of a look and of a file are so exact.
@@ -41,11 +41,6 @@ RHYTHM = 3  # Times between two checkpoints that were seen, to speak of a rhythm
 RARE_LOOK_S = 300.0  # Two such dumps are no further apart.
 
 
-class LoopSettings(LimitSettings, Protocol):
-    @property
-    def stepless_limit(self) -> float: ...
-
-
 class LoopClock(Struct, frozen=True, kw_only=True):
     """For how long the loop of a job has not been seen to turn, by whichever of its clocks tells, and how
     long it may."""
@@ -61,7 +56,7 @@ class LoopClock(Struct, frozen=True, kw_only=True):
         return f"{self.what} for {self.age_s:.0f} s"
 
 
-def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
+def loop_clock(view: JobView, now: float, settings: PhaseLimits) -> LoopClock:
     """The clock that a job is judged by: its steps. While too few of these were seen to learn from, and the
     log announces nothing that takes its time: the movement of its ranks, once that was seen to be a
     training's; else its checkpoints, where they have a rhythm. Where there is none of these, the start-up
@@ -95,7 +90,7 @@ def loop_clock(view: JobView, now: float, settings: LoopSettings) -> LoopClock:
     return LoopClock(age_s=age_s, limit=limit, what=what, unread=True)
 
 
-def counts_hardly(view: JobView, settings: LimitSettings) -> bool:
+def counts_hardly(view: JobView, settings: PhaseLimits) -> bool:
     """Whether the steps of a run cannot be read, or too few were to learn from."""
     progress = view.progress
     if progress is None:
@@ -103,7 +98,7 @@ def counts_hardly(view: JobView, settings: LimitSettings) -> bool:
     return progress.steps_seen < settings.warmup_steps and progress.phase is None
 
 
-def look_apart_s(view: JobView, settings: LoopSettings, *, moving: bool = False) -> float:
+def look_apart_s(view: JobView, settings: PhaseLimits, *, moving: bool = False) -> float:
     """Time between two dumps of a run whose steps cannot be read: rare, until two of them are alike
     (`moving`: as before that)."""
     suspected = not moving and view.motion is not None and view.motion.still_from_at is not None
@@ -142,7 +137,7 @@ def saves_now(view: JobView) -> bool:
     return saving or has_grown_within(view, lately_s) or any(each.writing for each in view.checkpoints_on_disk)
 
 
-def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
+def progress_limit(view: JobView, settings: PhaseLimits) -> Limit:
     """The longest time without a new step that is still normal for this run in its present phase; in training
     it stays below the time-out of collectives, see above, and below `ceiling`. Ranks that a launcher has restarted
     since the last step have all of a start before them."""
@@ -165,7 +160,7 @@ def progress_limit(view: JobView, settings: LimitSettings) -> Limit:
     return min((limit, *capped), key=lambda each: each.seconds)
 
 
-def _caps(view: JobView, settings: LimitSettings) -> Iterator[Limit]:
+def _caps(view: JobView, settings: PhaseLimits) -> Iterator[Limit]:
     """What makes the limit of a job that trains shorter than it is learnt."""
     timeout = view.collective_timeout
     if timeout is not None and not timeout.assumed:
@@ -176,7 +171,7 @@ def _caps(view: JobView, settings: LimitSettings) -> Iterator[Limit]:
         yield Limit(seconds=settings.ceiling, reason=reason)
 
 
-def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
+def _start_limit(view: JobView, settings: PhaseLimits) -> Limit:
     """Of a run that has made no step yet: the start-up grace, or less where an earlier run of the job shows
     how long a start takes."""
     grace = learnt_limit(0, (), None, settings)
@@ -192,7 +187,7 @@ def _start_limit(view: JobView, settings: LimitSettings) -> Limit:
     )
 
 
-def makes_steps(view: JobView, settings: LimitSettings) -> bool:
+def makes_steps(view: JobView, settings: PhaseLimits) -> bool:
     """Whether a new step was *seen* within the limit. A timeout that was only restarted (after a stall of the
     controller, a restart, a filesystem that recovered) is no step: `age_s` is short then, and `last_increase_age_s` is
     not."""

@@ -3,14 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.analysis.held_processes import moves_data
-from slurm_watchdog.analysis.progress_limit import (
-    ENDS,
-    LoopClock,
-    LoopSettings,
-    counts_hardly,
-    look_apart_s,
-    wants_stacks,
-)
+from slurm_watchdog.analysis.progress_limit import ENDS, LoopClock, counts_hardly, look_apart_s, wants_stacks
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.analysis.rank_motion import (
     did_nothing,
@@ -19,6 +12,7 @@ from slurm_watchdog.analysis.rank_motion import (
     is_training,
     waits_for_others_work,
 )
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, StackRequest
 
@@ -30,7 +24,7 @@ ALONE = 4.0
 trains: most such jobs do something else, and a node may have a hundred of them."""
 
 
-def stacks_wanted(job: JobView, clock: LoopClock, settings: LoopSettings) -> tuple[StackRequest, ...]:
+def stacks_wanted(job: JobView, clock: LoopClock, settings: PhaseLimits) -> tuple[StackRequest, ...]:
     """The stacks that the verdict needs; those of a run whose steps cannot be read are looked at all the
     time, and rarely."""
     job_id, limit_s = job.job.job_id, clock.limit.seconds

@@ -15,7 +15,8 @@ from slurm_watchdog.config.jobs import Match, floor_problems
 from slurm_watchdog.config.types import Mode, Seconds, Section, format_duration, parse_duration
 from slurm_watchdog.detect import registry
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import Subject, options_of
+from slurm_watchdog.detect.spec import Subject
+from slurm_watchdog.knowledge.limits import options_of
 
 S = TypeVar("S")
 

@@ -50,7 +50,7 @@ from slurm_watchdog.analysis.progress_limit import (
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.analysis.spinning_ranks import GOES_ROUND_EVERY, spinning
 from slurm_watchdog.analysis.stepless_runs import objection_to_hang, stacks_wanted
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, option, span, span_or_never
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with_everybody
 from slurm_watchdog.diagnose.hang_cause import with_kill, with_logged_cause
 from slurm_watchdog.diagnose.hang_findings import (
@@ -64,7 +64,7 @@ from slurm_watchdog.diagnose.hang_findings import (
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
-from slurm_watchdog.knowledge.shipped_limits import SHIPPED
+from slurm_watchdog.knowledge.limits import PhaseLimits, span
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
@@ -72,44 +72,13 @@ from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Sever
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectiveHang:
+class CollectiveHang(PhaseLimits):
     """Ranks are alive, the training loop does not turn."""
 
-    floor: float = span(SHIPPED.floor, "No job counts as hanging sooner than this after its last step.")
     proven_floor: float = span(
         10.0,
-        "The same of a hang that is proven: several stack dumps show every rank, and that nothing can unblock the "
+        "As `floor`, of a hang that is proven: several stack dumps show every rank, and that nothing can unblock the "
         "stuck one. Set it equal to `floor` to disable the proof.",
-    )
-    factor: float = SHIPPED.factor
-    """Limit = this x the slowest of the recent steps, never below `floor`."""
-    ceiling: float = span_or_never(
-        SHIPPED.ceiling,
-        "While a job trains no limit is longer than this, nor shorter than twice its slowest recent step; 0s = as long "
-        "as is learnt.",
-    )
-    startup_grace: float = span(SHIPPED.startup_grace, "Limit until enough steps of this run were seen.")
-    warmup_steps: int = option(SHIPPED.warmup_steps, "Steps of a run to see before its own speed counts.", ge=0)
-    evaluation_floor: float = span(SHIPPED.evaluation_floor, "Floor while the log says that an evaluation runs.")
-    checkpoint_floor: float = span(
-        SHIPPED.checkpoint_floor,
-        "Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
-    )
-    stepless_limit: float = span(
-        SHIPPED.stepless_limit,
-        "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x "
-        "(`factor`) its longest pause.",
-    )
-    answer_limit: float = SHIPPED.answer_limit
-    """Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its connection;
-    or saves or evaluates, and waits in a lock of its process while nothing runs there. Proxies and load balancers
-    give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). A transfer or a checkpoint is acted on after
-    `checkpoint_floor`."""
-    busy_limit: float = span(
-        SHIPPED.busy_limit,
-        "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
-        "Ranks that all wait in one collective are reported at once, and acted on only after this time, or after "
-        "2 min where it is known that none does anything else.",
     )
     everybody_limit: float = 120.0
     """A job that trains and whose ranks all wait in one collective is acted on after this time, where it is known of

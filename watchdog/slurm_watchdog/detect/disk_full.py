@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 from msgspec.structs import replace
 
 from slurm_watchdog.base.shortened import shortened
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import running
+from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity

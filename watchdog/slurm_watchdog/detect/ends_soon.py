@@ -14,7 +14,8 @@ import math
 from dataclasses import dataclass
 
 from slurm_watchdog.base.text import duration
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span_or_never
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.knowledge.limits import span_or_never
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity

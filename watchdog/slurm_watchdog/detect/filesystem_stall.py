@@ -18,7 +18,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
 from slurm_watchdog.analysis.progress_limit import SAVED_LATELY_S, saves_now
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe
 from slurm_watchdog.diagnose.filesystem import (
     ANSWER_COUNTS_FOR_S,
@@ -34,6 +34,7 @@ from slurm_watchdog.diagnose.filesystem import (
     probes_wanted,
 )
 from slurm_watchdog.knowledge.checkpoint_layouts import names_checkpoint
+from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth

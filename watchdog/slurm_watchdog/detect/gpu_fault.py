@@ -20,8 +20,9 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
+from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth

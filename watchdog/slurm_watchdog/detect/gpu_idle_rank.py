@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import is_on_storage
-from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import MAX_ODD_SHARE, RankState, activities
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.diagnose.stacks.vote import vote
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
@@ -47,7 +47,7 @@ class GpuIdleRank:
     has a ladder for it, and the job makes no step for 15 min."""
 
 
-def detect(view: ClusterView, settings: GpuIdleRank, hang: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: GpuIdleRank, hang: PhaseLimits) -> list[Finding]:
     """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
     return [_job_finding(job, view.now, hang) for job in view.jobs if job.gpus]
 
@@ -76,7 +76,7 @@ def _may_idle(each: RankGpu) -> bool:
     return ratio is None or ratio < BUSY_RATIO
 
 
-def _job_finding(job: JobView, now: float, hang: LimitSettings) -> Finding:
+def _job_finding(job: JobView, now: float, hang: PhaseLimits) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = SPEC.about_job(job_id).ok(f"no GPU of job {job_id} is idle among busy ones")
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None:

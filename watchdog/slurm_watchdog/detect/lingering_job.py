@@ -30,18 +30,18 @@ from slurm_watchdog.analysis.job_state import (
     last_words,
 )
 from slurm_watchdog.analysis.lateness import is_late
-from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.analysis.rank_activity import LoopState, is_quiet, loop_state
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject, span
+from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.knowledge.limits import PhaseLimits, span
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, StackSnapshot
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest
@@ -83,13 +83,13 @@ class LingeringJob:
     grace: float = span(30.0, "Time Slurm and the launcher get to end the job (`--kill-on-bad-exit`).")
 
 
-def detect(view: ClusterView, settings: LingeringJob, limits: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: LingeringJob, limits: PhaseLimits) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
     kills = memory_kills(view)
     return [_job_finding(job, view.now, settings, limits, kills) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: LimitSettings, kills: Kills) -> Finding:
+def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: PhaseLimits, kills: Kills) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     ranks = job.ranks
@@ -196,7 +196,7 @@ class _Waiting(Struct, frozen=True, kw_only=True):
         return self.seen is not None and bool(self.seen.stands)
 
 
-def _waiting(job: JobView, now: float, limits: LimitSettings, dumps: Sequence[StackSnapshot]) -> _Waiting:
+def _waiting(job: JobView, now: float, limits: PhaseLimits, dumps: Sequence[StackSnapshot]) -> _Waiting:
     living = job.living_ranks
     voted = vote(dumps, living)
     limit_s = progress_limit(job, limits).seconds

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import dead_for_s
-from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.memory_kills import OOM_KILL
 from slurm_watchdog.analysis.progress_limit import makes_steps, progress_limit
 from slurm_watchdog.base.shortened import shortened
@@ -28,6 +27,7 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
 from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
@@ -59,7 +59,7 @@ class LogError:
     the first cause."""
 
 
-def detect(view: ClusterView, settings: LogError, limits: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: LogError, limits: PhaseLimits) -> list[Finding]:
     """One finding for each running job, and for each run that is over and has errors or a failed state."""
     findings = []
     for job in view.jobs:
@@ -100,7 +100,7 @@ def _finding(job_id: str, restarts: int, summary: str) -> Finding:
 # ---------------------------------------------------------------------------------------- a run that continues
 
 
-def _running_finding(job: JobView, view: ClusterView, limits: LimitSettings) -> Finding:
+def _running_finding(job: JobView, view: ClusterView, limits: PhaseLimits) -> Finding:
     job_id, now = job.job.job_id, view.now
     finding = _finding(job_id, job.job.restarts, f"job {job_id} is {job.job.state}")
     if job.job.state != "RUNNING":
@@ -158,7 +158,7 @@ def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: st
     return replace(found, severity=Severity.WARNING)
 
 
-def _waited(job: JobView, cause: Cause, age_s: float, limits: LimitSettings) -> str | None:
+def _waited(job: JobView, cause: Cause, age_s: float, limits: PhaseLimits) -> str | None:
     """Why the error counts, a sentence; None while it may still come to nothing."""
     if cause.pattern in log_table().headers and age_s < LAST_WORDS_S:
         return None
@@ -186,7 +186,7 @@ def _waited(job: JobView, cause: Cause, age_s: float, limits: LimitSettings) -> 
 # ---------------------------------------------------------------------------------------- a run that is over
 
 
-def _trains_again(job: JobView, limits: LimitSettings) -> bool:
+def _trains_again(job: JobView, limits: PhaseLimits) -> bool:
     """Whether the present run of the job was seen to make steps."""
     return makes_steps(job, limits) and job.progress is not None and job.progress.rises >= RISES
 

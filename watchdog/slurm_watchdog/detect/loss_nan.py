@@ -14,7 +14,7 @@ from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
-from slurm_watchdog.knowledge.shipped_limits import NAN_STEPS
+from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job, kills_in_run, memory_kills, why_not
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.text import duration
@@ -23,6 +22,7 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe_all
 from slurm_watchdog.diagnose.logs.root_cause import work_lost
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 from slurm_watchdog.model.observations import Role
@@ -38,7 +38,7 @@ class MemoryKills:
     """The kernel killed a process of a job for memory. Never acted on."""
 
 
-def detect(view: ClusterView, settings: MemoryKills, limits: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: MemoryKills, limits: PhaseLimits) -> list[Finding]:
     """One finding for each run in which the kernel killed a process, or of which an incident is open."""
     kills = memory_kills(view)
     return [
@@ -60,7 +60,7 @@ def _runs(view: ClusterView, kills: Kills) -> Iterator[tuple[SlurmJob, JobView |
 
 
 def _finding(
-    view: ClusterView, job: SlurmJob, run: JobView | PastRun, kills: tuple[MemoryKill, ...], limits: LimitSettings
+    view: ClusterView, job: SlurmJob, run: JobView | PastRun, kills: tuple[MemoryKill, ...], limits: PhaseLimits
 ) -> Finding | None:  # fmt: skip
     restarts = job.restarts if isinstance(run, JobView) else run.restarts
     finding = SPEC.about(
@@ -100,7 +100,7 @@ def _who(kills: tuple[MemoryKill, ...]) -> str:
     return f"{words[0].upper()}{words[1:]}{name}"
 
 
-def _is_reason(run: JobView | PastRun, kill: MemoryKill, limits: LimitSettings) -> bool:
+def _is_reason(run: JobView | PastRun, kill: MemoryKill, limits: PhaseLimits) -> bool:
     """Whether a run that is over, or makes no steps, is known to be so for this kill."""
     if isinstance(run, PastRun) or kill.role is Role.RANK:
         return True

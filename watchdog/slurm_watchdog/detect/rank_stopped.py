@@ -15,10 +15,11 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.progress_limit import LoopSettings, loop_clock
+from slurm_watchdog.analysis.progress_limit import loop_clock
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
@@ -38,12 +39,12 @@ class RankStopped:
     is beyond its limit."""
 
 
-def detect(view: ClusterView, settings: RankStopped, limits: LoopSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: RankStopped, limits: PhaseLimits) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
     return [_job_finding(job, view.now, limits) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, limits: LoopSettings) -> Finding:
+def _job_finding(job: JobView, now: float, limits: PhaseLimits) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not job.ranks:
@@ -67,7 +68,7 @@ def _job_finding(job: JobView, now: float, limits: LoopSettings) -> Finding:
     )
 
 
-def _stands(job: JobView, now: float, limits: LoopSettings) -> bool:
+def _stands(job: JobView, now: float, limits: PhaseLimits) -> bool:
     """Whether the loop has not turned for longer than is normal for it, and has some left to make."""
     progress, clock = job.progress, loop_clock(job, now, limits)
     if progress is None and not clock.unread:

@@ -23,7 +23,8 @@ from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_spe
 from slurm_watchdog.analysis.step_statistics import comparable
 from slurm_watchdog.analysis.unlike_peers import facts_of
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.detect.spec import DetectorSpec, Subject, option
+from slurm_watchdog.detect.spec import DetectorSpec, Subject
+from slurm_watchdog.knowledge.limits import option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth

@@ -6,8 +6,8 @@ alert rules, documentation) is derived from these values: see slurm_watchdog.det
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from slurm_watchdog.base.python310 import StrEnum
@@ -17,46 +17,6 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Trut
 
 STORAGE = (IncidentKind.FILESYSTEM_OUTAGE, IncidentKind.FILESYSTEM_STALL)
 """Kinds that explain whatever hangs in the same job."""
-_OPTION = "option"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Option:
-    """One option of a detector, besides its default: its text, and which values are accepted."""
-
-    text: str
-    is_duration: bool = False
-    """Seconds in Python; written with a unit in the file."""
-    bounds: Mapping[str, Any]
-    """`gt`, `ge` and `le`, as msgspec.Meta has them."""
-
-
-def option(default: float, text: str, *, ge: float | None = None, le: float | None = None) -> Any:
-    """A field of a settings class: a number from `ge` to `le`."""
-    return field(
-        default=default,
-        metadata={_OPTION: Option(text=text, bounds={n: v for n, v in (("ge", ge), ("le", le)) if v is not None})},
-    )
-
-
-def span(default_s: float, text: str) -> Any:
-    """A field of a settings class: a duration in seconds, longer than none."""
-    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, bounds={"gt": 0})})
-
-
-def span_or_never(default_s: float, text: str) -> Any:
-    """A field of a settings class: a duration in seconds; 0 switches something off."""
-    return field(default=default_s, metadata={_OPTION: Option(text=text, is_duration=True, bounds={"ge": 0})})
-
-
-def share(default: float, text: str) -> Any:
-    """A field of a settings class: a share from 0 to 100."""
-    return option(default, text, ge=0, le=100)
-
-
-def options_of(settings: type[Any]) -> dict[str, Option]:
-    """Name -> option, of a settings class; a field without one is a constant that only tests give."""
-    return {each.name: each.metadata[_OPTION] for each in fields(settings) if _OPTION in each.metadata}
 
 
 class Subject(StrEnum):

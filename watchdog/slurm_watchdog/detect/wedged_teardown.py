@@ -20,7 +20,6 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import has_ended, last_error
-from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.analysis.progress_limit import has_grown_within, makes_steps, progress_limit, with_a_step
 from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
@@ -28,6 +27,7 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, StackRequest, Truth
@@ -51,12 +51,12 @@ class WedgedTeardown:
     """Time that all ranks may sit motionless in the teardown of their process group."""
 
 
-def detect(view: ClusterView, settings: WedgedTeardown, hang: LimitSettings) -> list[Finding]:
+def detect(view: ClusterView, settings: WedgedTeardown, hang: PhaseLimits) -> list[Finding]:
     """One finding for each running job. `hang` has what the limits of steps are learnt by."""
     return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: WedgedTeardown) -> Finding:
+def _job_finding(job: JobView, now: float, hang: PhaseLimits, settings: WedgedTeardown) -> Finding:
     job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
@@ -80,7 +80,7 @@ def _job_finding(job: JobView, now: float, hang: LimitSettings, settings: Wedged
 
 
 def _finding_without_last_step(
-    job: JobView, finding: Finding, now: float, hang: LimitSettings, settings: WedgedTeardown
+    job: JobView, finding: Finding, now: float, hang: PhaseLimits, settings: WedgedTeardown
 ) -> Finding:
     """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or
     most have left and every one that is left is. (Where few have left, `lingering_job` has its say.)"""

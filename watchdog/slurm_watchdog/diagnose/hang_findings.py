@@ -10,12 +10,13 @@ from slurm_watchdog.analysis.hang_proof import Proof
 from slurm_watchdog.analysis.held_processes import process_on_storage, rank_on_storage, with_what_holds
 from slurm_watchdog.analysis.job_state import has_trained, last_error
 from slurm_watchdog.analysis.learned_limit import Limit
-from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, LoopSettings, has_grown_within, look_apart_s
+from slurm_watchdog.analysis.progress_limit import GROWS_S, LoopClock, has_grown_within, look_apart_s
 from slurm_watchdog.analysis.rank_activity import LoopState, working_process
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by, ranks_wait, waited_for, why_not
 from slurm_watchdog.diagnose.stacks.places import locate, waits_for_own_thread
 from slurm_watchdog.diagnose.stacks.vote import Vote
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding
@@ -158,7 +159,7 @@ def finding_beyond_limit(
     )
 
 
-def error_window_s(job: JobView, clock: LoopClock, settings: LoopSettings) -> float:
+def error_window_s(job: JobView, clock: LoopClock, settings: PhaseLimits) -> float:
     """How old an error may be that tells why the loop has stopped: since the last step, or, where steps
     cannot be read, since the last look that found it moving."""
     progress = job.progress

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.held_processes import not_ended, with_what_holds
 from slurm_watchdog.analysis.job_state import has_ended
 from slurm_watchdog.analysis.learned_limit import Limit
-from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES, LongPhases, limit_by_stacks, nobody_answers
+from slurm_watchdog.analysis.limit_by_stacks import KNOWN_PHASES, limit_by_stacks, nobody_answers
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import describe_all, what_they_do
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, FilesystemVerdict, JobEvidence
@@ -34,6 +34,7 @@ from slurm_watchdog.diagnose.outliers import compare
 from slurm_watchdog.diagnose.recorded_collectives import weigh
 from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
 from slurm_watchdog.diagnose.stacks.wording import class_word
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, ProcessView, Progress
@@ -53,7 +54,7 @@ class _Bounds(Struct, frozen=True, kw_only=True):
     """See `diagnose`."""
 
     blocked_for_s: float
-    limits: LongPhases
+    limits: PhaseLimits
     limit_s: float | None
 
 
@@ -63,7 +64,7 @@ def diagnose(
     gathered: JobEvidence,
     *,
     blocked_for_s: float,
-    limits: LongPhases,
+    limits: PhaseLimits,
     limit_s: float | None = None,
 ) -> Diagnosis:
     """The diagnosis of `job` from what was just gathered of it and from what `view` says of filesystems.

@@ -17,8 +17,8 @@ from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segment
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
 from slurm_watchdog.knowledge.frameworks import recognise
+from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.knowledge.progress_patterns import progress_table
-from slurm_watchdog.knowledge.shipped_limits import NAN_STEPS
 from slurm_watchdog.model.observations import EventKind
 
 SKIPPED = 3

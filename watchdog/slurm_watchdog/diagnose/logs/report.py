@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from slurm_watchdog.analysis.learned_limit import LimitSettings
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, put_on_clock
@@ -28,6 +27,7 @@ from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
 from slurm_watchdog.diagnose.logs.verdict import find_verdict
 from slurm_watchdog.knowledge.frameworks import recognise
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.other_documents import GIVE_OUTPUT, looks_like
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
@@ -49,7 +49,7 @@ RECORDS, RECORD_SHARE = 3, 0.02
 class Settings:
     """Of the detectors, and a site's own patterns of progress."""
 
-    limits: LimitSettings
+    limits: PhaseLimits
     own: tuple[Pattern, ...] = ()
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
-from slurm_watchdog.analysis.learned_limit import Limit, LimitSettings, learnt_limit
+from slurm_watchdog.analysis.learned_limit import Limit, learnt_limit
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import Digest, shape
 from slurm_watchdog.diagnose.logs.progress import BUSY_SHAPES, RECENT, Progress, main_facts, steps_between
 from slurm_watchdog.diagnose.logs.timestamps import on_scale_of
+from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.observations import EventKind
 
 COMPARED = 20
@@ -26,7 +27,7 @@ class Silence(Struct, frozen=True, kw_only=True):
 
 
 def read_silence(
-    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: LimitSettings
+    digest: Digest, progress: Progress, seen_at: float | None, written_at: float | None, limits: PhaseLimits
 ) -> Silence | None:
     """A run that says nothing of progress any more, for longer than is normal; None if it cannot be told.
 
@@ -63,7 +64,7 @@ def read_silence(
     )
 
 
-def _limit(digest: Digest, progress: Progress, phase: str | None, limits: LimitSettings) -> Limit:
+def _limit(digest: Digest, progress: Progress, phase: str | None, limits: PhaseLimits) -> Limit:
     times = [at for _, at in progress.rises if at is not None]
     intervals = [b - a for a, b in pairwise(times) if b > a][-RECENT:]
     if not intervals and progress.step_seconds_median:

@@ -4,7 +4,7 @@ else is known. Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, Protocol
+from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,26 +13,11 @@ from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, is
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, RankProcess
 from slurm_watchdog.diagnose.stacks.topology import Topology, parse_topology, topology_of
 from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, UNHURRIED, frames_key, sides
-from slurm_watchdog.knowledge.shipped_limits import SHIPPED
+from slurm_watchdog.knowledge.limits import SHIPPED, PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.incidents import Culprit
 
 GONE: Final = "its process had ended"
-
-
-class StackLimits(Protocol):
-    """The part of the configuration that stacks need (`detectors.collective_hang`); durations in seconds."""
-
-    @property
-    def floor(self) -> float: ...
-    @property
-    def factor(self) -> float: ...
-    @property
-    def startup_grace(self) -> float: ...
-    @property
-    def evaluation_floor(self) -> float: ...
-    @property
-    def checkpoint_floor(self) -> float: ...
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -43,7 +28,7 @@ class Options(Struct, frozen=True, kw_only=True):
     typical_step_s: float | None = None
     topology: str | None = None
     """As a person writes it: `tp=4,pp=8`; without it the command lines of the ranks are asked."""
-    limits: StackLimits = SHIPPED
+    limits: PhaseLimits = SHIPPED
     """The configuration's `detectors.collective_hang`."""
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEADLINE_S = 10.0  # For one whole request, from connecting to the last byte.
+MAX_ERROR = 2000
 MAX_BYTES = 64 * 1024**2  # Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours.
 
 SERVICE_SOCKET = "/run/slurm-watchdog/controller.sock"
@@ -112,10 +113,10 @@ class Client:
         status, reason, data = self._exchange(method, target, body)
         if status >= 400:
             raise ClientError(
-                _error(data, "error") or f"The controller answered {status} {reason} to {method} {target}.",
+                error_text(data, "error") or f"The controller answered {status} {reason} to {method} {target}.",
                 "" if status < 500 else _SEE_ITS_LOG,
                 status,
-                _error(data, "code"),
+                error_text(data, "code"),
             )
         try:
             return msgspec.json.decode(data, type=kind)
@@ -175,10 +176,10 @@ def _filled(path: str, parts: tuple[object, ...]) -> str:
     return path.format(*(quote(str(each), safe="") for each in parts))
 
 
-def _error(data: bytes, key: str) -> str:
+def error_text(data: bytes, key: str) -> str:
     """One text of an error's document: its sentence, or its word for programs."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
         return ""
-    return str(document.get(key) or "") if isinstance(document, dict) else ""
+    return str(document.get(key) or "")[:MAX_ERROR] if isinstance(document, dict) else ""

@@ -49,12 +49,6 @@ COLLECTIVE_TIMEOUT_S = 600.0
 MAX_SCRIPT_BYTES = 4 << 20  # Slurm takes scripts of up to 4 MiB (max_script_size).
 
 
-class _NotLookedFor(Refusal):
-    """A health check drains for code 2, and none of its findings was looked for."""
-
-    exit_code = EXIT_UNKNOWN
-
-
 @click.command()
 @click.argument("script", required=False, metavar="[SCRIPT]", type=click.Path(allow_dash=True))
 @value(*JOB, "job_id", metavar="J", help="A job that waits or runs: its script, and what is seen of it.")
@@ -122,7 +116,9 @@ def doctor(
     try:
         config = Config() if file is None else load_or_exit(file)
     except Refusal as refused:
-        raise _NotLookedFor(refused.lines, refused.todo) if only is not None else refused from refused
+        if only is not None:  # a health check drains for code 2, and none of its findings was looked for
+            refused.end_with(EXIT_UNKNOWN)
+        raise
     found: Iterable[Advice]
     if script is not None:
         name, directory = ("standard input", ".") if script == "-" else (script, os.path.dirname(script))

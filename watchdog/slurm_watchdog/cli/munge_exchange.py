@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import pwd
 import re
@@ -12,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slurm_watchdog.cli.client import ClientError
+from slurm_watchdog.cli.client import ClientError, error_text
 from slurm_watchdog.identity.munge_protocol import STANDBY, SealedAnswer, request_digest
 
 SCHEME = "munge://"
@@ -79,8 +78,8 @@ class MungeExchange:
         credential = self._run(argv, digest.encode()).strip()
         status, answer = self._send(method, target, body, {"Authorization": f"Munge {credential}"})
         if status != 200:  # said before who asks was known: nobody vouches for it, and nothing follows from it
-            what = f"{self._host} refuses: {_word(answer, 'error') or 'it gives no reason'}"
-            if _word(answer, "code") == STANDBY:
+            what = f"{self._host} refuses: {error_text(answer, 'error') or 'it gives no reason'}"
+            if error_text(answer, "code") == STANDBY:
                 todo = f"Name both controllers: {SCHEME}{self._host}:{self._port},{SCHEME}OTHER:{self._port}"
                 raise ClientError(what, todo, untaken=True)
             raise ClientError(what, "Who may ask is in docs/security.md.")
@@ -145,11 +144,3 @@ class MungeExchange:
             raise ClientError(what, todo, untaken=not connected) from error
         finally:
             connection.close()
-
-
-def _word(answer: bytes, key: str) -> str:
-    """One text of an answer that nobody vouches for; empty: there is none."""
-    try:
-        return str(json.loads(answer)[key])[:300]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return ""

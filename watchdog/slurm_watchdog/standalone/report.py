@@ -37,10 +37,11 @@ def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequ
     """Where this run is looked at. `page` is HOST:PORT, empty where it is disabled; `job_id` is the number that it has
     in the place of a job's."""
     directory = shlex.quote(run.directory)
-    acts = "acts when the evidence is clear" if mode == "act" else "observes only and restarts nothing that hangs"
+    acts = "restarts it when it hangs" if mode == "act" else "only reports a hang"
+    acts += "" if run.command == "attach" else " or fails" if mode == "act" else ", restarts it when it fails"
     password = f"any user name, the password is in {run.directory}/{PASSWORD_FILE}"
     return [
-        f"slurm-watchdog {run.command}: watching {run.what} ({acts})",
+        f"slurm-watchdog run: watching {run.what} ({acts})",
         *(
             [f"  job        {job_id} is its number in messages, and in: slurm-watchdog restart {job_id}"]
             if job_id
@@ -61,7 +62,7 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
         incidents = [each for each in journal.incidents() if each.inhibited_by is None]
         actions = [action for each in incidents for action in journal.actions(each.id)]
     except JournalError as error:
-        return [f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}. {error}"]
+        return [f"slurm-watchdog run: {run.what} {how} after {duration(took_s)}. {error}"]
     wrong = [each for each in incidents if each.kind != IncidentKind.OPERATOR_RESTART and each.fired_at is not None]
     ends = [action.end for action in actions if action.end is not None]
     least = sum(end.steps_lost or 0 for end in ends)
@@ -74,7 +75,7 @@ def summary(run: OwnRun, journal: Journal, *, how: str, took_s: float, restarts:
     newest = sorted(wrong, key=lambda each: each.opened_at)[-MAX_INCIDENTS:]
     more = len(wrong) - len(newest)
     return [
-        f"slurm-watchdog {run.command}: {run.what} {how} after {duration(took_s)}: {', '.join(counts)}",
+        f"slurm-watchdog run: {run.what} {how} after {duration(took_s)}: {', '.join(counts)}",
         *([f"  {plural(more, 'earlier incident')} not shown"] if more else []),
         *(f"  {_line(each, actions)}" for each in newest),
         f"  journal    {run.directory}/journal.sqlite",

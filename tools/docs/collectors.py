@@ -1,4 +1,4 @@
-"""Writes the table of docs/collectors.md from the docstrings of the collectors: `python -m tools.docs collectors`.
+"""Writes the table of docs/evidence.md from the docstrings of the collectors: `python -m tools.docs collectors`.
 
 The docstring of a collector's module has lines that begin with `Sees:`, `From:`, `How often:` and `Never:`.
 """
@@ -13,7 +13,7 @@ from slurm_watchdog.agent.collectors.collector import CollectorSpec
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from tools.docs import marks
 
-FILE = Path(__file__).parents[2] / "docs/collectors.md"
+FILE = Path(__file__).parents[2] / "docs/evidence.md"
 LABELS = ("Sees", "From", "How often", "Never")
 HEAD = ("collector", "sees", "from where", "how often, and what bounds it", "never")
 _LABEL = re.compile(rf"^({'|'.join(LABELS)}): ", re.MULTILINE)

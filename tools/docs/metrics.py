@@ -31,7 +31,7 @@ is counted.
 - [deploy/prometheus](../deploy/prometheus/prometheus.example.yaml): scrape configuration, Alertmanager's, and [alert rules](../deploy/prometheus/alerts.yaml).
   With TLS [Prometheus needs a certificate](authentication.md#tls). `deploy/grafana/dashboards`: cluster, job, node, the watchdog itself.
 - To alert on: the dead man's switch `{PREFIX}controller_last_complete_tick_timestamp_seconds`, `{PREFIX}incidents{{state="firing"}}`,
-  `{PREFIX}nodes{{state="silent"}}`, [`{PREFIX}probe_hung`](collectors.md#what-probe_hung-means) and `{PREFIX}detector_failures_total`.
+  `{PREFIX}nodes{{state="silent"}}`, [`{PREFIX}probe_hung`](evidence.md#what-probe_hung-means) and `{PREFIX}detector_failures_total`.
 """
 
 

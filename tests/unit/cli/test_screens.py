@@ -77,7 +77,7 @@ FULL = explanation(
         summary=LONG, evidence=["7 ranks wait in all_reduce", LONG, {"rank": 2}, HOSTILE], details_for="ann and operators",
         culprits=[{"node": "n3", "rank": 2, "pid": 471, "reason": "waits for its data loader"}, {"mount": "/data", "path": "/data/shard-17.tar"}],
         decisions=[{"action": "none", "verdict": "observed", "by": "mode", "reason": "mode is observe"},
-                   {"action": "requeue", "verdict": "allowed", "by": "policy", "reason": "no guard holds it back"}],
+                   {"action": "requeue", "verdict": "allowed", "by": "policy", "reason": "no guard objects"}],
     ),
     timeline=[{"at": AT, "text": "pending: no step for 61 s"}, {"at": AT + 60, "text": f"firing: {LONG}"}, {"at": AT + 61, "text": HOSTILE}],
     evidence=[{"at": AT, "kind": "stacks", "document": {"n3": ["wait (queue.py:171)"]}, "taken": "1 s after it began"},
@@ -145,7 +145,7 @@ ALLOWED = {
     "decision_id": "d1",
     "verdict": "allowed",
     "by": "operator_restart",
-    "reason": "no guard holds it back",
+    "reason": "no guard objects",
 }
 SILENCES = {
     "id": "s1",

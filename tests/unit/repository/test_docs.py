@@ -13,7 +13,8 @@ import pytest
 
 from slurm_watchdog.agent.collectors.gpu import GPU_VALUES
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.schema import Config, Expert
 from slurm_watchdog.detect.registry import SPECS
 from slurm_watchdog.knowledge.remediation_hints import HINTS
 from slurm_watchdog.model.incidents import IncidentKind
@@ -100,7 +101,10 @@ FILES = (".crt", ".key", ".service", ".conf", ".md")
 
 @pytest.mark.parametrize("page", [page for page in DOCUMENTS if page.startswith(("README", "docs/", "deploy/README"))])
 def test_options_that_a_page_speaks_of_exist(page: str) -> None:
-    blocks = list(sections(Config(), ""))
+    blocks = [
+        *sections(Config(), ""),
+        *sections(Expert(), ""),
+    ]  # pages say once that `policy` and its like are below `expert`
     known = {f"{path}.{name}".lstrip(".") for path, block in blocks for name in block.__struct_fields__}
     spoken_of = re.findall(rf"`((?:{'|'.join(Config.__struct_fields__)})\.[a-z_.]+)", (CHECKOUT / page).read_text())
     named = {re.sub(r"^(policy\.kinds)\..*", r"\1", option) for option in spoken_of if not option.endswith(FILES)}
@@ -204,3 +208,9 @@ def test_the_readme_is_short_and_leads_to_every_page(checkout: Path) -> None:
     linked = {target.partition("#")[0] for target in links(readme)}
     pages = {page for page in DOCUMENTS if page.startswith("docs/")}
     assert pages - linked == set()
+
+
+@pytest.mark.parametrize("page", [page for page in DOCUMENTS if page.startswith(("README", "docs/"))])
+def test_a_configuration_on_a_page_is_accepted_without_a_warning(page: str) -> None:
+    for block in re.findall(r"^```yaml\n(.*?)^```", (CHECKOUT / page).read_text(), re.MULTILINE | re.DOTALL):
+        assert parse_config(block).warnings == (), block

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.notify import Notify, Webhook
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.controller import Controller
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -16,6 +17,7 @@ from tests.builders import views
 from tests.builders.notices import incident
 
 ACTING = Config(restart="all")
+TOLD = Config(notify=Notify(webhook=Webhook(url_file="/url")))
 
 
 class NoSlurm:
@@ -32,7 +34,7 @@ def make(
     journal: Journal, number: int, chunks: TickChunks = CHUNKS, config: Config = ACTING
 ) -> tuple[Controller, list[Incident]]:
     """A controller that has just heard of as many jobs, each with an incident that fires."""
-    notifier = make_notifier(Config(), journal.outbox)
+    notifier = make_notifier(TOLD, journal.outbox)
     controller = Controller(
         config, journal=journal, slurm=NoSlurm(), notifier=notifier, metrics=ControllerMetrics(),  # type: ignore[arg-type]
         chunks=chunks,

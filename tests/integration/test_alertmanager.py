@@ -57,12 +57,12 @@ def test_an_incident_rings_the_pager_through_the_shipped_routing_and_ends_by_its
         assert alert["annotations"]["job"] == "7 gpt of ann in large"
         paged = wait_for(lambda: receivers.alerts("page"))[0]
         assert paged["status"] == "firing"
-        assert paged["annotations"]["summary"].startswith('CRITICAL: job 7: a "name" {{ .Labels }} <!channel> ')
+        assert paged["annotations"]["summary"].startswith('Rank 3 on n1: a "name" {{ .Labels }} <!channel>')
         told.notifier.resolved(replace(fires, resolved_at=clock.wall(), resolution="steps again"))
         told.notifier.attach(IncidentSources())
         asyncio.run(told.run_until_empty())
         over = wait_for(lambda: [a for a in receivers.alerts("page") if a["status"] == "resolved"])[0]
-        assert "steps again" in over["annotations"]["summary"]
+        assert "steps again" in over["annotations"]["description"]
     finally:
         alertmanager.close()
         receivers.close()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from slurm_watchdog.model.incidents import Culprit, IncidentState
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.notify.dispatcher import IncidentSources
 from slurm_watchdog.notify.notification import Notice, from_row
-from slurm_watchdog.notify.programs import Programs, event_json, write_log
+from slurm_watchdog.notify.programs import Programs, event_json
 from slurm_watchdog.notify.wording import message_of
 from tests.builders.asking import asked
 from tests.builders.notices import FAILED, INCIDENT, OVER, SITE, Ticking, incident, replace
@@ -112,8 +111,10 @@ def test_a_journal_that_fails_at_the_end_leaves_the_silence_until_the_next_tick(
 
 
 def topics_of(silence: Silence | None) -> list[Notice]:
+    async def post(_: object) -> None: ...
+
     journal = Journal("sqlite://")
-    notifier = Ticking(journal, [Programs("log", partial(write_log, SITE))]).notifier
+    notifier = Ticking(journal, [Programs("people", post)]).notifier
     notifier.attach(IncidentSources(silence_of=lambda _: silence))
     notifier.opened(INCIDENT)
     notifier.ended(INCIDENT, FAILED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import re
 import time
 from pathlib import Path
 
@@ -13,14 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.base.text import cut, safe
 from slurm_watchdog.config.notify import Slack
 from slurm_watchdog.model.actions import RESTARTING, Action, Verdict
 from slurm_watchdog.model.incidents import Culprit, GpuProcess
 from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import Caller, JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackPoster
-from slurm_watchdog.notify.slack_messages import Payload, card, evidence, reply, updated
+from slurm_watchdog.notify.slack_messages import Payload, card, reply, updated
 from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace
 from tests.builders.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, marked, shown, too_long, with_slack
 
@@ -58,10 +56,8 @@ def every_message(text: str) -> list[Payload]:
     return [
         *(card([each], LINKED, mentions) for each in story),
         card(story, LINKED, mentions),
-        card(story, SITE, mentions, whole=False),
         updated(story[:5], LINKED),
         reply(story, mentions),
-        evidence(story),
     ]
 
 
@@ -371,13 +367,3 @@ def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp
             await SlackPoster(Slack(token_file=str(tmp_path / "none"), channel=CHANNEL)).post(message)
 
     with_slack(FakeSlack(Answer(hang_s=20), Answer(cut=True)), send)
-
-
-def test_cut_text_ends_with_no_half_of_an_escape() -> None:
-    for size in range(90, 110):
-        escaped = safe("&<>" * 40, 1000)
-        end = cut(escaped, size)
-        assert len(end) <= size
-        assert not re.search(r"&(?!amp;|lt;|gt;)", end)
-        assert end.removesuffix("…") == escaped[: len(end) - 1]
-    assert cut("short &amp; whole", 40) == "short &amp; whole"

@@ -142,7 +142,8 @@ def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Jo
         "alertname": "SlurmWatchdogIncident", "cluster": "a", "kind": "collective_hang", "severity": "page", "incident": "i1",
         "job_id": "7",
     }  # fmt: skip
-    assert opened["annotations"]["summary"] == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
+    assert opened["annotations"]["summary"] == "Rank 3 on n1 waits alone, job 7"
+    assert opened["annotations"]["description"].startswith("CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s.")
     assert opened["annotations"]["job"] == "7 g\N{REPLACEMENT CHARACTER}pt of ann in large"
     for alert in (*again, over):
         assert alert["labels"] == opened["labels"]

@@ -16,7 +16,6 @@ _PLAIN = re.compile(r"[^ -~]|[&<>]")
 """What has to be looked at one by one; most text holds none of it."""
 WRITTEN_OUT = 8
 """Numbers or ranges that a sentence has one by one."""
-_HALF = re.compile(r"&[a-z]{0,3}$")
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 
 
@@ -39,11 +38,6 @@ def safe(text: str, limit: int) -> str:
         out.append(char)
         size += len(char)
     return "".join(out)
-
-
-def cut(escaped: str, limit: int) -> str:
-    """The beginning of what `safe` has made, at most `limit` long, and no half of an escape at its end."""
-    return escaped if len(escaped) <= limit else _HALF.sub("", escaped[: limit - 1]) + "…"
 
 
 def _harmless(char: str) -> str:

@@ -11,19 +11,23 @@ from msgspec import Meta
 
 from slurm_watchdog.config.types import AbsolutePath, Link, Seconds, Section, checked, is_url, shown
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
 _MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
 
 
-def _secure_url(url: str) -> None:
+def is_secure(url: str) -> bool:
     """https, or http where tokens and texts don't leave this machine's network by accident: on the loopback address."""
     try:
         parts = urlsplit(url)
         host, _ = parts.hostname, parts.port
     except ValueError:
-        host, parts = None, urlsplit("")
-    local = parts.scheme == "http" and host in ("127.0.0.1", "localhost", "::1")
-    if not (parts.scheme == "https" and host) and not local:
+        return False
+    return bool(host) and (parts.scheme == "https" or (parts.scheme == "http" and host in LOOPBACK))
+
+
+def _secure_url(url: str) -> None:
+    if not is_secure(url):
         raise ValueError(f"must be an https:// address, got {shown(url)}")
 
 
@@ -92,7 +96,7 @@ class Heartbeat(Section, frozen=True):
 
 
 class Notify(Section, frozen=True):
-    """Who is notified. Where nothing is configured, messages go to the controller's log."""
+    """Who is notified. Without a receiver, the controller's log has everything."""
 
     external_url: Link = ""
     """The page's address as people reach it, such as https://watchdog.example.org: messages and alerts then

@@ -12,17 +12,17 @@ import asyncio
 import contextlib
 import logging
 import math
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
-from slurm_watchdog.base.text import one_line
+from slurm_watchdog.base.structs import picked
+from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.documents import Delivery
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
@@ -40,8 +40,8 @@ from slurm_watchdog.notify.notification import (
     Topic,
     to_row,
 )
-from slurm_watchdog.notify.programs import ALERTED, Programs, post_alerts, post_alone, post_events, write_log
-from slurm_watchdog.notify.slack import SlackChannel, SlackPoster, post_cards
+from slurm_watchdog.notify.programs import ALERTED, Programs, post_alerts, post_events
+from slurm_watchdog.notify.slack import SlackChannel, SlackPoster
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -49,18 +49,14 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-HOLD_BACK_S = 60.0
-"""A decision by a transient guard is announced only if no other decision replaces it within this time."""
+HOLD_BACK_S = 60.0  # a decision by a transient guard is announced if no other one replaces it within this time
 OUTCOMES = ("sent", "failed", "dropped")
 POLL_S = 5.0
 FIRST_RETRY_S = 2.0
 LONGEST_RETRY_S = 600.0
-LONGEST_WAIT_S = 3600.0
-"""Even if Slack asks for more."""
-STALE_AFTER_S = 86400.0
-"""Older messages are dropped; they are in the log and in the journal."""
-FORGET_AFTER_S = 14 * 86400.0
-"""Threads and sent messages are remembered so long: an incident that lasts longer gets a new thread."""
+LONGEST_WAIT_S = 3600.0  # even if Slack asks for more
+STALE_AFTER_S = 86400.0  # older messages are dropped; they are in the log and in the journal
+FORGET_AFTER_S = 14 * 86400.0  # for threads and sent messages: an incident that lasts longer gets a new thread
 TIDY_EVERY_S = 600.0
 
 
@@ -72,18 +68,12 @@ class IncidentSources:
     """Lookups for what an incident does not contain. Each answers at once, from memory."""
 
     job_of: Callable[[str], SlurmJob | None] = lambda job_id: None
-    firing: Callable[[], Sequence[Incident]] = tuple
-    """Incidents that fire and are announced."""
-    pulses: Callable[[], Sequence[str]] = tuple
-    """How many jobs there are, and a line about each."""
-    acting: Callable[[], frozenset[str]] = frozenset
-    """Ids of the incidents on which an action is under way."""
+    firing: Callable[[], Sequence[Incident]] = tuple  # and are announced
+    pulses: Callable[[], Sequence[str]] = tuple  # how many jobs there are, and a line about each
+    acting: Callable[[], frozenset[str]] = frozenset  # ids of the incidents on which an action is under way
     silence_of: Callable[[Incident], Silence | None] = lambda incident: None
-    """The silence that holds for an incident."""
-    gpus_of: Callable[[str], int] = lambda job_id: 0
-    """How many GPUs a job has; 0: not known."""
-    count: Callable[[str, str, int], None] = lambda channel, outcome, number: None
-    """Is called with channel, outcome (`sent`, `failed`, `dropped`) and how many."""
+    gpus_of: Callable[[str], int] = lambda job_id: 0  # 0: not known
+    count: Callable[[str, str, int], None] = lambda channel, outcome, number: None  # how many, of OUTCOMES
 
 
 class Worker:
@@ -91,12 +81,10 @@ class Worker:
 
     def __init__(self, notifier: Notifier, channel: Channel) -> None:
         self.channel, self._notifier, self._outbox = channel, notifier, notifier.outbox
-        self.added = asyncio.Event()
-        """A row was added."""
+        self.added = asyncio.Event()  # a row
         self._failing_since: float | None = None
         self._error = ""
-        self._failures = 0
-        """Since something was sent, dropped or has expired."""
+        self._failures = 0  # since something was sent, dropped or has expired
         self._retry_at = 0.0
         self._backlog: tuple[int, float | None] = (0, None)
 
@@ -134,11 +122,9 @@ class Worker:
         name, now, count = self.channel.name, self._notifier.wall(), self._notifier.sources.count
         first = self._outbox.first(name)
         if first is not None and now - first.added_at > STALE_AFTER_S:
-            dropped = self._outbox.expire(name, now - STALE_AFTER_S)
-            count(name, "dropped", dropped)
-            self._failures = 0
-            LOG.error("%d messages to %s are dropped: a day old, last failure: %s", dropped, name, self._error)
-            return 0.0
+            return self._dropped(
+                self._outbox.expire(name, now - STALE_AFTER_S), f"a day old, last failure: {self._error}"
+            )
         # A clock that was set back must not keep a message for longer than any retry takes.
         if now < self._retry_at <= now + LONGEST_WAIT_S:
             return self._retry_at - now
@@ -158,35 +144,31 @@ class Worker:
         name, item, asked_s = self.channel.name, self._outbox.first(self.channel.name), error.retry_after_s
         self._failing_since = now if self._failing_since is None else self._failing_since
         self._error = error.reason
-        about = "a repeat" if item is None else f"message {item.id} about {item.incident_id}"
         if item is not None and error.permanent:
             self._outbox.done_all(name, (item.id,))
-            self._failures = 0
-            self._notifier.sources.count(name, "dropped", 1)
-            LOG.error("%s to %s is dropped: %s", about, name, error.reason)
-            return 0.0
+            return self._dropped(1, f"about {item.incident_id}: {error.reason}")
         pause_s = min(LONGEST_RETRY_S, FIRST_RETRY_S * 2.0 ** min(self._failures, 20))
         pause_s = pause_s if asked_s is None else min(asked_s, LONGEST_WAIT_S)
         self._retry_at, self._failures = self._notifier.wall() + pause_s, self._failures + 1
         self._notifier.sources.count(name, "failed", 1)
-        LOG.warning("%s to %s waits %.0f s: %s", about, name, pause_s, error.reason)
+        LOG.warning("messages to %s wait %.0f s: %s", name, pause_s, error.reason)
         return pause_s
+
+    def _dropped(self, number: int, why: str) -> float:
+        self._failures = 0
+        self._notifier.sources.count(self.channel.name, "dropped", number)
+        LOG.error("%s to %s dropped: %s", plural(number, "message"), self.channel.name, why)
+        return 0.0
 
 
 class Notifier:
     """Writes notices to the outbox for every channel and, while `run` is running, has the channels send them."""
 
     def __init__(
-        self,
-        outbox: SqlOutbox,
-        channels: Iterable[Channel] = (),
-        *,
-        caller: Caller = Caller.SERVICE,
-        poll_s: float = POLL_S,
-        wall: Callable[[], float] = clock.wall,
-    ) -> None:
-        self.outbox, self.poll_s, self.wall = outbox, poll_s, wall
-        self._caller = caller
+        self, outbox: SqlOutbox, channels: Iterable[Channel] = (), *, caller: Caller = Caller.SERVICE,
+        poll_s: float = POLL_S, wall: Callable[[], float] = clock.wall,
+    ) -> None:  # fmt: skip
+        self.outbox, self.poll_s, self.wall, self._caller = outbox, poll_s, wall, caller
         self.sources = IncidentSources()
         self.workers = [Worker(self, channel) for channel in channels]
         self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
@@ -270,17 +252,11 @@ class Notifier:
             worker.added.set()
 
     def _notice(self, topic: Topic, incident: Incident, **what: Any) -> Notice:
-        jobs = filter(None, map(self.sources.job_of, incident.job_ids[:KEPT_JOBS]))
-        notes = [msgspec.convert(job, JobNote, from_attributes=True) for job in jobs]
-        return Notice(
-            topic=topic,
-            at=self.wall(),
-            incident=incident,
-            caller=self._caller,
-            acted_on=incident.id in self.sources.acting(),
-            jobs=tuple(replace(note, gpus=self.sources.gpus_of(note.job_id)) for note in notes),
-            **what,
-        )
+        known, acted_on = self.sources, incident.id in self.sources.acting()
+        jobs = filter(None, map(known.job_of, incident.job_ids[:KEPT_JOBS]))
+        notes = tuple(picked(JobNote, job, gpus=known.gpus_of(job.job_id)) for job in jobs)
+        about: dict[str, Any] = {"caller": self._caller, "acted_on": acted_on, "jobs": notes}
+        return Notice(topic=topic, at=self.wall(), incident=incident, **about, **what)
 
     def firing(self) -> list[Notice]:
         """A notice of each incident that fires, for a receiver that has to be told again."""
@@ -290,22 +266,20 @@ class Notifier:
 
     async def run(self) -> None:
         """Send until cancelled. Nothing that goes wrong here ends it."""
-        parts = [worker.run() for worker in self.workers]
-        parts.append(self._every(TIDY_EVERY_S, self.tidy, "the outbox cannot be cleaned up"))
-        parts.append(self._every(self.poll_s, self.release, "what was held back cannot be written"))
-        tasks = [asyncio.ensure_future(each) for each in parts]
+        kept = self._every(TIDY_EVERY_S, self.tidy), self._every(self.poll_s, self.release)
+        tasks = [asyncio.ensure_future(each) for each in (*kept, *(worker.run() for worker in self.workers))]
         try:
             await asyncio.gather(*tasks)
         except asyncio.CancelledError:  # they are cancelled with it: wait for their ends
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _every(self, pause_s: float, work: Callable[[], object], complaint: str) -> None:
+    async def _every(self, pause_s: float, work: Callable[[], object]) -> None:
         while True:
             try:
                 work()
             except Exception:  # the boundary: a journal that fails gets it later
-                LOG.exception(complaint)
+                LOG.exception("the outbox cannot be written")
             await asyncio.sleep(pause_s)
 
     def tidy(self) -> None:
@@ -316,30 +290,32 @@ class Notifier:
             LOG.warning("%d messages to %s are dropped: this receiver was removed", dropped, name)
 
 
-def _site(config: Config) -> Site:
-    notify = config.notify
-    return Site(cluster=config.cluster_name, external_url=notify.external_url, runbook_url=notify.runbook_url)
+def receivers(
+    config: Config, firing: Callable[[], Sequence[Notice]] = tuple, pulses: Callable[[], Sequence[str]] = tuple,
+    *, apart: bool = False,
+) -> dict[str, Channel]:  # fmt: skip
+    """Those that are configured, by what people call them; Alertmanagers of one cluster are one, unless `apart`."""
+    notify, found = config.notify, dict[str, Channel]()
+    site = Site(cluster=config.cluster_name, external_url=notify.external_url, runbook_url=notify.runbook_url)
+    if notify.slack.token_file or notify.slack.webhook_url_file:
+        where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"
+        found[f"slack ({where})"] = SlackChannel(SlackPoster(notify.slack), site, notify.slack, pulses)
+    if notify.webhook.url_file:
+        found["webhook"] = Programs("webhook", partial(post_events, notify.webhook, site))
+    urls = notify.alertmanager.urls
+    for some in [(url,) for url in urls] if apart else filter(None, [urls]):
+        found[f"alertmanager {', '.join(some)}"] = Programs(
+            "alertmanager", partial(post_alerts, some, site), ALERTED, firing
+        )
+    return found
 
 
 def make_notifier(config: Config, outbox: SqlOutbox, caller: Caller = Caller.SERVICE) -> Notifier:
-    """Slack, a webhook, Alertmanager, each if it is configured; the log if none is."""
-    slack, webhook, urls, site = (
-        config.notify.slack,
-        config.notify.webhook,
-        config.notify.alertmanager.urls,
-        _site(config),
-    )
+    """With what is configured. Without a receiver the controller's log has all of it."""
     notifier = Notifier(outbox, caller=caller)
-    channels: list[Channel] = []
-    if slack.token_file or slack.webhook_url_file:
-        pulses = lambda: notifier.sources.pulses()  # noqa: E731, PLW0108 - `attach` replaces the sources
-        channels.append(SlackChannel(SlackPoster(slack), site, slack, pulses))
-    if webhook.url_file:
-        channels.append(Programs("webhook", partial(post_events, webhook, site)))
-    if urls:
-        channels.append(Programs("alertmanager", partial(post_alerts, urls, site), ALERTED, notifier.firing))
-    for channel in channels or [Programs("log", partial(write_log, site))]:
-        notifier.workers.append(Worker(notifier, channel))
+    # `attach` replaces the sources.
+    found = receivers(config, notifier.firing, lambda: notifier.sources.pulses())  # noqa: PLW0108
+    notifier.workers += [Worker(notifier, channel) for channel in found.values()]
     return notifier
 
 
@@ -353,14 +329,6 @@ async def try_receivers(config: Config, severity: Severity, now: float) -> dict[
     )  # fmt: skip
     over = replace(test, state=IncidentState.RESOLVED, resolved_at=now, resolution="The test is over.")
     story = [Notice(topic=Topic.OPENED, at=now, incident=test), Notice(topic=Topic.RESOLVED, at=now, incident=over)]
-    site, notify = _site(config), config.notify
-    tries: dict[str, Coroutine[Any, Any, None]] = {}
-    if notify.slack.token_file or notify.slack.webhook_url_file:
-        where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"
-        tries[f"slack ({where})"] = post_cards(SlackPoster(notify.slack), site, notify.slack.mentions, story)
-    if notify.webhook.url_file:
-        tries["webhook"] = post_alone(partial(post_events, notify.webhook, site), story)
-    for url in notify.alertmanager.urls:
-        tries[f"alertmanager {url}"] = post_alone(partial(post_alerts, [url], site), story)
-    errors = await asyncio.gather(*tries.values(), return_exceptions=True)
-    return {name: None if error is None else str(error) for name, error in zip(tries, errors, strict=True)}
+    found = receivers(config, apart=True)
+    errors = await asyncio.gather(*(each.try_once(story) for each in found.values()), return_exceptions=True)
+    return {name: None if error is None else str(error) for name, error in zip(found, errors, strict=True)}

@@ -15,14 +15,11 @@ import aiohttp
 
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import safe
+from slurm_watchdog.config.notify import is_secure
 
-DEADLINE_S = 10.0
-"""For one message, or one request of up to 100 events. An outage of a receiver never delays an action."""
-ANSWER_BYTES = 1_000_000
-"""More of an answer is not read: Slack repeats the message in it."""
-REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})
-"""Statuses after which the same document is not sent again. Others (404, 401, 403) may come from a receiver
-that is being set up."""
+DEADLINE_S = 10.0  # of one request; an outage of a receiver never delays an action
+ANSWER_BYTES = 1_000_000  # more is not read: Slack repeats the message in its answer
+REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})  # others (404, 401, 403) may come while a receiver is being set up
 
 
 class SendFailed(Exception):
@@ -103,11 +100,6 @@ def read_secret(file: str, key: str) -> str:
 def read_url(file: str, key: str) -> str:
     """An address from a file. Raises SendFailed, without naming the address."""
     url = read_secret(file, key)
-    try:
-        parts = urlsplit(url)
-    except ValueError:
-        parts = urlsplit("")
-    local = parts.scheme == "http" and parts.hostname in {"127.0.0.1", "localhost", "::1"}
-    if not (parts.scheme == "https" and parts.hostname) and not local:
+    if not is_secure(url):
         raise SendFailed(f"{key} {file} holds no https:// address")
     return url

@@ -14,18 +14,13 @@ from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.headline import BUSY, headline, needs_person, response
 from slurm_watchdog.model.incidents import Incident
 
-KEPT = 30
-"""Facts and culprits that are stored."""
-KEPT_CHARS = 500
-"""Characters of each stored sentence: no message shows more, and five thousand incidents may wait for an
-unreachable Slack."""
+KEPT = 30  # facts and culprits that are stored
+KEPT_CHARS = 500  # of each sentence: no message shows more, and five thousand may wait for an unreachable Slack
 KEPT_JOBS = 8
-"""Jobs of one incident that are stored with it."""
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
 """Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
 while another action of the job, which ends this incident too, is under way."""
-TEST_SUBJECT = "test"
-"""Subject of the incident that `notify test` sends."""
+TEST_SUBJECT = "test"  # of the incident that a test of the receivers sends
 
 
 class Topic(StrEnum):
@@ -34,11 +29,9 @@ class Topic(StrEnum):
     OPENED = "opened"
     DIAGNOSED = "diagnosed"
     DECIDED = "decided"
-    ENDED = "ended"
-    """An action, well or not."""
+    ENDED = "ended"  # an action, well or not
     RESOLVED = "resolved"
-    NOTED = "noted"
-    """A person has silenced it."""
+    NOTED = "noted"  # a person has silenced it
 
 
 CALLS = frozenset({Topic.OPENED, Topic.DECIDED, Topic.ENDED})
@@ -61,8 +54,7 @@ class JobNote(Struct, frozen=True, kw_only=True):
     partition: str = ""
     account: str = ""
     name: str = ""
-    gpus: int = 0
-    """0: not known."""
+    gpus: int = 0  # 0: not known
 
     @property
     def words(self) -> str:
@@ -75,8 +67,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     """One notification."""
 
     topic: Topic
-    at: float
-    """Date."""
+    at: float  # date
     incident: Incident
     decision: Decision | None = None
     run: ActionRun | None = None
@@ -84,8 +75,7 @@ class Notice(Struct, frozen=True, kw_only=True):
     """Findings of a diagnosis, a sentence each; what a person has done."""
     jobs: tuple[JobNote, ...] = ()
     caller: Caller = Caller.SERVICE
-    acted_on: bool = False
-    """An action on the incident is under way."""
+    acted_on: bool = False  # an action on the incident is under way
 
     @property
     def needs_person(self) -> bool:
@@ -96,7 +86,8 @@ class Notice(Struct, frozen=True, kw_only=True):
     def headline(self) -> str:
         """Rank, node, what is wrong, what is done about it."""
         decision = self.decision if self.run is None else self.run.decision
-        return headline(self.incident, response(self.incident, decision, self.end))
+        done = response(self.incident, decision, self.end)
+        return headline(self.incident, done or ("an action is under way" if self.acted_on else ""))
 
     @property
     def failed(self) -> bool:
@@ -133,10 +124,8 @@ class Site(Struct, frozen=True, kw_only=True):
     """What messages say of the site: its cluster, and addresses of more about an incident where it has named any."""
 
     cluster: str
-    external_url: str = ""
-    """The page, as people reach it."""
-    runbook_url: str = ""
-    """With {kind} in it."""
+    external_url: str = ""  # the page, as people reach it
+    runbook_url: str = ""  # with {kind} in it
 
     def page(self, incident: Incident) -> str:
         """The page of an incident."""

@@ -1,5 +1,5 @@
-"""Receivers that take many notices in one request: a webhook of the site's own, Alertmanager, the log. And the
-heartbeat, to an address that alarms when none comes."""
+"""Receivers that take many notices in one request: a webhook of the site's own, Alertmanager. And the heartbeat, to
+an address that alarms when none comes."""
 
 from __future__ import annotations
 
@@ -21,14 +21,10 @@ if TYPE_CHECKING:
     from slurm_watchdog.journal.outbox import SqlOutbox
 
 LOG = logging.getLogger(__name__)
-ALERTED = frozenset({Topic.OPENED, Topic.RESOLVED})
-"""What Alertmanager is told."""
-
-BATCH = 100
-"""Notices in one request; some 2 KiB each."""
+ALERTED = frozenset({Topic.OPENED, Topic.RESOLVED})  # what Alertmanager gets
+BATCH = 100  # notices in one request; some 2 KiB each
 GAP_S = 1.0
-REPEAT_S = 60.0
-"""What fires is sent to Alertmanager again so often: its resolve_timeout is 5 min as shipped."""
+REPEAT_S = 60.0  # what fires is sent to Alertmanager again so often: its resolve_timeout is 5 min as shipped
 SEVERITIES = {Severity.CRITICAL: "page", Severity.WARNING: "ticket", Severity.INFO: "none"}
 """The words of deploy/prometheus/alerts.yaml, so that one routing serves both."""
 LABEL_LIMIT = 200
@@ -84,6 +80,11 @@ class Programs:
             self._repeated_at = now
         return None
 
+    async def try_once(self, story: Sequence[Notice]) -> None:
+        """Each notice in a request of its own. Raises SendFailed."""
+        for numbered in enumerate(story, 1):
+            await self._post([numbered])
+
 
 async def post_events(settings: Webhook, site: Site, notices: Sequence[Numbered]) -> None:
     """Posts to the webhook; its files are read for each request. Raises SendFailed."""
@@ -92,12 +93,6 @@ async def post_events(settings: Webhook, site: Site, notices: Sequence[Numbered]
     events = [event_json(notice, site) | {"id": number} for number, notice in notices]
     document = {"version": 1, "cluster": site.cluster, "events": events}
     await post_json(url, document, receiver="the webhook", token=token)
-
-
-async def post_alone(post: Callable[[Sequence[Numbered]], Awaitable[None]], story: Sequence[Notice]) -> None:
-    """Each notice in a request of its own."""
-    for numbered in enumerate(story, 1):
-        await post([numbered])
 
 
 def event_json(notice: Notice, site: Site) -> dict[str, Any]:
@@ -139,25 +134,22 @@ def alerts_json(notice: Notice, site: Site) -> list[dict[str, Any]]:
     """The alert that begins with this notice, of lower severity while it is acted on; or those that end: the one that
     calls a person, and the one while an action was under way. Labels stay the same for the incident's whole life."""
     incident, over = notice.incident, notice.topic is Topic.RESOLVED
-    words = message_of(notice)
     labels = {
         "alertname": "SlurmWatchdogIncident", "cluster": site.cluster, "kind": str(incident.kind),
         "incident": incident.id, "job_id": incident.job_ids[0] if len(incident.job_ids) == 1 else "",
     }  # fmt: skip
+    said = message_of(notice)
     annotations = {
-        "summary": words.sentence,
-        "description": "\n".join(incident.facts[:10]),
-        "who": "; ".join(map(culprit_line, incident.culprits[:3])),
-        "job": "".join(job.words for job in notice.jobs[:1]),
-        "next": words.todo,
-        "runbook_url": site.runbook(incident),
+        "summary": [notice.headline],
+        "description": [said.sentence, *incident.facts[:10]],
+        "who": ["; ".join(map(culprit_line, incident.culprits[:3]))],
+        "job": [job.words for job in notice.jobs[:1]],
+        "next": [said.todo],
+        "runbook_url": [site.runbook(incident)],
     }
+    texts = {key: "\n".join(one_line(line, TEXT_LIMIT) for line in lines) for key, lines in annotations.items()}
     alert = {
-        "annotations": {
-            key: "\n".join(one_line(line, TEXT_LIMIT) for line in value.splitlines())
-            for key, value in annotations.items()
-            if value
-        },
+        "annotations": {key: text for key, text in texts.items() if text},
         "startsAt": _date(incident.fired_at or incident.opened_at),
         **({"endsAt": _date(incident.resolved_at or notice.at)} if over else {}),
         **({"generatorURL": site.page(incident)} if site.external_url else {}),
@@ -173,36 +165,26 @@ def _date(at: float) -> str:
     return datetime.fromtimestamp(at, tz=timezone.utc).isoformat()
 
 
-async def write_log(site: Site, notices: Sequence[Numbered]) -> None:
-    """Writes to the log, where no receiver is configured."""
-    for _, notice in notices:
-        LOG.warning("message: [%s] %s", site.cluster, one_line(message_of(notice).sentence, TEXT_LIMIT))
-
-
-BEAT_EVERY_S: Final = 60.0
-"""Dead man's switches ring after some minutes."""
+BEAT_EVERY_S: Final = 60.0  # dead man's switches alarm after some minutes
 
 
 class Heartbeat:
     """Sends one when asked to, only after a whole tick of a controller that sees: it proves more than that a process is
-    there. Says once that it cannot."""
+    there. Warns once that it cannot."""
 
     def __init__(self, url_file: str, cluster: str, healthy: Callable[[], tuple[bool, str]]) -> None:
-        self._url_file, self._cluster, self._healthy = url_file, cluster, healthy
-        self._error = ""
+        self._url_file, self._cluster, self._healthy, self._error = url_file, cluster, healthy, ""
 
     async def beat(self) -> bool:
         """Whether one was sent."""
-        good, sentence = self._healthy()
+        (good, sentence), known, self._error = self._healthy(), self._error, ""
         if not good:
             return False
-        error = ""
         try:
             url = read_url(self._url_file, "notify.heartbeat.url_file")
             await post_json(url, {"cluster": self._cluster, "detail": sentence}, receiver="the heartbeat's receiver")
-        except SendFailed as failed:
-            error = failed.reason
-            if error != self._error:
-                LOG.warning("the heartbeat is not delivered: %s", error)
-        self._error = error
-        return not error
+        except SendFailed as error:
+            self._error = error.reason
+            if error.reason != known:
+                LOG.warning("the heartbeat is not delivered: %s", error.reason)
+        return not self._error

@@ -15,7 +15,7 @@ from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.http import DEADLINE_S, SendFailed, post_json, read_secret, read_url, without
 from slurm_watchdog.notify.notification import Notice, Site, Topic
 from slurm_watchdog.notify.programs import Numbered, pending_notices
-from slurm_watchdog.notify.slack_messages import Digest, Payload, card, evidence, listing, reply, updated
+from slurm_watchdog.notify.slack_messages import Digest, Payload, card, listing, reply, updated
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.notify import Slack
@@ -23,14 +23,17 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-OF_THE_MESSAGE = {"invalid_blocks", "invalid_blocks_format", "msg_blocks_too_long", "msg_too_long", "no_text"} | {
+OF_THE_MESSAGE = (
+    "invalid_ar",
+    "invalid_at",
+    "invalid_blocks",
+    "msg_",
+    "no_text",
     "too_many_attachments",
-    "invalid_attachments",
-    "invalid_arguments",
-    "metadata_too_large",
-}
-"""Errors of chat.postMessage after which the same message is not sent again. All others (a token that was revoked, a
-channel that was archived, an outage of theirs) may be mended:
+    "metadata_too",
+)
+"""How errors of chat.postMessage begin after which the same message is not sent again. All others (a token that was
+revoked, a channel that was archived, an outage) may be mended:
 https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
 OF_THE_THREAD = {
     "thread_not_found",
@@ -44,11 +47,11 @@ WINDOW_S = 60.0
 MIN_GAP_S = 1.0
 """Slack takes about one message a second in a channel: https://docs.slack.dev/apis/web-api/rate-limits"""
 DIGEST_EVERY_S = 60.0
-MAX_SINGLE_ROWS = 40
-"""More rows than this become a digest; fewer are sent by incident."""
-ROWS_AT_ONCE = 200
-"""Rows read at once: the controller's loop runs in between."""
+MAX_SINGLE_ROWS = 40  # more rows than this become a digest; fewer are sent by incident
+ROWS_AT_ONCE = 200  # are read: the controller's loop runs in between
 POLL_S = 5.0
+REST_COMES_S = 15.0  # without a thread a message waits so long for the decision, or for the end after an action's
+UNTHREADED = "-"  # in the place of a thread, of what went to a webhook
 
 
 class SlackPoster:
@@ -56,8 +59,7 @@ class SlackPoster:
     for each message, and what is in it appears in no log and no exception. A thread's name is `CHANNEL/TIMESTAMP`."""
 
     def __init__(self, settings: Slack, deadline_s: float = DEADLINE_S) -> None:
-        self._settings, self._deadline_s = settings, deadline_s
-        self.threads = bool(settings.token_file)
+        self._settings, self._deadline_s, self.threads = settings, deadline_s, bool(settings.token_file)
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
         """Returns the name of the thread that begins with it, None if there are none. `loud`: a reply that the channel
@@ -100,18 +102,9 @@ class SlackPoster:
         code = str(answer.get("error", ""))
         if code in OF_THE_THREAD and ("thread_ts" in arguments or "ts" in arguments):
             return None
-        raise SendFailed(f"Slack answered: {safe(without([token], code), 100)}", permanent=code in OF_THE_MESSAGE)
-
-
-async def post_cards(poster: SlackPoster, site: Site, mentions: dict[str, str], story: Sequence[Notice]) -> None:
-    """Posts notices of one incident, each in the place of the first where that can be changed. Raises SendFailed."""
-    thread: str | None = None
-    for notice in story:
-        message = card([notice], site, mentions)
-        if thread is None:
-            thread = await poster.post(message)
-        else:
-            await poster.revise(thread, message)
+        raise SendFailed(
+            f"Slack answered: {safe(without([token], code), 100)}", permanent=code.startswith(OF_THE_MESSAGE)
+        )
 
 
 class MessageRate:
@@ -120,10 +113,8 @@ class MessageRate:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._sent: deque[float] = deque(maxlen=limit)
-
-    def count_message(self, now: float) -> None:
-        """A message went out, or may have."""
-        self._sent.append(now)
+        self.count_message = self._sent.append
+        """With the date at which a message went out, or may have."""
 
     def _recent(self, now: float) -> list[float]:
         return [at for at in self._sent if now - WINDOW_S < at <= now]
@@ -153,8 +144,7 @@ class SlackChannel:
         self._pace = MessageRate(settings.messages_per_minute)
         self._digest_at = float("-inf")
         self._pulse_s, self._pulses = settings.pulse, pulses
-        self._pulse: float | None = None
-        """Number of the newest interval that has its pulse."""
+        self._pulse: float | None = None  # number of the newest interval that has its pulse
 
     async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
         """Sends what is due of the oldest rows, and marks them as done.
@@ -169,12 +159,14 @@ class SlackChannel:
         stories: dict[str, list[Numbered]] = {}
         for each in notices:
             stories.setdefault(each[1].incident.id, []).append(each)
-        if not stories:
-            await self._post_pulse(now)
-            return None
-        first, free = next(iter(stories.values())), self._pace.free(now)
-        failed = any(notice.failed for _, notice in first)
-        many = len(notices) > MAX_SINGLE_ROWS or len(stories) > max(1, free)
+        due = [rows for rows in stories.values() if self._poster.threads or self._is_due(outbox, rows, now)]
+        free, many = self._pace.free(now), len(notices) > MAX_SINGLE_ROWS
+        many = many or len(due) > max(1, free)
+        if not due and not many:
+            if not stories:
+                await self._post_pulse(now)
+            return MIN_GAP_S if stories else None
+        failed = bool(due) and any(notice.failed for _, notice in due[0])
         digest_due_s = DIGEST_EVERY_S - (now - self._digest_at)
         storm = 0 < digest_due_s <= DIGEST_EVERY_S  # which may continue: new incidents go into the next digest
         if many and not (failed and free > 1):
@@ -184,22 +176,32 @@ class SlackChannel:
         elif storm and not many and not failed and free < self._pace.limit - 1:
             return POLL_S
         else:
-            await self._post_story(outbox, first, now, whole=many or free < 2 * len(stories))
+            await self._post_story(outbox, due[0], now)
         return 0.0
 
-    async def _post_story(self, outbox: SqlOutbox, rows: Sequence[Numbered], now: float, *, whole: bool) -> None:
-        """Posts all waiting notices of one incident, in one message or two: one in the channel, one in its thread."""
+    def _is_due(self, outbox: SqlOutbox, rows: Sequence[Numbered], now: float) -> bool:
+        """Where nothing can be put into a thread: two messages an incident, one with what was decided and one with how
+        it ended, and one more where a person has to act. What those will say is taken off unsent."""
+        story = [notice for _, notice in rows]
+        topics, incident = {notice.topic for notice in story}, story[0].incident
+        if Topic.RESOLVED in topics or any(notice.needs_person for notice in story):
+            return True
+        is_known = outbox.thread_of(self.name, incident.id) is not None
+        if is_known and Topic.ENDED not in topics:
+            outbox.done_all(self.name, [number for number, _ in rows])
+            return False
+        more_comes = is_known or (incident.job_ids and topics <= {Topic.OPENED, Topic.DIAGNOSED})
+        return not (more_comes and 0 <= now - story[-1].at < REST_COMES_S)
+
+    async def _post_story(self, outbox: SqlOutbox, rows: Sequence[Numbered], now: float) -> None:
+        """Posts all waiting notices of one incident, in one message: the first in the channel, others in its thread."""
         story = [notice for _, notice in rows]
         incident, threads, mentions = story[0].incident, self._poster.threads, self._mentions
         thread = known = outbox.thread_of(self.name, incident.id) if threads else None
         over = [notice for notice in story if notice.topic is Topic.RESOLVED]
         if thread is None:
-            whole = whole or not threads
-            thread = await self._post(card(story, self._site, mentions, whole=whole), None, now)
-            if thread is not None:
-                outbox.keep_thread(self.name, incident.id, thread, now)
-                if not whole and (more := evidence(story)) is not None:
-                    await self._post(more, thread, now)
+            thread = await self._post(card(story, self._site, mentions), None, now)
+            outbox.keep_thread(self.name, incident.id, thread or UNTHREADED, now)
         elif len(over) < len(story):
             loud = any(notice.failed for notice in story)
             await self._post(reply(story, mentions), thread, now, loud=loud)
@@ -212,6 +214,16 @@ class SlackChannel:
                 await self._poster.revise(thread, card(over, self._site, {}) if over else updated(story, self._site))
             except SendFailed as error:
                 LOG.warning("the first message about %s stays as it is: %s", incident.id, error.reason)
+
+    async def try_once(self, story: Sequence[Notice]) -> None:
+        """Posts notices of an incident, each in the place of the first where that can be changed. Raises SendFailed."""
+        thread: str | None = None
+        for notice in story:
+            message = card([notice], self._site, self._mentions)
+            if thread is None:
+                thread = await self._poster.post(message)
+            else:
+                await self._poster.revise(thread, message)
 
     async def _post(self, message: Payload, thread: str | None, now: float, *, loud: bool = False) -> str | None:
         # Counted before: the message may have been posted although its answer was lost.

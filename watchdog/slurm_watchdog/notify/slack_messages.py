@@ -1,7 +1,7 @@
 """Slack messages as Block Kit documents. Pure.
 
 Names of jobs, paths and log lines come from users: they are escaped, bounded, stripped of control characters
-and put into plain text, where nothing is a link or mentions anybody. The blocks that are no plain text hold
+and put into plain text, where nothing is a link or mentions a person. The blocks that are no plain text hold
 ids and addresses of the configuration only.
 """
 
@@ -14,104 +14,83 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.text import cut, fold, plural, safe
+from slurm_watchdog.base.text import fold, plural, safe
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Severity
 from slurm_watchdog.notify.notification import Notice, Site, Topic
-from slurm_watchdog.notify.wording import SEVERITY_WORDS, Message, message_of, messages_of, render
+from slurm_watchdog.notify.wording import SEVERITY_WORDS, message_of, messages_of, render
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
 BLOCK_LIMIT = 2900
 """Slack takes 3000 characters in one block of text; all blocks of a message together may have some 10,000,
 which it documents nowhere (slackapi/bolt-js#2867): three of ours are below that."""
-BLOCKS_PER_MESSAGE = 3
-"""Of lines, beside the sentence."""
+BLOCKS_PER_MESSAGE = 3  # of lines, beside the sentence
 FACT_LIMIT = 12
-HEADER_LIMIT = 150
-"""https://docs.slack.dev/reference/block-kit/blocks/header-block"""
-FIELD_LIMIT = 300
-"""Slack takes 2,000 in each of ten: https://docs.slack.dev/reference/block-kit/blocks/section-block"""
+HEADER_LIMIT = 150  # https://docs.slack.dev/reference/block-kit/blocks/header-block
+FIELD_LIMIT = 300  # of 2,000 in each of ten: https://docs.slack.dev/reference/block-kit/blocks/section-block
 MAX_MENTIONS = 5
-MENTIONED = {"h": "!", "c": "!", "S": "!subteam^"}
-"""By the first letter: here, channel, a group; all others are members."""
+MENTIONED = {"h": "!", "c": "!", "S": "!subteam^"}  # by the first letter: here, channel, a group; others are members
 MARKS = {
     Severity.CRITICAL: "\N{LARGE RED CIRCLE}",
     Severity.WARNING: "\N{LARGE YELLOW CIRCLE}",
     Severity.INFO: "\N{LARGE BLUE CIRCLE}",
 }
 MARK_OVER = "\N{LARGE GREEN CIRCLE}"
-FEW = 8
-"""So many alike in a digest keep their sentences."""
-COUNTED = 4
-"""Rank of decisions, which are about incidents that are listed."""
-HEADED = 5
-"""Titles in a digest's first sentence."""
-LISTED_LIMIT = 1400
-"""Characters of a line of a digest."""
-TITLES = {
-    Topic.DIAGNOSED: "collections of evidence", Topic.ENDED: "restarts done", Topic.RESOLVED: "over",
-    Topic.NOTED: "silenced",
-}  # fmt: skip
-FULL = 6000
-"""Characters after which a digest takes no more notices: a page of them, and what holds them together, still fits."""
+FEW = 8  # so many alike in a digest keep their sentences
+COUNTED = 4  # rank of decisions, which are about incidents that are listed
+HEADED = 5  # titles in a digest's first sentence
+LISTED_LIMIT = 1400  # characters of a line of a digest
+TITLES = {Topic.DIAGNOSED: "collections of evidence", Topic.ENDED: "restarts done", Topic.RESOLVED: "over"}
+FULL = 6000  # characters after which a digest takes no more notices: another page of them still fits
 
 Payload = dict[str, Any]
 
 
-def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str], *, whole: bool = True) -> Payload:
-    """The message in the channel about an incident: headline, fields, its sentence and the decisions so far, links.
-
-    `whole`: with the evidence of everything in `story`; otherwise that follows in the thread. `mentions` is
-    the configuration's.
-    """
-    incident = story[-1].incident
-    links = [(site.page(incident), "Incident"), (site.runbook(incident), "Runbook")]
+def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str]) -> Payload:
+    """The message in the channel about an incident: headline, fields, its sentences and evidence, what to do, links.
+    `mentions` is the configuration's."""
+    incident, is_over = story[-1].incident, any(each.topic is Topic.RESOLVED for each in story)
+    fields = render(
+        "card",
+        first=story[0], incident=incident, site=site, is_over=is_over,
+        lasted_s=max(0.0, (incident.resolved_at or story[-1].at) - incident.opened_at),
+        since=datetime.fromtimestamp(incident.opened_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
+        gpus=sum(job.gpus for job in story[0].jobs),
+    )  # fmt: skip
     # Addresses of the configuration, which has checked them, with ids of ours in them; words of ours.
+    links = [(site.page(incident), "Incident"), (site.runbook(incident), "Runbook")]
     words = " · ".join(f"<{address.replace('&', '&amp;')}|{name}>" for address, name in links if address)
-    after = [{"type": "context", "elements": [_marked(words)]}] if words else []
-    headline = headline_of(story)
-    mark, fields = MARK_OVER if _is_over(story) else MARKS[incident.severity], _fields(story, site)
+    head = f"{MARK_OVER if is_over else MARKS[incident.severity]} {headline_of(story)}"
+    shown = reply(story, mentions, [{"type": "context", "elements": [_marked(words)]}] if words else [])
     before = [
-        {"type": "header", "text": _plain(safe(f"{mark} {headline}", HEADER_LIMIT))},
+        {"type": "header", "text": _plain(safe(head, HEADER_LIMIT))},
         {"type": "section", "fields": [_plain(safe(each, FIELD_LIMIT).replace(": ", "\n", 1)) for each in fields]},
     ]
-    shown = _message(headline, messages_of(story), [*after, *mention_block(wanted(story, mentions))], whole=whole)
     return shown | {"text": f"[{safe(site.cluster, LINE_LIMIT)}] {shown['text']}", "blocks": before + shown["blocks"]}
 
 
 def updated(story: Sequence[Notice], site: Site) -> Payload:
     """The card after the news in `story`, which the thread has whole."""
     news = [each for each in story if each.topic in (Topic.DECIDED, Topic.ENDED)]
-    return card([replace(story[0], topic=Topic.OPENED, decision=None, run=None), *news[-3:]], site, {}, whole=False)
+    return card([replace(story[0], topic=Topic.OPENED, decision=None, run=None), *news[-3:]], site, {})
 
 
-def reply(story: Sequence[Notice], mentions: Mapping[str, str]) -> Payload:
-    """News in the thread of an incident."""
-    return _message(headline_of(story), messages_of(story), mention_block(wanted(story, mentions)))
-
-
-def evidence(story: Sequence[Notice]) -> Payload | None:
-    """The first reply: the evidence that the card left out; None if there was none."""
-    first, *others = messages_of(story)
-    some = any(each.evidence for each in (first, *others))
-    return _message("Evidence", [first._replace(sentence="Evidence"), *others]) if some else None
+def reply(story: Sequence[Notice], mentions: Mapping[str, str], after: Sequence[Payload] = ()) -> Payload:
+    """News in the thread of an incident: sentences, evidence, what to do."""
+    said = messages_of(story)
+    evidence = [line for each in said for line in each.evidence if line.strip()]
+    more = [f"and {len(evidence) - FACT_LIMIT} more"] if len(evidence) > FACT_LIMIT else []
+    lines = _bulleted([*evidence[:FACT_LIMIT], *more], LINE_LIMIT)
+    head = "\n".join(safe(each.sentence, SENTENCE_LIMIT) for each in said[:4])
+    texts = [head, *lines, safe(said[-1].todo, SENTENCE_LIMIT)]
+    return _payload(headline_of(story), texts, [*after, *_mention(wanted(story, mentions))])
 
 
 def headline_of(story: Sequence[Notice]) -> str:
     """Of the newest notice, with what was decided or done last."""
     newest = [each for each in story if each.decision is not None or each.run is not None] or story
     return replace(newest[-1], incident=story[-1].incident).headline
-
-
-def _message(text: str, said: Sequence[Message], after: Sequence[Payload] = (), *, whole: bool = True) -> Payload:
-    """Sentences, evidence, what to do. Every text is made harmless here."""
-    head = [safe(each.sentence, SENTENCE_LIMIT) for each in said[:4]]
-    shown = [line for each in said for line in each.evidence if whole and line.strip()]
-    more = [f"and {len(shown) - FACT_LIMIT} more"] if len(shown) > FACT_LIMIT else []
-    lines = _bulleted([*shown[:FACT_LIMIT], *more], LINE_LIMIT)
-    texts = ["\n".join(head), *lines, safe(said[-1].todo, SENTENCE_LIMIT)]
-    return _payload(safe(text, SENTENCE_LIMIT), texts, after)
 
 
 def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
@@ -121,12 +100,12 @@ def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, .
     jobs = [job for notice in story for job in notice.jobs]
     keys = [key for job in jobs for key in (f"user:{job.user}", f"partition:{job.partition}")]
     found = [mentions[key] for key in keys if key in mentions] or [mentions.get("default", "")]
-    return tuple(dict.fromkeys(filter(None, found)))[:MAX_MENTIONS]
+    return tuple(dict.fromkeys(filter(None, found)))
 
 
-def mention_block(ids: Iterable[str]) -> list[Payload]:
+def _mention(ids: Iterable[str]) -> list[Payload]:
     """The block that calls people: ids of the configuration, which has checked them."""
-    words = " ".join(f"<{MENTIONED.get(each[0], '@')}{each}>" for each in ids)
+    words = " ".join([f"<{MENTIONED.get(each[0], '@')}{each}>" for each in ids][:MAX_MENTIONS])
     return [{"type": "section", "text": _marked(words)}] if words else []
 
 
@@ -139,26 +118,10 @@ def _marked(text: str) -> Payload:
 
 
 def _payload(text: str, texts: Iterable[str], after: Sequence[Payload] = ()) -> Payload:
-    """`text` is what a phone shows; it is harmless already, as `texts` are."""
+    """`text` is what a phone shows; `texts` are harmless already."""
     blocks = [{"type": "section", "text": _plain(each)} for each in texts if each]
     quiet = {"link_names": False, "unfurl_links": False, "unfurl_media": False}
-    return {"text": cut(text, 2 * SENTENCE_LIMIT), "blocks": [*blocks, *after], **quiet}
-
-
-def _fields(story: Sequence[Notice], site: Site) -> list[str]:
-    """`Name: value` of the incident."""
-    incident = story[-1].incident
-    return render(
-        "card",
-        first=story[0], incident=incident, site=site, is_over=_is_over(story),
-        lasted_s=max(0.0, (incident.resolved_at or story[-1].at) - incident.opened_at),
-        since=datetime.fromtimestamp(incident.opened_at, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S UTC"),
-        gpus=sum(job.gpus for job in story[0].jobs),
-    )  # fmt: skip
-
-
-def _is_over(story: Sequence[Notice]) -> bool:
-    return any(each.topic is Topic.RESOLVED for each in story)
+    return {"text": safe(text, SENTENCE_LIMIT), "blocks": [*blocks, *after], **quiet}
 
 
 # ------------------------------------------------------------------------------------------------- many in one
@@ -177,21 +140,10 @@ class Digest:
 
     def add(self, notice: Notice) -> None:
         """One more."""
-        incident, decision = notice.incident, notice.decision
+        incident = notice.incident
         self._incidents.add(incident.id)
         self._called.update(dict.fromkeys(wanted((notice,), self._mentions)))
-        rank, title = 0, "actions FAILED"
-        if decision is not None:
-            what = "alert only" if decision.action is Action.NONE else f"{decision.action} {decision.verdict}"
-            rank, title = COUNTED, f"{what} ({decision.by})"
-        elif notice.topic is Topic.OPENED:
-            rank, title = (
-                1 + list(MARKS).index(incident.severity),
-                f"{SEVERITY_WORDS[incident.severity]} {incident.kind}",
-            )
-        elif not notice.failed:
-            rank, title = 5, TITLES[notice.topic]
-        alike = self._alike[rank, title]
+        alike = self._alike[_rank(notice)]
         about = ",".join(incident.job_ids) if 0 < len(incident.job_ids) <= 5 else incident.subject
         alike.append((about, message_of(notice).sentence if len(alike) < FEW else ""))
 
@@ -202,7 +154,7 @@ class Digest:
         more = ", and more" if len(ranked) > HEADED else ""
         text = f"[{cluster}] {plural(len(self._incidents), 'incident')}: {head}{more}"
         end = "Each of them: slurm-watchdog incidents. Stop all actions: slurm-watchdog pause"
-        return listing(text, self._lines(ranked), end, mention_block(tuple(self._called)[:MAX_MENTIONS]))
+        return listing(text, self._lines(ranked), end, _mention(self._called))
 
     @property
     def is_full(self) -> bool:
@@ -216,11 +168,19 @@ class Digest:
             elif rank == COUNTED:
                 yield f"{title} × {len(alike):,}"
             else:
-                yield from _listed(f"{title} × {len(alike):,}: ", sorted((about for about, _ in alike), key=_in_order))
+                names = sorted((about for about, _ in alike), key=lambda name: (len(name), name))
+                yield from _listed(f"{title} × {len(alike):,}: ", names)
 
 
-def _in_order(name: str) -> tuple[int, str]:
-    return len(name), name
+def _rank(notice: Notice) -> tuple[int, str]:
+    """How far up in a digest, and the title of what is alike: failures, incidents by severity, decisions, the rest."""
+    incident, decision = notice.incident, notice.decision
+    if decision is not None:
+        what = "alert only" if decision.action is Action.NONE else f"{decision.action} {decision.verdict}"
+        return COUNTED, f"{what} ({decision.by})"
+    if notice.topic is Topic.OPENED:
+        return 1 + list(MARKS).index(incident.severity), f"{SEVERITY_WORDS[incident.severity]} {incident.kind}"
+    return (0, "actions FAILED") if notice.failed else (COUNTED + 1, TITLES.get(notice.topic, "silenced"))
 
 
 def _listed(title: str, names: Sequence[str]) -> list[str]:
@@ -233,10 +193,10 @@ def _listed(title: str, names: Sequence[str]) -> list[str]:
 
 def listing(text: str, lines: Iterable[str], end: str, called: Sequence[Payload] = ()) -> Payload:
     """A sentence, and a line about each of many things, as far as one message takes them; `end`: where the rest is."""
-    head, texts = safe(text, SENTENCE_LIMIT), _bulleted(lines, LISTED_LIMIT)
+    texts = _bulleted(lines, LISTED_LIMIT)
     left_out = sum(each.count("\n") + 1 for each in texts[BLOCKS_PER_MESSAGE:])
     more = f"{plural(left_out, 'line')} left out. " if left_out else ""
-    return _payload(head, [head, *texts[:BLOCKS_PER_MESSAGE], more + end], called)
+    return _payload(text, [safe(text, SENTENCE_LIMIT), *texts[:BLOCKS_PER_MESSAGE], more + end], called)
 
 
 def _bulleted(lines: Iterable[str], limit: int) -> list[str]:

@@ -17,11 +17,8 @@ from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Culprit, Incident, Severity
 from slurm_watchdog.notify.notification import TEST_SUBJECT, TRANSIENT_GUARDS, Notice, Topic
 
-VALUE_LIMIT = 4000
-"""Characters of one value in a message."""
+VALUE_LIMIT = 4000  # characters of one value in a message
 SEVERITY_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
-SUBJECTS_IN_TEXT = ("leftovers:", "holders:")
-"""Prefixes of subjects that every sentence about them already spells out."""
 DONE = {
     Action.REQUEUE: "requeued",
     Action.GRACEFUL_RESTART: "restarted gracefully",
@@ -61,26 +58,24 @@ def message_of(notice: Notice) -> Message:
     return Message(sentence, tuple(evidence), todo)
 
 
+@cache
+def _template(name: str) -> Template:
+    """Of the folder `templates`: `notice` is a sentence, evidence, a line each, and what to do; `card` has fields. Each
+    value becomes one line that harms nobody."""
+    environment = Environment(  # noqa: S701 - not HTML: each channel escapes what it takes
+        finalize=lambda value: one_line(str(value), VALUE_LIMIT), undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {
+        "duration": duration, "plural": plural, "to_show": to_show,
+        "of": with_jobs, "who": culprit_line, "named": named,
+    }  # fmt: skip
+    return environment.from_string(Path(__file__).with_name("templates").joinpath(f"{name}.j2").read_text())
+
+
 def render(template: str, **words: object) -> list[str]:
     """The lines of a template."""
     return _template(template).render(words).split("\n")[:-1]
-
-
-@cache
-def _template(name: str) -> Template:
-    """Of the folder `templates`: `notice` is a sentence, evidence, a line each, and what to do; `card` a headline and
-    fields. Each value becomes one line that harms nobody."""
-    environment = Environment(  # noqa: S701 - not HTML: each channel escapes what it takes
-        finalize=lambda value: one_line(str(value), VALUE_LIMIT),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "duration": duration, "plural": plural, "of": lambda text, incident: with_subject(incident, text),
-        "who": culprit_line, "named": named, "to_show": to_show,
-    }  # fmt: skip
-    return environment.from_string(Path(__file__).with_name("templates").joinpath(f"{name}.j2").read_text())
 
 
 def messages_of(story: Sequence[Notice]) -> list[Message]:
@@ -89,39 +84,32 @@ def messages_of(story: Sequence[Notice]) -> list[Message]:
     alike: dict[object, list[Notice]] = {}
     for number, notice in enumerate(story):
         decision = notice.run.decision if notice.run is not None else notice.decision
-        key: object = number
-        if decision is not None and decision.process is not None:
-            key = notice.topic, notice.end and notice.end.ok, decision.verdict, decision.by, decision.reason
-        alike.setdefault(key, []).append(notice)
+        several = decision is not None and decision.process is not None
+        key = (notice.topic, notice.failed, decision and (decision.verdict, decision.by, decision.reason))
+        alike.setdefault(key if several else number, []).append(notice)
     ends = {notice.end.detail for notice in story if notice.end is not None}
     found = []
-    for notices in alike.values():
-        (sentence, evidence, todo), *others = map(message_of, notices)
-        incident = notices[0].incident
-        if notices[0].topic is Topic.RESOLVED and incident.resolution in ends:
-            sentence = over(incident)
+    for first, *others in alike.values():
+        sentence, evidence, todo = message_of(first)
+        if first.topic is Topic.RESOLVED and first.incident.resolution in ends:
+            sentence = over(first.incident)
         if others:
             sentence += f"; the same of {len(others):,} more process{'es' if len(others) > 1 else ''}"
-        found.append(Message(sentence, (*evidence, *(each.sentence for each in others)), todo))
+        found.append(Message(sentence, (*evidence, *(message_of(each).sentence for each in others)), todo))
     return found
 
 
 def over(incident: Incident) -> str:
     """`over after 12 min`."""
-    if incident.resolved_at is None:
-        return "over"
-    return f"over after {duration(max(0.0, incident.resolved_at - incident.opened_at))}"
+    lasted_s = None if incident.resolved_at is None else max(0.0, incident.resolved_at - incident.opened_at)
+    return "over" if lasted_s is None else f"over after {duration(lasted_s)}"
 
 
-def with_subject(incident: Incident, text: str) -> str:
-    """`text`, with the jobs, or what it is about, before it unless it names that itself."""
+def with_jobs(text: str, incident: Incident) -> str:
+    """`text`, with the jobs before it unless it names the one."""
     jobs = incident.job_ids
-    if incident.subject.startswith(SUBJECTS_IN_TEXT):
+    if not jobs or (len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE)):
         return text
-    if len(jobs) == 1 and re.search(rf"\bjob {re.escape(jobs[0])}\b", text, re.IGNORECASE):
-        return text
-    if not jobs:
-        return f"{incident.subject}: {text}"
     more = " and more" if len(jobs) > 5 else ""
     return f"job{'s' if len(jobs) > 1 else ''} {', '.join(jobs[:5])}{more}: {text}"
 

@@ -39,25 +39,18 @@ CAPS: Final[dict[str, str]] = {
     "incidents": "open incidents of one job, or of one node",
 }
 """What is capped -> in words. These are all the labels of the metric."""
-REPORTED_S: Final = 600.0
-"""How long an omission is reported."""
-MAX_OWNERS: Final = 4096
-"""Owners that are reported: a few per node."""
+REPORTED_S = 600.0  # How long an omission is reported.
+MAX_OWNERS = 4096  # Owners that are reported: a few per node.
 
 
 class Shortage(Struct, frozen=True, kw_only=True):
     """What did not fit of one owner's, lately."""
 
-    what: str
-    """A key of CAPS."""
-    whose: str
-    """Node, or `job ID`."""
-    uid: int | None
-    """The user with most of it, where that is known."""
-    job_id: str | None = None
-    """The job with which he has it, where that is known."""
-    count: int
-    """In one report, the newest one that had too much."""
+    what: str  # A key of CAPS.
+    whose: str  # Node, or `job ID`.
+    uid: int | None  # The user with most of it, where that is known.
+    job_id: str | None = None  # The job with which he has it, where that is known.
+    count: int  # In one report, the newest one that had too much.
     age_s: float
 
 
@@ -65,16 +58,14 @@ class Shortage(Struct, frozen=True, kw_only=True):
 class _Lately:
     at: float
     count: int = 0
-    by_user: dict[tuple[int, str | None], int] = field(default_factory=dict)
-    """User, and his job where it is known."""
+    by_user: dict[tuple[int, str | None], int] = field(default_factory=dict)  # User, and his job where it is known.
 
 
 @dataclass
 class LeftOut:
     """What did not fit, of everything. One loop owns it, and sets `at` before it accepts a report."""
 
-    at: float = 0.0
-    """The moment of the report that is taken now."""
+    at: float = 0.0  # The moment of the report that is taken now.
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(CAPS, 0))
     _recent: OrderedDict[tuple[str, str], _Lately] = field(default_factory=OrderedDict)
 
@@ -107,8 +98,7 @@ class LeftOut:
         return tuple(sorted(found, key=lambda each: (-each.count, each.what, each.whose)))
 
 
-MAX_USERS: Final = 64
-"""Users, with their jobs, that are counted separately for one node."""
+MAX_USERS = 64  # Users, with their jobs, that are counted separately for one node.
 
 
 class Capped(Generic[K, V]):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
-WRITTEN = "COMMIT"
-"""A file of the package in what was built: tools/commit_hook.py."""
+WRITTEN = "COMMIT"  # A file of the package in what was built: tools/commit_hook.py.
 DIGITS = 8
 
 

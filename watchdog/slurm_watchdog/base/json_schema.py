@@ -2,7 +2,4 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-JSON_SCHEMA_VERSION: Final = 1
-"""Rises when a key is taken away or changes its meaning, not when one is added."""
+JSON_SCHEMA_VERSION = 1  # Rises when a key is taken away or changes its meaning, not when one is added.

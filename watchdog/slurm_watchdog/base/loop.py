@@ -55,8 +55,7 @@ def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:
         seen.seconds[name] = seen.seconds.get(name, 0.0) + clock.monotonic() - began
 
 
-HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
-"""Signals that ask for something."""
+HANDLED_SIGNALS = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})  # Signals that ask for something.
 
 
 class Signals:

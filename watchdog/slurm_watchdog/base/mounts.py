@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 
 _OCTAL = re.compile(r"\\([0-7]{3})")
 _USER_ID = re.compile(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
-DELETED = " (deleted)"
-"""What the kernel appends to the name of a file that was unlinked."""
+DELETED = " (deleted)"  # What the kernel appends to the name of a file that was unlinked.
 
 
 _NOT_PROBED = """
@@ -38,8 +37,7 @@ class Mount:
     owner: int | None = None
     """The ordinary user whose own program serves it (FUSE, `user_id=`): it answers as he likes, and nothing
     of ours touches it."""
-    number: int = field(default=0, compare=False)
-    """The kernel's, the `mnt_id` of files on it."""
+    number: int = field(default=0, compare=False)  # The kernel's, the `mnt_id` of files on it.
 
 
 def read_mounts(pid: int | str = "self") -> tuple[Mount, ...]:

@@ -13,22 +13,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from itertools import pairwise
-from typing import Final
 
 from slurm_watchdog.base.secret_kinds import KINDS, LONG_WORD, SecretKind
 
-MASK: Final = "(masked)"
-MARGIN: Final = 1024
+MASK = "(masked)"
+MARGIN = 1024
 """Characters behind a cut that are looked at: of a secret that lies across it, so much is needed to be known as one."""
-MAX_VALUE: Final = 4096
-"""Characters of a variable that are looked at."""
-MAX_ROUNDS: Final = 4
-"""Once one secret is masked, what stood beside it may be seen to be another."""
-PEM_LINES: Final = 200
-"""A private key has at most so many lines (RSA of 16,384 bits: 198)."""
+MAX_VALUE = 4096  # Characters of a variable that are looked at.
+MAX_ROUNDS = 4  # Once one secret is masked, what stood beside it may be seen to be another.
+PEM_LINES = 200  # A private key has at most so many lines (RSA of 16,384 bits: 198).
 
-_ANYWHERE: Final = tuple((needle, kind) for kind in KINDS for needle in kind.needles if not kind.in_long_word)
-_IN_LONG_WORDS: Final = tuple((needle, kind) for kind in KINDS for needle in kind.needles if kind.in_long_word)
+_ANYWHERE = tuple((needle, kind) for kind in KINDS for needle in kind.needles if not kind.in_long_word)
+_IN_LONG_WORDS = tuple((needle, kind) for kind in KINDS for needle in kind.needles if kind.in_long_word)
 _LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONG_WORD}}}")
 
 _SECRET_NAME = re.compile(

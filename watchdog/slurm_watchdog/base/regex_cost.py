@@ -27,19 +27,14 @@ else:
 
     NEWER = (object(), object())  # no expression of Python 3.10 has them
 
-SEEN_CHARS = 300
-"""Characters of a line that a site's own expressions see: they bound what such an expression can cost."""
-MAX_LENGTH = 300
-"""Characters of an expression."""
+SEEN_CHARS = 300  # Characters of a line that a site's own expressions see: they bound what such an expression can cost.
+MAX_LENGTH = 300  # Characters of an expression.
 MAX_REPEATS = 12
-MAX_WIDE = 2
-"""Repeats that match nearly any character."""
-MIN_LITERALS = 3
-"""So many plain characters have to follow a repeat of nearly any character: they say where it ends."""
+MAX_WIDE = 2  # Repeats that match nearly any character.
+MIN_LITERALS = 3  # So many plain characters have to follow a repeat of nearly any character: they say where it ends.
 MAX_OVERLAPS = 2
 """Repeats that may take characters from one another: each may try as many ways as a line has characters."""
-WIDE_CHARS = 80
-"""So many of the hundred printable characters."""
+WIDE_CHARS = 80  # So many of the hundred printable characters.
 _ALPHABET = frozenset(map(ord, string.printable))
 _CATEGORIES = {
     op.CATEGORY_DIGIT: r"\d", op.CATEGORY_NOT_DIGIT: r"\D", op.CATEGORY_SPACE: r"\s",
@@ -62,12 +57,9 @@ class _Cost:
     repeats: int = 0
     wide: int = 0
     overlaps: int = 0
-    narrow: Chars = NO_CHARS
-    """What narrow repeats match that no character between has ended for certain."""
-    owed: int = 0
-    """Plain characters that have to follow before anything else."""
-    begun: bool = False
-    """Whether something that is no repeat of anything stands before."""
+    narrow: Chars = NO_CHARS  # What narrow repeats match that no character between has ended for certain.
+    owed: int = 0  # Plain characters that have to follow before anything else.
+    begun: bool = False  # Whether something that is no repeat of anything stands before.
 
 
 def why_costly(text: str, *, anchored: bool = False) -> str | None:

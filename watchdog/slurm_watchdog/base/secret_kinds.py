@@ -27,8 +27,7 @@ class SecretKind:
     needles: tuple[str, ...]
     regex: re.Pattern[str]
     samples: tuple[str, ...]
-    is_secret: Test | None = None
-    """A last look at what the expression matched; None: it is enough."""
+    is_secret: Test | None = None  # A last look at what the expression matched; None: it is enough.
     in_long_word: bool = False
     """It stands in a word of LONG_WORD characters and more: without such a word the row is skipped."""
 

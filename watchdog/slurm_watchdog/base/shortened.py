@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Final
-
-EXCERPT_CHARS: Final = 160
-"""Characters of an error's line that a sentence takes up beside other things."""
-SHORTEST_WORD_CUT: Final = 0.7
+EXCERPT_CHARS = 160  # Characters of an error's line that a sentence takes up beside other things.
+SHORTEST_WORD_CUT = 0.7
 """A cut goes back to the end of a word, unless that takes away more than this leaves: then the word itself is cut."""
 
 

@@ -12,10 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_PLAIN = re.compile(r"[^ -~]|[&<>]")
-"""What has to be looked at one by one; most text holds none of it."""
-WRITTEN_OUT = 8
-"""Numbers or ranges that a sentence has one by one."""
+_PLAIN = re.compile(r"[^ -~]|[&<>]")  # What has to be looked at one by one; most text holds none of it.
+WRITTEN_OUT = 8  # Numbers or ranges that a sentence has one by one.
 _NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
 
 

@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from slurm_watchdog.base.text import duration, plural
 from slurm_watchdog.doctor.finding import Advice, Names, examine
@@ -21,12 +21,10 @@ if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.model.documents import Job, Status
 
-USER: Final = "slurm-watchdog"
-"""The controller's."""
-PROGRAM_BYTES: Final = 1 << 20
-MAX_PROGRAMS: Final = 8
-MAX_REASONS: Final = 5
-"""Reasons why jobs are not judged, of which each is a finding."""
+USER = "slurm-watchdog"  # The controller's.
+PROGRAM_BYTES = 1 << 20
+MAX_PROGRAMS = 8
+MAX_REASONS = 5  # Reasons why jobs are not judged, of which each is a finding.
 
 
 def read_slurm(bin_directory: str, command: str, *arguments: str) -> tuple[str, str]:

@@ -11,8 +11,7 @@ from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import fold, plural
 
-Facts = Mapping[str, object]
-"""What was read, by the names that rules.conf uses; None, or not there: not known."""
+Facts = Mapping[str, object]  # What was read, by the names that rules.conf uses; None, or not there: not known.
 SHOWN_CHARS = 200
 _SUBJECT = re.compile(r"^\[(\w+)\]\n", re.MULTILINE)
 _RULE = re.compile(r"^(\w+) (\S+) if (.+)\n  (.+)\n  (.+) => (.+)$", re.MULTILINE)
@@ -23,14 +22,10 @@ _NUMBER = re.compile(r"-?\d+(?:\.\d+)?")
 class Level(StrEnum):
     """How much it matters, the worst first."""
 
-    CRITICAL = "critical"
-    """Nothing is protected."""
-    UNKNOWN = "unknown"
-    """It could not be seen, and matters."""
-    WARNING = "warning"
-    """Something will not work when it is needed."""
-    HINT = "hint"
-    """Worth knowing; nothing is wrong."""
+    CRITICAL = "critical"  # Nothing is protected.
+    UNKNOWN = "unknown"  # It could not be seen, and matters.
+    WARNING = "warning"  # Something will not work when it is needed.
+    HINT = "hint"  # Worth knowing; nothing is wrong.
 
 
 ORDER = tuple(Level)
@@ -44,10 +39,8 @@ class Advice(Struct, frozen=True):
     level: Level
     sentence: str
     evidence: str = ""
-    add: str = ""
-    """The line, or the command, that mends it."""
-    where: str = ""
-    """In which file, or on which node, it belongs."""
+    add: str = ""  # The line, or the command, that mends it.
+    where: str = ""  # In which file, or on which node, it belongs.
 
 
 class Rule(Struct, frozen=True):

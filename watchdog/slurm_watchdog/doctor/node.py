@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT, Popen, TimeoutExpired
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from slurm_watchdog.base import clock
@@ -25,22 +25,19 @@ from slurm_watchdog.identity.tls import make_context, read_expiry
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
 
-DEADLINE_S: Final = 10.0
-LAST_CHARS: Final = 200
-"""Of what a command said."""
-MUNGE_LIFE_S: Final = 300.0
-"""A credential's life in a munged that was not told otherwise."""
-OTHERS: Final = stat.S_IRWXO | stat.S_IWGRP
-"""Rights to a secret that only its owner, and its group that reads it, may have."""
-MAX_ANSWER: Final = 8 << 20
-TIME: Final = re.compile(r'"time":([0-9.]+(?:[eE][0-9]+)?)')
+DEADLINE_S = 10.0
+LAST_CHARS = 200  # Of what a command said.
+MUNGE_LIFE_S = 300.0  # A credential's life in a munged that was not told otherwise.
+OTHERS = stat.S_IRWXO | stat.S_IWGRP  # Rights to a secret that only its owner, and its group that reads it, may have.
+MAX_ANSWER = 8 << 20
+TIME = re.compile(r'"time":([0-9.]+(?:[eE][0-9]+)?)')
 """In the answer of /healthz. Its metrics would say it, too, and cost it a thousand times as much: all nodes
 may ask in one moment, where doctor is Slurm's HealthCheckProgram."""
-NVML_PROGRAM: Final = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
-DIRECTORY_PROGRAM: Final = (
+NVML_PROGRAM = "import pynvml as n; n.nvmlInit(); print(n.nvmlDeviceGetCount())"
+DIRECTORY_PROGRAM = (
     "import os,sys; p=sys.argv[1]; s=os.statvfs(p); print(int(os.access(p, os.W_OK|os.X_OK)), s.f_bavail*s.f_frsize)"
 )
-UNITS: Final = Path("/run/systemd/system")
+UNITS = Path("/run/systemd/system")
 
 
 def run(argv: Sequence[str], deadline_s: float = DEADLINE_S, stderr: int = STDOUT) -> tuple[int | None, str]:

@@ -23,16 +23,12 @@ from slurm_watchdog.model.comment_words import run_limits
 
 MAX_CHARS = 1 << 20
 MAX_VALUE = 16 * 1024
-MAX_VARIABLES = 200
-"""Filled in in one word."""
+MAX_VARIABLES = 200  # Filled in in one word.
 MAX_COMMANDS = 5000
 MAX_WORDS = 20_000
-WITHOUT_VALUE = FLAGS | OPTIONAL | {"requeue", "no-requeue", "ignore-pbs"}
-"""Of srun, and what sbatch has beside them."""
-RUN_FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})
-"""Options of `run` without a value."""
-ON = frozenset({"1", "yes", "true", "y", "on"})
-"""Values of a variable that switch something on."""
+WITHOUT_VALUE = FLAGS | OPTIONAL | {"requeue", "no-requeue", "ignore-pbs"}  # Of srun, and what sbatch has beside them.
+RUN_FLAGS = frozenset({"observe", "no-page", "quiet", "alone"})  # Options of `run` without a value.
+ON = frozenset({"1", "yes", "true", "y", "on"})  # Values of a variable that switch something on.
 KEYWORDS = frozenset("if then else elif do while until time ! { ( exec eval nohup command env".split())  # noqa: SIM905
 DECLARATIONS = frozenset({"export", "declare", "local", "readonly", "typeset", "set"})
 LAUNCHERS = re.compile(r"(?:.*/)?(?:torchrun|accelerate|deepspeed)|torch\.distributed\.(?:run|launch)")
@@ -42,10 +38,8 @@ KILL_SWITCH = re.compile(r"SLURM_WATCHDOG_KILL_SWITCH|kill[-_]?switch|\bslurm_wa
 OUTPUT = re.compile("save|ckpt|checkpoint|output", re.IGNORECASE)
 ERROR_HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 """Since PyTorch 2.2 by the first name; on by itself since 2.0 (pytorch/pytorch#110723)."""
-OF_A_TASK = re.compile(r"%\d*[tnN]")
-"""In a name of srun's output: a file for each task, or for each node."""
-OF_TORCHRUN = re.compile(r"--(?:tee|redirects|log[-_]dir)\b|-[tr]$")
-"""Its options that keep the ranks' lines apart."""
+OF_A_TASK = re.compile(r"%\d*[tnN]")  # In a name of srun's output: a file for each task, or for each node.
+OF_TORCHRUN = re.compile(r"--(?:tee|redirects|log[-_]dir)\b|-[tr]$")  # Its options that keep the ranks' lines apart.
 ADDRESS = re.compile(rf"--(?:{'|'.join(sorted(each.replace('_', '[_-]') for each in ADDRESSES))})(?:=(.*))?", re.DOTALL)
 NO_FIXED_HOST = re.compile(r"env://|file:|(?:[a-z]+://)?(?:localhost|127\.[\d.]+|::1|0\.0\.0\.0)|.*[$`(]|$", re.DOTALL)
 _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
@@ -56,10 +50,8 @@ class Command(Struct, frozen=True, kw_only=True):
     """One simple command."""
 
     line: int
-    words: tuple[str, ...]
-    """Quotes removed, variables filled in as far as they are known."""
-    environment: Mapping[str, str] = {}
-    """Assignments before it: `NAME=value command`."""
+    words: tuple[str, ...]  # Quotes removed, variables filled in as far as they are known.
+    environment: Mapping[str, str] = {}  # Assignments before it: `NAME=value command`.
 
     @property
     def names(self) -> list[str]:

@@ -12,11 +12,10 @@ import ctypes
 import json
 import os
 import sys
-from typing import Any, Final
+from typing import Any
 
-LIBRARY: Final = "libmunge.so.2"
-CIPHER, ENCODE_TIME, SOCKET, UID_RESTRICTION = 0, 6, 8, 9
-"""munge_opt_t of munge.h."""
+LIBRARY = "libmunge.so.2"
+CIPHER, ENCODE_TIME, SOCKET, UID_RESTRICTION = 0, 6, 8, 9  # munge_opt_t of munge.h.
 
 
 def load() -> Any:

@@ -9,7 +9,7 @@ import contextlib
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -19,15 +19,11 @@ from slurm_watchdog.base.python310 import run_module
 
 log = logging.getLogger(__name__)
 
-START_S: Final = 15.0
-"""For an interpreter to start on a busy machine."""
-DEADLINE_S: Final = 5.0
-"""munged answers within a millisecond."""
-RETRY_PAUSE_S: Final = 5.0
-"""After a failure munged is not asked for so long; agents are asked to retry."""
-END_S: Final = 2.0
-"""For a killed process to exit."""
-MAX_ANSWER: Final = 64 * 1024
+START_S = 15.0  # For an interpreter to start on a busy machine.
+DEADLINE_S = 5.0  # munged answers within a millisecond.
+RETRY_PAUSE_S = 5.0  # After a failure munged is not asked for so long; agents are asked to retry.
+END_S = 2.0  # For a killed process to exit.
+MAX_ANSWER = 64 * 1024
 ENCODE_S = 10.0
 
 
@@ -47,12 +43,9 @@ class BadCredential(Exception):
 class Credential:
     """What munged vouches for."""
 
-    uid: int
-    """Of the process that made it."""
-    made_at: int
-    """Seconds since the epoch, by the clock of where it was made."""
-    restricted_to: int
-    """The user who can decode it; 0xffffffff for anybody."""
+    uid: int  # Of the process that made it.
+    made_at: int  # Seconds since the epoch, by the clock of where it was made.
+    restricted_to: int  # The user who can decode it; 0xffffffff for anybody.
     encrypted: bool
     payload: bytes
 
@@ -80,9 +73,8 @@ class _Answer(msgspec.Struct, frozen=True):
     ready: int = 0
 
 
-REPLAYED_CODE: Final = 17
-"""EMUNGE_CRED_REPLAYED of munge.h."""
-UNAVAILABLE_CODES: Final = frozenset({1, 5, 6, 7})
+REPLAYED_CODE = 17  # EMUNGE_CRED_REPLAYED of munge.h.
+UNAVAILABLE_CODES = frozenset({1, 5, 6, 7})
 """EMUNGE_SNAFU, NO_MEMORY, SOCKET, TIMEOUT: nothing is said about the credential."""
 
 

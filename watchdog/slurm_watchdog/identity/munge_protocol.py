@@ -14,21 +14,19 @@ import hmac
 import os
 import re
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
-KEY_BYTES: Final = 32
-SESSION_S: Final = 3600.0
-"""An agent begins a new session after this time."""
-GRACE_S: Final = 300.0
+KEY_BYTES = 32
+SESSION_S = 3600.0  # An agent begins a new session after this time.
+GRACE_S = 300.0
 """The controller takes it for so much longer: an agent that is busy or cut off does not need a new session in
 the middle."""
-AUTHORIZATION: Final = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
-CREDENTIAL: Final = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
-STANDBY: Final = "standby"
+AUTHORIZATION = re.compile(r"Session ([0-9a-f]{32}) ([0-9]{1,15}) ([0-9a-f]{64})")
+CREDENTIAL = re.compile(r"Munge (MUNGE:[A-Za-z0-9+/=]{1,8000}:)")
+STANDBY = "standby"
 """The word for programs of a controller that waits for the place of the active one: nothing was done."""
-EPOCH: Final = re.compile(r"[0-9a-f]{32}")
+EPOCH = re.compile(r"[0-9a-f]{32}")
 
 
 class SessionOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -50,10 +48,8 @@ class Session:
     id: str
     key: bytes
     node: str
-    began_at: float
-    """On the holder's monotonic clock."""
-    counter: int = 0
-    """Of the newest message."""
+    began_at: float  # On the holder's monotonic clock.
+    counter: int = 0  # Of the newest message.
 
     def __repr__(self) -> str:
         return f"Session(id={self.id!r}, node={self.node!r}, counter={self.counter})"
@@ -119,8 +115,7 @@ def authorization(session: Session, path: str, body: bytes) -> str:
 class SealedAnswer(msgspec.Struct, frozen=True):
     """What the controller answers a user on another machine, in a credential for him alone."""
 
-    digest: str
-    """Of the request."""
+    digest: str  # Of the request.
     status: int
     body: str
 

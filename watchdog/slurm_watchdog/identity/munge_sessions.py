@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.identity.munge_decoder import Credential
 from slurm_watchdog.identity.munge_protocol import (
@@ -21,7 +20,7 @@ from slurm_watchdog.identity.munge_protocol import (
     request_mac,
 )
 
-MAX_SESSIONS: Final = 65_536
+MAX_SESSIONS = 65_536
 
 
 @dataclass

@@ -23,8 +23,7 @@ class TlsFiles:
     controller."""
 
     directory: str
-    service: str
-    """`agent` or `controller`."""
+    service: str  # `agent` or `controller`.
 
     @property
     def ca(self) -> str:

@@ -10,7 +10,7 @@ import logging
 import os
 import ssl
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from slurm_watchdog.identity.secret_files import IdentityError, Stamp, TlsFiles, check_secret, read_stamp, read_text
 from slurm_watchdog.identity.tls_errors import ALERTS, OPENSSL_REASONS, VERIFY_REASONS
@@ -19,8 +19,8 @@ from slurm_watchdog.identity.tls_errors import ALERTS, OPENSSL_REASONS, VERIFY_R
 # The package cryptography would cost each agent 11 MiB. Only our own files are read: whether a certificate is to be
 # trusted is decided by OpenSSL.
 
-BEGIN: Final = "-----BEGIN CERTIFICATE-----"
-END: Final = "-----END CERTIFICATE-----"
+BEGIN = "-----BEGIN CERTIFICATE-----"
+END = "-----END CERTIFICATE-----"
 
 
 def parse_end(text: str) -> float:

@@ -7,14 +7,13 @@ import os
 import socket
 import stat
 import struct
-from typing import Final, Literal
+from typing import Literal
 
 Transport = Literal["tls", "munge", "unix"]
 """tls: certificates. munge: a credential of MUNGE, then HMACs. unix: one ordinary user's own socket
 (`slurm-watchdog run`). There is no other: holding an address proves nothing."""
 
-_CREDENTIALS: Final = "3i"
-"""struct ucred of socket(7): pid, uid, gid."""
+_CREDENTIALS = "3i"  # struct ucred of socket(7): pid, uid, gid.
 
 
 class AnotherUser(PermissionError):

@@ -6,7 +6,6 @@ from __future__ import annotations
 import base64
 import binascii
 import zlib
-from typing import Final
 
 import sqlalchemy as sa
 
@@ -15,25 +14,19 @@ from slurm_watchdog.journal.database import Database
 from slurm_watchdog.journal.tables import EVIDENCE, EVIDENCE_SHARED
 
 ADD = sa.insert(EVIDENCE)
-SMALL_BYTES: Final = 4096
-"""What is smaller stays readable."""
-MARK: Final = "zlib:"
-"""No JSON document begins so."""
-LEVEL: Final = 3
-"""A node's three dumps of 8 ranks: 2 MiB become some 100 kB in 15 ms."""
-MAX_BYTES: Final = 64 << 20
+SMALL_BYTES = 4096  # What is smaller stays readable.
+MARK = "zlib:"  # No JSON document begins so.
+LEVEL = 3  # A node's three dumps of 8 ranks: 2 MiB become some 100 kB in 15 ms.
+MAX_BYTES = 64 << 20
 
 
 class Piece(Struct, frozen=True, kw_only=True):
     """One piece of evidence, without its document."""
 
     number: int
-    at: float
-    """Date at which it was written."""
-    kind: str
-    """`job`, `node` or `diagnosis`."""
-    stored_with: str
-    """Id of the incident from which its document is read, and whose access rules hold for it."""
+    at: float  # Date at which it was written.
+    kind: str  # `job`, `node` or `diagnosis`.
+    stored_with: str  # Id of the incident from which its document is read, and whose access rules hold for it.
 
 
 class SqlEvidence:

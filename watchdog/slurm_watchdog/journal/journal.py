@@ -55,8 +55,7 @@ from slurm_watchdog.model.silence import Silence
 
 __all__ = ["Journal", "JournalError", "NodeEntry"]
 
-IDS_AT_ONCE = 500
-"""In one query: databases limit how many values a statement takes."""
+IDS_AT_ONCE = 500  # In one query: databases limit how many values a statement takes.
 OWNERS_AMONG = 2000
 """Incidents, the newest, among which those of one owner are looked for: each document is searched for them."""
 DROP_INCIDENT_JOBS = sa.delete(INCIDENT_JOBS).where(INCIDENT_JOBS.c.incident_id == sa.bindparam("saved"))
@@ -69,13 +68,11 @@ class NodeEntry(Struct, frozen=True, kw_only=True):
 
     id: int | None = None
     node: str
-    what: str
-    """`excluded` (from `job_id`) or `drained`."""
+    what: str  # `excluded` (from `job_id`) or `drained`.
     job_id: str
     decision_id: str
     at: float
-    reason: str
-    """Of a drain: as Slurm has it since."""
+    reason: str  # Of a drain: as Slurm has it since.
     reason_at: float | None = None
     """The time that Slurm gave to our drain: if it differs somebody else has drained the node since."""
     ended_at: float | None = None

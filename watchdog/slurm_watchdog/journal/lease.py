@@ -26,13 +26,11 @@ from slurm_watchdog.journal.tables import refuse_newer
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 6.0
-"""A holder that was not heard for so long is replaced: with the start of its successor, within 10 s."""
+LEASE_S = 6.0  # A holder that was not heard for so long is replaced: with the start of its successor, within 10 s.
 MARGIN_S = 1.5
 RENEW_EVERY_S = 1.0
 CHECK_EVERY_S = 0.1
-EXIT_CODE = 1
-"""systemd starts it again, and it is the standby."""
+EXIT_CODE = 1  # systemd starts it again, and it is the standby.
 
 META = sa.MetaData()
 LEASE = sa.Table(

@@ -14,8 +14,7 @@ from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Verdict
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
-LONGEST_S = 30 * 86400.0
-"""An incident that began so long before the time of a report is not looked for."""
+LONGEST_S = 30 * 86400.0  # An incident that began so long before the time of a report is not looked for.
 
 
 def read_report(url: str, since: float, until: float) -> tuple[list[RunRecord], list[Spell]]:

@@ -84,7 +84,7 @@ JOB_RUNS = _table(
 )
 """Runs of jobs, for reports."""
 
-MIGRATIONS: Final = (
+MIGRATIONS = (
     (range(1, 3), "ALTER TABLE evidence ADD COLUMN collection VARCHAR(32)"),
     (range(1, 4), "ALTER TABLE rungs RENAME TO operations"),
     (range(1, 4), "ALTER TABLE operations RENAME COLUMN rung TO operation"),

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import plural
@@ -12,51 +10,36 @@ from slurm_watchdog.model.supervisor import OrderAnswer, SupervisorStatus, step_
 
 
 class Action(StrEnum):
-    NONE = "none"
-    """Evidence and alert only."""
-    REQUEUE = "requeue"
-    """Requeue held, add exclusions to the existing ones, release, see the first new step."""
-    GRACEFUL_RESTART = "graceful_restart"
-    """Kill switch, complete checkpoint, then as REQUEUE."""
+    NONE = "none"  # Evidence and alert only.
+    REQUEUE = "requeue"  # Requeue held, add exclusions to the existing ones, release, see the first new step.
+    GRACEFUL_RESTART = "graceful_restart"  # Kill switch, complete checkpoint, then as REQUEUE.
     RESTART_STEP = "restart_step"
     """End the step and start it again in the same allocation, by the job's supervisor; else as REQUEUE, if the
     ladder has it."""
-    RESUBMIT = "resubmit"
-    """End the job, submit its stored script again."""
+    RESUBMIT = "resubmit"  # End the job, submit its stored script again.
     LEAVE_TO_CHAIN = "leave_to_chain"
     """End the job; the next element of its array, or the job that waits for it, continues."""
-    CANCEL = "cancel"
-    """End the job, and run nothing again."""
-    ASK_TO_SAVE = "ask_to_save"
-    """Kill switch or signal only: what the job does then is its own affair."""
-    HOLD = "hold"
-    """Keep a job that waits in the queue from starting again."""
-    END_PROCESS = "end_process"
-    """End a process that outlived its job on a GPU."""
+    CANCEL = "cancel"  # End the job, and run nothing again.
+    ASK_TO_SAVE = "ask_to_save"  # Kill switch or signal only: what the job does then is its own affair.
+    HOLD = "hold"  # Keep a job that waits in the queue from starting again.
+    END_PROCESS = "end_process"  # End a process that outlived its job on a GPU.
 
 
 class Rung(StrEnum):
     """One word of a ladder, as the configuration and a job's owner write it: in this order, each at most once."""
 
-    EVIDENCE = "evidence"
-    """Wait until what dies with the job has been kept."""
-    KILL_SWITCH = "kill_switch"
-    """Write it, wait for a complete checkpoint. Only if the loop turns."""
+    EVIDENCE = "evidence"  # Wait until what dies with the job has been kept.
+    KILL_SWITCH = "kill_switch"  # Write it, wait for a complete checkpoint. Only if the loop turns.
     SIGUSR1 = "sigusr1"
     SIGTERM = "sigterm"
     RESTART_STEP = "restart_step"
     """Have the job's supervisor end the step and start it again in the same allocation, without the nodes that are
     to blame; see the first new step."""
-    REQUEUE = "requeue"
-    """Requeue held, exclude, release, see the first new step."""
-    RESUBMIT = "resubmit"
-    """End the job, submit the script that Slurm has stored."""
-    CHAIN = "chain"
-    """End the job where another one waits behind it: an array element, a dependency."""
-    CANCEL = "cancel"
-    """End the job; nothing is run again."""
-    HOLD = "hold"
-    """Hold a job that waits in the queue."""
+    REQUEUE = "requeue"  # Requeue held, exclude, release, see the first new step.
+    RESUBMIT = "resubmit"  # End the job, submit the script that Slurm has stored.
+    CHAIN = "chain"  # End the job where another one waits behind it: an array element, a dependency.
+    CANCEL = "cancel"  # End the job; nothing is run again.
+    HOLD = "hold"  # Hold a job that waits in the queue.
     END_PROCESS = "end_process"
     """SIGTERM, later SIGKILL, to a process that outlived its job; drain if it cannot be killed and that is
     permitted."""
@@ -65,18 +48,15 @@ class Rung(StrEnum):
 class Verdict(StrEnum):
     ALLOWED = "allowed"
     SUPPRESSED = "suppressed"
-    OBSERVED = "observed"
-    """Would have been done, had the mode been `act`."""
+    OBSERVED = "observed"  # Would have been done, had the mode been `act`.
 
 
 class Wish(StrEnum):
     """What a person may ask for of a job."""
 
     RESTART = "restart"
-    SAVE = "save"
-    """Kill switch and a complete checkpoint; what the job does then is its own affair."""
-    HOLD = "hold"
-    """The same; then it waits in the queue, held, until somebody releases it."""
+    SAVE = "save"  # Kill switch and a complete checkpoint; what the job does then is its own affair.
+    HOLD = "hold"  # The same; then it waits in the queue, held, until somebody releases it.
 
 
 class Fence(Struct, frozen=True, kw_only=True):
@@ -87,7 +67,7 @@ class Fence(Struct, frozen=True, kw_only=True):
     start_at: float | None
 
 
-RESTARTING: Final = "restarting"
+RESTARTING = "restarting"
 """`Decision.by` where `slurm-watchdog run` restarts the command, so that nothing else is done."""
 
 
@@ -96,8 +76,7 @@ class Decision(Struct, frozen=True, kw_only=True):
     incident_id: str
     action: Action
     verdict: Verdict
-    by: str
-    """The guard that took the action away, or the rule that allowed it."""
+    by: str  # The guard that took the action away, or the rule that allowed it.
     reason: str
     decided_at: float
     fence: Fence | None = None
@@ -108,50 +87,34 @@ class Decision(Struct, frozen=True, kw_only=True):
     hold_first: tuple[str, ...] = ()
     """Elements of the job's array that wait and would see the kill switch: held before it is written, released once it
     is gone. `100_[4-9]` or `100_4`, as Slurm takes them."""
-    held_why: str = ""
-    """Why the job stays held once it is requeued, a sentence; empty: it is released."""
-    nodes: tuple[str, ...] = ()
-    """Nodes of the run, where the kill switch is written and removed."""
+    held_why: str = ""  # Why the job stays held once it is requeued, a sentence; empty: it is released.
+    nodes: tuple[str, ...] = ()  # Nodes of the run, where the kill switch is written and removed.
     step_at_decision: int | None = None
-    process_job_id: str | None = None
-    """The job's id as agents know it."""
-    asked_by: str | None = None
-    """The operator, for a restart that a person asked for."""
-    wait_until_responding: tuple[str, ...] = ()
-    """Mounts that have to answer before the job is released."""
+    process_job_id: str | None = None  # The job's id as agents know it.
+    asked_by: str | None = None  # The operator, for a restart that a person asked for.
+    wait_until_responding: tuple[str, ...] = ()  # Mounts that have to answer before the job is released.
     ladder: tuple[Rung, ...] = ()
     """What is tried, in this order; empty in journals of older releases, where the action says it."""
-    rule: str = ""
-    """Which part of the configuration, or whose directive, gave the ladder."""
+    rule: str = ""  # Which part of the configuration, or whose directive, gave the ladder.
     loop_turns: bool | None = None
     """Whether the job made steps when it was decided: a loop that does not turn hears no kill switch. None:
     not known."""
-    lose_work: bool = False
-    """The job may be ended although it turns and has not saved."""
-    signal_to: str = "steps"
-    """Who gets a signal: `steps`, `batch` (the batch shell) or `all`."""
+    lose_work: bool = False  # The job may be ended although it turns and has not saved.
+    signal_to: str = "steps"  # Who gets a signal: `steps`, `batch` (the batch shell) or `all`.
     rung_limits: tuple[tuple[str, float], ...] = ()
     """Limits of this rule in place of the general ones, by name, in seconds."""
-    drain: tuple[str, ...] = ()
-    """Nodes to drain, for an administrator to look at."""
-    step_s: float | None = None
-    """Usual time of a step when it was decided."""
-    step_id: str = ""
-    """The Slurm step that an order to the job's supervisor is about; empty: it has none."""
-    start: int = 0
-    """Number of the start of the supervisor's command, from 1."""
-    avoid: tuple[str, ...] = ()
-    """Nodes of the allocation that the step is started again without."""
+    drain: tuple[str, ...] = ()  # Nodes to drain, for an administrator to look at.
+    step_s: float | None = None  # Usual time of a step when it was decided.
+    step_id: str = ""  # The Slurm step that an order to the job's supervisor is about; empty: it has none.
+    start: int = 0  # Number of the start of the supervisor's command, from 1.
+    avoid: tuple[str, ...] = ()  # Nodes of the allocation that the step is started again without.
     resume_from: str = ""
     """Checkpoint that is named to the command when it is started again; empty: none, the trainer chooses."""
     process: GpuProcess | None = None
     """The one process that the decision is about, in place of a run of a job: `fence` is None then."""
-    process_since: float | None = None
-    """Since when it has had no job, a date."""
-    uid: int | None = None
-    """Whose job it is; None in journals of older releases."""
-    hold: bool = False
-    """A requeued job is left held."""
+    process_since: float | None = None  # Since when it has had no job, a date.
+    uid: int | None = None  # Whose job it is; None in journals of older releases.
+    hold: bool = False  # A requeued job is left held.
 
     @property
     def blamed(self) -> tuple[str, ...]:
@@ -169,12 +132,10 @@ class Operation(StrEnum):
 
     EVIDENCE = "evidence"
     """Waits until what dies with the job has been kept; it never holds an action up for longer than its limit."""
-    HOLD_OTHERS = "hold_others"
-    """Holds the elements of the job's array that would see its kill switch."""
+    HOLD_OTHERS = "hold_others"  # Holds the elements of the job's array that would see its kill switch.
     WRITE_KILL_SWITCH = "write_kill_switch"
     WAIT_CHECKPOINT = "wait_checkpoint"
-    WRITE_ORDER = "write_order"
-    """Writes the order to the job's supervisor."""
+    WRITE_ORDER = "write_order"  # Writes the order to the job's supervisor.
     RESTART_STEP = "restart_step"
     """Waits until the supervisor says that the new step runs; takes the order back where it does not carry it out."""
     REQUEUE_HOLD = "requeue_hold"
@@ -192,16 +153,13 @@ class Operation(StrEnum):
     DRAIN = "drain"
     TERM_PROCESS = "term_process"
     KILL_PROCESS = "kill_process"
-    ABANDON = "abandon"
-    """An operator ended the action before the run was ended: `restart --cancel`."""
+    ABANDON = "abandon"  # An operator ended the action before the run was ended: `restart --cancel`.
 
 
 class OperationOutcome(StrEnum):
     DONE = "done"
-    FAILED = "failed"
-    """Refused for good: the reason is in `detail`."""
-    UNKNOWN = "unknown"
-    """No answer: the world is asked before anything else."""
+    FAILED = "failed"  # Refused for good: the reason is in `detail`.
+    UNKNOWN = "unknown"  # No answer: the world is asked before anything else.
     SKIPPED = "skipped"
 
 
@@ -227,13 +185,11 @@ class ActionEnd(Struct, frozen=True, kw_only=True):
     ended_at: float
     detail: str
     resumed_at_step: int | None = None
-    steps_lost: int | None = None
-    """Steps that were made and had to be made again: as many as the log proves."""
+    steps_lost: int | None = None  # Steps that were made and had to be made again: as many as the log proves.
     steps_lost_at_most: int | None = None
     """Where the log has a line every few steps only: as many as it may be; None: exactly `steps_lost`."""
     downtime_s: float | None = None
-    seconds_lost: float | None = None
-    """The steps lost, in the time that they took."""
+    seconds_lost: float | None = None  # The steps lost, in the time that they took.
     needless: bool = False
     """Nothing was left to do: the job trains again, was started again, or is finished, without this action.
     Nobody has to look at it."""
@@ -257,8 +213,7 @@ class ActionRun(Struct, frozen=True, kw_only=True):
     end: ActionEnd | None = None
 
 
-Outcome = tuple[OperationOutcome, str]
-"""What became of an operation, and a sentence about it."""
+Outcome = tuple[OperationOutcome, str]  # What became of an operation, and a sentence about it.
 
 
 def answer_shown(decision: Decision, status: SupervisorStatus | None) -> Outcome | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import cached_property
 from itertools import islice
-from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.collective_records import RecordSet
@@ -24,8 +23,7 @@ from slurm_watchdog.model.slow_search import SlowSearch
 from slurm_watchdog.model.slurm import Reservation, SlurmJob
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
-READ_LATER_S: Final = 5.0
-"""The agents' interval as shipped."""
+READ_LATER_S = 5.0  # The agents' interval as shipped.
 
 
 class NoData(Exception):
@@ -37,14 +35,12 @@ class ProcessView(Struct, frozen=True, kw_only=True):
 
     node: str
     process: Process
-    seen_age_s: float
-    """Since the report that last held it."""
+    seen_age_s: float  # Since the report that last held it.
     gone_s: float | None = None
     """Since the first report of its node that no longer held it, or held a zombie; None while it is there."""
     cpu_ratio: float | None = None
     """Cores that it used, on average over the last half minute or so; None: not seen for long enough."""
-    io_bytes_s: float | None = None
-    """Bytes a second that it read and wrote through system calls, over the same time."""
+    io_bytes_s: float | None = None  # Bytes a second that it read and wrote through system calls, over the same time.
     storage_age_s: float | None = None
     """Since it was last seen waiting for a disk or a file for a moment only, as one that moves data does;
     None: it never was."""
@@ -75,36 +71,27 @@ class ProcessView(Struct, frozen=True, kw_only=True):
 class Progress(Struct, frozen=True, kw_only=True):
     """The progress clock of one run of one job."""
 
-    step: int
-    """0 where `step_known` is not set."""
+    step: int  # 0 where `step_known` is not set.
     step_known: bool = True
     """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop
     turns; which step it is nobody knows."""
-    age_s: float
-    """Since the step last rose (or since a grace was granted, whichever is shorter)."""
+    age_s: float  # Since the step last rose (or since a grace was granted, whichever is shorter).
     last_increase_age_s: float | None = None
     """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
-    ungranted_age_s: float | None = None
-    """`age_s` without the grace; None: the same."""
-    steps_seen: int
-    """How many times it rose in this run, with the line in which it was seen first."""
+    ungranted_age_s: float | None = None  # `age_s` without the grace; None: the same.
+    steps_seen: int  # How many times it rose in this run, with the line in which it was seen first.
     rises: int = 0
     """How many times it was seen to rise in this run: 0 where only one line, or only the position of a bar,
     was seen."""
-    intervals_s: tuple[float, ...] = ()
-    """The recent times between two rises, oldest first."""
+    intervals_s: tuple[float, ...] = ()  # The recent times between two rises, oldest first.
     paces_s: tuple[float, ...] = ()
     """The recent times between two rises in training alone, oldest first: without evaluations and checkpoints."""
-    longest_pace_s: float = 0.0
-    """The longest such time of the last day; 0: none was seen."""
+    longest_pace_s: float = 0.0  # The longest such time of the last day; 0: none was seen.
     read_age_s: float | None = None
     """Since `source` was last read to its end; None: not known. What was not read then was not written."""
-    step_s: float | None = None
-    """Of one step, the median of the recent ones; None until two rises were seen."""
-    stride: int = 1
-    """Steps between two log lines."""
-    widest_stride: int = 1
-    """The same, the most of the recent ones."""
+    step_s: float | None = None  # Of one step, the median of the recent ones; None until two rises were seen.
+    stride: int = 1  # Steps between two log lines.
+    widest_stride: int = 1  # The same, the most of the recent ones.
     by_epochs: bool = False
     """The step is that of an epoch, added to the epochs before: some frameworks begin an epoch's count, or
     the number of epochs, counted again from a resume."""
@@ -112,8 +99,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     first_step: int | None = None
     """The first step that this run logged as made: where a bar begins (`40/90 [00:00<?`) is none; None until
     it rose from there."""
-    begun_anew: int = 0
-    """How often its count fell and rose again in this run: then `total_steps` is that of an epoch."""
+    begun_anew: int = 0  # How often its count fell and rose again in this run: then `total_steps` is that of an epoch.
     phase: str | None = None
     phase_age_s: float = 0.0
     phase_intervals_s: tuple[float, ...] = ()
@@ -146,17 +132,14 @@ class Announced(Struct, frozen=True, kw_only=True):
     age_s: float
     step: int | None = None
     line: str = ""
-    source: str = ""
-    """The file that it was read from."""
+    source: str = ""  # The file that it was read from.
 
 
 class LogView(Struct, frozen=True, kw_only=True):
     """What is known of the logs of a run, all of them together, where agents could read them."""
 
-    grew_age_s: float
-    """Since one of them last grew."""
-    whole: bool
-    """Every one that is known was read, up to its end, and nothing in it was passed over."""
+    grew_age_s: float  # Since one of them last grew.
+    whole: bool  # Every one that is known was read, up to its end, and nothing in it was passed over.
     framework: str | None = None
     """Which one wrote them, as far as their words show: for slurm_watchdog.knowledge.frameworks.what_to_do."""
 
@@ -185,14 +168,12 @@ class StepTime(Struct, frozen=True, kw_only=True):
     phase: str | None = None
     """What the log was in since the line before, if not training: an interval with an evaluation in it says
     nothing of steps."""
-    batch: float | None = None
-    """Samples a step, where the line says so."""
+    batch: float | None = None  # Samples a step, where the line says so.
 
 
 class LossPoint(Struct, frozen=True, kw_only=True):
     step: int
-    loss: float
-    """May be NaN or infinite."""
+    loss: float  # May be NaN or infinite.
     at: float
 
 
@@ -201,16 +182,14 @@ class StackSnapshot(Struct, frozen=True, kw_only=True):
 
     age_s: float
     stacks: tuple[ProcessStack, ...]
-    silent_nodes: tuple[str, ...] = ()
-    """Nodes that did not answer in time."""
+    silent_nodes: tuple[str, ...] = ()  # Nodes that did not answer in time.
 
 
 class StillRow(Struct, frozen=True, kw_only=True):
     """Dumps since the last step in which every rank stood where it stood in the first of them."""
 
     dumps: int
-    snapshots: tuple[StackSnapshot, ...]
-    """The first and the last two, oldest first."""
+    snapshots: tuple[StackSnapshot, ...]  # The first and the last two, oldest first.
     over: bool = False
     """Somebody has moved since, or was not seen: until the next step this row proves nothing any more."""
 
@@ -229,31 +208,25 @@ class CollectiveTimeout(Struct, frozen=True, kw_only=True):
     """After how long the ranks of a job give a collective up, and with it themselves and the evidence."""
 
     seconds: float
-    assumed: bool
-    """Nothing says so: it is torch's own default, and the program may have asked for another."""
+    assumed: bool  # Nothing says so: it is torch's own default, and the program may have asked for another.
 
 
 class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     """One run of one job that Slurm says is running."""
 
     job: SlurmJob
-    run_age_s: float
-    """Since this run was first seen, or since a grace was granted."""
+    run_age_s: float  # Since this run was first seen, or since a grace was granted.
     read_later_s: float = READ_LATER_S
     """A line of a log may be read, and a step be seen, so much later than it was written: the agents' interval."""
-    step_id: str | None = None
-    """The Slurm step of its ranks, as far as is known."""
+    step_id: str | None = None  # The Slurm step of its ranks, as far as is known.
     processes: tuple[ProcessView, ...] = ()
     progress: Progress | None = None
     phase: str | None = None
     """What the log says that the run is in, also before its first step; None: nothing, or training."""
-    announced: Announced | None = None
-    """The line that says so."""
-    log: LogView | None = None
-    """None: no agent could read any."""
+    announced: Announced | None = None  # The line that says so.
+    log: LogView | None = None  # None: no agent could read any.
     checkpoint: Checkpoint | None = None
-    snapshots: tuple[StackSnapshot, ...] = ()
-    """Taken since the last step, oldest first."""
+    snapshots: tuple[StackSnapshot, ...] = ()  # Taken since the last step, oldest first.
     collectives: tuple[RecordSet, ...] = ()
     """What its ranks had recorded of their collectives, written since the last step; of each source."""
     own_words: tuple[OwnWords, ...] = ()
@@ -263,50 +236,35 @@ class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
     errors: tuple[ErrorLine, ...] = ()
     error_ranks: tuple[tuple[str, tuple[int, ...]], ...] = ()
     """(pattern, ranks) of those that said so since the last step."""
-    silent_nodes: tuple[str, ...] = ()
-    """Nodes of the job whose agent has not reported lately."""
+    silent_nodes: tuple[str, ...] = ()  # Nodes of the job whose agent has not reported lately.
     without_ranks: frozenset[str] = frozenset()
     """Of the job's nodes: the batch host, where its supervisor has left it out."""
-    gpus: tuple[RankGpu, ...] = ()
-    """In the order of ranks; a rank that no list of processes names is not in it."""
-    step_times: tuple[StepTime, ...] = ()
-    """The recent ones."""
+    gpus: tuple[RankGpu, ...] = ()  # In the order of ranks; a rank that no list of processes names is not in it.
+    step_times: tuple[StepTime, ...] = ()  # The recent ones.
     step_history: tuple[StepTime, ...] = ()
     """Of the whole run, the median of each block of comparable steps; `step` and `at` are those of its first."""
-    losses: tuple[LossPoint, ...] = ()
-    """Of this run, the recent ones, oldest first."""
-    checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()
-    """As agents last saw them; ages inside are as of that look."""
+    losses: tuple[LossPoint, ...] = ()  # Of this run, the recent ones, oldest first.
+    checkpoints_on_disk: tuple[CheckpointOnDisk, ...] = ()  # As agents last saw them; ages inside are as of that look.
     earlier_checkpoints: tuple[CheckpointOnDisk, ...] = ()
     """The newest complete ones as they were seen one after the other, the newest last; some may be gone by now."""
-    growing_age_s: float | None = None
-    """Since files of a checkpoint of it were last seen to grow."""
-    saving_age_s: float | None = None
-    """Since its stacks last showed a rank that saves and moves."""
-    steady: tuple[Steady, ...] = ()
-    """Ranks that may spin in Python, while no step is made."""
+    growing_age_s: float | None = None  # Since files of a checkpoint of it were last seen to grow.
+    saving_age_s: float | None = None  # Since its stacks last showed a rank that saves and moves.
+    steady: tuple[Steady, ...] = ()  # Ranks that may spin in Python, while no step is made.
     motion: Motion | None = None
     """Of a run whose steps cannot be read, or hardly: whether its ranks move. None: too few dumps were taken."""
-    checkpoint_intervals_s: tuple[float, ...] = ()
-    """Times between the recent complete checkpoints of this run."""
+    checkpoint_intervals_s: tuple[float, ...] = ()  # Times between the recent complete checkpoints of this run.
     saved_age_s: float | None = None
     """Since a new checkpoint was complete, as its log or the disk shows; None: none was seen to be."""
-    save_intervals_s: tuple[float, ...] = ()
-    """Times between the recent ones of these."""
-    past: tuple[PastRun, ...] = ()
-    """Earlier runs, oldest first, as far as this controller has seen them."""
+    save_intervals_s: tuple[float, ...] = ()  # Times between the recent ones of these.
+    past: tuple[PastRun, ...] = ()  # Earlier runs, oldest first, as far as this controller has seen them.
     touched_age_s: float | None = None
     """Since an action of ours first touched this run and is not given up: it is ending because we end it."""
     unlisted: int = 0
     """Living processes of it that are not in `processes`, for there are too many: what they do is not known."""
-    supervised: bool = False
-    """A living supervisor (`slurm-watchdog run`) may start the step of its ranks again."""
-    supervisor: SupervisorStatus | None = None
-    """What it says of itself, if it lives."""
-    waits: tuple[WaitBlock, ...] = ()
-    """How often its ranks were found waiting while it made steps, oldest first."""
-    wait_dumps: tuple[WaitDump, ...] = ()
-    """Dumps that were taken to see where its ranks usually are, oldest first."""
+    supervised: bool = False  # A living supervisor (`slurm-watchdog run`) may start the step of its ranks again.
+    supervisor: SupervisorStatus | None = None  # What it says of itself, if it lives.
+    waits: tuple[WaitBlock, ...] = ()  # How often its ranks were found waiting while it made steps, oldest first.
+    wait_dumps: tuple[WaitDump, ...] = ()  # Dumps that were taken to see where its ranks usually are, oldest first.
 
     @property
     def ranks_on(self) -> tuple[str, ...]:
@@ -399,60 +357,46 @@ class MountAnswer(Struct, frozen=True, kw_only=True):
     error: str | None = None
     same_filesystem: bool = True
     """False where that node has another filesystem at the same place (its own disk): no peer of the one in trouble."""
-    uid: int | None = None
-    """The user that the child asked as; None: no user's child, whose word counts for everybody."""
+    uid: int | None = None  # The user that the child asked as; None: no user's child, whose word counts for everybody.
 
 
 class FilesystemView(Struct, frozen=True, kw_only=True):
     """One filesystem on which a process of a job is, or was lately, blocked."""
 
-    key: str
-    """Names the filesystem itself: the same on two nodes only if it is the same one."""
+    key: str  # Names the filesystem itself: the same on two nodes only if it is the same one.
     mount: str
-    blocked: tuple[ProcessView, ...] = ()
-    """Processes that are blocked on it now."""
-    known_nodes: tuple[str, ...] = ()
-    """Nodes where a process was blocked on it since the trouble began."""
-    answers: tuple[tuple[str, MountAnswer], ...] = ()
-    """(node, answer) of the probes since the trouble began."""
+    blocked: tuple[ProcessView, ...] = ()  # Processes that are blocked on it now.
+    known_nodes: tuple[str, ...] = ()  # Nodes where a process was blocked on it since the trouble began.
+    answers: tuple[tuple[str, MountAnswer], ...] = ()  # (node, answer) of the probes since the trouble began.
 
 
 class ClusterView(Struct, frozen=True, kw_only=True):
     """Everything, at one moment."""
 
     now: float
-    watched_s: float = 0.0
-    """Since the first look: what is older was not seen."""
+    watched_s: float = 0.0  # Since the first look: what is older was not seen.
     jobs: tuple[JobView, ...] = ()
     filesystems: tuple[FilesystemView, ...] = ()
     reporting_nodes: tuple[str, ...] = ()
     silent_nodes: tuple[str, ...] = ()
-    silent_after_s: float | None = None
-    """A node counts as silent after this time without a report."""
+    silent_after_s: float | None = None  # A node counts as silent after this time without a report.
     unreached: tuple[UnreachedNode, ...] = ()
-    nodes: tuple[NodeView, ...] = ()
-    """Every node that has ever reported, silent ones with what they said last."""
+    nodes: tuple[NodeView, ...] = ()  # Every node that has ever reported, silent ones with what they said last.
     slurm_nodes: tuple[SlurmNodeView, ...] = ()
     ended: tuple[EndedJob, ...] = ()
     waiting: tuple[JobView, ...] = ()
     """Jobs that neither run nor are over: completing, or requeued and not running again yet."""
-    slurm_problem: str = ""
-    """What is wrong with Slurm's newest answer; empty if it is good, or if there is none."""
+    slurm_problem: str = ""  # What is wrong with Slurm's newest answer; empty if it is good, or if there is none.
     slurm_age_s: float | None = None
     """Since Slurm last answered, or was given its time again after a stall of the controller; None if it
     never answered."""
-    slurm_excused: bool = False
-    """That age rests on such a stall: no answer has been seen since."""
-    suspects: tuple[NodeSuspicion, ...] | None = None
-    """Nodes with a past, the worst first; None: nobody remembers any."""
-    searches: tuple[SlowSearch, ...] = ()
-    """For the nodes that make jobs slow."""
+    slurm_excused: bool = False  # That age rests on such a stall: no answer has been seen since.
+    suspects: tuple[NodeSuspicion, ...] | None = None  # Nodes with a past, the worst first; None: nobody remembers any.
+    searches: tuple[SlowSearch, ...] = ()  # For the nodes that make jobs slow.
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
-    reservations: tuple[Reservation, ...] = ()
-    """Of Slurm, as they were listed last."""
-    date: float | None = None
-    """Of `now`, as seconds since the epoch; None: nobody has said."""
+    reservations: tuple[Reservation, ...] = ()  # Of Slurm, as they were listed last.
+    date: float | None = None  # Of `now`, as seconds since the epoch; None: nobody has said.
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be
     said of all."""

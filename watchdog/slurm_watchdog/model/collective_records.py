@@ -9,45 +9,32 @@ from slurm_watchdog.base.structs import Struct
 class Call(Struct, frozen=True, kw_only=True):
     """One collective that a rank has entered and not finished."""
 
-    seq: int
-    """Number of the collective in its communicator, the same on all ranks."""
-    name: str
-    """`all_reduce`, without the backend."""
+    seq: int  # Number of the collective in its communicator, the same on all ranks.
+    name: str  # `all_reduce`, without the backend.
     elements: int | None = None
     """Of its input, where all ranks have to hand in as many; None: they need not, or it is not known."""
-    types: tuple[str, ...] = ()
-    """Of its input, where they have to be the same on all ranks."""
-    needs_all: bool = False
-    """Whether no rank finishes it before all have entered it."""
-    since: float | None = None
-    """When this rank entered it, as a date of its node's clock; None: not known."""
+    types: tuple[str, ...] = ()  # Of its input, where they have to be the same on all ranks.
+    needs_all: bool = False  # Whether no rank finishes it before all have entered it.
+    since: float | None = None  # When this rank entered it, as a date of its node's clock; None: not known.
 
 
 class Communicator(Struct, frozen=True, kw_only=True):
     """How far one rank is in one communicator."""
 
-    key: str
-    """The same on all its ranks, and on no rank of another."""
-    label: str
-    """As people know it: `default_pg`, `dp`, `group 3`."""
-    entered: int
-    """Number of the last collective that this rank has entered; 0: none."""
-    waits: tuple[Call, ...] = ()
-    """The first of those that it has not finished."""
-    members: tuple[int, ...] = ()
-    """Its ranks in the job, where `waits` has any and that is known."""
-    finished: int | None = None
-    """Number of the last collective that this rank has finished; None: not known."""
+    key: str  # The same on all its ranks, and on no rank of another.
+    label: str  # As people know it: `default_pg`, `dp`, `group 3`.
+    entered: int  # Number of the last collective that this rank has entered; 0: none.
+    waits: tuple[Call, ...] = ()  # The first of those that it has not finished.
+    members: tuple[int, ...] = ()  # Its ranks in the job, where `waits` has any and that is known.
+    finished: int | None = None  # Number of the last collective that this rank has finished; None: not known.
     together: int = 0
     """Number of the last collective that it has finished, and that no rank finishes before all have entered it; 0:
     none is known. A record in which another rank has not entered that one is older than this."""
-    sends: bool = False
-    """This rank sends or receives in it."""
+    sends: bool = False  # This rank sends or receives in it.
     by_status: bool = False
     """Its numbers are those of a status, which counts sends and receives, where there are any, in place of
     collectives."""
-    comparable: bool = True
-    """False: ranks count its collectives differently, and no number says who is behind."""
+    comparable: bool = True  # False: ranks count its collectives differently, and no number says who is behind.
 
 
 class CollectiveRecord(Struct, frozen=True, kw_only=True):
@@ -59,52 +46,38 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     """False: it has more communicators than are in it; of one that is not, only `elsewhere` is known."""
     elsewhere: int | None = None
     """It has entered no collective beyond this number in a communicator that is not in it; None: not known."""
-    peers: tuple[int, ...] = ()
-    """Ranks with which it has begun to send or receive, and has not finished."""
-    peers_since: tuple[float | None, ...] = ()
-    """For each of them, when it began; as `Call.since`."""
-    busy: bool = False
-    """It has such an operation, also where the peer is not known."""
+    peers: tuple[int, ...] = ()  # Ranks with which it has begun to send or receive, and has not finished.
+    peers_since: tuple[float | None, ...] = ()  # For each of them, when it began; as `Call.since`.
+    busy: bool = False  # It has such an operation, also where the peer is not known.
     unsure_peers: tuple[int, ...] = ()
     """Those of `peers` with which it only has operations that wait for others, too: they may have done their part."""
-    made_at: float | None = None
-    """When this was recorded, as `Call.since`."""
-    since_start: bool = False
-    """Whether it holds all that the rank did: nothing had left its buffer."""
-    lossy: bool = False
-    """Whether what the rank has not finished may have left its buffer, which is small."""
+    made_at: float | None = None  # When this was recorded, as `Call.since`.
+    since_start: bool = False  # Whether it holds all that the rank did: nothing had left its buffer.
+    lossy: bool = False  # Whether what the rank has not finished may have left its buffer, which is small.
     active_only: bool = False
     """What had finished was left out of it: `finished` of its communicators is known all the same."""
-    point_to_point: bool = True
-    """Whether its sending and receiving is recorded: with gloo it is not."""
+    point_to_point: bool = True  # Whether its sending and receiving is recorded: with gloo it is not.
 
 
 class RecordSet(Struct, frozen=True, kw_only=True):
     """The records of one source, of all ranks that have one."""
 
-    source: str
-    """`Flight Recorder`."""
+    source: str  # `Flight Recorder`.
     records: tuple[CollectiveRecord, ...]
-    facts: tuple[str, ...] = ()
-    """What else it says."""
+    facts: tuple[str, ...] = ()  # What else it says.
 
 
 class RasRank(Struct, frozen=True, kw_only=True):
     """One member of a communicator, as NCCL's RAS has it."""
 
-    rank: int
-    """In the communicator."""
-    host: str | None = None
-    """Address of its node, as NCCL's bootstrap network has it; None: not known."""
-    pid: int | None = None
-    """In its own PID namespace."""
+    rank: int  # In the communicator.
+    host: str | None = None  # Address of its node, as NCCL's bootstrap network has it; None: not known.
+    pid: int | None = None  # In its own PID namespace.
     counts: tuple[tuple[str, int], ...] = ()
     """(kind, how many) of the collectives that it has called; kind is empty before NCCL 2.26, which counts all
     together. In text, kinds of which all ranks have called as many are left out."""
-    unreachable: bool = False
-    """Its process does not answer the others' RAS threads: it is stopped, or gone."""
-    apart: bool = False
-    """Its process answers, and has no part in this communicator: it has left it, or not come to it."""
+    unreachable: bool = False  # Its process does not answer the others' RAS threads: it is stopped, or gone.
+    apart: bool = False  # Its process answers, and has no part in this communicator: it has left it, or not come to it.
 
 
 class RasCommunicator(Struct, frozen=True, kw_only=True):
@@ -118,9 +91,7 @@ class RasCommunicator(Struct, frozen=True, kw_only=True):
 class RasAnswer(Struct, frozen=True, kw_only=True):
     """What NCCL's RAS said of a whole job, at one moment."""
 
-    release: str
-    """`2.28.7`."""
-    communicators: tuple[RasCommunicator, ...] = ()
-    """In text, only those with something to report."""
+    release: str  # `2.28.7`.
+    communicators: tuple[RasCommunicator, ...] = ()  # In text, only those with something to report.
     silent: tuple[tuple[str, int], ...] = ()
     """In text, (host, pid) of each process that does not answer; in JSON they are members of communicators."""

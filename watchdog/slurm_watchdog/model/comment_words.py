@@ -6,14 +6,12 @@
 from __future__ import annotations
 
 import re
-from typing import Final
 
-RUN_LIMITS: Final = ("max_restarts", "spares")
+RUN_LIMITS = ("max_restarts", "spares")
 """Of `slurm-watchdog run`, as its options are named; nobody else has a use for them."""
-MOST: Final = 1000
-_BEGIN: Final = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
-_END: Final = re.compile(r"[;|\n\r]")
-"""Where the wish ends and something else that the comment holds begins."""
+MOST = 1000
+_BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
+_END = re.compile(r"[;|\n\r]")  # Where the wish ends and something else that the comment holds begins.
 
 
 def words_in(comment: str) -> str | None:

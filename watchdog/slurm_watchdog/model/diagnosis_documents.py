@@ -11,8 +11,7 @@ class NodeRow(Answer, frozen=True, kw_only=True):
     """How far one node is with its evidence."""
 
     node: str
-    state: str = ""
-    """asked, answered, failed."""
+    state: str = ""  # asked, answered, failed.
     ranks: int = 0
     undumped: int = 0
     error: str | None = None
@@ -44,8 +43,7 @@ class Difference(Answer, frozen=True, kw_only=True):
 class FilesystemVerdict(Answer, frozen=True, kw_only=True):
     mount: str = ""
     summary: str = ""
-    scope: str = ""
-    """`one_node`, `outage`, …"""
+    scope: str = ""  # `one_node`, `outage`, …
 
 
 class Hint(Answer, frozen=True, kw_only=True):
@@ -60,13 +58,11 @@ class Diagnosis(Answer, frozen=True, kw_only=True):
     """What is to be said about one job."""
 
     job_id: str = ""
-    taken_at: float | None = None
-    """When its ranks were asked."""
+    taken_at: float | None = None  # When its ranks were asked.
     summary: str = ""
     is_hang: bool | None = None
     kind: str = msgspec.field(default="unknown", name="class")
-    incident_kind: str = msgspec.field(default="", name="kind")
-    """The kind of incident that it comes to."""
+    incident_kind: str = msgspec.field(default="", name="kind")  # The kind of incident that it comes to.
     ranks: int = 0
     missing: tuple[int, ...] = ()
     groups: tuple[Group, ...] = ()

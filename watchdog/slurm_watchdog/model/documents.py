@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 
@@ -48,15 +48,13 @@ class Paused(Answer, frozen=True, kw_only=True):
 class ControllerState(Answer, frozen=True, kw_only=True):
     version: str = ""
     started_at: float | None = None
-    last_tick_age_s: float | None = None
-    """Since it last judged."""
+    last_tick_age_s: float | None = None  # Since it last judged.
     warming_up: bool = False
     journal_error: str | None = None
 
 
 class SlurmState(Answer, frozen=True, kw_only=True):
-    age_s: float | None = None
-    """Since Slurm last answered; None if it never did."""
+    age_s: float | None = None  # Since Slurm last answered; None if it never did.
     error: str | None = None
     notes: tuple[str, ...] = ()
 
@@ -73,12 +71,9 @@ class JobHealth(Answer, frozen=True, kw_only=True):
     state: str = "not judged"
     """A few words: `training`, another phase, `starting`, `beyond its limit`, `hangs`, `not judged` …"""
     level: Level = Level.UNKNOWN
-    reason: str = ""
-    """Why it is not simply training; a sentence's rest."""
-    todo: str = ""
-    """What the owner or an administrator can do about it."""
-    not_judged: str | None = None
-    """Why nothing can be said of it."""
+    reason: str = ""  # Why it is not simply training; a sentence's rest.
+    todo: str = ""  # What the owner or an administrator can do about it.
+    not_judged: str | None = None  # Why nothing can be said of it.
     by_incident: bool = False
     """An open incident says it already: a headline that counts incidents need not name the job."""
 
@@ -90,26 +85,19 @@ class Job(Answer, frozen=True, kw_only=True):
     state: str = ""
     nodes: tuple[str, ...] = ()
     restarts: int = 0
-    restarts_in_place: int = 0
-    """Of the present run, by its supervisor: of its own accord, and by order."""
+    restarts_in_place: int = 0  # Of the present run, by its supervisor: of its own accord, and by order.
     step: int | None = None
     total_steps: int | None = None
     step_s: float | None = None
-    progress_age_s: float | None = None
-    """Since the step last rose."""
-    step_times_s: tuple[float, ...] = ()
-    """Of the newest steps, oldest first."""
-    limit_s: float | None = None
-    """How old that may become before the job counts as hanging."""
-    phase: str | None = None
-    """`starting`, `training`, `evaluating`, `checkpointing`, `finishing`."""
-    phase_age_s: float | None = None
-    """Since a log announced it."""
+    progress_age_s: float | None = None  # Since the step last rose.
+    step_times_s: tuple[float, ...] = ()  # Of the newest steps, oldest first.
+    limit_s: float | None = None  # How old that may become before the job counts as hanging.
+    phase: str | None = None  # `starting`, `training`, `evaluating`, `checkpointing`, `finishing`.
+    phase_age_s: float | None = None  # Since a log announced it.
     ranks: int | None = None
     ranks_alive: int | None = None
     checkpoint_step: int | None = None
-    saved_age_s: float | None = None
-    """Since its newest checkpoint was complete, also where its step is not known."""
+    saved_age_s: float | None = None  # Since its newest checkpoint was complete, also where its step is not known.
     health: JobHealth | None = None
 
     @property
@@ -131,18 +119,13 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     state: str = ""
     severity: str = ""
     job_id: str | None = None
-    job_ids: tuple[str, ...] = ()
-    """All jobs that it is about."""
+    job_ids: tuple[str, ...] = ()  # All jobs that it is about.
     opened_at: float | None = None
-    inhibited_by: str | None = None
-    """The incident that explains this one."""
-    headline: str = ""
-    """Rank, node, what is wrong, what is done about it, in at most 120 characters."""
+    inhibited_by: str | None = None  # The incident that explains this one.
+    headline: str = ""  # Rank, node, what is wrong, what is done about it, in at most 120 characters.
     summary: str = ""
-    summary_at: float | None = None
-    """When that was judged last."""
-    quiet: str = ""
-    """Who has silenced it."""
+    summary_at: float | None = None  # When that was judged last.
+    quiet: str = ""  # Who has silenced it.
 
 
 class Delivery(Answer, frozen=True, kw_only=True):
@@ -153,10 +136,8 @@ class Delivery(Answer, frozen=True, kw_only=True):
     """Since the first of the failures without a success between them; None: the newest was delivered, or
     there was none yet."""
     error: str = ""
-    waiting: int = 0
-    """Messages that wait to be sent."""
-    oldest_s: float = 0.0
-    """Age of the oldest of these."""
+    waiting: int = 0  # Messages that wait to be sent.
+    oldest_s: float = 0.0  # Age of the oldest of these.
 
 
 class Silences(Answer, frozen=True, kw_only=True):
@@ -178,8 +159,7 @@ class Status(Answer, frozen=True, kw_only=True):
     headline: str = (
         "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
     )
-    reasons: tuple[Reason, ...] = ()
-    """Why all is not well, the gravest first."""
+    reasons: tuple[Reason, ...] = ()  # Why all is not well, the gravest first.
     mode: str = ""
     controller: ControllerState = ControllerState()
     slurm: SlurmState = SlurmState()
@@ -189,11 +169,9 @@ class Status(Answer, frozen=True, kw_only=True):
     open: tuple[OpenIncident, ...] = ()
     paused: Pause | None = None
     silences: tuple[Silence, ...] = ()
-    left_out: tuple[Shortage, ...] = ()
-    """What the controller has no room for, lately."""
+    left_out: tuple[Shortage, ...] = ()  # What the controller has no room for, lately.
     deliveries: tuple[Delivery, ...] = ()
-    waiting: Mapping[str, str] = {}
-    """Job -> why its restart does not come about."""
+    waiting: Mapping[str, str] = {}  # Job -> why its restart does not come about.
 
 
 class DecisionSummary(Answer, frozen=True, kw_only=True):
@@ -201,11 +179,9 @@ class DecisionSummary(Answer, frozen=True, kw_only=True):
     verdict: str = ""
     by: str = ""
     reason: str = ""
-    rule: str = ""
-    """The part of the configuration, or the wish, that gave the ladder."""
+    rule: str = ""  # The part of the configuration, or the wish, that gave the ladder.
     ladder: tuple[str, ...] = ()
-    exclude: tuple[str, ...] = ()
-    """Nodes that a restart leaves out."""
+    exclude: tuple[str, ...] = ()  # Nodes that a restart leaves out.
     outcome: str | None = None
 
 
@@ -214,14 +190,12 @@ class Incident(OpenIncident, frozen=True, kw_only=True):
     resolved_at: float | None = None
     detected_after_s: float | None = None
     culprits: tuple[Culprit, ...] = ()
-    evidence: tuple[Any, ...] = ()
-    """Sentences."""
+    evidence: tuple[Any, ...] = ()  # Sentences.
     decisions: tuple[DecisionSummary, ...] = ()
     resolution: str = ""
     owner_uids: tuple[int, ...] = ()
     """Owners of its jobs, as far as Slurm has named them; empty for a caller who may not see its details."""
-    details_for: str = ""
-    """Who may see the details, where the caller may not."""
+    details_for: str = ""  # Who may see the details, where the caller may not.
 
 
 class Moment(Answer, frozen=True, kw_only=True):
@@ -232,14 +206,11 @@ class Moment(Answer, frozen=True, kw_only=True):
 class Evidence(Answer, frozen=True, kw_only=True):
     at: float
     kind: str
-    document: Any = None
-    """Text, or any JSON."""
-    number: int | None = None
-    """By which a document is fetched that is too large to come with the rest."""
+    document: Any = None  # Text, or any JSON.
+    number: int | None = None  # By which a document is fetched that is too large to come with the rest.
     incident: str | None = None
     """With which incident it is stored; older controllers do not send it, and mean the one that was asked for."""
-    taken: str = ""
-    """When it was taken, seen from the incident."""
+    taken: str = ""  # When it was taken, seen from the incident.
 
 
 class Operation(Answer, frozen=True, kw_only=True):
@@ -248,8 +219,7 @@ class Operation(Answer, frozen=True, kw_only=True):
     operation: str
     attempt: int = 1
     intent_at: float
-    outcome: str | None = None
-    """None while it is being tried."""
+    outcome: str | None = None  # None while it is being tried.
     outcome_at: float | None = None
     detail: str = ""
 
@@ -289,8 +259,7 @@ class SelectedJob(Answer, frozen=True, kw_only=True):
     nodes: tuple[str, ...] = ()
     step: int | None = None
     checkpoint_step: int | None = None
-    why_not: str = ""
-    """Why it cannot be asked to save; empty: as far as is known it can."""
+    why_not: str = ""  # Why it cannot be asked to save; empty: as far as is known it can.
 
 
 class Answered(Answer, frozen=True, kw_only=True):
@@ -304,31 +273,26 @@ class Answered(Answer, frozen=True, kw_only=True):
     decision_id: str = ""
 
 
-LONGEST_S: Final = 30 * 86400.0
-"""What is to be quiet, or to have saved, later than that is a matter of the configuration."""
-MAX_AT_ONCE: Final = 50
+LONGEST_S = 30 * 86400.0  # What is to be quiet, or to have saved, later than that is a matter of the configuration.
+MAX_AT_ONCE = 50
 """Jobs of one request: each is some writes to the disk, and the controller's other work waits for none of them."""
-MAX_FOLLOWED: Final = 1000
-MAX_NAMED: Final = 1000
+MAX_FOLLOWED = 1000
+MAX_NAMED = 1000
 Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_NAMED)]
 
 
 class PauseRequest(Answer, frozen=True, kw_only=True):
-    reason: str = ""
-    """Kept in the journal."""
+    reason: str = ""  # Kept in the journal.
 
 
 class JobRequest(Answer, frozen=True, kw_only=True):
-    job_id: str
-    """Slurm's number: `4711`, `4711_3`."""
+    job_id: str  # Slurm's number: `4711`, `4711_3`.
 
 
 class RestartRequest(JobRequest, frozen=True, kw_only=True):
-    exclude: Names = ()
-    """Names of nodes, one by one."""
+    exclude: Names = ()  # Names of nodes, one by one.
     reason: str = ""
-    now: bool = False
-    """Also of a job that hangs and cannot save: from its last checkpoint."""
+    now: bool = False  # Also of a job that hangs and cannot save: from its last checkpoint.
 
 
 class SaveRequest(Answer, frozen=True, kw_only=True):
@@ -337,8 +301,7 @@ class SaveRequest(Answer, frozen=True, kw_only=True):
     job_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_AT_ONCE)]
     wish: Wish
     exclude: Names = ()
-    before: float | None = None
-    """The checkpoint has to be there by then, a date."""
+    before: float | None = None  # The checkpoint has to be there by then, a date.
     reason: str = ""
 
 

@@ -16,30 +16,21 @@ class Steady(Struct, frozen=True, kw_only=True):
     first_at: float
     last_at: float
     dumps: int
-    with_gil: int
-    """Dumps in which its main thread held the interpreter's lock."""
-    stacks: tuple[tuple[Frame, ...], ...]
-    """The different ones, innermost frame first."""
-    io_bytes: int
-    """Read and written by the first of these dumps; hardly more since."""
-    resident_bytes: tuple[int, int]
-    """The least and the most."""
-    cpu_s: tuple[float, float]
-    """Of the whole process, at the first and at the last dump."""
+    with_gil: int  # Dumps in which its main thread held the interpreter's lock.
+    stacks: tuple[tuple[Frame, ...], ...]  # The different ones, innermost frame first.
+    io_bytes: int  # Read and written by the first of these dumps; hardly more since.
+    resident_bytes: tuple[int, int]  # The least and the most.
+    cpu_s: tuple[float, float]  # Of the whole process, at the first and at the last dump.
 
 
 class Motion(Struct, frozen=True, kw_only=True):
     """What the dumps of one run say of a loop whose steps cannot be read; see
     slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of `ClusterView.now`."""
 
-    last_at: float
-    """Of the newest dump."""
-    trained: int = 0
-    """Dumps since whose predecessor it had moved, with a rank in the code of a training."""
+    last_at: float  # Of the newest dump.
+    trained: int = 0  # Dumps since whose predecessor it had moved, with a rank in the code of a training.
     still_from_at: float | None = None
     """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is
     not known."""
-    still_looks: int = 0
-    """Dumps of that row."""
-    pauses_s: tuple[float, ...] = ()
-    """How long earlier such rows lasted, until somebody moved again; oldest first."""
+    still_looks: int = 0  # Dumps of that row.
+    pauses_s: tuple[float, ...] = ()  # How long earlier such rows lasted, until somebody moved again; oldest first.

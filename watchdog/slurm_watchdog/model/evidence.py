@@ -17,31 +17,24 @@ class ThreadStack(Struct, frozen=True, kw_only=True):
     thread_id: int
     name: str
     active: bool
-    frames: tuple[Frame, ...]
-    """Innermost first, as py-spy prints them."""
-    owns_gil: bool = False
-    """Whether it held the interpreter's lock at the moment of the dump."""
+    frames: tuple[Frame, ...]  # Innermost first, as py-spy prints them.
+    owns_gil: bool = False  # Whether it held the interpreter's lock at the moment of the dump.
 
 
 class WaitingThreads(Struct, frozen=True, kw_only=True):
     """Threads of one process, without its main one, that are alike."""
 
-    name: str
-    """As the kernel has it (comm)."""
-    state: str
-    """One letter of /proc/PID/stat."""
-    call: str
-    """The system call that they are in; empty: none, they run."""
+    name: str  # As the kernel has it (comm).
+    state: str  # One letter of /proc/PID/stat.
+    call: str  # The system call that they are in; empty: none, they run.
     threads: int
 
 
 class SocketBytes(Struct, frozen=True, kw_only=True):
     """How much came and went on one TCP connection."""
 
-    socket: str
-    """As /proc/PID/fd names it: `socket:[INODE]`."""
-    moved: int
-    """Bytes that arrived, and those that the other end has acknowledged, since it was made."""
+    socket: str  # As /proc/PID/fd names it: `socket:[INODE]`.
+    moved: int  # Bytes that arrived, and those that the other end has acknowledged, since it was made.
 
 
 class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
@@ -55,23 +48,19 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     rank: int | None = None
     local_rank: int | None = None
     threads: tuple[ThreadStack, ...] = ()
-    error: str | None = None
-    """Why it could not be dumped: that is evidence too."""
+    error: str | None = None  # Why it could not be dumped: that is evidence too.
     state: str | None = None
     wchan: str | None = None
     syscall: str | None = None
     sleep_s: float | None = None
     """After so long its main thread wakes by itself; None: it does not sleep, or that is not known."""
-    cpu_s: float = 0.0
-    """CPU time used so far by the whole process, at the moment of the dump."""
+    cpu_s: float = 0.0  # CPU time used so far by the whole process, at the moment of the dump.
     main_cpu_s: float | None = None
     """CPU time used so far by the thread that trains alone: the main one, or the one that is named so (Ray Train)."""
     io_bytes: int | None = None
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
-    waits_for: tuple[SocketBytes, ...] = ()
-    """The TCP connections that its threads wait for, as far as that is known."""
-    resident_bytes: int | None = None
-    """Of its memory, so much is in RAM."""
+    waits_for: tuple[SocketBytes, ...] = ()  # The TCP connections that its threads wait for, as far as that is known.
+    resident_bytes: int | None = None  # Of its memory, so much is in RAM.
     others: tuple[WaitingThreads, ...] | None = None
     """Its threads without the main one, those of compiled code included; None: not known of all of them."""
 
@@ -79,14 +68,10 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
 class StackDump(Struct, frozen=True, kw_only=True):
     """One of several dumps of one process. Only the first one has every thread."""
 
-    after_s: float
-    """Since the first dump of this collection was asked for."""
-    threads: tuple[ThreadStack, ...] = ()
-    """Those whose frames differ from the dump before."""
-    unchanged: tuple[int, ...] = ()
-    """Ids of those that stand where they stood."""
-    error: str | None = None
-    """Why there is no dump: that is evidence too."""
+    after_s: float  # Since the first dump of this collection was asked for.
+    threads: tuple[ThreadStack, ...] = ()  # Those whose frames differ from the dump before.
+    unchanged: tuple[int, ...] = ()  # Ids of those that stand where they stood.
+    error: str | None = None  # Why there is no dump: that is evidence too.
     state: str | None = None
     cpu_s: float = 0.0
     main_cpu_s: float | None = None
@@ -100,31 +85,25 @@ class ThreadState(Struct, frozen=True, kw_only=True):
     state: str = ""
     wchan: str | None = None
     syscall: str | None = None
-    kernel_stack: tuple[str, ...] = ()
-    """Innermost function first; empty where it may not be read."""
+    kernel_stack: tuple[str, ...] = ()  # Innermost function first; empty where it may not be read.
 
 
 class SocketState(Struct, frozen=True, kw_only=True):
     """One TCP connection or listener of a process."""
 
-    state: str
-    """The kernel's word: ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN."""
+    state: str  # The kernel's word: ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN.
     local: str
     peer: str
-    receive_queue_bytes: int = 0
-    """Arrived, and not read by the process."""
-    send_queue_bytes: int = 0
-    """Sent, and not acknowledged by the peer."""
+    receive_queue_bytes: int = 0  # Arrived, and not read by the process.
+    send_queue_bytes: int = 0  # Sent, and not acknowledged by the peer.
     retransmits: int = 0
 
 
 class LockWait(Struct, frozen=True, kw_only=True):
     """A file lock that a process waits for, as /proc/locks of its node has it."""
 
-    kind: str
-    """`FLOCK WRITE`, `POSIX READ`."""
-    file: str
-    """Device and inode."""
+    kind: str  # `FLOCK WRITE`, `POSIX READ`.
+    file: str  # Device and inode.
     holder_pid: int | None = None
     holder: str | None = None
     """Name of the process that holds it; None for one that this node does not see, on another node."""
@@ -140,44 +119,32 @@ class RankEvidence(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     local_rank: int | None = None
     state: str | None = None
-    error: str | None = None
-    """Why it could not be dumped: of the newest dump."""
-    dumps: tuple[StackDump, ...] = ()
-    """Oldest first."""
-    threads: tuple[ThreadState, ...] = ()
-    """The main thread and those that wait for a disk, a file or a debugger."""
+    error: str | None = None  # Why it could not be dumped: of the newest dump.
+    dumps: tuple[StackDump, ...] = ()  # Oldest first.
+    threads: tuple[ThreadState, ...] = ()  # The main thread and those that wait for a disk, a file or a debugger.
     threads_seen: int = 0
     blocked: Blocked | None = None
     lock: LockWait | None = None
-    silent_files: tuple[str, ...] = ()
-    """Open files on mounts that do not answer."""
+    silent_files: tuple[str, ...] = ()  # Open files on mounts that do not answer.
     sockets: tuple[SocketState, ...] = ()
     sockets_seen: int = 0
-    environment: tuple[tuple[str, str], ...] = ()
-    """Variables of an allow-list; what looks like a secret is masked."""
-    status: tuple[tuple[str, str], ...] = ()
-    """Lines of /proc/PID/status and limits that matter."""
-    problems: tuple[str, ...] = ()
-    """What else could not be read of it, and why."""
+    environment: tuple[tuple[str, str], ...] = ()  # Variables of an allow-list; what looks like a secret is masked.
+    status: tuple[tuple[str, str], ...] = ()  # Lines of /proc/PID/status and limits that matter.
+    problems: tuple[str, ...] = ()  # What else could not be read of it, and why.
 
 
 class FoundFile(Struct, frozen=True, kw_only=True):
     """A file that tells about the end of a process: a core file, a dump of PyTorch's Flight Recorder, an error file."""
 
-    kind: str
-    """`core`, `flight_recorder` or `own_words`."""
+    kind: str  # `core`, `flight_recorder` or `own_words`.
     path: str
     size_bytes: int
     age_s: float
     rank: int | None = None
-    frames: tuple[str, ...] = ()
-    """Of a core file: what a debugger says of each thread."""
-    content: bytes | None = None
-    """Compressed (zlib); None: too large, or not wanted."""
-    record: CollectiveRecord | None = None
-    """What a dump says, read by the agent; None: it could not be read."""
-    said: str | None = None
-    """Why its rank ended, as that wrote itself: `ValueError: … (train.py:31 in step)`."""
+    frames: tuple[str, ...] = ()  # Of a core file: what a debugger says of each thread.
+    content: bytes | None = None  # Compressed (zlib); None: too large, or not wanted.
+    record: CollectiveRecord | None = None  # What a dump says, read by the agent; None: it could not be read.
+    said: str | None = None  # Why its rank ended, as that wrote itself: `ValueError: … (train.py:31 in step)`.
     error: str | None = None
 
 
@@ -186,8 +153,7 @@ class OwnWords(Struct, frozen=True, kw_only=True):
 
     node: str
     rank: int
-    age_s: float
-    """Since it wrote it."""
+    age_s: float  # Since it wrote it.
     text: str
 
 
@@ -197,17 +163,12 @@ class NodeEvidence(Struct, frozen=True, kw_only=True):
     node: str
     job_id: str
     took_s: float = 0.0
-    ranks: tuple[RankEvidence, ...] = ()
-    """Ranks first, then a few workers of each."""
-    left_out: int = 0
-    """Processes of the job that were too many to be looked at."""
+    ranks: tuple[RankEvidence, ...] = ()  # Ranks first, then a few workers of each.
+    left_out: int = 0  # Processes of the job that were too many to be looked at.
     files: tuple[FoundFile, ...] = ()
     log_lines: tuple[tuple[str, tuple[str, ...]], ...] = ()
     """(path, last lines) of the job's logs that this node follows."""
     kernel_lines: tuple[str, ...] = ()
-    settings: tuple[tuple[str, str], ...] = ()
-    """Kernel, driver and what else may differ between two nodes."""
-    ras: RasAnswer | None = None
-    """What NCCL's RAS says of the whole job; None: it was not asked, or there is none."""
-    problems: tuple[str, ...] = ()
-    """Parts that did not come, each with the reason."""
+    settings: tuple[tuple[str, str], ...] = ()  # Kernel, driver and what else may differ between two nodes.
+    ras: RasAnswer | None = None  # What NCCL's RAS says of the whole job; None: it was not asked, or there is none.
+    problems: tuple[str, ...] = ()  # Parts that did not come, each with the reason.

@@ -9,18 +9,13 @@ class HangPlace(Struct, frozen=True, kw_only=True):
     """The place of one hang."""
 
     incident_id: str
-    at: float
-    """When the incident fired, a date."""
+    at: float  # When the incident fired, a date.
     job_id: str
-    chain: str
-    """Whose job, and its name, as in NodeEvent."""
+    chain: str  # Whose job, and its name, as in NodeEvent.
     fingerprint: str
     """Of the frames of who keeps the others waiting, or of all where nobody does: without lines, and without what
     differs between machines and runs."""
-    where: str
-    """The innermost of these frames, for people."""
-    node: str = ""
-    """Of who keeps the others waiting; empty: all wait in one collective."""
+    where: str  # The innermost of these frames, for people.
+    node: str = ""  # Of who keeps the others waiting; empty: all wait in one collective.
     rank: int | None = None
-    step: int | None = None
-    """The last step that was made; None: not known."""
+    step: int | None = None  # The last step that was made; None: not known.

@@ -4,24 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
 from slurm_watchdog.base.text import fold, listed, one_line
 from slurm_watchdog.model.actions import RESTARTING, Action, ActionEnd, Decision
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentState, Severity
 
-HEADLINE_LIMIT: Final = 120
-"""Characters: two lines of a phone."""
-READ_LIMIT: Final = 600
-"""Of a sentence; what is wrong is at its beginning."""
-PLACE_LIMIT: Final = 48
-"""Of several ranks and nodes; longer lists name the first, and how many more there are."""
-NODE_LIMIT: Final = 64
-"""Linux takes no longer host name."""
-JOBS_LIMIT: Final = 24
-BUSY: Final = frozenset({"busy", RESTARTING})
+HEADLINE_LIMIT = 120  # Characters: two lines of a phone.
+READ_LIMIT = 600  # Of a sentence; what is wrong is at its beginning.
+PLACE_LIMIT = 48  # Of several ranks and nodes; longer lists name the first, and how many more there are.
+NODE_LIMIT = 64  # Linux takes no longer host name.
+JOBS_LIMIT = 24
+BUSY = frozenset({"busy", RESTARTING})
 """What a decision is by that leaves the job to an action that is under way already."""
-DOING: Final = {
+DOING = {
     Action.LEAVE_TO_CHAIN: "ending it for the next of its chain",
     Action.CANCEL: "cancelling it",
     Action.ASK_TO_SAVE: "asking it to save",

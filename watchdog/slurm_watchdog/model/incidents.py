@@ -75,11 +75,9 @@ class Culprit(Struct, frozen=True, kw_only=True, omit_defaults=False):
     gpu_uuid: str | None = None
     path: str | None = None
     mount: str | None = None
-    link: str | None = None
-    """A network link of `node`: `mlx5_0/1`, `eth0`."""
+    link: str | None = None  # A network link of `node`: `mlx5_0/1`, `eth0`.
     reason: str = ""
-    is_worker: bool = False
-    """`pid` is a worker's (a data loader's) of `rank`, not its own."""
+    is_worker: bool = False  # `pid` is a worker's (a data loader's) of `rank`, not its own.
 
 
 class GpuProcess(Struct, frozen=True, kw_only=True):
@@ -93,10 +91,8 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
     uid: int
     user: str
     comm: str
-    job_id: str
-    """The job that it came from and that is over, as agents know it (SLURM_JOB_ID)."""
-    minors: tuple[int, ...]
-    """/dev/nvidiaN that it holds."""
+    job_id: str  # The job that it came from and that is over, as agents know it (SLURM_JOB_ID).
+    minors: tuple[int, ...]  # /dev/nvidiaN that it holds.
     gpu_uuids: tuple[str, ...] = ()
     in_job_group: bool = False
     """It is in that job's control group: whatever else its user runs here, it belongs to that job."""
@@ -106,10 +102,8 @@ class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
     """A detector needs the stacks of every rank of the job before it can say more."""
 
     job_id: str
-    apart_s: float = 10.0
-    """Time between two dumps, so that they can tell stuck from busy."""
-    later_s: float | None = None
-    """Time between two dumps once several are in; None: unchanged."""
+    apart_s: float = 10.0  # Time between two dumps, so that they can tell stuck from busy.
+    later_s: float | None = None  # Time between two dumps once several are in; None: unchanged.
     early: bool = False
     """The step is late by its own measure alone: at most so many of an hour (EARLY_DUMPS_AN_HOUR), `apart_s` apart."""
     usual: bool = False
@@ -133,30 +127,22 @@ class Finding(Struct, frozen=True, kw_only=True):
     """What one detector says about one subject at one moment."""
 
     kind: str
-    subject: str
-    """What it is about, `job:123` or `mount:/shared`: one incident for each kind and subject."""
+    subject: str  # What it is about, `job:123` or `mount:/shared`: one incident for each kind and subject.
     truth: Truth
-    summary: str
-    """One sentence for a tired reader; with UNKNOWN, what is not known."""
+    summary: str  # One sentence for a tired reader; with UNKNOWN, what is not known.
     job_ids: tuple[str, ...] = ()
     severity: Severity = Severity.CRITICAL
     culprits: tuple[Culprit, ...] = ()
-    clears: bool = False
-    """Who was named before is not to blame: an incident forgets them."""
-    facts: tuple[str, ...] = ()
-    """The evidence, a sentence each."""
-    duration_s: float = 0.0
-    """For how long the condition has held already."""
+    clears: bool = False  # Who was named before is not to blame: an incident forgets them.
+    facts: tuple[str, ...] = ()  # The evidence, a sentence each.
+    duration_s: float = 0.0  # For how long the condition has held already.
     wanted: tuple[Wanted, ...] = ()
-    actionable: bool = False
-    """The evidence is good enough to act on; without it there is an alert only."""
+    actionable: bool = False  # The evidence is good enough to act on; without it there is an alert only.
     good_checkpoint: str = ""
     """Path of the newest complete checkpoint from before a bad loss, where it is certain since when the loss is bad;
     the trainer may have deleted it by now."""
-    exclude_nodes: tuple[str, ...] = ()
-    """Nodes that the evidence blames as a place: a restart should avoid them."""
-    mounts: tuple[str, ...] = ()
-    """Filesystems that have to answer, or to have room, before a restart makes sense."""
+    exclude_nodes: tuple[str, ...] = ()  # Nodes that the evidence blames as a place: a restart should avoid them.
+    mounts: tuple[str, ...] = ()  # Filesystems that have to answer, or to have room, before a restart makes sense.
     processes: tuple[GpuProcess, ...] = ()
     """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
 
@@ -195,8 +181,7 @@ class Finding(Struct, frozen=True, kw_only=True):
         return replace(self, truth=Truth.UNKNOWN, summary=summary)
 
 
-NOBODY = -1
-"""Owner of a job of which Slurm has not said whose it is (SlurmJob.uid): no process has this uid."""
+NOBODY = -1  # Owner of a job of which Slurm has not said whose it is (SlurmJob.uid): no process has this uid.
 
 
 class IncidentState(StrEnum):
@@ -214,34 +199,26 @@ class Incident(Struct, frozen=True, kw_only=True):
     state: IncidentState
     severity: Severity
     job_ids: tuple[str, ...]
-    opened_at: float
-    """When the condition began, as far as is known."""
-    pending_mono: float
-    """Controller's monotonic clock at the first BAD."""
-    clear_mono: float | None = None
-    """Since when it has been OK without a break; None while it is BAD."""
-    heard_mono: float | None = None
-    """When a detector last said anything about it."""
+    opened_at: float  # When the condition began, as far as is known.
+    pending_mono: float  # Controller's monotonic clock at the first BAD.
+    clear_mono: float | None = None  # Since when it has been OK without a break; None while it is BAD.
+    heard_mono: float | None = None  # When a detector last said anything about it.
     fired_at: float | None = None
     resolved_at: float | None = None
-    detected_after_s: float | None = None
-    """From the beginning of the condition to firing."""
+    detected_after_s: float | None = None  # From the beginning of the condition to firing.
     culprits: tuple[Culprit, ...] = ()
     summary: str = ""
-    summary_at: float | None = None
-    """When a detector said so last; None: an earlier release wrote it."""
+    summary_at: float | None = None  # When a detector said so last; None: an earlier release wrote it.
     facts: tuple[str, ...] = ()
     runs: tuple[tuple[str, int], ...] = ()
     """(job id, restart count) of each job when it fired: what a decision is fenced by."""
     actionable: bool = False
-    good_checkpoint: str = ""
-    """Of the newest finding, as `actionable` is."""
+    good_checkpoint: str = ""  # Of the newest finding, as `actionable` is.
     jobs_now: tuple[str, ...] = ()
     """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
     exclude_nodes: tuple[str, ...] = ()
     mounts: tuple[str, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()
-    """What may be acted on is each of these processes, and no job."""
+    processes: tuple[GpuProcess, ...] = ()  # What may be acted on is each of these processes, and no job.
     inhibited_by: str | None = None
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""

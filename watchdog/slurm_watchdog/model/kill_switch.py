@@ -10,27 +10,25 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Mapping
-from typing import Final
 
 import msgspec
 
-KILL_SWITCH_BASE: Final = "/run/slurm-watchdog/jobs"
+KILL_SWITCH_BASE = "/run/slurm-watchdog/jobs"
 """Directories of kill switches below it are made by the helper, one a run, and called JOB.RUN."""
-FIELDS: Final = ("by", "why", "incident", "decision")
+FIELDS = ("by", "why", "incident", "decision")
 """What the line says: who wrote it, why, the ids of incident and decision. In this order."""
-RESUME_FIELD: Final = "resume"
-LATER_FIELDS: Final = (RESUME_FIELD,)
+RESUME_FIELD = "resume"
+LATER_FIELDS = (RESUME_FIELD,)
 """Of an order; only there where they are given, for supervisors and agents of earlier releases do not take them."""
-ORDER_FIELDS: Final = ("step", "start", "avoid", "grace", *LATER_FIELDS)
+ORDER_FIELDS = ("step", "start", "avoid", "grace", *LATER_FIELDS)
 """What the line of an order to a supervisor says besides: see slurm_watchdog.model.supervisor."""
-MAX_FIELD: Final = 300
-"""Characters of one value."""
-MAX_PATH: Final = 4096  # linux/limits.h
-PROGRAM_PLACES: Final = frozenset({"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"})
+MAX_FIELD = 300  # Characters of one value.
+MAX_PATH = 4096  # linux/limits.h
+PROGRAM_PLACES = frozenset({"bin", "sbin", "libexec", "cron.d", "profile.d", "autostart", "site-packages"})
 """Directories whose files are run by their place; without a right to execute a switch would not be, and has
 no business there."""
 _NOT_ALLOWED = re.compile(r"[^A-Za-z0-9 .,:_/-]")
-HEARTBEAT: Final = "heartbeat"
+HEARTBEAT = "heartbeat"
 """Name of the file beside the kill switch in which `slurm_watchdog_hooks` says where the training is
 (SLURM_WATCHDOG_HEARTBEAT)."""
 RUN_NAME = re.compile(r"[0-9]{1,10}\.[0-9]{1,6}")

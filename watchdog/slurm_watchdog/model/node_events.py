@@ -7,8 +7,7 @@ from slurm_watchdog.base.structs import Struct
 
 GPU_PLACE, MOUNT_PLACE, LINK_PLACE = "GPU-", "mount:", "link:"
 """Beginnings of places; NVML's UUIDs begin so (nvmlDeviceGetUUID)."""
-OUR_DRAIN = "slurm-watchdog:"
-"""Begins the reason of every drain of ours."""
+OUR_DRAIN = "slurm-watchdog:"  # Begins the reason of every drain of ours.
 TESTED_MARK = "slurm-watchdog-test-"
 """Begins the name of every reservation in which nodes are tested whose drain is lifted meanwhile."""
 
@@ -39,23 +38,18 @@ class NodeEventKind(StrEnum):
     SLOWED_ONCE = "slowed_once", 0.9, "a job was slow with it and is fast without it, which is not confirmed"
     QUARANTINED = "quarantined", 0.0, "its quarantine began or ended"
     BY_OPERATOR = "by_operator", 0.0, "an operator drained it or returned it to service"
-    GPU_MOVED = "gpu_moved", 0.0, "a GPU with a history came or went"
-    """These two are of earlier releases."""
+    GPU_MOVED = "gpu_moved", 0.0, "a GPU with a history came or went"  # These two are of earlier releases.
     MENDED = "mended", 0.0, "it was repaired"
 
 
 class NodeEvent(Struct, frozen=True, kw_only=True):
     """One thing that happened to a node or a part of it."""
 
-    key: str
-    """Names the event: however often it is reported, it is one."""
+    key: str  # Names the event: however often it is reported, it is one.
     node: str
-    kind: str
-    """Of an incident, or a `NodeEventKind`."""
-    at: float
-    """When it happened, a date."""
-    what: str
-    """A sentence; it may hold words of a user's program."""
+    kind: str  # Of an incident, or a `NodeEventKind`.
+    at: float  # When it happened, a date.
+    what: str  # A sentence; it may hold words of a user's program.
     place: str = ""
     """The part of the node: a GPU's UUID, `mount:/scratch`, `link:mlx5_0`, a word of a test; empty: not known."""
     job_id: str = ""
@@ -63,5 +57,4 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     """Whose job, and its name (`1000/train`): the same for every link of a chain of jobs; empty: no job's."""
     incident_id: str = ""
     withdrawn_at: float | None = None
-    withdrawn_why: str = ""
-    """Why it is held against nobody after all, a sentence; empty: it stands."""
+    withdrawn_why: str = ""  # Why it is held against nobody after all, a sentence; empty: it stands.

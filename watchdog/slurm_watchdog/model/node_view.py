@@ -11,8 +11,7 @@ from slurm_watchdog.model.usage import Pressure, Usage
 class Rise(Struct, frozen=True, kw_only=True):
     """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
 
-    counter: str
-    """`ecc_corrected`, `pcie_replays` or `nvlink_errors`; of a link `errors`."""
+    counter: str  # `ecc_corrected`, `pcie_replays` or `nvlink_errors`; of a link `errors`.
     first_at: float
     last_at: float
     times: int
@@ -23,16 +22,13 @@ class GpuView(Struct, frozen=True, kw_only=True):
 
     node: str
     gpu: Gpu
-    seen_at: float
-    """When it last said anything; `gpu` holds no values if that is not now."""
+    seen_at: float  # When it last said anything; `gpu` holds no values if that is not now.
     idle_since: float | None = None
     """Utilisation has been (almost) nothing in every look since; None while it is not, or does not say."""
-    busy_since: float | None = None
-    """Utilisation has been high in every look since."""
+    busy_since: float | None = None  # Utilisation has been high in every look since.
     recent_sm_clock_hz: float | None = None
     """Under load: average over about the last minute. None until it has been busy for some looks."""
-    usual_sm_clock_hz: float | None = None
-    """Under load: average over about the last two hours."""
+    usual_sm_clock_hz: float | None = None  # Under load: average over about the last two hours.
     recent_power_w: float | None = None
     """Likewise. A GPU that spins in a collective is busy and draws much less than one that computes."""
     usual_power_w: float | None = None
@@ -41,10 +37,8 @@ class GpuView(Struct, frozen=True, kw_only=True):
     """Likewise, of the share of its tensor cores or of its memory that had work, whichever is more."""
     throttled: tuple[tuple[str, float], ...] = ()
     """Reason why its clocks were held down -> share of the last five minutes under load; what was rarer is left out."""
-    ecc_uncorrected_rose_at: float | None = None
-    """When its count of uncorrected memory errors was last seen to rise."""
-    rising: tuple[Rise, ...] = ()
-    """Those of its counters of corrected errors that rise again and again."""
+    ecc_uncorrected_rose_at: float | None = None  # When its count of uncorrected memory errors was last seen to rise.
+    rising: tuple[Rise, ...] = ()  # Those of its counters of corrected errors that rise again and again.
 
 
 def work_ratio(gpu: Gpu) -> float | None:
@@ -73,8 +67,7 @@ class SeenUsage(Struct, frozen=True, kw_only=True):
 
     at: float
     usage: Usage
-    refused_at: float | None = None
-    """When its count of those who went without was last seen to rise."""
+    refused_at: float | None = None  # When its count of those who went without was last seen to rise.
 
 
 class LinkView(Struct, frozen=True, kw_only=True):
@@ -83,16 +76,12 @@ class LinkView(Struct, frozen=True, kw_only=True):
     link: Link
     down_since: float | None = None
     """It has been up since the node was started, and is not now: when it was first seen so."""
-    went_down: tuple[float, ...] = ()
-    """When it was seen to have gone down, within the last hour, oldest first."""
-    best_rate_bits_s: int | None = None
-    """The most at which it was seen to run."""
+    went_down: tuple[float, ...] = ()  # When it was seen to have gone down, within the last hour, oldest first.
+    best_rate_bits_s: int | None = None  # The most at which it was seen to run.
     usual_bytes_s: float | None = None
     """What went through it, both ways: the average over about an hour. None: too few looks."""
-    rising: Rise | None = None
-    """Of its errors, where they rise look after look."""
-    carried: bool = False
-    """Something was seen to go through it."""
+    rising: Rise | None = None  # Of its errors, where they rise look after look.
+    carried: bool = False  # Something was seen to go through it.
 
 
 class NodeView(Struct, frozen=True, kw_only=True):
@@ -124,8 +113,7 @@ class SlurmNodeView(Struct, frozen=True, kw_only=True):
     """Slurm's word about a node."""
 
     name: str
-    state: str
-    """In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN."""
+    state: str  # In capitals, such as IDLE, ALLOCATED, DOWN*, MIXED+DRAIN.
     reason: str = ""
     runs_job: bool = False
     """Whether a job that runs, of whatever partition, has it: then it is in use, whatever else its state says."""
@@ -141,7 +129,5 @@ class UnreachedNode(Struct, frozen=True):
     """A node whose machine does not answer, while others do."""
 
     name: str
-    tries: int
-    """In a row, since its agent's newest report."""
-    seconds: float
-    """Since the first of them."""
+    tries: int  # In a row, since its agent's newest report.
+    seconds: float  # Since the first of them.

@@ -9,33 +9,24 @@ from slurm_watchdog.base.structs import Struct
 class Role(StrEnum):
     """What a process is to its job."""
 
-    RANK = "rank"
-    """Holds a rank: the process that runs the training loop."""
-    WORKER = "worker"
-    """Descends from a rank (a DataLoader worker, a compiler); carries the rank of its ancestor."""
-    HELPER = "helper"
-    """Anything else of the job: batch shell, srun, torchrun, tee."""
+    RANK = "rank"  # Holds a rank: the process that runs the training loop.
+    WORKER = "worker"  # Descends from a rank (a DataLoader worker, a compiler); carries the rank of its ancestor.
+    HELPER = "helper"  # Anything else of the job: batch shell, srun, torchrun, tee.
 
 
 class Blocked(Struct, frozen=True, kw_only=True):
     """One thread that has been in the same system call, consuming nothing, for a while."""
 
     thread_id: int
-    seconds: float
-    """How long, continuously, in the same call with the same arguments (a lower bound: seen so long)."""
-    state: str
-    """The letter of /proc/PID/stat: D, or S behind network and FUSE clients."""
+    seconds: float  # How long, continuously, in the same call with the same arguments (a lower bound: seen so long).
+    state: str  # The letter of /proc/PID/stat: D, or S behind network and FUSE clients.
     wchan: str | None = None
     syscall: str | None = None
     """Name of the system call (`write`), or its number in decimal where the name is not known."""
-    path: str | None = None
-    """The file, as its descriptor names it."""
-    mount: str | None = None
-    """The mount point that the path lies on, in the process's own mount namespace."""
-    fs_type: str | None = None
-    """Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs."""
-    device: str | None = None
-    """Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export."""
+    path: str | None = None  # The file, as its descriptor names it.
+    mount: str | None = None  # The mount point that the path lies on, in the process's own mount namespace.
+    fs_type: str | None = None  # Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs.
+    device: str | None = None  # Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export.
     candidates: tuple[str, ...] = ()
     """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and
     files of several are mapped."""
@@ -55,39 +46,32 @@ class Process(Struct, frozen=True, kw_only=True):
     job_id: str
     role: Role
     comm: str
-    state: str
-    """One letter of /proc/PID/stat: R S D T t Z X I."""
+    state: str  # One letter of /proc/PID/stat: R S D T t Z X I.
     state_age_s: float | None = None
     """For how long every look has found it in this state (a lower bound); None on the first look and while it
     runs or sleeps."""
-    uid: int
-    """Its real user."""
+    uid: int  # Its real user.
     member_by: str = ""
     """How it is known that it is of the job: `slurm` (in its control group, or below its slurmstepd), `claim`
     (its environment says so, and it is the job's owner's); empty: an earlier release does not say."""
-    step_id: str | None = None
-    """Slurm step ("0", "batch"), where known."""
+    step_id: str | None = None  # Slurm step ("0", "batch"), where known.
     rank: int | None = None
     local_rank: int | None = None
     world_size: int | None = None
-    cpu_s: float = 0.0
-    """User and system time of all its threads."""
+    cpu_s: float = 0.0  # User and system time of all its threads.
     io_bytes: int | None = None
     """Bytes read and written through system calls so far (rchar + wchar), None where not readable."""
-    threads: int | None = None
-    """Number of its threads."""
+    threads: int | None = None  # Number of its threads.
     context_switches: int | None = None
     """Of its main thread, voluntary and involuntary, so far; None where not looked at in this tick."""
     container_pid: int | None = None
     """Its number in its own, innermost PID namespace, where that is not the node's: what its logs and py-spy
     inside call it."""
-    blocked: Blocked | None = None
-    """Its longest blocked thread, None when none is."""
+    blocked: Blocked | None = None  # Its longest blocked thread, None when none is.
     collective_timeout_s: float | None = None
     """Of a rank: after so long its library gives a collective up, as its command line or environment says;
     None: not known."""
-    collective_timeout_assumed: bool = False
-    """Nothing says so: it is torch's own default."""
+    collective_timeout_assumed: bool = False  # Nothing says so: it is torch's own default.
     runnable_s: float | None = None
     """Of a rank: so long its main thread has run, or was ready to run; the rest of its life it slept. None where not
     looked at in this tick."""
@@ -100,28 +84,21 @@ class LogFile(Struct, frozen=True, kw_only=True):
     path: str
     growth_age_s: float | None = None
     """Seconds since the file last grew (or was first opened), None when it was never read."""
-    error: str | None = None
-    """Why it cannot be read now: missing, permission, its mount does not answer."""
+    error: str | None = None  # Why it cannot be read now: missing, permission, its mount does not answer.
     offset: int | None = None
     """Bytes of the file that were read: where the next run of the job continues reading, on any node."""
-    lag_bytes: int = 0
-    """What stands in the file and is not read yet: a flood is read in several looks."""
-    skipped_bytes: int = 0
-    """What was passed over so far, for reading could not keep up: nobody knows what was in it."""
+    lag_bytes: int = 0  # What stands in the file and is not read yet: a flood is read in several looks.
+    skipped_bytes: int = 0  # What was passed over so far, for reading could not keep up: nobody knows what was in it.
     framework: str | None = None
     """Which one wrote it, as far as its words show (a name of `slurm_watchdog.knowledge.frameworks`): what to
     do where nothing counts."""
 
 
 class EventKind(StrEnum):
-    PROGRESS = "progress"
-    """A count of steps, iterations, samples or tokens was logged."""
-    PHASE = "phase"
-    """The log says that evaluation, a checkpoint, … began or ended."""
-    CHECKPOINT = "checkpoint"
-    """A complete checkpoint was announced, or found by its tracker file."""
-    ERROR = "error"
-    """A line that looks like an error."""
+    PROGRESS = "progress"  # A count of steps, iterations, samples or tokens was logged.
+    PHASE = "phase"  # The log says that evaluation, a checkpoint, … began or ended.
+    CHECKPOINT = "checkpoint"  # A complete checkpoint was announced, or found by its tracker file.
+    ERROR = "error"  # A line that looks like an error.
 
 
 class Event(Struct, frozen=True, kw_only=True):
@@ -129,32 +106,24 @@ class Event(Struct, frozen=True, kw_only=True):
 
     kind: EventKind
     job_id: str
-    age_s: float
-    """Seconds before the report was made."""
-    source: str
-    """Path of the file it was read from."""
-    line: str = ""
-    """The line, bounded, without its control characters."""
+    age_s: float  # Seconds before the report was made.
+    source: str  # Path of the file it was read from.
+    line: str = ""  # The line, bounded, without its control characters.
     step: int | None = None
     count: float | None = None
     """Where no step was logged: a number that rises and is none (epochs, tokens, samples), for the progress
     clock alone."""
     total_steps: int | None = None
-    step_s: float | None = None
-    """Seconds a step took, as the log says."""
+    step_s: float | None = None  # Seconds a step took, as the log says.
     loss: float | None = None
-    loss_is_no_number: bool = False
-    """It was NaN or infinite, which JSON cannot say: `loss` is None then."""
+    loss_is_no_number: bool = False  # It was NaN or infinite, which JSON cannot say: `loss` is None then.
     phase: str | None = None
-    pattern: str | None = None
-    """Which entry of the knowledge matched."""
-    rank: int | None = None
-    """The rank that the line's prefix names."""
+    pattern: str | None = None  # Which entry of the knowledge matched.
+    rank: int | None = None  # The rank that the line's prefix names.
     written_s: float | None = None
     """When the line says that it was written, in seconds on its own clock: to be compared with other lines of
     the file alone."""
-    initial: bool = False
-    """It is where a bar of progress begins, a position and no step that was made."""
+    initial: bool = False  # It is where a bar of progress begins, a position and no step that was made.
     backlog: bool = False
     """It stood in the file already when the agent first opened it: nobody knows when it was written."""
 
@@ -164,14 +133,11 @@ class MountProbe(Struct, frozen=True, kw_only=True):
 
     mount: str
     responding: bool
-    seconds: float
-    """How long the probe took; while it is out, how long it has been waiting."""
-    error: str | None = None
-    """An error is an answer: permission denied, read-only."""
+    seconds: float  # How long the probe took; while it is out, how long it has been waiting.
+    error: str | None = None  # An error is an answer: permission denied, read-only.
     device: str | None = None
     fs_type: str | None = None
-    wrote: bool = False
-    """Whether it wrote and read back: a frozen filesystem still answers a mere reader."""
+    wrote: bool = False  # Whether it wrote and read back: a frozen filesystem still answers a mere reader.
     uid: int | None = None
     """The user that the child ran as, whose directory it was: its word counts for that user's processes
     alone. None: the agent's own."""
@@ -181,18 +147,15 @@ class NoAnswer(Struct, frozen=True, kw_only=True):
     """A question about a mount of which nothing is known: neither that it answers, nor that it does not."""
 
     mount: str
-    reason: str
-    """`the child was stopped`: what became of who was to ask."""
+    reason: str  # `the child was stopped`: what became of who was to ask.
     seconds: float
-    uid: int | None = None
-    """As in MountProbe."""
+    uid: int | None = None  # As in MountProbe.
 
 
 class HungProbe(Struct, frozen=True, kw_only=True):
     """A child of the agent that did not come back."""
 
-    probe: str
-    """Kind of the probe and its resource: `files:/shared`, `stacks`."""
+    probe: str  # Kind of the probe and its resource: `files:/shared`, `stacks`.
     seconds: float
 
 
@@ -214,42 +177,29 @@ class GpuHealth(Struct, frozen=True, kw_only=True):
 
     ecc_corrected: int | None = None
     """Memory errors since the driver was loaded that ECC put right (volatile, all locations)."""
-    ecc_uncorrected: int | None = None
-    """Those that it could not."""
+    ecc_uncorrected: int | None = None  # Those that it could not.
     remapped_rows_corrected: int | None = None
     """Rows of memory replaced because of corrected errors (Ampere and newer)."""
     remapped_rows_uncorrected: int | None = None
-    remap_pending: bool | None = None
-    """A row will be replaced at the next reset: the GPU should be drained."""
-    remap_failed: bool | None = None
-    """There was no spare row left: the GPU should be exchanged."""
-    retired_pages: int | None = None
-    """Pages retired for single- and double-bit errors (before Ampere)."""
+    remap_pending: bool | None = None  # A row will be replaced at the next reset: the GPU should be drained.
+    remap_failed: bool | None = None  # There was no spare row left: the GPU should be exchanged.
+    retired_pages: int | None = None  # Pages retired for single- and double-bit errors (before Ampere).
     retired_pages_pending: bool | None = None
-    pcie_link_width: int | None = None
-    """Lanes in use now."""
+    pcie_link_width: int | None = None  # Lanes in use now.
     pcie_link_width_max: int | None = None
-    pcie_link_generation: int | None = None
-    """May fall while the GPU idles: that is power saving."""
+    pcie_link_generation: int | None = None  # May fall while the GPU idles: that is power saving.
     pcie_link_generation_max: int | None = None
-    pcie_replays: int | None = None
-    """Retransmissions since the driver was loaded."""
+    pcie_replays: int | None = None  # Retransmissions since the driver was loaded.
     nvlinks_active: int | None = None
-    nvlinks_down: int | None = None
-    """Links that the GPU has and that are not active."""
-    nvlink_errors: int | None = None
-    """CRC, replay and recovery errors of all its links so far."""
+    nvlinks_down: int | None = None  # Links that the GPU has and that are not active.
+    nvlink_errors: int | None = None  # CRC, replay and recovery errors of all its links so far.
     sm_active_ratio: float | None = None
     """Share of its multiprocessors that had work, average since it was read before (GPM: Hopper and later)."""
-    tensor_active_ratio: float | None = None
-    """Likewise of its tensor cores."""
-    dram_active_ratio: float | None = None
-    """Likewise of the bandwidth of its memory."""
-    nvlink_bytes_s: float | None = None
-    """Likewise, sent and received by all its links."""
+    tensor_active_ratio: float | None = None  # Likewise of its tensor cores.
+    dram_active_ratio: float | None = None  # Likewise of the bandwidth of its memory.
+    nvlink_bytes_s: float | None = None  # Likewise, sent and received by all its links.
     pcie_bytes_s: float | None = None
-    mig: tuple[MigInstance, ...] | None = None
-    """None: MIG is off or unknown; its utilisation is then the whole GPU's."""
+    mig: tuple[MigInstance, ...] | None = None  # None: MIG is off or unknown; its utilisation is then the whole GPU's.
 
 
 class Gpu(GpuHealth, frozen=True, kw_only=True):
@@ -259,15 +209,12 @@ class Gpu(GpuHealth, frozen=True, kw_only=True):
     number in /dev/nvidiaN; the index is its place in NVML's list, which may change when another GPU goes away.
     """
 
-    uuid: str
-    """Empty for a GPU that has not answered since the agent started."""
+    uuid: str  # Empty for a GPU that has not answered since the agent started.
     index: int
-    pci_bus_id: str | None = None
-    """As the kernel writes it: 0000:c1:00.0."""
+    pci_bus_id: str | None = None  # As the kernel writes it: 0000:c1:00.0.
     minor: int | None = None
     name: str = ""
-    utilization_ratio: float | None = None
-    """1.0 also while it spins in a collective: no proof of work."""
+    utilization_ratio: float | None = None  # 1.0 also while it spins in a collective: no proof of work.
     sm_clock_hz: float | None = None
     memory_clock_hz: float | None = None
     power_w: float | None = None
@@ -278,10 +225,8 @@ class Gpu(GpuHealth, frozen=True, kw_only=True):
     """Why its clocks are lower than they could be; empty: nothing holds them back."""
     pids: tuple[int, ...] | None = None
     """Processes that compute on it, by the host's numbers; the list is at most about a minute old."""
-    error: str | None = None
-    """Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost."""
-    process_memory_bytes: tuple[int | None, ...] | None = None
-    """What each of `pids` holds, in their order."""
+    error: str | None = None  # Why something, or everything, is not known: NVML_ERROR_GPU_IS_LOST: GPU is lost.
+    process_memory_bytes: tuple[int | None, ...] | None = None  # What each of `pids` holds, in their order.
 
 
 class FaultSeverity(StrEnum):
@@ -294,37 +239,25 @@ class FaultSeverity(StrEnum):
 class NodeEvent(Struct, frozen=True, kw_only=True):
     """Something that the kernel's log or NVML said about the node itself, once. It accuses nobody: detectors judge."""
 
-    source: str
-    """`kernel_log` or `nvml`."""
-    name: str
-    """Which entry of the knowledge matched: xid, nfs_server_silent, oom_kill, …"""
+    source: str  # `kernel_log` or `nvml`.
+    name: str  # Which entry of the knowledge matched: xid, nfs_server_silent, oom_kill, …
     severity: FaultSeverity
-    age_s: float
-    """Seconds before the report was made, by the kernel's own time stamp."""
-    line: str = ""
-    """Bounded, without control characters."""
-    sequence: int | None = None
-    """The kernel's number of the record: unique within a boot."""
-    repeats: int = 0
-    """So many more of the same name and resource were folded into this one."""
-    xid: int | None = None
-    """NVIDIA's number of the fault."""
+    age_s: float  # Seconds before the report was made, by the kernel's own time stamp.
+    line: str = ""  # Bounded, without control characters.
+    sequence: int | None = None  # The kernel's number of the record: unique within a boot.
+    repeats: int = 0  # So many more of the same name and resource were folded into this one.
+    xid: int | None = None  # NVIDIA's number of the fault.
     gpu_uuid: str | None = None
-    pci_bus_id: str | None = None
-    """As the kernel writes it: 0000:c1:00.0."""
+    pci_bus_id: str | None = None  # As the kernel writes it: 0000:c1:00.0.
     pid: int | None = None
-    process: str | None = None
-    """The name of that process, as the line gives it."""
+    process: str | None = None  # The name of that process, as the line gives it.
     mount: str | None = None
-    server: str | None = None
-    """The file server that it is about."""
-    device: str | None = None
-    """A disk, a network port, a filesystem's device."""
+    server: str | None = None  # The file server that it is about.
+    device: str | None = None  # A disk, a network port, a filesystem's device.
     may_exclude_node: bool = False
     """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a
     program's fault."""
-    backlog: bool = False
-    """It stood in the log before the agent was started."""
+    backlog: bool = False  # It stood in the log before the agent was started.
     part: str = "none"
     """The part of the machine that it is about: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none."""
 
@@ -337,50 +270,35 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     layout: str | None = None
     """megatron, deepspeed, dcp, huggingface, lightning, nemo, composer, orbax, plain; None while there is
     nothing known there."""
-    step: int | None = None
-    """Of the newest complete one; None: there is none."""
-    path: str | None = None
-    """Where that lies."""
-    foreign: bool = False
-    """That is not the job's owner's."""
+    step: int | None = None  # Of the newest complete one; None: there is none.
+    path: str | None = None  # Where that lies.
+    foreign: bool = False  # That is not the job's owner's.
     age_s: float | None = None
     """Since its newest file was written, by the clock of the filesystem's server against ours: for people,
     not for windows."""
-    size_bytes: int | None = None
-    """Sum of its files, None if there are too many to add up."""
-    writing_step: int | None = None
-    """Step of one that is newer and not complete."""
-    writing: bool = False
-    """A newer one is incomplete and grew since the look before."""
-    looked_age_s: float = 0.0
-    """Since the look that showed this."""
-    error: str | None = None
-    """Why it cannot be read now."""
+    size_bytes: int | None = None  # Sum of its files, None if there are too many to add up.
+    writing_step: int | None = None  # Step of one that is newer and not complete.
+    writing: bool = False  # A newer one is incomplete and grew since the look before.
+    looked_age_s: float = 0.0  # Since the look that showed this.
+    error: str | None = None  # Why it cannot be read now.
 
 
 class GpuHolder(Struct, frozen=True, kw_only=True):
     """A process that holds a GPU and is not, as far as this node knows, part of a running job."""
 
     pid: int
-    start_ticks: int
-    """Checked again before anything is done to it: a pid is used again, pid and start time are not."""
+    start_ticks: int  # Checked again before anything is done to it: a pid is used again, pid and start time are not.
     uid: int
-    user: str
-    """Its name, or its number where there is none."""
+    user: str  # Its name, or its number where there is none.
     comm: str
     state: str
-    job_id: str | None = None
-    """The job it came from, where it shows."""
-    rank: int | None = None
-    """Its rank in that job, if it was one."""
+    job_id: str | None = None  # The job it came from, where it shows.
+    rank: int | None = None  # Its rank in that job, if it was one.
     gpu_uuids: tuple[str, ...] = ()
-    minors: tuple[int, ...] = ()
-    """/dev/nvidiaN that it has open."""
-    memory_bytes: int | None = None
-    """On all its GPUs, as NVML says; None for those that NVML does not list."""
+    minors: tuple[int, ...] = ()  # /dev/nvidiaN that it has open.
+    memory_bytes: int | None = None  # On all its GPUs, as NVML says; None for those that NVML does not list.
     listed_by_nvml: bool = False
-    age_s: float = 0.0
-    """Since the process was started."""
+    age_s: float = 0.0  # Since the process was started.
     orphan_for_s: float | None = None
     """For how long it has belonged to no job that runs on this node; None while that is not known (no word
     from the controller)."""

@@ -15,8 +15,7 @@ class MapNode(Struct, frozen=True, kw_only=True):
     """A node of many: a few dozen bytes."""
 
     node: str
-    state: str
-    """`ok`, `named` by an incident, `silent`, `away` (taken out by Slurm), `unwatched`."""
+    state: str  # `ok`, `named` by an incident, `silent`, `away` (taken out by Slurm), `unwatched`.
     gpus: str
     """A letter each, in the order of their indices: x named by an incident, e no answer, t slowed down, i idle and held
     by a process, b works, f free, u unknown, for its node is silent."""
@@ -41,10 +40,8 @@ class Todo(Answer, frozen=True, kw_only=True):
     incident: str
     kind: str
     job_ids: tuple[str, ...] = ()
-    why: str
-    """Why nothing is done about it."""
-    hint: str = ""
-    """What usually helps."""
+    why: str  # Why nothing is done about it.
+    hint: str = ""  # What usually helps.
 
 
 class Overview(Status, frozen=True, kw_only=True):
@@ -63,8 +60,7 @@ class Rank(Answer, frozen=True, kw_only=True):
     letter: str
     """x gone or named by an incident, e waits in the kernel, t stopped, L late, i its GPU idles, b works, f nothing
     known of its GPU."""
-    late_ratio: float | None = None
-    """Share of the last minutes in which others wait and it does not."""
+    late_ratio: float | None = None  # Share of the last minutes in which others wait and it does not.
 
 
 class History(Answer, frozen=True, kw_only=True):

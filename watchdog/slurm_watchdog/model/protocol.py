@@ -34,8 +34,7 @@ class WriteKillSwitch(Struct, frozen=True, kw_only=True, tag="write_kill_switch"
     restarts: int
     path: str
     uid: int
-    content: str
-    """One JSON line: who, why, which incident."""
+    content: str  # One JSON line: who, why, which incident.
     expires_s: float = 60.0
 
 
@@ -64,11 +63,9 @@ class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
     start_ticks: int
     uid: int
     comm: str
-    job_id: str
-    """The job that it came from, as agents know it."""
+    job_id: str  # The job that it came from, as agents know it.
     minors: tuple[int, ...]
-    how: str
-    """`look`, `term` or `kill`."""
+    how: str  # `look`, `term` or `kill`.
     expires_s: float = 30.0
 
 
@@ -80,14 +77,10 @@ class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence")
     job_id: str
     restarts: int
     expires_s: float = 90.0
-    dumps: int = 3
-    """So many dumps of every rank's stacks tell stuck from busy."""
-    apart_s: float = 10.0
-    """Time between two of them."""
-    ras: bool = False
-    """NCCL's RAS is asked, too: it answers for the whole job, so one node asks."""
-    only_ras: bool = False
-    """Nothing else is gathered: another node was to ask, and could not."""
+    dumps: int = 3  # So many dumps of every rank's stacks tell stuck from busy.
+    apart_s: float = 10.0  # Time between two of them.
+    ras: bool = False  # NCCL's RAS is asked, too: it answers for the whole job, so one node asks.
+    only_ras: bool = False  # Nothing else is gathered: another node was to ask, and could not.
 
 
 Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
@@ -96,18 +89,12 @@ Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | Collect
 class ProcessEnd(Struct, frozen=True, kw_only=True):
     """What a node says of the process that it was to end, after it has done so, or has refused to."""
 
-    gone: bool = False
-    """It has ended, or its number is another's by now."""
-    released: bool = False
-    """It lives, and holds no GPU any more."""
-    sent: bool = False
-    """The signal went to it."""
-    state: str = ""
-    """The kernel's letter for it, the most stuck of its threads: D, S, Z."""
-    wchan: str = ""
-    """Where in the kernel that thread waits."""
-    refusal: str = ""
-    """Why nothing was sent."""
+    gone: bool = False  # It has ended, or its number is another's by now.
+    released: bool = False  # It lives, and holds no GPU any more.
+    sent: bool = False  # The signal went to it.
+    state: str = ""  # The kernel's letter for it, the most stuck of its threads: D, S, Z.
+    wchan: str = ""  # Where in the kernel that thread waits.
+    refusal: str = ""  # Why nothing was sent.
 
 
 class CommandResult(Struct, frozen=True, kw_only=True):
@@ -128,12 +115,10 @@ class JobWatch(Struct, frozen=True, kw_only=True):
     job_id: str
     restarts: int
     uid: int
-    log_paths: tuple[str, ...] = ()
-    """Followed by this node: the job's standard output and error on its batch host."""
+    log_paths: tuple[str, ...] = ()  # Followed by this node: the job's standard output and error on its batch host.
     checkpoint_trackers: tuple[str, ...] = ()
     """Files that hold the step of the newest complete checkpoint (Megatron's tracker)."""
-    checkpoint_directories: tuple[str, ...] = ()
-    """Where its checkpoints lie; looked at by its batch host only."""
+    checkpoint_directories: tuple[str, ...] = ()  # Where its checkpoints lie; looked at by its batch host only.
     progress_files: tuple[str, ...] = ()
     """Files and directories that its loop writes to as it turns; looked at by its batch host only."""
     log_offsets: tuple[tuple[str, int], ...] = ()
@@ -141,8 +126,7 @@ class JobWatch(Struct, frozen=True, kw_only=True):
     progress_patterns: tuple[str, ...] = ()
     """Regular expressions of the site for lines that say a step; see
     slurm_watchdog.parse.training_log.site_patterns."""
-    kill_switch: str = ""
-    """Its directory is made ready on this node, owned by the job's owner."""
+    kill_switch: str = ""  # Its directory is made ready on this node, owned by the job's owner.
 
 
 class Reply(Struct, frozen=True, kw_only=True):
@@ -155,8 +139,7 @@ class Reply(Struct, frozen=True, kw_only=True):
     not known."""
     controller_id: str = ""
     """Random, new at every start of the controller: an agent sends the recent past again to a new one."""
-    takes_changes: bool = False
-    """This controller understands reports of changes."""
+    takes_changes: bool = False  # This controller understands reports of changes.
     want_full: bool = False
     """It lacks the report that this one builds on, and has accepted nothing of it: the full report is to be sent."""
     interval_s: float | None = None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec.structs import replace
@@ -32,8 +32,7 @@ class ProcessNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What moves about a process from look to look. A short list on the wire; new fields go to its end, with
     a default."""
 
-    at: int
-    """Place of the process in the report before."""
+    at: int  # Place of the process in the report before.
     state: str
     cpu_s: float
     io_bytes: int | None
@@ -58,14 +57,11 @@ class Changes(Struct, frozen=True, kw_only=True):
     """Makes a report one of changes: processes and GPUs that it does not name are as they were. See
     slurm_watchdog.wire.delta."""
 
-    since: int
-    """Sequence of the report that it builds on, of the same agent."""
+    since: int  # Sequence of the report that it builds on, of the same agent.
     process_rows: tuple[ProcessNumbers, ...] = ()
     gpu_rows: tuple[GpuNumbers, ...] = ()
-    gone: tuple[tuple[int, int], ...] = ()
-    """(pid, start ticks) of processes that are not there any more."""
-    whole: tuple[str, ...] = ()
-    """Lists of the report that are complete in it."""
+    gone: tuple[tuple[int, int], ...] = ()  # (pid, start ticks) of processes that are not there any more.
+    whole: tuple[str, ...] = ()  # Lists of the report that are complete in it.
 
 
 class JobDirectives(Struct, frozen=True, kw_only=True):
@@ -76,8 +72,7 @@ class JobDirectives(Struct, frozen=True, kw_only=True):
     restarts: int
     variables: tuple[tuple[str, str], ...]
     """SLURM_WATCHDOG and those that begin with it, bounded; none: a rank was read, and says nothing."""
-    uid: int = -1
-    """The user whose process has them; -1: an earlier release does not say."""
+    uid: int = -1  # The user whose process has them; -1: an earlier release does not say.
 
 
 class LeftOut(Struct, frozen=True, kw_only=True):
@@ -174,12 +169,9 @@ class Report(Struct, frozen=True, kw_only=True):
 
     node: str
     boot_id: str
-    agent_id: str
-    """Random, new at every start of the agent."""
-    sequence: int
-    """Rises by one with every report of this agent_id; a report seen before is dropped."""
-    age_s: float = 0.0
-    """Seconds between making and sending; not 0 when it waited in the spool."""
+    agent_id: str  # Random, new at every start of the agent.
+    sequence: int  # Rises by one with every report of this agent_id; a report seen before is dropped.
+    age_s: float = 0.0  # Seconds between making and sending; not 0 when it waited in the spool.
     made_s: float = 0.0
     """When it was made, in seconds since the node's kernel started; 0: an older agent does not say it."""
     interval_s: float = 5.0
@@ -199,15 +191,11 @@ class Report(Struct, frozen=True, kw_only=True):
     """Records of the kernel that were overwritten before they could be read, or were too many for one report."""
     checkpoints: tuple[Checkpoint, ...] = ()
     gpu_holders: tuple[GpuHolder, ...] = ()
-    wishes: tuple[JobDirectives, ...] = ()
-    """Of jobs that have any; in every report, also in one of changes."""
+    wishes: tuple[JobDirectives, ...] = ()  # Of jobs that have any; in every report, also in one of changes.
     results: tuple[CommandResult, ...] = ()
-    problems: tuple[str, ...] = ()
-    """Collectors that failed this tick, each with its reason."""
-    changes: Changes | None = None
-    """None: this is the whole of what there is."""
-    supervisors: tuple[JobSupervisor, ...] = ()
-    """In every report, also in one of changes."""
+    problems: tuple[str, ...] = ()  # Collectors that failed this tick, each with its reason.
+    changes: Changes | None = None  # None: this is the whole of what there is.
+    supervisors: tuple[JobSupervisor, ...] = ()  # In every report, also in one of changes.
     usages: tuple[Usage, ...] = ()
     pressures: tuple[Pressure, ...] = ()
     links: tuple[Link, ...] = ()
@@ -226,7 +214,7 @@ def _own_fields() -> dict[type, str]:
     }
 
 
-_OWN_FIELD: Final = _own_fields()
+_OWN_FIELD = _own_fields()
 
 
 def with_sections(report: Report, sections: Iterable[Struct]) -> Report:

@@ -13,62 +13,45 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     job_id: str
     restarts: int
     began_at: float
-    seen_at: float
-    """When Slurm last listed it as running."""
-    watched_from: float | None = None
-    """Since when a controller has watched it; None: from its beginning."""
-    ended_at: float | None = None
-    """None while it runs."""
+    seen_at: float  # When Slurm last listed it as running.
+    watched_from: float | None = None  # Since when a controller has watched it; None: from its beginning.
+    ended_at: float | None = None  # None while it runs.
     state: str = ""
-    exit_code: str = ""
-    """As Slurm's accounting has it, `code:signal`; empty: not known."""
-    steps_exit_code: str = ""
-    """The highest of its steps (DerivedExitCode), likewise."""
-    waited_for: str = ""
-    """Why it did not start for some time, if not for priority or resources (Reason of accounting)."""
-    failed_node: str = ""
-    """The node whose failure ended it."""
+    exit_code: str = ""  # As Slurm's accounting has it, `code:signal`; empty: not known.
+    steps_exit_code: str = ""  # The highest of its steps (DerivedExitCode), likewise.
+    waited_for: str = ""  # Why it did not start for some time, if not for priority or resources (Reason of accounting).
+    failed_node: str = ""  # The node whose failure ended it.
     uid: int = -1
     user: str = ""
     account: str = ""
     partition: str = ""
     name: str = ""
     nodes: int = 1
-    gpus: int | None = None
-    """Those that ranks were seen to compute on."""
+    gpus: int | None = None  # Those that ranks were seen to compute on.
     first_step: int | None = None
     last_step: int | None = None
-    stride: int = 1
-    """Steps between two lines of its log."""
-    first_rise_at: float | None = None
-    """When its step first rose."""
+    stride: int = 1  # Steps between two lines of its log.
+    first_rise_at: float | None = None  # When its step first rose.
     last_rise_at: float | None = None
-    step_s: float | None = None
-    """Of one step, the median of the recent ones."""
+    step_s: float | None = None  # Of one step, the median of the recent ones.
 
 
 class Spell(Struct, frozen=True, kw_only=True):
     """An incident of one run: when it was open (dates)."""
 
     job_id: str
-    restarts: int | None
-    """None: not known."""
+    restarts: int | None  # None: not known.
     kind: str
     began_at: float
     ended_at: float
-    fired_at: float | None = None
-    """When it was reported, its evidence being complete; None: not known."""
+    fired_at: float | None = None  # When it was reported, its evidence being complete; None: not known.
     nodes: tuple[str, ...] = ()
-    acted: bool = False
-    """Whether an action of ours for it, on this job, succeeded."""
+    acted: bool = False  # Whether an action of ours for it, on this job, succeeded.
     would_act_at: float | None = None
     """When an action was decided for it on this job that its mode left undone (observe); None: none was."""
-    stops_steps: bool = False
-    """Its kind means that the job makes no step."""
-    planned: bool = False
-    """Nothing was wrong: maintenance, a time limit, or what a person asked for."""
-    recomputed_s: float = 0.0
-    """Time of the steps that a restart inside of this run made again."""
+    stops_steps: bool = False  # Its kind means that the job makes no step.
+    planned: bool = False  # Nothing was wrong: maintenance, a time limit, or what a person asked for.
+    recomputed_s: float = 0.0  # Time of the steps that a restart inside of this run made again.
 
 
 def merged(before: RunRecord, now: RunRecord) -> RunRecord:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Incident
 
-OF_JOBS: Final = ("job:", "run:", "loop:", "chain:")
+OF_JOBS = ("job:", "run:", "loop:", "chain:")
 """Subjects that are a job, its runs (log_error, memory_kill), its restarts (crash_loop) or the jobs that it begins
 (chain_broken). Whatever else an incident is about concerns others, too: a node, a GPU, a filesystem."""
 
@@ -17,11 +15,9 @@ class Silence(Struct, frozen=True, kw_only=True):
 
     id: str
     by: str
-    at: float
-    """Date."""
+    at: float  # Date.
     reason: str = ""
-    until: float
-    """Date of its end."""
+    until: float  # Date of its end.
     kinds: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()

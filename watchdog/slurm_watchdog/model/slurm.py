@@ -44,8 +44,7 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     job_id: str
     """As Slurm's commands want it: `123`, or `123_4` for an array element. `scontrol requeue 123` on the number that an
     element shares with its array would hit every element."""
-    state: str
-    """Slurm's own word in capitals: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, REQUEUE_HOLD, …"""
+    state: str  # Slurm's own word in capitals: PENDING, RUNNING, COMPLETING, COMPLETED, FAILED, REQUEUE_HOLD, …
     reason: str = ""
     name: str = ""
     user: str = ""
@@ -69,21 +68,16 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     required_nodes: tuple[str, ...] = ()
     node_count: int | None = None
     """How many nodes it has or, pending, is expected to get: of `-N2-4` some releases say 2, some 4."""
-    time_limit_s: float | None = None
-    """None: without a limit, or its partition's."""
+    time_limit_s: float | None = None  # None: without a limit, or its partition's.
     qos: str = ""
     reservation: str = ""
-    dependency: str = ""
-    """What it still waits for, in Slurm's words: `afterok:12(unfulfilled)`."""
-    submit_at: float | None = None
-    """When it was submitted or last requeued."""
+    dependency: str = ""  # What it still waits for, in Slurm's words: `afterok:12(unfulfilled)`.
+    submit_at: float | None = None  # When it was submitted or last requeued.
     eligible_at: float | None = None
-    array_job_id: str = ""
-    """The whole array's id, empty for a job that is no element."""
+    array_job_id: str = ""  # The whole array's id, empty for a job that is no element.
     array_tasks: str = ""
     """Its index in the array; of the job `6_[4-9]` that stands for all elements that have not started yet `4-9`."""
-    het_job_id: str = ""
-    """The first component's id, for every component of a heterogeneous job."""
+    het_job_id: str = ""  # The first component's id, for every component of a heterogeneous job.
     het_offset: int | None = None
     component_ids: tuple[str, ...] = ()
     """Of a heterogeneous job that was folded into its first component: the other components' numbers, as `raw_id`."""
@@ -94,8 +88,7 @@ class SlurmJob(Struct, frozen=True, kw_only=True):
     that says how it ended, and which restart that is."""
     counted_at_once: bool = False
     """A restart is known here before the next run prints anything: none of its lines is taken for the run before."""
-    ended_with: str = ""
-    """How it ended, where more is known than its state: `exit code 7`."""
+    ended_with: str = ""  # How it ended, where more is known than its state: `exit code 7`.
     unreadable: tuple[str, ...] = ()
     """Names of the fields that Slurm answered in a form that cannot be read: their values here mean nothing."""
 
@@ -133,8 +126,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     """When that reason was given, and who gave it: a drain is ours only if all three are as we left them."""
     reason_user: str = ""
     partitions: tuple[str, ...] = ()
-    unreadable: tuple[str, ...] = ()
-    """As in `SlurmJob`."""
+    unreadable: tuple[str, ...] = ()  # As in `SlurmJob`.
 
 
 class Reservation(Struct, frozen=True, kw_only=True):
@@ -156,10 +148,8 @@ class SlurmPerson(Struct, frozen=True, kw_only=True):
     """A user who is more than that in Slurm's accounting."""
 
     user: str
-    is_operator: bool = False
-    """Operator or Administrator."""
-    coordinates: tuple[str, ...] = ()
-    """Accounts that he is a coordinator of."""
+    is_operator: bool = False  # Operator or Administrator.
+    coordinates: tuple[str, ...] = ()  # Accounts that he is a coordinator of.
 
 
 class SlurmView(Struct, frozen=True, kw_only=True):

@@ -17,14 +17,10 @@ from slurm_watchdog.base.python310 import StrEnum
 class Stage(StrEnum):
     """Where a job is in its life."""
 
-    WAITS = "waits"
-    """It will run (again), held or not."""
-    STARTS = "starts"
-    """It has nodes, which are made ready."""
-    RUNS = "runs"
-    """It has nodes and processes, stopped ones too."""
-    ENDS = "ends"
-    """It still has nodes, and goes."""
+    WAITS = "waits"  # It will run (again), held or not.
+    STARTS = "starts"  # It has nodes, which are made ready.
+    RUNS = "runs"  # It has nodes and processes, stopped ones too.
+    ENDS = "ends"  # It still has nodes, and goes.
     OVER = "over"
 
 
@@ -32,14 +28,10 @@ class JobState(NamedTuple):
     """What one word says of a job."""
 
     stage: Stage
-    held: bool = False
-    """The word says itself that somebody has to release the job."""
-    failed: bool = False
-    """It ended by a fault of its program, its nodes or Slurm."""
-    by_person: bool = False
-    """A person ended it, or a date that a person set."""
-    from_outside: bool = False
-    """A node, a limit or another job ended it."""
+    held: bool = False  # The word says itself that somebody has to release the job.
+    failed: bool = False  # It ended by a fault of its program, its nodes or Slurm.
+    by_person: bool = False  # A person ended it, or a date that a person set.
+    from_outside: bool = False  # A node, a limit or another job ended it.
 
 
 _W, _S, _R, _E, _O = Stage.WAITS, Stage.STARTS, Stage.RUNS, Stage.ENDS, Stage.OVER
@@ -83,21 +75,16 @@ def _jobs(*stages: Stage) -> frozenset[str]:
     return frozenset(word for word, state in JOB_STATES.items() if state.stage in stages)
 
 
-RUNNING = _jobs(Stage.RUNS)
-"""It has processes: what is judged, and what a signal can reach."""
-WAITING = _jobs(Stage.WAITS)
-"""It will run (again)."""
+RUNNING = _jobs(Stage.RUNS)  # It has processes: what is judged, and what a signal can reach.
+WAITING = _jobs(Stage.WAITS)  # It will run (again).
 OVER = _jobs(Stage.OVER)
-HOLDS_NODES = _jobs(Stage.STARTS, Stage.RUNS, Stage.ENDS)
-"""Processes of the job may rightly be on its nodes."""
+HOLDS_NODES = _jobs(Stage.STARTS, Stage.RUNS, Stage.ENDS)  # Processes of the job may rightly be on its nodes.
 HAD_PROCESSES = _jobs(Stage.RUNS, Stage.ENDS)
 """It was given its nodes and has used them: what it was allocated is final."""
-ALIVE = HOLDS_NODES | WAITING
-"""It runs, or will, or is just ending."""
+ALIVE = HOLDS_NODES | WAITING  # It runs, or will, or is just ending.
 COMES = _jobs(Stage.WAITS, Stage.STARTS, Stage.RUNS)
 """It runs or will: COMPLETING is not among them, for most jobs that complete do not come again."""
-STARTED = _jobs(Stage.STARTS, Stage.RUNS)
-"""Slurm has started it."""
+STARTED = _jobs(Stage.STARTS, Stage.RUNS)  # Slurm has started it.
 REQUEUED = _jobs(Stage.WAITS, Stage.ENDS)
 """What a job may be after a requeue, and where a hold takes effect. COMPLETING: the run before has not ended yet."""
 HELD = frozenset(word for word, state in JOB_STATES.items() if state.held)
@@ -127,18 +114,13 @@ def may_hold_nodes(state: str) -> bool:
 class NodeWord(NamedTuple):
     """What one word of a node's state says."""
 
-    used: bool = False
-    """A job has it."""
-    lost: bool = False
-    """Slurm itself has lost it."""
+    used: bool = False  # A job has it.
+    lost: bool = False  # Slurm itself has lost it.
     absent: bool = False
     """It is switched off, starts, or is none yet: its agent rightly says nothing, unless a job runs there."""
-    leaves: bool = False
-    """It is taken away as soon as no job runs there."""
-    shut: bool = False
-    """Slurm starts no job there now."""
-    out: bool = False
-    """It counts as one that was taken out of service, in budgets of how many may be."""
+    leaves: bool = False  # It is taken away as soon as no job runs there.
+    shut: bool = False  # Slurm starts no job there now.
+    out: bool = False  # It counts as one that was taken out of service, in budgets of how many may be.
 
 
 _USED, _LOST = NodeWord(used=True), NodeWord(lost=True, shut=True, out=True)

@@ -6,7 +6,6 @@ and belong to the job's owner. Pure.
 from __future__ import annotations
 
 import re
-from typing import Final
 
 import msgspec
 
@@ -15,26 +14,21 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, RESUME_FIELD, fits_field
 from slurm_watchdog.model.slurm import SlurmJob
 
-STATUS_FILE: Final = "supervisor"
+STATUS_FILE = "supervisor"
 """One line of JSON, a SupervisorStatus, replaced whole by its writer at every change and every WRITE_EVERY_S."""
-ORDER_PREFIX: Final = "restart-"
+ORDER_PREFIX = "restart-"
 """An order is called so, with the id of its decision behind it: the line of a kill switch, with ORDER_FIELDS."""
-WRITE_EVERY_S: Final = 5.0
-FRESH_S: Final = 30.0
-"""Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S."""
-MAX_STATUS_BYTES: Final = 65_536
-"""A job of 4,000 nodes has names of 16 bytes each there."""
-PROTOCOL: Final = 1
-"""Of these two files. A supervisor of another one is treated as absent."""
+WRITE_EVERY_S = 5.0
+FRESH_S = 30.0  # Of a status that is older the supervisor is taken for dead: six times WRITE_EVERY_S.
+MAX_STATUS_BYTES = 65_536  # A job of 4,000 nodes has names of 16 bytes each there.
+PROTOCOL = 1  # Of these two files. A supervisor of another one is treated as absent.
 
-ORDER_LIFETIME_S: Final = 60.0
+ORDER_LIFETIME_S = 60.0
 """A supervisor that reads an order later than this after it was written (it was stopped, say) refuses it: the action
 has ended, or has gone another way."""
-GRACE_S: Final = 5
-"""Between SIGTERM and SIGKILL of a command that is ended: one that hears the first is gone within a second."""
-HUNG_GRACE_S: Final = 1
-"""The same where the loop does not turn: such a rank hears nothing, and its checkpoint is on disk."""
-BATCH_STEP: Final = "batch"
+GRACE_S = 5  # Between SIGTERM and SIGKILL of a command that is ended: one that hears the first is gone within a second.
+HUNG_GRACE_S = 1  # The same where the loop does not turn: such a rank hears nothing, and its checkpoint is on disk.
+BATCH_STEP = "batch"
 """The step of a command whose ranks run in the batch script itself. It keeps this id over every start."""
 
 _STEP = re.compile(rf"[0-9]{{1,10}}|{BATCH_STEP}")
@@ -46,27 +40,21 @@ _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 class SupervisorState(StrEnum):
     """What the supervisor is at."""
 
-    STARTING = "starting"
-    """Looks at the nodes, or has started the command and no step of Slurm's is known yet."""
+    STARTING = "starting"  # Looks at the nodes, or has started the command and no step of Slurm's is known yet.
     RUNNING = "running"
     WAITING = "waiting"
     """The command has ended after a kill switch was written: an order to start it again is waited for."""
-    ENDING = "ending"
-    """The command is being ended."""
-    OVER = "over"
-    """The command has ended and is not started again."""
+    ENDING = "ending"  # The command is being ended.
+    OVER = "over"  # The command has ended and is not started again.
 
 
 class OrderAnswer(StrEnum):
     """What became of the last order."""
 
     NONE = ""
-    TAKEN = "taken"
-    """It is being carried out."""
-    STARTED = "started"
-    """The command runs again: `step_id` is its new step."""
-    REFUSED = "refused"
-    """Nothing was done: `words` says why."""
+    TAKEN = "taken"  # It is being carried out.
+    STARTED = "started"  # The command runs again: `step_id` is its new step.
+    REFUSED = "refused"  # Nothing was done: `words` says why.
     FAILED = "failed"
     """The command was ended, and could not be started again, or not without the nodes to avoid: `words` says why."""
 
@@ -80,45 +68,34 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     step_id: str = ""
     """The Slurm step that the command runs as; empty while it is not known. A command that starts several has the
     newest here, one that starts none on its only node has BATCH_STEP."""
-    starts: int = 0
-    """How often the command was started."""
+    starts: int = 0  # How often the command was started.
     begun_ticks: int = 0
     """When the first process of the present start began, in clock ticks since boot, as /proc/PID/stat has it: no older
     process of the batch script is of this start. 0: not known."""
     restarts_left: int = 0
-    nodes: tuple[str, ...] = ()
-    """Of the present start."""
-    spares: tuple[str, ...] = ()
-    """Of the allocation, healthy as far as is known, and not in use."""
-    avoided: tuple[str, ...] = ()
-    """Nodes of the allocation that no start uses any more."""
-    takes_resume: bool = False
-    """It can name the checkpoint to the command that a start resumes from."""
-    resumed_from: str = ""
-    """The checkpoint that was named to the present start; empty: none was, the trainer chooses."""
+    nodes: tuple[str, ...] = ()  # Of the present start.
+    spares: tuple[str, ...] = ()  # Of the allocation, healthy as far as is known, and not in use.
+    avoided: tuple[str, ...] = ()  # Nodes of the allocation that no start uses any more.
+    takes_resume: bool = False  # It can name the checkpoint to the command that a start resumes from.
+    resumed_from: str = ""  # The checkpoint that was named to the present start; empty: none was, the trainer chooses.
     failed: str = ""
     """A clause: why the supervisor starts, or has last started, the command again by itself, and which restart that is;
     empty: it was started by an order, or for the first time."""
     beside: int = 0
     """Process of another supervisor of this job, which writes the same file; 0: there is none. While there is one
     neither takes an order, nor says where its command runs."""
-    order: str = ""
-    """Decision of the last order that was seen."""
+    order: str = ""  # Decision of the last order that was seen.
     answer: OrderAnswer = OrderAnswer.NONE
-    words: str = ""
-    """One sentence about the last start, end or order."""
+    words: str = ""  # One sentence about the last start, end or order.
 
 
 class JobSupervisor(Struct, frozen=True, kw_only=True):
     """The supervisor of one run of a job, as the agent of its batch host read it."""
 
-    job_id: str
-    """As processes know it."""
+    job_id: str  # As processes know it.
     restarts: int
-    age_s: float
-    """Since the status was written; FRESH_S and more: it does not live any more."""
-    read_age_s: float = 0.0
-    """Since the agent found it so."""
+    age_s: float  # Since the status was written; FRESH_S and more: it does not live any more.
+    read_age_s: float = 0.0  # Since the agent found it so.
     status: SupervisorStatus
 
 
@@ -127,8 +104,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
 
     status: SupervisorStatus
     written_at: float
-    read_at: float
-    """When the agent found it so."""
+    read_at: float  # When the agent found it so.
 
 
 class RestartOrder(Struct, frozen=True, kw_only=True):
@@ -136,13 +112,10 @@ class RestartOrder(Struct, frozen=True, kw_only=True):
 
     decision: str
     step_id: str
-    start: int
-    """Number of the start that the order is about, from 1: no other one is ended for it."""
+    start: int  # Number of the start that the order is about, from 1: no other one is ended for it.
     avoid: tuple[str, ...] = ()
-    resume_from: str = ""
-    """Checkpoint that is named to this start; empty: none, the trainer chooses."""
-    grace_s: int = GRACE_S
-    """Between SIGTERM and SIGKILL."""
+    resume_from: str = ""  # Checkpoint that is named to this start; empty: none, the trainer chooses.
+    grace_s: int = GRACE_S  # Between SIGTERM and SIGKILL.
     why: str = ""
 
 

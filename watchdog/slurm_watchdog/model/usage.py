@@ -9,14 +9,10 @@ from slurm_watchdog.base.structs import Struct
 class Resource(StrEnum):
     """What has a limit."""
 
-    MEMORY = "memory"
-    """Bytes: of a job's or step's control group, else of the node."""
-    PIDS = "pids"
-    """Processes and threads, likewise."""
-    FILES = "files"
-    """Open files: of a process, else of the node."""
-    SHARED_MEMORY = "shared_memory"
-    """Bytes in /dev/shm."""
+    MEMORY = "memory"  # Bytes: of a job's or step's control group, else of the node.
+    PIDS = "pids"  # Processes and threads, likewise.
+    FILES = "files"  # Open files: of a process, else of the node.
+    SHARED_MEMORY = "shared_memory"  # Bytes in /dev/shm.
 
 
 class Usage(Struct, frozen=True, kw_only=True):
@@ -24,8 +20,7 @@ class Usage(Struct, frozen=True, kw_only=True):
 
     resource: Resource
     used: int
-    limit: int | None = None
-    """None: there is none, or it is not known."""
+    limit: int | None = None  # None: there is none, or it is not known.
     peak: int | None = None
     refused: int | None = None
     """How often somebody went without so far: of memory, processes that the kernel killed in the group; of pids,
@@ -34,10 +29,8 @@ class Usage(Struct, frozen=True, kw_only=True):
     """Of memory: whether the limit of this group, or of one in it, ever left it with nothing. The kernel counts kills
     in a group also where its node, or a group above it, had none left. None: not known."""
     job_id: str | None = None
-    step_id: str | None = None
-    """None: the job's own group."""
-    pid: int | None = None
-    """Of a process's own limit."""
+    step_id: str | None = None  # None: the job's own group.
+    pid: int | None = None  # Of a process's own limit.
     rank: int | None = None
 
     @property
@@ -50,10 +43,7 @@ class Pressure(Struct, frozen=True, kw_only=True):
     """How much of the last minute was spent waiting (the kernel's pressure stall information, Linux 4.20), of a job
     or of the node. Without it, no row."""
 
-    resource: str
-    """`cpu`, `memory` or `io`."""
-    some_ratio: float
-    """At least one waited."""
-    full_ratio: float
-    """All who had something to do waited."""
+    resource: str  # `cpu`, `memory` or `io`.
+    some_ratio: float  # At least one waited.
+    full_ratio: float  # All who had something to do waited.
     job_id: str | None = None

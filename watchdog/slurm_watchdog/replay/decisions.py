@@ -29,8 +29,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm_states import RUNNING
 from slurm_watchdog.trace.records import Any_, Asked, BadLine, Controller, Ended, ParseStats, Touched
 
-OF_THE_CONTROLLER = (Controller, Asked, Touched, Ended)
-"""What a recorded controller says of itself."""
+OF_THE_CONTROLLER = (Controller, Asked, Touched, Ended)  # What a recorded controller says of itself.
 
 
 A_DRAIN = NodeEntry(node="", what="drained", job_id="", decision_id="", at=0.0, reason="")
@@ -43,10 +42,8 @@ class ReplayJournal:
 
     own: Controller = field(default_factory=lambda: Controller(t=0.0))
     """What the controller that wrote the recording said of itself last."""
-    written: list[Decision] = field(default_factory=list)
-    """All of them, in the order in which they were made."""
-    _by_incident: dict[str, list[Decision]] = field(default_factory=dict)
-    """By incident."""
+    written: list[Decision] = field(default_factory=list)  # All of them, in the order in which they were made.
+    _by_incident: dict[str, list[Decision]] = field(default_factory=dict)  # By incident.
     _allowed: list[Decision] = field(default_factory=list)
     _ends: dict[str, ActionEnd] = field(default_factory=dict)
 
@@ -98,8 +95,7 @@ class ReplayExecutor:
     """Writes down what is to be done. Implements ports.Executor."""
 
     cluster: ClusterState
-    _under_way: dict[str, Decision] = field(default_factory=dict)
-    """By their ids."""
+    _under_way: dict[str, Decision] = field(default_factory=dict)  # By their ids.
     _really: set[str] = field(default_factory=set)
     """Those of them that the recorded controller had under way as well: it says when they end."""
 

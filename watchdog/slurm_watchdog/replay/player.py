@@ -40,8 +40,7 @@ DUMP_DEADLINE_S = 25.0
 @dataclass
 class _Dump:
     begun_at: float
-    stacks: dict[str, list[ProcessStack]] = field(default_factory=dict)
-    """By node."""
+    stacks: dict[str, list[ProcessStack]] = field(default_factory=dict)  # By node.
     wanted: dict[str, int] = field(default_factory=dict)
 
 
@@ -96,8 +95,7 @@ class StackDumps:
             self.state.runs.add_snapshot(job.job_id, job.restarts, stacks, silent, now)
 
 
-LOOKED_AHEAD = 500
-"""Moments that are read before the first is judged, to see how often agents report."""
+LOOKED_AHEAD = 500  # Moments that are read before the first is judged, to see how often agents report.
 SILENT_REPORTS = 3.0
 """A node is silent after so many reports that did not come, and never sooner than the configuration says."""
 OF_A_NODE = (records.Proc, records.Gpu, records.Log)
@@ -107,20 +105,16 @@ OF_AN_AGENT = (records.Report, records.Kmsg, records.Mount, records.Checkpoint, 
 NOT_OF_A_NODE = (records.Job, records.Node, records.Fault, BadLine, *OF_THE_CONTROLLER)
 LAST_WORDS_S = 7.0
 """A trace that ends with its job has no more to say of why: what waits for that is judged as it is so much later."""
-FINE_S = 3600.0
-"""In a longer stretch without a line, time advances in larger steps."""
+FINE_S = 3600.0  # In a longer stretch without a line, time advances in larger steps.
 
 
 @dataclass(frozen=True)
 class Outcome:
     """What a trace gave."""
 
-    incidents: tuple[Incident, ...]
-    """That fired, or were pending at the end; in the order of their opening."""
-    decisions: dict[str, tuple[Decision, ...]]
-    """By incident."""
-    decided: tuple[Decision, ...]
-    """All of them, in the order in which they were made."""
+    incidents: tuple[Incident, ...]  # That fired, or were pending at the end; in the order of their opening.
+    decisions: dict[str, tuple[Decision, ...]]  # By incident.
+    decided: tuple[Decision, ...]  # All of them, in the order in which they were made.
     tally: ParseStats
     silent_after_s: float
     ended_at: float

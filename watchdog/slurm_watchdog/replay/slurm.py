@@ -18,10 +18,8 @@ JOBLESS, SILENT = "IDLE", "FUTURE"
 It may rightly have no agent; what it says itself counts."""
 
 
-LOST_SHARE = 0.5
-"""Of the time after which a node counts as silent: Slurm has given its word already."""
-LOST = "DOWN*"
-"""The state of a node that Slurm has lost, where the trace says only that its job ended so."""
+LOST_SHARE = 0.5  # Of the time after which a node counts as silent: Slurm has given its word already.
+LOST = "DOWN*"  # The state of a node that Slurm has lost, where the trace says only that its job ended so.
 
 
 @dataclass
@@ -29,12 +27,10 @@ class SlurmListing:
     """Everything that job and node lines have said."""
 
     tally: ParseStats
-    patience_s: float
-    """A node that has not said anything since its job began gets this long."""
+    patience_s: float  # A node that has not said anything since its job began gets this long.
     jobs: dict[str, SlurmJob] = field(default_factory=dict)
     _nodes: dict[str, SlurmNode] = field(default_factory=dict)
-    _used: dict[str, set[str]] = field(default_factory=dict)
-    """Job -> nodes, of jobs whose line does not name any."""
+    _used: dict[str, set[str]] = field(default_factory=dict)  # Job -> nodes, of jobs whose line does not name any.
     _active_since: dict[str, float] = field(default_factory=dict)
     _presumed: dict[str, float] = field(default_factory=dict)
     """Job that no line names -> when a rank of it was listed last, in a trace that has no job line yet."""

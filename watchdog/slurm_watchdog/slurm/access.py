@@ -26,11 +26,9 @@ class Access:
     """What is known of it; a field that is empty or None is not known."""
 
     version: tuple[int, int] | None = None
-    private: frozenset[str] = frozenset()
-    """Words of PrivateData: `jobs`, `nodes`, …"""
+    private: frozenset[str] = frozenset()  # Words of PrivateData: `jobs`, `nodes`, …
     slurm_user: int | None = None
-    admin_level: str = ""
-    """Of the user that asks, in Slurm's accounting; empty where there is none."""
+    admin_level: str = ""  # Of the user that asks, in Slurm's accounting; empty where there is none.
 
 
 def parse_config(text: str) -> Access:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -13,25 +12,22 @@ from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line
 
-OPTIONAL: Final = ("Reason", "DerivedExitCode", "FailedNode")
+OPTIONAL = ("Reason", "DerivedExitCode", "FailedNode")
 """What a release of sacct may not know (FailedNode: before 23.02) is asked for without."""
-FIELDS: Final = (
+FIELDS = (
     "JobID", "State", "ExitCode", "Start", "End", "NNodes", "NodeList", "User", "Account", "Partition", *OPTIONAL,
     "JobName",
 )  # fmt: skip
 """The name comes last: it may hold the separator."""
-NO_REASON: Final = ("", "None", "Unknown")
-DEADLINE_S: Final = 20.0
-MAX_WORD: Final = 256
-"""Of a word of sacct's that is passed on."""
-NO_NODES: Final = ("", "None assigned")
+NO_REASON = ("", "None", "Unknown")
+DEADLINE_S = 20.0
+MAX_WORD = 256  # Of a word of sacct's that is passed on.
+NO_NODES = ("", "None assigned")
 """NodeList of a job that was cancelled before it began: some releases give it a Start all the same."""
-MAX_DIGITS: Final = 12
-TOGETHER_S: Final = 10.0
-"""Between the beginnings of the parts of one run: a second was seen."""
-_EXIT: Final = re.compile(r"\d{1,5}:\d{1,3}")
-_NO_FIELD: Final = re.compile(r'Invalid field requested: "(\w{1,40})"')
-"""sacct, src/sacct/options.c, of 22.05 to 26.05."""
+MAX_DIGITS = 12
+TOGETHER_S = 10.0  # Between the beginnings of the parts of one run: a second was seen.
+_EXIT = re.compile(r"\d{1,5}:\d{1,3}")
+_NO_FIELD = re.compile(r'Invalid field requested: "(\w{1,40})"')  # sacct, src/sacct/options.c, of 22.05 to 26.05.
 
 
 class NoAccounting(Exception):

@@ -22,22 +22,16 @@ class Refusal(StrEnum):
     NO_SUCH_JOB = "no_such_job"
     NO_SUCH_NODE = "no_such_node"
     NO_PERMISSION = "no_permission"
-    NOT_BATCH = "not_batch"
-    """salloc and srun jobs can be cancelled, never requeued; they have no script either."""
-    NOT_REQUEUEABLE = "not_requeueable"
-    """Submitted with --no-requeue, or JobRequeue=0."""
+    NOT_BATCH = "not_batch"  # salloc and srun jobs can be cancelled, never requeued; they have no script either.
+    NOT_REQUEUEABLE = "not_requeueable"  # Submitted with --no-requeue, or JobRequeue=0.
     FINISHED = "finished"
-    NOT_PENDING = "not_pending"
-    """What may be done to a pending job only."""
+    NOT_PENDING = "not_pending"  # What may be done to a pending job only.
     NOT_RUNNING = "not_running"
-    CHANGED = "changed"
-    """It is not as the caller last saw it, so nothing was done."""
+    CHANGED = "changed"  # It is not as the caller last saw it, so nothing was done.
     UNSATISFIABLE = "unsatisfiable"
     """No node is left that could run the job, an account or limit forbids it, an option is invalid."""
-    NOT_NOW = "not_now"
-    """In between two states, or too busy: the same request may be taken in a moment."""
-    NOT_ASKED = "not_asked"
-    """We did not even send it: no name of one job or one node."""
+    NOT_NOW = "not_now"  # In between two states, or too busy: the same request may be taken in a moment.
+    NOT_ASKED = "not_asked"  # We did not even send it: no name of one job or one node.
     OTHER = "other"
 
 
@@ -132,10 +126,8 @@ class SignalTo(StrEnum):
 
     STEPS = "steps"
     """What srun started, and not the batch script. (Tasks get it from slurmstepd; the script's srun sees them end.)"""
-    BATCH = "batch"
-    """The batch script's shell alone: what `sbatch --signal=B:USR1` does."""
-    FULL = "full"
-    """The batch script, all its children and the steps."""
+    BATCH = "batch"  # The batch script's shell alone: what `sbatch --signal=B:USR1` does.
+    FULL = "full"  # The batch script, all its children and the steps.
 
 
 class Submission(msgspec.Struct, frozen=True, kw_only=True):
@@ -147,10 +139,8 @@ class Submission(msgspec.Struct, frozen=True, kw_only=True):
     like: str = ""
     """A job: what it was given on sbatch's command line is taken over as far as Slurm still lists it (tasks,
     CPUs, memory, GPUs, constraints, output files, its index in an array); `options` win over that."""
-    uid: int
-    """Whose job it shall be. For another's than our own user we have to be root."""
-    workdir: str
-    """The environment is what the user has after a login on the node."""
+    uid: int  # Whose job it shall be. For another's than our own user we have to be root.
+    workdir: str  # The environment is what the user has after a login on the node.
 
 
 class SlurmClient(Protocol):

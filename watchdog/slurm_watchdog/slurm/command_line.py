@@ -107,8 +107,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 ACCESS_LASTS_S = 600.0
-RESERVED_MINUTES = 24 * 60
-"""Of a reservation in which nodes are tested: longer than any test."""
+RESERVED_MINUTES = 24 * 60  # Of a reservation in which nodes are tested: longer than any test.
 
 SIGNAL_OPTIONS = {SignalTo.STEPS: (), SignalTo.BATCH: ("--batch",), SignalTo.FULL: ("--full",)}
 

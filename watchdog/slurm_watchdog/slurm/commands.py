@@ -25,11 +25,9 @@ LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 U = TypeVar("U")
 
-OUTPUT_LIMIT = 256 * 2**20
-"""Bytes of one answer: 100,000 jobs with long paths are less than half of it."""
+OUTPUT_LIMIT = 256 * 2**20  # Bytes of one answer: 100,000 jobs with long paths are less than half of it.
 CHUNK = 2**16
-TOKEN_LIMIT = 65_536
-"""Characters of a token."""
+TOKEN_LIMIT = 65_536  # Characters of a token.
 KEPT_VARIABLES = frozenset({"SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT"})
 DROPPED_PREFIXES = ("SLURM_", "SQUEUE_", "SINFO_", "SCONTROL_", "SCANCEL_", "SBATCH_")
 
@@ -54,14 +52,12 @@ NOT_ACTIVE = "not asked: another controller may be the active one by now"
 class Right:
     """False while another controller is, or may be, the active one."""
 
-    to_ask: Callable[[], bool]
-    """Asked before each command is started."""
+    to_ask: Callable[[], bool]  # Asked before each command is started.
     to_change: Callable[[], bool] | None = None
     """Asked in a thread, before each command that changes something; None: as `to_ask` says."""
 
 
-ALWAYS = Right(lambda: True)
-"""The one controller on SQLite."""
+ALWAYS = Right(lambda: True)  # The one controller on SQLite.
 
 
 class Commands:

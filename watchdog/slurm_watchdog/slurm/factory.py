@@ -24,10 +24,8 @@ T = TypeVar("T")
 FIRST_ANSWER_S = 8.0
 """The first answer of pyslurm may take so long, well within the deadline of a request (slurm.deadline): one that was
 built for another release of Slurm may hang."""
-MAX_FAILURES = 3
-"""So many in a row, and the commands are asked too: slurmctld may have been upgraded under pyslurm."""
-LONGEST_PAUSE_S = 300.0
-"""Between two tries of a pyslurm that cannot be asked."""
+MAX_FAILURES = 3  # So many in a row, and the commands are asked too: slurmctld may have been upgraded under pyslurm.
+LONGEST_PAUSE_S = 300.0  # Between two tries of a pyslurm that cannot be asked.
 
 
 class FallbackListings:

@@ -27,8 +27,7 @@ def all_or_none(listed: tuple[tuple[T, ...], tuple[str, ...]]) -> tuple[T, ...]:
 class Fields:
     """Reads the fields of one row and remembers which of them could not be read."""
 
-    unreadable: list[str] = field(default_factory=list)
-    """Names as in `SlurmJob` and `SlurmNode`."""
+    unreadable: list[str] = field(default_factory=list)  # Names as in `SlurmJob` and `SlurmNode`.
 
     def read(self, name: str, rule: Callable[[Raw], T], raw: Raw, unknown: T) -> T:
         """`rule(raw)`; `unknown` where the rule cannot read it."""

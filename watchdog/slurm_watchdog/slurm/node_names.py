@@ -12,8 +12,7 @@ from ClusterShell.NodeSet import RESOLVER_NOGROUP, NodeSet, NodeSetException
 
 from slurm_watchdog.slurm.fields import ParseError
 
-MAX_NODES = 65_536
-"""Nodes in one list: Slurm's own limit is 64 k (slurm.conf(5), MAX_SLURM_NODES)."""
+MAX_NODES = 65_536  # Nodes in one list: Slurm's own limit is 64 k (slurm.conf(5), MAX_SLURM_NODES).
 
 
 @lru_cache(maxsize=16384)
@@ -63,8 +62,7 @@ def _length(span: str) -> int:
 class Names:
     """What the patterns of an output path stand for."""
 
-    raw_id: str
-    """The id of this one job; for an array's element not the one with the underscore."""
+    raw_id: str  # The id of this one job; for an array's element not the one with the underscore.
     job_id: str
     user: str
     name: str

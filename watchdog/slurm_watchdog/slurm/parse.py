@@ -24,8 +24,7 @@ from slurm_watchdog.slurm.fields import Fields, ParseError, all_or_none
 from slurm_watchdog.slurm.node_names import Names, expand_nodes
 from slurm_watchdog.wire.redact_values import mask_words
 
-JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)
-"""One job, or one element of an array, as scontrol takes it."""
+JOB_ID = re.compile(r"\d{1,10}(_\d{1,10})?", re.ASCII)  # One job, or one element of an array, as scontrol takes it.
 NODE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}", re.ASCII)
 
 JOB_FIELDS = (
@@ -38,20 +37,16 @@ JOB_FIELDS = (
 """What squeue -O is asked for, in this order."""
 ELEMENT_NUMBER = re.compile(r"\d{1,10}", re.ASCII)
 STATE, ARRAY, ELEMENT = (JOB_FIELDS.index(name) for name in ("state", "arrayjobid", "arraytaskid"))
-REST_LIMIT = 200
-"""Characters of a list of elements that have not started."""
-EXCLUDED_FIELDS = ("%i", "%x")
-"""The excluded nodes exist in squeue -o only, the restart count in squeue -O only."""
+REST_LIMIT = 200  # Characters of a list of elements that have not started.
+EXCLUDED_FIELDS = ("%i", "%x")  # The excluded nodes exist in squeue -o only, the restart count in squeue -O only.
 NODE_FIELDS = ("nodelist", "nodeaddr", "statecomplete", "partitionname", "timestamp", "user", "reason")
 """What sinfo -O is asked for."""
 FIRST_TITLES = frozenset({"JOBID", "NODELIST"})
 
 SMALLEST_NO_VALUE = 0xFFFFFFFD
 """From here on a number means that there is none (slurm.h: NO_CONSUME_VAL, NO_VAL, INFINITE)."""
-LARGEST_UID = 0xFFFFFFFE
-"""From here on a number is no user's (setresuid(2): -1 means that nothing is changed)."""
-NO_VAL = "4294967294"
-"""What Slurm writes for the array index of a job that is no array."""
+LARGEST_UID = 0xFFFFFFFE  # From here on a number is no user's (setresuid(2): -1 means that nothing is changed).
+NO_VAL = "4294967294"  # What Slurm writes for the array index of a job that is no array.
 REQUEUED_HELD = "job requeued in held state"
 UNREADABLE = "UNREADABLE"
 """In place of a state that cannot be read: no word of Slurm's, so nothing is done to such a job and nothing

@@ -37,8 +37,7 @@ TIMES = ("starttime", "submittime", "eligibletime", "timestamp")
 ABSENT = dict.fromkeys(TIMES, "N/A") | {"prioritylong": parse.NO_VAL, "reason": "None"}
 """What Slurm's commands print where pyslurm says None, or of a time 0; of the other fields nothing."""
 NODE_LISTS = ("nodelist", "reqnodes", "excluded")
-NO_LIST = "["
-"""No list of nodes, so that one that cannot be read is unknown and not empty."""
+NO_LIST = "["  # No list of nodes, so that one that cannot be read is unknown and not empty.
 
 
 class Gone(SlurmUnavailable):

@@ -12,10 +12,8 @@ import pwd
 import shutil
 import sys
 
-CANNOT = 120
-"""Exit code of our own, none of sbatch's."""
-OURS = ("SLURM_CONF", "SLURM_CONF_SERVER")
-"""Where this cluster is."""
+CANNOT = 120  # Exit code of our own, none of sbatch's.
+OURS = ("SLURM_CONF", "SLURM_CONF_SERVER")  # Where this cluster is.
 
 
 def main(argv: list[str]) -> int:

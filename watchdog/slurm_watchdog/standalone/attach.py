@@ -18,7 +18,7 @@ import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 import yaml
@@ -50,13 +50,11 @@ from slurm_watchdog.standalone.run import DETECTORS_OFF, free_port, page_passwor
 
 log = logging.getLogger(__name__)
 
-POLL_S: Final = 2.0
-AGENTS_RETRY_S: Final = 10.0
-"""Between two tries to start agents in a job: a step that is refused is refused for some time."""
-GIVE_UP_AFTER: Final = "10min"
+POLL_S = 2.0
+AGENTS_RETRY_S = 10.0  # Between two tries to start agents in a job: a step that is refused is refused for some time.
+GIVE_UP_AFTER = "10min"
 """For agents without their controller: it may have been killed, and srun with it, without a word to them."""
-FINAL_WAIT_S: Final = 10.0
-"""After the end of the job: its last lines are read, an action that waited for its end continues."""
+FINAL_WAIT_S = 10.0  # After the end of the job: its last lines are read, an action that waited for its end continues.
 
 
 class SingleJobListings(CommandLineListings):
@@ -79,11 +77,9 @@ class AttachRequest:
     """What the person asked for."""
 
     job_id: str
-    directory: Path
-    """Seen by all nodes of the job: below the home directory, as a rule."""
+    directory: Path  # Seen by all nodes of the job: below the home directory, as a rule.
     act: bool
-    listen: str
-    """HOST:PORT that the nodes reach; empty: this machine's address on the way to them, and a free port."""
+    listen: str  # HOST:PORT that the nodes reach; empty: this machine's address on the way to them, and a free port.
     config_file: str | None
     page_listen: str
     kill_switch: str = ""

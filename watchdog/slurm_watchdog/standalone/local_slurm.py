@@ -49,8 +49,7 @@ from slurm_watchdog.supervisor.launcher import FUNCTION_SHELL, RESUME_FROM, is_f
 log = logging.getLogger(__name__)
 
 POLL_S = 0.2
-STEP_GRACE_S = 5.0
-"""Between a signal to steps and that to the processes here, which would end them at once."""
+STEP_GRACE_S = 5.0  # Between a signal to steps and that to the processes here, which would end them at once.
 ONE_RANK = {"SLURM_WATCHDOG_RANK": "0", "SLURM_WATCHDOG_LOCAL_RANK": "0", "SLURM_WATCHDOG_WORLD_SIZE": "1"}
 """For a program that is alone; one that Slurm starts on several nodes has ranks of its own."""
 

@@ -15,34 +15,28 @@ import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Final
 
 log = logging.getLogger(__name__)
 
-MAX_RUNS: Final = 50
-"""Files that are kept; those of older runs are deleted, the runs' directories stay."""
-CONNECT_S: Final = 1.0
-NO_HOME: Final = Path("/nonexistent")
-JOURNAL: Final = "journal.sqlite"
-SOCKET: Final = "controller.sock"
-PASSWORD_FILE: Final = "page-password"  # noqa: S105 -- a file's name
-ABSENT: Final = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, PermissionError)
+MAX_RUNS = 50  # Files that are kept; those of older runs are deleted, the runs' directories stay.
+CONNECT_S = 1.0
+NO_HOME = Path("/nonexistent")
+JOURNAL = "journal.sqlite"
+SOCKET = "controller.sock"
+PASSWORD_FILE = "page-password"  # noqa: S105 -- a file's name
+ABSENT = (FileNotFoundError, NotADirectoryError, ConnectionRefusedError, PermissionError)
 
 
 @dataclass(frozen=True)
 class OwnRun:
     """One `run` or `attach`."""
 
-    command: str
-    """`run` or `attach`."""
-    what: str
-    """The command line, or the job."""
+    command: str  # `run` or `attach`.
+    what: str  # The command line, or the job.
     directory: str
     host: str
-    started_at: float
-    """Date."""
-    ended_at: float | None = None
-    """Date; None while it runs, and for one that was killed."""
+    started_at: float  # Date.
+    ended_at: float | None = None  # Date; None while it runs, and for one that was killed.
 
     @property
     def socket(self) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from slurm_watchdog.base.redact import mask_text
 from slurm_watchdog.base.text import duration, one_line, plural
@@ -14,9 +13,8 @@ from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
-MAX_INCIDENTS: Final = 5
-"""Incidents in the summary; the command that lists them all is printed below."""
-WIDTH: Final = 300
+MAX_INCIDENTS = 5  # Incidents in the summary; the command that lists them all is printed below.
+WIDTH = 300
 
 
 def command_line(words: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -53,27 +53,23 @@ from slurm_watchdog.supervisor.service import Wanted
 log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 
-AGENT_PAUSE_S: Final = 5.0
-"""Before an agent that has ended is started again."""
-SAID_TWICE: Final = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
+AGENT_PAUSE_S = 5.0  # Before an agent that has ended is started again.
+SAID_TWICE = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
 """Loggers of what the messages say, too, where these are printed here."""
-FINAL_WAIT_S: Final = 4.0
-"""After the agent's next report: an end without a named cause is judged 6 s after it, and then told."""
-FINAL_SHARE: Final = 0.1
-"""Of the time that the command took: it is not waited for longer once it has ended well."""
-INTERRUPTS: Final = 2
+FINAL_WAIT_S = 4.0  # After the agent's next report: an end without a named cause is judged 6 s after it, and then told.
+FINAL_SHARE = 0.1  # Of the time that the command took: it is not waited for longer once it has ended well.
+INTERRUPTS = 2
 """So many SIGINTs are handed on, as torchrun and Python programs expect; one more ends the command with SIGTERM."""
-TAIL_S: Final = 0.2
-NODES_S: Final = 1.0
-"""Between two looks whether it is time to ask for the job's nodes."""
-TAIL_BYTES: Final = 1 << 20
-PAGE_LISTEN: Final = "127.0.0.1:9767"
-AGENTS_SOCKET: Final = "agents.sock"
-DETECTORS_OFF: Final = (*(spec.kind for spec in SPECS if spec.needs_cluster), IncidentKind.AGENT_SILENT)
+TAIL_S = 0.2
+NODES_S = 1.0  # Between two looks whether it is time to ask for the job's nodes.
+TAIL_BYTES = 1 << 20
+PAGE_LISTEN = "127.0.0.1:9767"
+AGENTS_SOCKET = "agents.sock"
+DETECTORS_OFF = (*(spec.kind for spec in SPECS if spec.needs_cluster), IncidentKind.AGENT_SILENT)
 """Detectors that are off here: they need other jobs or nodes; an agent that ends is started again, and said so."""
 
 
-AS_ROOT: Final = (
+AS_ROOT = (
     "running as root: command, watchdog and everything they write belong to root. Prefer the user whose job "
     "it is, outside of a container that has only root"
 )
@@ -83,14 +79,11 @@ AS_ROOT: Final = (
 class RunRequest(Wanted):
     """The same for a run with a watchdog of its own."""
 
-    directory: Path
-    """For the log, the journal, the socket and the kill switch: of this run alone, on a local disk."""
+    directory: Path  # For the log, the journal, the socket and the kill switch: of this run alone, on a local disk.
     mode: str = "act"
     page: bool = True
-    quiet: bool = False
-    """The command's lines go to the file only."""
-    allocation: Allocation | None = None
-    """The job of Slurm that this is in; None: in none."""
+    quiet: bool = False  # The command's lines go to the file only.
+    allocation: Allocation | None = None  # The job of Slurm that this is in; None: in none.
 
 
 def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:

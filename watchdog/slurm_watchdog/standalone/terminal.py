@@ -10,14 +10,10 @@ import fcntl
 import os
 import signal
 import termios
-from typing import Final
 
-KEYS: Final = 1024
-"""Bytes that are read at once: less than a line that a terminal keeps (4,096)."""
-FOREGROUND_S: Final = 0.5
-"""Between two looks whether this process may read the terminal: a shell's `fg` says nothing."""
-LFLAG, IFLAG, OFLAG, CC = 3, 0, 1, 6
-"""Places in what tcgetattr gives."""
+KEYS = 1024  # Bytes that are read at once: less than a line that a terminal keeps (4,096).
+FOREGROUND_S = 0.5  # Between two looks whether this process may read the terminal: a shell's `fg` says nothing.
+LFLAG, IFLAG, OFLAG, CC = 3, 0, 1, 6  # Places in what tcgetattr gives.
 
 
 class Terminal:

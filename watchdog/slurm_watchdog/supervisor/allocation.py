@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.slurm.node_names import MAX_NODES, expand_nodes
@@ -17,21 +16,15 @@ class Allocation(Struct, frozen=True, kw_only=True):
 
     job_id: str
     restarts: int = 0
-    nodes: tuple[str, ...]
-    """In Slurm's order, which is that of the ranks."""
-    batch_host: str = ""
-    """Where the batch script runs; empty in an allocation's shell, which may be anywhere."""
-    tasks: tuple[int, ...] = ()
-    """Of each node (SLURM_TASKS_PER_NODE); empty: not known."""
-    cpus: tuple[int, ...] = ()
-    """Of each node (SLURM_JOB_CPUS_PER_NODE); empty: not known."""
-    gpus: int = 0
-    """Of all nodes together; 0: none, or not known."""
-    end_at: float | None = None
-    """When its time is over, since the epoch; None: not known."""
+    nodes: tuple[str, ...]  # In Slurm's order, which is that of the ranks.
+    batch_host: str = ""  # Where the batch script runs; empty in an allocation's shell, which may be anywhere.
+    tasks: tuple[int, ...] = ()  # Of each node (SLURM_TASKS_PER_NODE); empty: not known.
+    cpus: tuple[int, ...] = ()  # Of each node (SLURM_JOB_CPUS_PER_NODE); empty: not known.
+    gpus: int = 0  # Of all nodes together; 0: none, or not known.
+    end_at: float | None = None  # When its time is over, since the epoch; None: not known.
 
 
-FIRST_OF_SLURMS_OWN: Final = 0xFFFFFFF0
+FIRST_OF_SLURMS_OWN = 0xFFFFFFF0
 """Step ids from here on are the batch script's and the like (slurm.h: SLURM_MAX_NORMAL_STEP_ID)."""
 
 

@@ -9,32 +9,26 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Final
 
-KILL_WAIT_S: Final = 30.0
-"""Between SIGTERM to a command and SIGKILL, as Slurm's KillWait has it by default."""
-RESTART_DELAY_S: Final = 15.0
+KILL_WAIT_S = 30.0  # Between SIGTERM to a command and SIGKILL, as Slurm's KillWait has it by default.
+RESTART_DELAY_S = 15.0
 """Before a command that has failed starts again: its last words have been read and judged by then."""
-LAST_S: Final = 60.0
-"""Before the end of the job's time nothing is started again."""
-TOLD_S: Final = 600.0
+LAST_S = 60.0  # Before the end of the job's time nothing is started again.
+TOLD_S = 600.0
 """A command that ends so long after SIGUSR1 or SIGUSR2 was passed to it has saved because of that, a checkpoint of many
 GPUs included. A judgement."""
-INTERRUPTED: Final = 130
-TERMINATED: Final = 143
-"""128 + SIGINT, 128 + SIGTERM: as a shell has them."""
-SIGRTMAX: Final = 64  # signal(7): 255 is no signal, but sys.exit(-1)
-TAIL_BYTES: Final = 65_536
-"""Of a log, in which srun and slurmstepd say who ended a step."""
-MARK: Final = "slurm-watchdog: start "
-"""Begins our line at each start: what stands before it is of an earlier one."""
-SLURMS: Final = re.compile(r"\s*(?:\d{1,7}: )?(?:slurmstepd(?:-[^\s:]{1,255})?: error: \*\*\* |srun: )")
+INTERRUPTED = 130
+TERMINATED = 143  # 128 + SIGINT, 128 + SIGTERM: as a shell has them.
+SIGRTMAX = 64  # signal(7): 255 is no signal, but sys.exit(-1)
+TAIL_BYTES = 65_536  # Of a log, in which srun and slurmstepd say who ended a step.
+MARK = "slurm-watchdog: start "  # Begins our line at each start: what stands before it is of an earlier one.
+SLURMS = re.compile(r"\s*(?:\d{1,7}: )?(?:slurmstepd(?:-[^\s:]{1,255})?: error: \*\*\* |srun: )")
 """Begins what slurmstepd and srun write, with a task's number before it under `--label`: the command's own lines may
 hold the same words."""
-BY_ITSELF: Final = ("Terminating StepId=", "First task exited", "DUE TO TASK FAILURE", "Node failure on",
+BY_ITSELF = ("Terminating StepId=", "First task exited", "DUE TO TASK FAILURE", "Node failure on",
     "DUE TO NODE FAILURE")  # fmt: skip
 """srun, or slurmstepd, ended the step, for a rank or a node had failed."""
-ABORTS: Final = re.compile(
+ABORTS = re.compile(
     r"\s*(?:\d{1,7}: )?(?:MPI_ABORT was invoked on rank"  # Open MPI
     r"|(?:\[\S{1,255}\] )?\*\*\* MPI_ERRORS_ARE_FATAL"  # Open MPI
     r"|Abort\(-?\d{1,10}\) on node \d|application called MPI_Abort\("  # MPICH
@@ -42,8 +36,8 @@ ABORTS: Final = re.compile(
 )
 """Begins what a rank prints that aborts the program. PMI and PMIx kill its step by slurm_kill_job_step() with SIGKILL
 (Slurm: src/plugins/mpi/pmix/pmixp_client.c, src/plugins/mpi/pmi2/pmi2.c): the rest of the log is that of an scancel."""
-CANCELLED: Final = "its step was cancelled"
-STOPPED: Final = (
+CANCELLED = "its step was cancelled"
+STOPPED = (
     ("DUE TO TIME LIMIT", "its time was over"),
     ("DUE TO PREEMPTION", "it was preempted"),
     ("DUE TO JOB REQUEUE", "the job is requeued"),

@@ -13,14 +13,12 @@ import stat
 import termios
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final
 
-MOST: Final = 1 << 20
-"""Bytes that are kept: a here-document, and no data set."""
-NO_INPUT: Final = (
+MOST = 1 << 20  # Bytes that are kept: a here-document, and no data set.
+NO_INPUT = (
     "its standard input has been read by the first start, and was not a here-document or small file: this one has none"
 )
-SPLICE_F_NONBLOCK: Final = 2  # splice(2)
+SPLICE_F_NONBLOCK = 2  # splice(2)
 
 
 class GivenInput:

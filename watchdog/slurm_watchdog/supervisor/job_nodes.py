@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.supervisor import lost_nodes
@@ -15,14 +15,11 @@ from slurm_watchdog.supervisor.lost_nodes import AGAIN_S, LOOK_S, Watch
 from slurm_watchdog.supervisor.reach import DEADLINE_S, MOST
 from slurm_watchdog.supervisor.shim import own_program
 
-FILE_S: Final = 2.0
-"""For a file on somebody's filesystem."""
-WITNESSES: Final = 2
-"""Nodes that are still of the job: where none of these answers either, it is our own network."""
-SLURMD_PORT: Final = re.compile(r"^SlurmdPort\s*=\s*(\d{1,5})", re.MULTILINE)
-ADDRESS: Final = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+)")
-USUAL_PORT: Final = "6818"
-"""Of slurmd (slurm.conf(5))."""
+FILE_S = 2.0  # For a file on somebody's filesystem.
+WITNESSES = 2  # Nodes that are still of the job: where none of these answers either, it is our own network.
+SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d{1,5})", re.MULTILINE)
+ADDRESS = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+)")
+USUAL_PORT = "6818"  # Of slurmd (slurm.conf(5)).
 
 
 class JobNodes:
@@ -104,12 +101,9 @@ class JobNodes:
 class _Said(NamedTuple):
     """What the ends of the logs say of the steps."""
 
-    counts: Mapping[str, float] = {}
-    """How far the command has come, by the last line of each kind that says so."""
-    strides: Mapping[str, float] = {}
-    """From the last but one of these lines to the last."""
-    line_s: float | None = None
-    """Between two of these lines, where they say how long a step takes."""
+    counts: Mapping[str, float] = {}  # How far the command has come, by the last line of each kind that says so.
+    strides: Mapping[str, float] = {}  # From the last but one of these lines to the last.
+    line_s: float | None = None  # Between two of these lines, where they say how long a step takes.
 
 
 def _read(text: str) -> _Said:

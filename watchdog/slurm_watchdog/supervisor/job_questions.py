@@ -7,25 +7,22 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.supervisor.endings import LAST_S, late_words
 
-ANSWER_S: Final = 3.0
-"""For slurmctld to answer: one that is asked in vain holds nothing up."""
-MAX_BYTES: Final = 4 << 20
+ANSWER_S = 3.0  # For slurmctld to answer: one that is asked in vain holds nothing up.
+MAX_BYTES = 4 << 20
 
 
 class Answer(NamedTuple):
     """What came of a command."""
 
-    code: int | None
-    """None: it did not start, or did not end in time."""
-    output: str
-    """Its standard output as far as it was read."""
+    code: int | None  # None: it did not start, or did not end in time.
+    output: str  # Its standard output as far as it was read.
 
 
 def parse_end(text: str) -> float | None:

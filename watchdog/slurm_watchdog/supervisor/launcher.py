@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import psutil
 
@@ -41,9 +41,8 @@ from slurm_watchdog.supervisor.plan import Plan, to_text
 from slurm_watchdog.supervisor.preflight import NodeLook, look_s, parse_look, suspects
 from slurm_watchdog.supervisor.shim import CALLS, NAME, PLAN, own_program, shim_text
 
-NAMES_S: Final = 2.0
-"""For all names together: a resolver that hangs holds up the first start by no more."""
-MAX_NAMES: Final = 16
+NAMES_S = 2.0  # For all names together: a resolver that hangs holds up the first start by no more.
+MAX_NAMES = 16
 """Rank 0 is on one of the first nodes, and after a restart on one of the next: for another its name is written."""
 
 Resolve = Callable[..., Sequence[tuple[Any, ...]]]
@@ -95,8 +94,7 @@ def _own_addresses() -> tuple[str, ...]:
 
 
 _STEP = re.compile(r"^StepId=\S+?\.(\d{1,10})\s(.*)\bSrunHost:Pid=([^\s:]+):(\d{1,10})", re.MULTILINE)
-_NODES = re.compile(r"\bNodeList=(\S+)")
-"""Before the name of the step, which may be anything."""
+_NODES = re.compile(r"\bNodeList=(\S+)")  # Before the name of the step, which may be anything.
 
 
 class Step(NamedTuple):
@@ -105,8 +103,7 @@ class Step(NamedTuple):
     number: str
     host: str
     pid: int
-    nodes: str = ""
-    """As Slurm writes a list of nodes; empty: not known."""
+    nodes: str = ""  # As Slurm writes a list of nodes; empty: not known.
 
 
 def parse_steps(text: str) -> Iterator[Step]:
@@ -130,17 +127,16 @@ def nodes_of(step: Step) -> tuple[str, ...]:
         return ()
 
 
-NO_OPTIONS: Final = (
+NO_OPTIONS = (
     "SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_CLUSTERS", "SLURM_CLUSTER_NAME", "SLURM_JWT", "SLURM_JOBID",
     "SLURM_RESTART_COUNT", "SLURM_GPUS_ON_NODE",
 )  # fmt: skip
-OPTIONS_OF_JOB: Final = ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
-NO_OPTION_BEGINS: Final = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_WATCHDOG")
-SHELL: Final = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
+OPTIONS_OF_JOB = ("SLURM_JOB_NAME", "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_JOB_CPUS_PER_NODE")
+NO_OPTION_BEGINS = ("SLURM_JOB_", "SLURM_ARRAY_", "SLURM_SUBMIT_", "SLURM_WATCHDOG")
+SHELL = ("/bin/sh", "-c", 'exec "$@"', "slurm-watchdog run")
 """A program on a filesystem that hangs holds up this shell, and not us."""
-RESUME_FROM: Final = "SLURM_WATCHDOG_RESUME_FROM"
-"""Names to the command the last checkpoint from before a bad loss."""
-FUNCTION_SHELL: Final = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
+RESUME_FROM = "SLURM_WATCHDOG_RESUME_FROM"  # Names to the command the last checkpoint from before a bad loss.
+FUNCTION_SHELL = ("bash", "-c", 'trap : USR1 USR2; "$@"', "slurm-watchdog run")
 """For a function of the script's; the signals are for what it runs."""
 
 

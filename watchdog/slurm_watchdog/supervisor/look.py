@@ -14,26 +14,22 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.supervisor.plan import LOOK_MARK
 
-DEADLINE_S: Final = 4.0
-"""For all checks together, which run side by side: the supervisor waits for five seconds."""
-COMMAND_S: Final = 3.5
-"""For the site's command."""
-SLOWED: Final = 0x8 | 0x40 | 0x80
+DEADLINE_S = 4.0  # For all checks together, which run side by side: the supervisor waits for five seconds.
+COMMAND_S = 3.5  # For the site's command.
+SLOWED = 0x8 | 0x40 | 0x80
 """nvmlClocksThrottleReasonHwSlowdown, …HwThermalSlowdown, …HwPowerBrakeSlowdown (nvml.h): the hardware brakes."""
 ECC_UNCORRECTED, ECC_VOLATILE = 1, 0
 """NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC (nvml.h): since the driver was loaded."""
-METRICS_PORT: Final = 9766
-"""Of agent.metrics_listen, as shipped."""
-FIRST_USER: Final = 1000
-"""UID_MIN of login.defs(5), as distributions ship it."""
-MAX_METRICS: Final = 4 << 20
-XID: Final = re.compile(rb'^slurm_watchdog_gpu_xid_total\{[^}\n]*\bxid="(\d{1,5})"[^}\n]*\} [1-9]', re.MULTILINE)
-TELLING: Final = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
+METRICS_PORT = 9766  # Of agent.metrics_listen, as shipped.
+FIRST_USER = 1000  # UID_MIN of login.defs(5), as distributions ship it.
+MAX_METRICS = 4 << 20
+XID = re.compile(rb'^slurm_watchdog_gpu_xid_total\{[^}\n]*\bxid="(\d{1,5})"[^}\n]*\} [1-9]', re.MULTILINE)
+TELLING = frozenset({errno.EIO, errno.ESTALE, errno.ENOTCONN, errno.ENODEV, errno.ETIMEDOUT, errno.EHOSTDOWN,
     errno.ESHUTDOWN, errno.ENXIO, errno.ENOENT})  # fmt: skip
 """Errors of a mount; others (a quota, a right) are the same everywhere."""
 

@@ -9,53 +9,43 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.launch_options import NODES
 
-LOOK_S: Final = 30.0
-"""Between two questions to Slurm for the job's nodes: it is one job's row."""
-AGAIN_S: Final = 5.0
-"""The same once one is missing."""
-LISTINGS: Final = 2
-"""Answers in a row without the node, as `node_down` wants them."""
-TRIES: Final = 3
-"""Connections to its slurmd in vain, in a row: as `node_down` wants them."""
-STILL_S: Final = 15.0
+LOOK_S = 30.0  # Between two questions to Slurm for the job's nodes: it is one job's row.
+AGAIN_S = 5.0  # The same once one is missing.
+LISTINGS = 2  # Answers in a row without the node, as `node_down` wants them.
+TRIES = 3  # Connections to its slurmd in vain, in a row: as `node_down` wants them.
+STILL_S = 15.0
 """Since the last new step, where the node is gone for certain. Slurm has waited for its SlurmdTimeout before."""
-STILL_LINES: Final = 3.0
+STILL_LINES = 3.0
 """The same in times between two lines that say a step: the ranks may reach each other by another network."""
-UNKNOWN_S: Final = 180.0
+UNKNOWN_S = 180.0
 """The same where that time is not known: longer than most. A judgement. Where the log has said no step at all, waiting
 shows nothing: STILL_S."""
-PATIENT_S: Final = 900.0
+PATIENT_S = 900.0
 """The same where the node still answers, or where the trainer can continue with fewer nodes: more than the 10 min after
 which NCCL's own limit ends what waits for a lost rank. A judgement."""
 
-_NAMES: Final = "|".join(sorted(each.replace("_", "[_-]") for each in NODES))
-_LEAST: Final = re.compile(rf"(?:^|[\s\"'])--?(?:{_NAMES})(?:=|\s+)[\"']?(\d{{1,6}}):(\d{{1,6}})\b")
+_NAMES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES))
+_LEAST = re.compile(rf"(?:^|[\s\"'])--?(?:{_NAMES})(?:=|\s+)[\"']?(\d{{1,6}}):(\d{{1,6}})\b")
 
 
 class Missing(Struct, frozen=True):
     """A node of the command that Slurm has taken out of the job."""
 
-    listings: int = 0
-    """Answers in a row without it."""
-    tries: int = 0
-    """Connections in vain, in a row."""
+    listings: int = 0  # Answers in a row without it.
+    tries: int = 0  # Connections in vain, in a row.
 
 
 class Watch(Struct, frozen=True):
     """What was seen of the present start."""
 
     missing: Mapping[str, Missing] = {}
-    counts: Mapping[str, float] = {}
-    """Steps, by what prints them, when one was new last; none: the log says none."""
-    line_s: float | None = None
-    """Between two lines that say a step; None: not known."""
-    still_since: float = 0.0
-    """When that was, or when the first node was missing."""
+    counts: Mapping[str, float] = {}  # Steps, by what prints them, when one was new last; none: the log says none.
+    line_s: float | None = None  # Between two lines that say a step; None: not known.
+    still_since: float = 0.0  # When that was, or when the first node was missing.
 
 
 def seen(

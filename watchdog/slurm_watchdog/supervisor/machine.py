@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from msgspec.structs import replace
 
 from slurm_watchdog.model.supervisor import (
@@ -61,17 +59,12 @@ from slurm_watchdog.supervisor.state import (
     Tick,
 )  # fmt: skip
 
-TREE_S: Final = 1.0
-"""Between KILL of the steps, with TERM of what runs on this host, and KILL of that."""
-GIVE_UP_S: Final = 10.0
-"""After the order: what has not ended by then stands in state D, and the next start overlaps it."""
-WAIT_S: Final = 120.0
-"""For an order, after a command that ended because of our kill switch."""
-SWITCH_GONE_S: Final = 30.0
-"""After the kill switch was taken away, that no order came: it was no restart."""
-LOOK_MORE_S: Final = 3.0
-"""Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up."""
-SIGINT: Final = 2
+TREE_S = 1.0  # Between KILL of the steps, with TERM of what runs on this host, and KILL of that.
+GIVE_UP_S = 10.0  # After the order: what has not ended by then stands in state D, and the next start overlaps it.
+WAIT_S = 120.0  # For an order, after a command that ended because of our kill switch.
+SWITCH_GONE_S = 30.0  # After the kill switch was taken away, that no order came: it was no restart.
+LOOK_MORE_S = 3.0  # Beside look_s(), for slurmctld, which is asked before, and the end of a look that is given up.
+SIGINT = 2
 
 Next = tuple[Run, tuple[Action, ...]]
 

@@ -11,7 +11,6 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Final
 
 import msgspec
 
@@ -27,10 +26,9 @@ from slurm_watchdog.model.supervisor import (
 )
 from slurm_watchdog.supervisor.state import Ordered
 
-MAX_ORDER_BYTES: Final = 4096
-MAX_ORDERS: Final = 256
-"""Of one look: a directory of more is not the controller's work."""
-NO_AGENT_S: Final = 60.0
+MAX_ORDER_BYTES = 4096
+MAX_ORDERS = 256  # Of one look: a directory of more is not the controller's work.
+NO_AGENT_S = 60.0
 """After so long without that directory nobody is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
 
 

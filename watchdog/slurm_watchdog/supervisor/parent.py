@@ -10,19 +10,16 @@ import signal
 from collections.abc import Callable
 from contextlib import suppress
 from struct import Struct
-from typing import Final
 
 from slurm_watchdog.base.process_setup import set_name
 from slurm_watchdog.supervisor.endings import exit_code
 
-NAME: Final = "swd run-parent"
-"""Of its own, so that `pkill -9 slurm-watchdog` leaves it to wait for the command."""
-ENDING_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-OTHER_SIGNALS: Final = (signal.SIGUSR1, signal.SIGUSR2)
-SIGNALS: Final = (*ENDING_SIGNALS, *OTHER_SIGNALS)
-"""That are handed on."""
-PR_SET_CHILD_SUBREAPER: Final = 36  # linux/prctl.h
-_COMMAND: Final = Struct("=q")
+NAME = "swd run-parent"  # Of its own, so that `pkill -9 slurm-watchdog` leaves it to wait for the command.
+ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+OTHER_SIGNALS = (signal.SIGUSR1, signal.SIGUSR2)
+SIGNALS = (*ENDING_SIGNALS, *OTHER_SIGNALS)  # That are handed on.
+PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_COMMAND = Struct("=q")
 
 
 class SharedPid:

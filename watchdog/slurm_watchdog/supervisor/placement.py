@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import PurePath
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.launch_options import (
@@ -22,14 +22,14 @@ from slurm_watchdog.knowledge.launch_options import (
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, repeated, scaled_gpus
 
-_NAMES: Final = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
-_IN_SHELL: Final = re.compile(
+_NAMES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES | PROCESSES | ADDRESSES))
+_IN_SHELL = re.compile(
     rf"(?<![\w.+$-])((?:--?(?:[\w-]+\.)*(?:{_NAMES})(?:=|\s+)|\+{{0,2}}(?:[\w-]+\.)*(?:{_NAMES})=)[\"']?)"
     r"([^\s\"';&|()<>,]+)",
     re.IGNORECASE,
 )
 """An option in a line for a shell: (its name and what joins it to its value, the value)."""
-_SUFFIX: Final = re.compile(r"(?:[-._](?!\d)|ib|hsn)[\w.-]*", re.IGNORECASE)
+_SUFFIX = re.compile(r"(?:[-._](?!\d)|ib|hsn)[\w.-]*", re.IGNORECASE)
 """Of the name that a node has in another network: n1-ib0, n1.cluster.example, n1ib0. With a number next, as gpu-1-2
 beside gpu-1, it is the name of another node."""
 
@@ -37,13 +37,11 @@ beside gpu-1, it is the name of another node."""
 class Addresses(NamedTuple):
     """IP addresses of nodes, as far as they are known."""
 
-    node_of: Mapping[str, str] = {}
-    """Address to its node."""
-    of_node: Mapping[str, tuple[str, ...]] = {}
-    """Node to the addresses by which others reach it."""
+    node_of: Mapping[str, str] = {}  # Address to its node.
+    of_node: Mapping[str, tuple[str, ...]] = {}  # Node to the addresses by which others reach it.
 
 
-NOT_ASKED: Final = Addresses()
+NOT_ASKED = Addresses()
 
 
 class NoSpare(Exception):

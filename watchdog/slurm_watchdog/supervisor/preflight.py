@@ -10,7 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Annotated, Final
+from typing import Annotated
 
 import msgspec
 from msgspec import Meta
@@ -19,17 +19,14 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.supervisor.plan import LOOK_MARK
 
-SKEW_S: Final = 5.0
-"""Between a node's clock and most others: far more than NTP leaves, and than a line takes."""
-ANSWERED: Final = 0.9
-"""Of the nodes, and more: who is silent then is so by itself. At fewer all are slow. A judgement."""
-LOOK_S: Final = 5.0
-"""For up to LOOK_NODES nodes to answer; see look.DEADLINE_S."""
-LOOK_NODES: Final = 64
-LOOK_DOUBLED_S: Final = 1.0
+SKEW_S = 5.0  # Between a node's clock and most others: far more than NTP leaves, and than a line takes.
+ANSWERED = 0.9  # Of the nodes, and more: who is silent then is so by itself. At fewer all are slow. A judgement.
+LOOK_S = 5.0  # For up to LOOK_NODES nodes to answer; see look.DEADLINE_S.
+LOOK_NODES = 64
+LOOK_DOUBLED_S = 1.0
 """For each doubling beyond: srun starts its tasks by a tree, and their interpreters come from one filesystem. A
 judgement."""
-MAX_LINE: Final = 65_536
+MAX_LINE = 65_536
 
 Text = Annotated[str, Meta(max_length=4096)]
 
@@ -39,19 +36,13 @@ class NodeLook(Struct, frozen=True, kw_only=True):
 
     node: Text
     wall: float
-    gpus: int | None = None
-    """That NVML counts; None: there is no NVML."""
-    expected: int | None = None
-    """That Slurm gave the job there."""
+    gpus: int | None = None  # That NVML counts; None: there is no NVML.
+    expected: int | None = None  # That Slurm gave the job there.
     gpu_problems: tuple[Text, ...] = ()
-    xids: tuple[int, ...] = ()
-    """That the node's agent has seen since its start."""
-    directories: Mapping[str, Text] = {}
-    """Those that answered, with what they said; empty: all was well."""
-    command: tuple[int, Text] | None = None
-    """Exit code and last line of the site's command."""
-    late: tuple[Text, ...] = ()
-    """What has not answered within its time."""
+    xids: tuple[int, ...] = ()  # That the node's agent has seen since its start.
+    directories: Mapping[str, Text] = {}  # Those that answered, with what they said; empty: all was well.
+    command: tuple[int, Text] | None = None  # Exit code and last line of the site's command.
+    late: tuple[Text, ...] = ()  # What has not answered within its time.
 
 
 def parse_look(line: str) -> NodeLook | None:

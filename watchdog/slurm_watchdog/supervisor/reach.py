@@ -7,15 +7,11 @@ import errno
 import os
 import socket
 import threading
-from typing import Final
 
-ANSWER_S: Final = 2.0
-"""For a connection within one cluster."""
-DEADLINE_S: Final = 3.0
-"""For all, which are asked side by side."""
-MOST: Final = 64
-"""Hosts that are asked: of more that are missing at once these tell enough."""
-GONE: Final = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
+ANSWER_S = 2.0  # For a connection within one cluster.
+DEADLINE_S = 3.0  # For all, which are asked side by side.
+MOST = 64  # Hosts that are asked: of more that are missing at once these tell enough.
+GONE = frozenset({errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ETIMEDOUT})
 """Other errors are of this host, or of its resolver, and say nothing of the other one."""
 
 

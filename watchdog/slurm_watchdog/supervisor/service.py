@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -65,8 +65,7 @@ from slurm_watchdog.supervisor.state import (
     status_of,
 )
 
-END_S = 1.0
-"""At the end, for what is still to be written."""
+END_S = 1.0  # At the end, for what is still to be written.
 
 
 class Voice:
@@ -100,20 +99,17 @@ class Voice:
                 self._child.wait(END_S)
 
 
-POLL_S: Final = 0.5
-"""Between two looks for orders: each is a list of a small directory in memory, a tenth of a millisecond."""
-QUICK_POLL_S: Final = 0.2
-"""While something is under way."""
-STEP_FIRST_S: Final = 0.3
-STEP_MOST_S: Final = 30.0
+POLL_S = 0.5  # Between two looks for orders: each is a list of a small directory in memory, a tenth of a millisecond.
+QUICK_POLL_S = 0.2  # While something is under way.
+STEP_FIRST_S = 0.3
+STEP_MOST_S = 30.0
 """Slurm is asked for the step after so long, then after twice that, at last every 30 s until it is known."""
-BATCH_AFTER_S: Final = 6.0
+BATCH_AFTER_S = 6.0
 """A command of which Slurm has no step by then, and that has called no srun, runs in the batch script."""
-NAME: Final = "slurm-watchdog"
+NAME = "slurm-watchdog"
 """Of this process: it is in the batch step as the ranks may be, and no rank (knowledge.launchers.NEVER_A_RANK)."""
-ERROR_OF_OURS: Final = 70  # sysexits.h: EX_SOFTWARE
-SAME_SIGNAL_S: Final = 1.0
-"""What Slurm sends to all processes of a batch script comes to us twice: once through our parent."""
+ERROR_OF_OURS = 70  # sysexits.h: EX_SOFTWARE
+SAME_SIGNAL_S = 1.0  # What Slurm sends to all processes of a batch script comes to us twice: once through our parent.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,16 +117,14 @@ class Wanted:
     """What the person asked for."""
 
     command: tuple[str, ...]
-    nodes: int | None = None
-    """Of a start; None: all of the allocation but the spares."""
+    nodes: int | None = None  # Of a start; None: all of the allocation but the spares.
     spares: int = 0
     max_restarts: int = 3
-    check: str = ""
-    """The site's command on each node before a start."""
+    check: str = ""  # The site's command on each node before a start.
     checkpoints: tuple[str, ...] = ()
 
 
-NO_AGENT: Final = (
+NO_AGENT = (
     "no agent has been seen on this node: only a command that fails is started again; `slurm-watchdog run --alone` "
     "watches for hangs itself"
 )

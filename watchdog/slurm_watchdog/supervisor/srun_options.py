@@ -36,20 +36,16 @@ class Rewritten(NamedTuple):
     """Arguments of srun."""
 
     arguments: tuple[str, ...]
-    unmet: str = ""
-    """Why they are as they were, where a wish cannot be met here."""
-    nodes: tuple[str, ...] = ()
-    """Where the step goes; empty: not known."""
+    unmet: str = ""  # Why they are as they were, where a wish cannot be met here.
+    nodes: tuple[str, ...] = ()  # Where the step goes; empty: not known.
 
 
 class Hosts(NamedTuple):
     """A file with the node of each task, on the nodes of this start."""
 
     path: str
-    before: int
-    """Tasks in the file that srun was called with."""
-    nodes: tuple[str, ...]
-    """Of each task."""
+    before: int  # Tasks in the file that srun was called with.
+    nodes: tuple[str, ...]  # Of each task.
 
 
 class _Unmet(Exception):

@@ -43,11 +43,9 @@ class Settings(Struct, frozen=True, kw_only=True):
     """What does not change."""
 
     allocation: Allocation
-    count: int
-    """Nodes of a start."""
+    count: int  # Nodes of a start.
     max_restarts: int
-    least: int
-    """Nodes with which the command says that it can run, too, or `count`."""
+    least: int  # Nodes with which the command says that it can run, too, or `count`.
 
 
 class Run(Struct, frozen=True, kw_only=True):
@@ -55,42 +53,32 @@ class Run(Struct, frozen=True, kw_only=True):
 
     settings: Settings
     phase: Phase
-    since: float
-    """When the phase began, on the monotonic clock."""
-    began: float
-    """When all of this began, on the same."""
+    since: float  # When the phase began, on the monotonic clock.
+    began: float  # When all of this began, on the same.
     starts: int = 0
-    begun_ticks: int = 0
-    """See SupervisorStatus."""
+    begun_ticks: int = 0  # See SupervisorStatus.
     placement: Placement = Placement(nodes=())
     avoided: frozenset[str] = frozenset()
     resume_from: str = ""
     """See SupervisorStatus.resumed_from: of the present start, and of the next one that is being prepared."""
-    suspects: Mapping[str, str] = {}
-    """Node to what the newest look found."""
-    looked: bool = False
-    """The look before the next start is over."""
+    suspects: Mapping[str, str] = {}  # Node to what the newest look found.
+    looked: bool = False  # The look before the next start is over.
     steps: tuple[str, ...] = ()
     """Numbers of the present start's steps, oldest first, or BATCH_STEP alone; after its end those that it had."""
     elsewhere: tuple[str, ...] = ()
     """Nodes that the present start leaves out, and on which a step of it runs all the same."""
-    beside: int = 0
-    """See SupervisorStatus."""
+    beside: int = 0  # See SupervisorStatus.
     ends: Ends = Ends.NOT
     exit_code: int = 0
-    asked_at: float | None = None
-    """When a signal asked for the end; None: none did."""
-    told_at: float | None = None
-    """When SIGUSR1 or SIGUSR2 was passed to the present start; None: it was not."""
+    asked_at: float | None = None  # When a signal asked for the end; None: none did.
+    told_at: float | None = None  # When SIGUSR1 or SIGUSR2 was passed to the present start; None: it was not.
     switch_gone_at: float | None = None
-    order: RestartOrder | None = None
-    """Being carried out."""
+    order: RestartOrder | None = None  # Being carried out.
     seen: frozenset[str] = frozenset()
     answered: str = ""
     answer: OrderAnswer = OrderAnswer.NONE
     words: str = ""
-    failed: str = ""
-    """See SupervisorStatus."""
+    failed: str = ""  # See SupervisorStatus.
 
     @property
     def in_batch(self) -> bool:
@@ -113,8 +101,7 @@ class Tick(Struct, frozen=True):
 class Looked(Struct, frozen=True):
     """The look at the nodes is over."""
 
-    suspects: Mapping[str, str]
-    """Node to what is wrong there, a part of a sentence."""
+    suspects: Mapping[str, str]  # Node to what is wrong there, a part of a sentence.
 
 
 class NotBegun(Struct, frozen=True):
@@ -126,36 +113,30 @@ class NotBegun(Struct, frozen=True):
 class Begun(Struct, frozen=True):
     """The command runs."""
 
-    ticks: int
-    """Since when: see SupervisorStatus."""
+    ticks: int  # Since when: see SupervisorStatus.
 
 
 class StepsSeen(Struct, frozen=True):
     """Steps that the present start has begun, all of them, oldest first; BATCH_STEP alone: Slurm lists none."""
 
     steps: tuple[str, ...]
-    nodes: tuple[str, ...] = ()
-    """Where they run, as far as Slurm says."""
+    nodes: tuple[str, ...] = ()  # Where they run, as far as Slurm says.
 
 
 class Ordered(Struct, frozen=True):
     """An order was found."""
 
     order: RestartOrder
-    written_at: float
-    """Since the epoch, as its file says."""
+    written_at: float  # Since the epoch, as its file says.
 
 
 class Ended(Struct, frozen=True, kw_only=True):
     """The command has ended, or what was left of it has."""
 
-    start: int
-    """Number of the start, from 1."""
+    start: int  # Number of the start, from 1.
     code: int
-    switched: bool = False
-    """Our kill switch is there."""
-    stopped: str = ""
-    """Who ended its step, where that was not itself: a part of a sentence."""
+    switched: bool = False  # Our kill switch is there.
+    stopped: str = ""  # Who ended its step, where that was not itself: a part of a sentence.
 
 
 class Switch(Struct, frozen=True):
@@ -168,8 +149,7 @@ class Asked(Struct, frozen=True):
     """A signal came."""
 
     number: int
-    ends: bool
-    """It asks for the end, as SIGTERM does."""
+    ends: bool  # It asks for the end, as SIGTERM does.
 
 
 class Lost(Struct, frozen=True):
@@ -185,8 +165,7 @@ class NotRequeued(Struct, frozen=True):
 class Beside(Struct, frozen=True):
     """Another supervisor of this job lives, or none any more."""
 
-    pid: int
-    """0: none."""
+    pid: int  # 0: none.
 
 
 Event: TypeAlias = (
@@ -206,10 +185,8 @@ class Begin(Struct, frozen=True):
     """Start the command on these nodes, and report it as Begun, or NotBegun."""
 
     placement: Placement
-    in_batch: bool = False
-    """The start before ran in the batch script: report that step, too."""
-    resume_from: str = ""
-    """See SupervisorStatus.resumed_from."""
+    in_batch: bool = False  # The start before ran in the batch script: report that step, too.
+    resume_from: str = ""  # See SupervisorStatus.resumed_from.
 
 
 class SignalSteps(Struct, frozen=True):

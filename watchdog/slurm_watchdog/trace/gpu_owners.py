@@ -28,11 +28,9 @@ UNKNOWN_USER = "an unknown user"
 class GpuHolders:
     """Those of one node."""
 
-    _job_of: dict[int, str] = field(default_factory=dict)
-    """pid -> the job that it was said to be of."""
+    _job_of: dict[int, str] = field(default_factory=dict)  # pid -> the job that it was said to be of.
     _uuids_of: dict[int, tuple[str, ...]] = field(default_factory=dict)
-    _over_at: dict[str, float] = field(default_factory=dict)
-    """Job -> when it was first known to be over."""
+    _over_at: dict[str, float] = field(default_factory=dict)  # Job -> when it was first known to be over.
 
     def remember(self, processes: Iterable[Process], gpus: Iterable[Gpu]) -> None:
         """Remembers whose process is whose, and on which GPU it was seen."""

@@ -17,18 +17,15 @@ from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
 from slurm_watchdog.parse.training_log.text import kept_line
 from slurm_watchdog.trace.records import Log
 
-MAX_FILES = 1024
-"""Of one node, that are remembered at once."""
+MAX_FILES = 1024  # Of one node, that are remembered at once.
 
-Key = tuple[str, str]
-"""(job, stream)."""
+Key = tuple[str, str]  # (job, stream).
 
 
 GRIDS_S = (60.0, 30.0, 15.0, 10.0, 5.0, 2.0, 1.0, 0.5, 0.2, 0.1, 0.05, 0.02, 0.01)
 """Whose multiples an author, or a collector, may have rounded the times of lines to."""
 EXACT_AFTER = 8
-EXACT = 0.02
-"""Of the time between two lines: a difference of a few per cent is what is looked for in them."""
+EXACT = 0.02  # Of the time between two lines: a difference of a few per cent is what is looked for in them.
 READ_WITH_OTHERS = 0.25
 """From this share of lines on that are as old as a look at processes or GPUs: they were dated when they were read."""
 
@@ -39,10 +36,8 @@ class _Dates:
 
     seen: int = 0
     read_with_others: int = 0
-    grid: int = 0
-    """The place in GRIDS_S of the coarsest one that all of them lie on; behind its end: on none."""
-    last: tuple[float, int] | None = None
-    """(time, step) of the last one that counted on."""
+    grid: int = 0  # The place in GRIDS_S of the coarsest one that all of them lie on; behind its end: on none.
+    last: tuple[float, int] | None = None  # (time, step) of the last one that counted on.
 
     def step_seconds(self, t: float, step: int, with_others: bool) -> float | None:
         """The time of a step since the line before, None where that is not exact or not known."""
@@ -63,8 +58,7 @@ class _Dates:
 class _File:
     last_steps: dict[str, float] = field(default_factory=dict)
     """Pattern -> the count that it said last: a bar that is redrawn says it again."""
-    dates: dict[str, _Dates] = field(default_factory=dict)
-    """By pattern."""
+    dates: dict[str, _Dates] = field(default_factory=dict)  # By pattern.
     known: int = 0
     learner: Learner | None = field(default_factory=Learner)
 
@@ -74,8 +68,7 @@ class Logs:
     """Those of one node."""
 
     own: tuple[Pattern, ...] = ()
-    rows: dict[Key, tuple[LogFile, float]] = field(default_factory=dict)
-    """As they were seen last, and when."""
+    rows: dict[Key, tuple[LogFile, float]] = field(default_factory=dict)  # As they were seen last, and when.
     _files: dict[Key, _File] = field(default_factory=dict)
 
     def __post_init__(self) -> None:

@@ -34,10 +34,8 @@ PROVEN = 1000
 within minutes."""
 WHOLE = 8
 """A trace that lacks one line in ten looks regular for three listings now and then, and hardly ever for so many."""
-SLACK = 1.5
-"""A process that was listed every ten seconds is missed after fifteen."""
-TICKS_PER_S = 100
-"""USER_HZ: /proc counts in hundredths of a second on every machine that trains models."""
+SLACK = 1.5  # A process that was listed every ten seconds is missed after fifteen.
+TICKS_PER_S = 100  # USER_HZ: /proc counts in hundredths of a second on every machine that trains models.
 UNKNOWN_STATE = "?"
 STOPPED = ("T", "t")
 NO_DISK = ("", "dev", "proc", "sys", "run")
@@ -50,20 +48,15 @@ Key = tuple[str, int]
 class ListedProcess:
     process: Process
     listed_at: float
-    start: float | None = None
-    """As the trace tells it, once it does."""
-    every_s: float = 0.0
-    """The longest time between its last listings in a row."""
+    start: float | None = None  # As the trace tells it, once it does.
+    every_s: float = 0.0  # The longest time between its last listings in a row.
     in_row: int = 1
     missed: int = 0
-    missed_at: float = 0.0
-    """When it was not listed for the first time."""
-    counts: bool = False
-    """Its processor time was seen to rise: that it is the same again says something."""
+    missed_at: float = 0.0  # When it was not listed for the first time.
+    counts: bool = False  # Its processor time was seen to rise: that it is the same again says something.
     call: tuple[object, ...] = ()
     """What its newest line says of an uninterruptible call of unknown age, with its processor time."""
-    call_since: float = 0.0
-    """When a line said so for the first time."""
+    call_since: float = 0.0  # When a line said so for the first time.
 
     def blocked_for_s(self, record: Proc, now: float) -> float | None:
         """How long it has been in the call of this line at least, where no line says so: it was listed in D, in the
@@ -88,15 +81,12 @@ class Processes:
 
     tally: ParseStats
     known: dict[Key, ListedProcess] = field(default_factory=dict)
-    _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)
-    """(job, rank) -> pid."""
+    _pid_of: dict[tuple[str, int], int] = field(default_factory=dict)  # (job, rank) -> pid.
     _job_of: dict[int, str] = field(default_factory=dict)
-    _proven: int = 0
-    """Lines since one was missing about a process that was still there."""
+    _proven: int = 0  # Lines since one was missing about a process that was still there.
     _since_gap: int | None = None
     """Listings since one that had left somebody out who was still there; None: there never was one."""
-    unplaced: bool = False
-    """The newest listing had a line whose job is not known."""
+    unplaced: bool = False  # The newest listing had a line whose job is not known.
 
     def forget(self, job_id: str) -> None:
         """The run is over: processes that are listed from now on belong to another one."""

@@ -26,17 +26,12 @@ from slurm_watchdog.trace.records import (
 
 CHUNK_BYTES = 1 << 18
 BOM = b"\xef\xbb\xbf"
-WINDOW_S = 10.0
-"""Records may be so much out of order: two report intervals."""
-LEAP_S = 86400.0
-"""A line this far ahead of all others is believed only if others follow it there."""
-CONFIRMED_BY = 20
-"""Lines that make a leap believed, and that say where the trace begins."""
-MOMENT_S = 0.5
-"""Records of this time belong together: agents do not report more often."""
+WINDOW_S = 10.0  # Records may be so much out of order: two report intervals.
+LEAP_S = 86400.0  # A line this far ahead of all others is believed only if others follow it there.
+CONFIRMED_BY = 20  # Lines that make a leap believed, and that say where the trace begins.
+MOMENT_S = 0.5  # Records of this time belong together: agents do not report more often.
 
-Numbered = tuple[float, int, "Any_ | BadLine"]
-"""(time, line number, record)."""
+Numbered = tuple[float, int, "Any_ | BadLine"]  # (time, line number, record).
 
 
 @dataclass

@@ -13,15 +13,13 @@ from typing import Annotated, Any, Final, Union, get_args, get_origin
 
 import msgspec
 
-MAX_LINE_BYTES: Final = 1 << 20
-"""A longer line is skipped: the stacks of one process have some hundred KiB."""
-SHOWN_LINES: Final = 3
+MAX_LINE_BYTES = 1 << 20  # A longer line is skipped: the stacks of one process have some hundred KiB.
+SHOWN_LINES = 3
 
 Time = Annotated[float, msgspec.Meta(ge=0.0, le=1e12)]
 Amount = Annotated[float, msgspec.Meta(ge=0.0, le=1e18)]
 Whole = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
-Id = str | int
-"""People write job ids with and without quotes."""
+Id = str | int  # People write job ids with and without quotes.
 More = dict[str, Any]
 
 
@@ -87,8 +85,7 @@ class Gpu(Record, tag="gpu", kw_only=True):
     job_id: Id | None = None
     gpu: Whole | None = None
     uuid: str | None = None
-    util: Amount | None = None
-    """Per cent."""
+    util: Amount | None = None  # Per cent.
     sm_clock_mhz: Amount | None = None
     power_w: Amount | None = None
     temp_c: Amount | None = None
@@ -134,8 +131,7 @@ class Stack(Record, tag="stack", kw_only=True):
     node: str
     job_id: Id
     dump: str
-    of: Whole
-    """So many such lines belong to this node's part of the dump."""
+    of: Whole  # So many such lines belong to this node's part of the dump.
     stack: More
 
 
@@ -150,17 +146,13 @@ class Fault(Record, tag="fault", kw_only=True):
 class Controller(Record, tag="controller", kw_only=True):
     """What the controller that wrote the recording knew of itself when it judged; written when it changes."""
 
-    paused: str | None = None
-    """Why nothing was to be done, as a person said; None: it was not paused."""
+    paused: str | None = None  # Why nothing was to be done, as a person said; None: it was not paused.
     journal_error: str | None = None
-    slurm_problem: str = ""
-    """Why Slurm's newest answer was of no use, if it was not."""
+    slurm_problem: str = ""  # Why Slurm's newest answer was of no use, if it was not.
     warming_s: Amount | None = None
     """It had just started, or was stalled, and only observed, for so long in all; None: it was warm."""
-    acting: list[str] = []
-    """The runs (`JOB.RESTARTS`) and processes (`NODE/PID`) that an action was under way for."""
-    drained: Whole = 0
-    """Nodes that it had drained."""
+    acting: list[str] = []  # The runs (`JOB.RESTARTS`) and processes (`NODE/PID`) that an action was under way for.
+    drained: Whole = 0  # Nodes that it had drained.
 
 
 class Asked(Record, tag="asked", kw_only=True):
@@ -171,8 +163,7 @@ class Asked(Record, tag="asked", kw_only=True):
     reason: str = ""
     exclude: list[str] = []
     now: bool = False
-    wish: str = "restart"
-    """`restart`, `save` or `hold`."""
+    wish: str = "restart"  # `restart`, `save` or `hold`.
     within_s: Amount | None = None
 
 
@@ -181,15 +172,13 @@ class Touched(Record, tag="touched", kw_only=True):
 
     job_id: Id
     restarts: Whole
-    age_s: Amount | None = None
-    """So long ago; None: the run continues, and nothing of it was our doing."""
+    age_s: Amount | None = None  # So long ago; None: the run continues, and nothing of it was our doing.
 
 
 class Ended(Record, tag="ended", kw_only=True):
     """An action of the controller ended."""
 
-    subject: str
-    """As in `Controller.acting`."""
+    subject: str  # As in `Controller.acting`.
     ok: bool
     detail: str = ""
 
@@ -201,8 +190,7 @@ class BadLine(msgspec.Struct, gc=False):
     node: str | None = None
 
 
-Own = Controller | Asked | Touched | Ended
-"""What a controller says of itself."""
+Own = Controller | Asked | Touched | Ended  # What a controller says of itself.
 Any_ = Job | Node | Report | Proc | Gpu | Log | Kmsg | Mount | Checkpoint | Stack | Fault | Own
 KINDS: Final[dict[str, type[Record]]] = {str(each.__struct_config__.tag): each for each in get_args(Any_)}
 _decoder: msgspec.json.Decoder[Any_] = msgspec.json.Decoder(Any_)
@@ -212,11 +200,9 @@ _decoder: msgspec.json.Decoder[Any_] = msgspec.json.Decoder(Any_)
 class ParseStats:
     """What was not used of a trace, and why."""
 
-    lines: int = 0
-    """Lines that are not empty."""
+    lines: int = 0  # Lines that are not empty.
     used: int = 0
-    skipped: dict[str, list[int]] = field(default_factory=dict)
-    """Why -> [how many, numbers of the first lines …]."""
+    skipped: dict[str, list[int]] = field(default_factory=dict)  # Why -> [how many, numbers of the first lines …].
     ignored: dict[str, list[int]] = field(default_factory=dict)
     """The same for single fields, and for records that say nothing that can be used."""
 

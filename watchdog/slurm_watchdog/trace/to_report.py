@@ -40,10 +40,8 @@ WRITING_S = 1800.0
 AGAIN = 3.0
 """Where a trace tells again and again that it is written: so many times the longest pause so far may pass
 without a word."""
-CHECKPOINTS = "checkpoints"
-"""Directory of those that a trace tells of: it does not say where they lie."""
-KILLED = ("oom_kill", "segfault")
-"""What a kernel says of a process that is over with that."""
+CHECKPOINTS = "checkpoints"  # Directory of those that a trace tells of: it does not say where they lie.
+KILLED = ("oom_kill", "segfault")  # What a kernel says of a process that is over with that.
 T = TypeVar("T")
 
 
@@ -60,17 +58,14 @@ class Node:
     speaks: bool = False
     """It has said what agents say again and again. One of which a trace tells no more than what it logged has
     no agent that could fall silent."""
-    own: tuple[Pattern, ...] = ()
-    """The site's patterns of progress."""
+    own: tuple[Pattern, ...] = ()  # The site's patterns of progress.
     processes: Processes = field(init=False)
     over: dict[str, str] = field(default_factory=dict)
     """Jobs that have ended, and their users, as Slurm's listing has them at this moment."""
     _holders: GpuHolders = field(default_factory=GpuHolders)
-    _cards: dict[str, str] = field(default_factory=dict)
-    """PCI address -> UUID, as far as it was found out."""
+    _cards: dict[str, str] = field(default_factory=dict)  # PCI address -> UUID, as far as it was found out.
     _seats: AssignedGpus = field(default_factory=dict)
-    _recorded: bool = False
-    """A recording says itself who holds a GPU."""
+    _recorded: bool = False  # A recording says itself who holds a GPU.
     _gpus: dict[str, tuple[Gpu, float]] = field(default_factory=dict)
     _checkpoints: dict[tuple[str, str], tuple[Checkpoint, float]] = field(default_factory=dict)
     _writing: dict[tuple[str, str], tuple[float, float | None]] = field(default_factory=dict)

@@ -18,8 +18,7 @@ from slurm_watchdog.trace.processes import TICKS_PER_S
 from slurm_watchdog.trace.records import MAX_LINE_BYTES, Own
 from slurm_watchdog.trace.to_report import KEPT_OF_REPORT, MIB
 
-GONE_STATE = "NOT_LISTED"
-"""Of a job that Slurm's list does not have any more."""
+GONE_STATE = "NOT_LISTED"  # Of a job that Slurm's list does not have any more.
 
 
 def line_of(t: float, kind: str, fields: dict[str, Any]) -> bytes | None:

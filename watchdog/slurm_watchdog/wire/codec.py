@@ -59,18 +59,16 @@ def _is_new(element: object, key: str, known: frozenset[str]) -> bool:
 # what is cut here comes from a node that is not ours any more. Results are no part of it: their evidence is bounded
 # by the report, and kept within shares of a day.
 
-MAX_NAME: Final = 256
-"""Characters of a name: of a process (15), node (64), user (32), job, GPU, phase, state."""
-MAX_SENTENCE: Final = 1024
-MAX_PATH: Final = 4096
-"""linux/limits.h"""
+MAX_NAME = 256  # Characters of a name: of a process (15), node (64), user (32), job, GPU, phase, state.
+MAX_SENTENCE = 1024
+MAX_PATH = 4096  # linux/limits.h
 MAX_LENGTHS: Final[dict[str, int]] = {
     **dict.fromkeys(("path", "directory", "mount", "source", "device", "server", "probe", "variables"), MAX_PATH),
     **dict.fromkeys(("line", "error", "problems", "reason"), MAX_SENTENCE),
 }
 """Field -> the most characters of its text; of all others MAX_NAME. Agents send lines of 500 at most."""
-UNCUT_FIELDS: Final = frozenset({"results"})
-ELLIPSIS: Final = "…"
+UNCUT_FIELDS = frozenset({"results"})
+ELLIPSIS = "…"
 
 
 def may_have_long_text(data: bytes) -> bool:
@@ -111,24 +109,23 @@ def _cut(value: Any, limit: int) -> Any:
 
 Message = TypeVar("Message", Report, Reply)
 
-MAX_BYTES: Final = 8 * 1024**2
+MAX_BYTES = 8 * 1024**2
 """A report of 1,000 processes with stacks has about 2 MiB; anything larger than this is a mistake or an attack."""
 
-MAX_WHY: Final = 300
-"""Characters of what is wrong with it: the decoder repeats the value, which may be long."""
+MAX_WHY = 300  # Characters of what is wrong with it: the decoder repeats the value, which may be long.
 
 
 class WireError(Exception):
     """Bytes that are no report or no reply. The text says which, and what is wrong with them."""
 
 
-_SHAPE: Final = bytes.maketrans(b"012345689[, \t\n\r", b"777777777" + b":" * 6)
-_LONG: Final = b":" + b"7" * 19
-_LONG_NEGATIVE: Final = b":-" + b"7" * 19
+_SHAPE = bytes.maketrans(b"012345689[, \t\n\r", b"777777777" + b":" * 6)
+_LONG = b":" + b"7" * 19
+_LONG_NEGATIVE = b":-" + b"7" * 19
 """Only where so many digits follow each other can a whole number need more than 64 bits: Python's have no
 end, and then become no float. What follows a point is a fraction, and what follows a quotation mark is a
 string: both may be as long, and often are."""
-_LARGEST: Final = 2**63
+_LARGEST = 2**63
 
 _encoder = msgspec.json.Encoder()
 _reports = msgspec.json.Decoder(Report)

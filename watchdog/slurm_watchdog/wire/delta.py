@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from sys import intern
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -20,7 +19,7 @@ from slurm_watchdog.model.observations import Gpu, Process
 from slurm_watchdog.model.report import Changes, GpuNumbers, ProcessNumbers, Report
 from slurm_watchdog.wire.shared_values import shared_number
 
-WHOLE_LISTS: Final = ("logs", "checkpoints", "gpu_holders", "usages", "pressures", "links")
+WHOLE_LISTS = ("logs", "checkpoints", "gpu_holders", "usages", "pressures", "links")
 """Lists that are sent whole when they change, and not at all while they do not."""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from slurm_watchdog.base import clock
@@ -21,13 +21,11 @@ if TYPE_CHECKING:
 
     from slurm_watchdog.identity.tls import Context
 
-MAX_HEAD: Final = 64 * 1024
-"""Of status line and headers; nginx and aiohttp allow 8 KiB a line."""
-PORTS: Final = {"http": 80, "https": 443}
+MAX_HEAD = 64 * 1024  # Of status line and headers; nginx and aiohttp allow 8 KiB a line.
+PORTS = {"http": 80, "https": 443}
 
 
-FILE_CHECK_S: Final = 60.0
-"""Time between two checks whether our certificate was renewed."""
+FILE_CHECK_S = 60.0  # Time between two checks whether our certificate was renewed.
 
 
 class AuthenticationFailed(OSError):
@@ -47,8 +45,7 @@ class InvalidResponse(OSError):
 class Response:
     status: int
     reason: str
-    headers: dict[bytes, bytes]
-    """Names in lower case; of one that came twice the last."""
+    headers: dict[bytes, bytes]  # Names in lower case; of one that came twice the last.
     body: bytes
 
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
-MAX_HEAD: Final = 16 * 1024
-"""nginx and Apache allow 8 KiB a line."""
+MAX_HEAD = 16 * 1024  # nginx and Apache allow 8 KiB a line.
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,10 +19,8 @@ class Request:
     authorization: str
     body: bytes
     remote: str
-    names: frozenset[str] | None = None
-    """The nodes that the client's certificate is for; None without certificates."""
-    target: str = ""
-    """The path with its query."""
+    names: frozenset[str] | None = None  # The nodes that the client's certificate is for; None without certificates.
+    target: str = ""  # The path with its query.
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +28,7 @@ class Answer:
     body: bytes
     status: int = 200
     content_type: bytes = b"application/json"
-    proof: str = ""
-    """For the header Authentication-Info: that it comes from us."""
+    proof: str = ""  # For the header Authentication-Info: that it comes from us.
 
 
 def refusal(status: int, sentence: str) -> Answer:
@@ -45,8 +40,7 @@ Handler = Callable[[Request], "Answer | Awaitable[Answer]"]
 """Answers at once, or later where it has to wait for another answer. Raises nothing."""
 Admission = Callable[["Head", str], "Answer | None"]
 """(head, address): an answer that refuses a request before its body is taken, None if it may come."""
-Refusal = Callable[[str, int, str], Answer]
-"""(outcome, status, sentence): counts a request that never became one."""
+Refusal = Callable[[str, int, str], Answer]  # (outcome, status, sentence): counts a request that never became one.
 
 
 class BadRequest(Exception):
@@ -70,10 +64,8 @@ class Head:
     keep: bool
     authorization: str = ""
     size: int = 0
-    expects: bool = False
-    """The client waits for `100 Continue`."""
-    target: str = ""
-    """The path with its query."""
+    expects: bool = False  # The client waits for `100 Continue`.
+    target: str = ""  # The path with its query.
 
 
 def parse_head(data: bytes) -> Head:

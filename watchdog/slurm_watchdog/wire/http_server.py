@@ -17,7 +17,7 @@ import os
 from collections import deque
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
-from typing import Final, cast
+from typing import cast
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.tls import Context, names_of
@@ -39,16 +39,11 @@ from slurm_watchdog.wire.tls_transport import TlsConnection
 
 log = logging.getLogger(__name__)
 
-SWEEP_INTERVAL_S: Final = 5.0
-"""Time between two sweeps over connections that are too slow or idle."""
-LAG_CHECK_S: Final = 0.5
-"""Time between two measurements of this loop's own lag."""
-IDLE_S: Final = 120.0
-"""A connection on which nothing has been asked for so long is closed; agents report every few seconds."""
-LAG_MEMORY_S: Final = 300.0
-"""Lag is remembered for so long: no request takes longer."""
-LOG_INTERVAL_S: Final = 60.0
-"""A refusal of the same kind is written to the log once in this time; the metric counts them all."""
+SWEEP_INTERVAL_S = 5.0  # Time between two sweeps over connections that are too slow or idle.
+LAG_CHECK_S = 0.5  # Time between two measurements of this loop's own lag.
+IDLE_S = 120.0  # A connection on which nothing has been asked for so long is closed; agents report every few seconds.
+LAG_MEMORY_S = 300.0  # Lag is remembered for so long: no request takes longer.
+LOG_INTERVAL_S = 60.0  # A refusal of the same kind is written to the log once in this time; the metric counts them all.
 
 
 class Server:

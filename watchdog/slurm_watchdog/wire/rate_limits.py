@@ -11,25 +11,20 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Final
 
 from slurm_watchdog.identity.tls_errors import HANDSHAKE_REASONS
 
-MAX_CONNECTIONS: Final = 32_768
-"""Three for each of ten thousand agents: one that was lost counts until it is swept."""
-SPARE_FILES: Final = 512
+MAX_CONNECTIONS = 32_768  # Three for each of ten thousand agents: one that was lost counts until it is swept.
+SPARE_FILES = 512
 """Descriptors that the rest of the controller needs: journal, Slurm's commands, local socket, page, users' port."""
-MAX_OF_ONE_ADDRESS: Final = 64
-"""An agent holds one, Prometheus another; a login node may run a few agents of users."""
-MAX_ADDRESSES: Final = 65_536
-"""Addresses and nodes that are remembered."""
+MAX_OF_ONE_ADDRESS = 64  # An agent holds one, Prometheus another; a login node may run a few agents of users.
+MAX_ADDRESSES = 65_536  # Addresses and nodes that are remembered.
 
-MAX_UNREAD: Final = 4 * 1024**2
-"""Bytes of answers that a client has not read; beyond, the connection is closed."""
-MAX_HELD: Final = 512 * 1024**2
+MAX_UNREAD = 4 * 1024**2  # Bytes of answers that a client has not read; beyond, the connection is closed.
+MAX_HELD = 512 * 1024**2
 """Bytes of all requests together that have begun to arrive: 50 KiB, a full report, of each of ten thousand agents."""
 
-CONNECTION_REASONS: Final = {
+CONNECTION_REASONS = {
     **HANDSHAKE_REASONS,
     "another_user": "the process at its end belongs to another user",
     "too_many": "there are too many connections already",
@@ -37,7 +32,7 @@ CONNECTION_REASONS: Final = {
     "too_many_failures": "it has failed too often",
 }
 """Label of a connection that was refused -> what it means. These are all the labels there are."""
-REFUSED_REPORTS: Final = (
+REFUSED_REPORTS = (
     "unauthorized", "no_session", "replayed", "wrong_node", "garbage", "too_large", "too_slow", "too_often",
     "cut_off", "busy", "no_munge", "wrong_job", "no_room",
 )  # fmt: skip
@@ -67,8 +62,7 @@ class TokenBuckets:
     burst: float
     per_s: float
     most_names: int = MAX_ADDRESSES
-    _known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
-    """Name -> (tokens left, when)."""
+    _known: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)  # Name -> (tokens left, when).
 
     def acquire(self, name: str, now: float, cost: float = 1.0) -> bool:
         """Takes `cost`; False, and nothing is taken, where less is left."""
@@ -85,14 +79,12 @@ class TokenBuckets:
         return min(self.burst, left + (now - at) * self.per_s)
 
 
-REPORTS_AT_ONCE: Final = 300
+REPORTS_AT_ONCE = 300
 """An agent that was cut off sends what it kept: ten minutes at 5 s are 120 reports, and each may be refused
 and sent again."""
-REPORTS_A_SECOND: Final = 20.0
-"""A hundred times what the default interval makes."""
-BYTES_AT_ONCE: Final = 64 * 1024**2
-"""What an agent keeps (8 MiB), several times over."""
-BYTES_A_SECOND: Final = 2 * 1024**2
+REPORTS_A_SECOND = 20.0  # A hundred times what the default interval makes.
+BYTES_AT_ONCE = 64 * 1024**2  # What an agent keeps (8 MiB), several times over.
+BYTES_A_SECOND = 2 * 1024**2
 
 
 @dataclass
@@ -121,8 +113,7 @@ class Limits:
     """
 
     by_address: bool = True
-    is_own: Callable[[str], bool] = is_loopback
-    """Whether an address is this machine's."""
+    is_own: Callable[[str], bool] = is_loopback  # Whether an address is this machine's.
     most: int = field(default_factory=most_connections)
     most_of_one: int = MAX_OF_ONE_ADDRESS
     held_bytes: int = MAX_HELD

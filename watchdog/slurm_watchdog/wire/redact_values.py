@@ -66,10 +66,8 @@ UNMASKED_FIELDS: Final[Mapping[type, frozenset[str]]] = {
 """No text of users, or too short to hold a secret (`comm` has 15 characters); lines of events and of the
 kernel are masked where they are cut. Directives (`wishes`) and mounts are used as they are, and masked where
 they become words."""
-REMEMBERED: Final = 8192
-"""Texts whose masked form is known: frames, paths and sentences come again in every report."""
-MAX_REMEMBERED: Final = 1000
-"""Characters of such a text."""
+REMEMBERED = 8192  # Texts whose masked form is known: frames, paths and sentences come again in every report.
+MAX_REMEMBERED = 1000  # Characters of such a text.
 
 V = TypeVar("V")
 

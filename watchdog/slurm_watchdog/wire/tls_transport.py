@@ -13,19 +13,15 @@ from typing import Any, Final, Protocol, cast
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.tls import reason_of
 
-HANDSHAKE_S: Final = 10.0
-"""For a whole handshake: two round trips and some milliseconds of computing."""
-MAX_HANDSHAKE: Final = 64 * 1024
-"""Bytes that a client may send for it; a chain of three certificates has about 4 KiB."""
-READ_BYTES: Final = 16 * 1024
-"""OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1)."""
-CLOSE_DELAY_S: Final = 1.0
-SLICE_BYTES: Final = 1024
+HANDSHAKE_S = 10.0  # For a whole handshake: two round trips and some milliseconds of computing.
+MAX_HANDSHAKE = 64 * 1024  # Bytes that a client may send for it; a chain of three certificates has about 4 KiB.
+READ_BYTES = 16 * 1024  # OpenSSL gives out one record at a time, and that is the largest (RFC 8446, section 5.1).
+CLOSE_DELAY_S = 1.0
+SLICE_BYTES = 1024
 """Bytes that are decrypted at once. A buffer of OpenSSL's grows to a third more than this and stays so: of malloc's
 bytes (mallinfo2(3), OpenSSL 3.0) a connection holds 36 KiB with 8 KiB, 28.4 with 2, 26.7 with 1, 26.1 with 0.5. A
 usual report of changes is one slice, and no slower; one of 3 kB takes 16 us in place of 12, with 0.5 KiB 29."""
-PEER_FIELDS: Final = ("subject", "subjectAltName")
-"""What of a certificate is shown to the protocol inside, once."""
+PEER_FIELDS = ("subject", "subjectAltName")  # What of a certificate is shown to the protocol inside, once.
 KNOWN: Final[dict[str, Any]] = {}
 
 

@@ -52,16 +52,12 @@ if TYPE_CHECKING:
     from slurm_watchdog.slurm.client import SlurmClient
 
 SHOWN_LEFT_OUT = 20
-MAX_REPORTS = 4
-"""Reports that are made or wait: one at a time, in a thread of their own."""
-SHOWN_NODES = 200
-"""Of a cluster's suspicious nodes, the worst first."""
+MAX_REPORTS = 4  # Reports that are made or wait: one at a time, in a thread of their own.
+SHOWN_NODES = 200  # Of a cluster's suspicious nodes, the worst first.
 SHOWN_EVENTS = 500
-SHOWN_JOBS = 500
-"""Those that lost most."""
+SHOWN_JOBS = 500  # Those that lost most.
 LATEST = 1e11
-HISTORY_S = 90 * 86400.0
-"""What restarts saved is compared with so much before."""
+HISTORY_S = 90 * 86400.0  # What restarts saved is compared with so much before.
 
 
 class CommandSources(Protocol):
@@ -78,8 +74,7 @@ class CommandSources(Protocol):
     actions: Actions
     silences: Silences
     decider: Decider
-    last_tick: float | None
-    """When a tick was last completed, monotonic."""
+    last_tick: float | None  # When a tick was last completed, monotonic.
     started_at: float
     warm_up_began: float
     slurm_error: str | None

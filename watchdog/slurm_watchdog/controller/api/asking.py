@@ -39,16 +39,12 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmPerson
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_REASON = 300
-MAX_SAID = 8
-"""Names in a sentence."""
+MAX_SAID = 8  # Names in a sentence.
 UNKNOWN_CALLER = "who is asking is not known"
-KEPT_S = 60.0
-"""A user's number, name and groups are looked up again after this time."""
+KEPT_S = 60.0  # A user's number, name and groups are looked up again after this time.
 MAX_KEPT = 256
-LOOKUP_S = 5.0
-"""Half of the time that a command waits for its answer (slurm_watchdog.cli.client)."""
-LOOKUPS = 2
-"""At once, in threads of this alone: those that hang hold up nobody who reads Slurm."""
+LOOKUP_S = 5.0  # Half of the time that a command waits for its answer (slurm_watchdog.cli.client).
+LOOKUPS = 2  # At once, in threads of this alone: those that hang hold up nobody who reads Slurm.
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 B = TypeVar("B", bound=msgspec.Struct)
@@ -94,14 +90,12 @@ class Asked:
     """One request: what for, and who makes it."""
 
     method: str
-    target: str
-    """Path and query, as they were sent."""
+    target: str  # Path and query, as they were sent.
     person: Person
     body: bytes = b""
     only_own: int | None = None
     """The user of whose own jobs alone it may be answered, and who may do what their owner may, and nothing else."""
-    named: Mapping[str, str] = field(default_factory=dict)
-    """The parts of the path that its route names."""
+    named: Mapping[str, str] = field(default_factory=dict)  # The parts of the path that its route names.
 
     @property
     def query(self) -> dict[str, str]:

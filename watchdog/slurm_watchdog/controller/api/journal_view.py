@@ -22,10 +22,8 @@ from slurm_watchdog.model.incidents import Culprit, Incident
 
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 TIMES = ("fired_at", "resolved_at", "detected_after_s")
-LARGE_KINDS = frozenset({"node", "job"})
-"""Evidence that is fetched piece by piece."""
-Waiting = Callable[[str], tuple[str, float | None] | None]
-"""For an action: what it waits for and until when."""
+LARGE_KINDS = frozenset({"node", "job"})  # Evidence that is fetched piece by piece.
+Waiting = Callable[[str], tuple[str, float | None] | None]  # For an action: what it waits for and until when.
 Follows = Callable[[Incident, Sequence[ActionRun]], bool]
 """Whether a person who may not see the evidence of an incident may see how far its actions are."""
 

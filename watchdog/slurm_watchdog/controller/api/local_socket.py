@@ -21,12 +21,9 @@ from slurm_watchdog.controller.policy.access import Person
 
 log = logging.getLogger(__name__)
 
-SOCKET_MODE = 0o660
-"""Root and the socket's group: who may use the commands is in that group."""
-SO_PEERGROUPS = 59
-"""asm-generic/socket.h; Python's `socket` has no name for it."""
-MAX_GROUPS = 256
-"""What Python's getsockopt takes: 1024 bytes."""
+SOCKET_MODE = 0o660  # Root and the socket's group: who may use the commands is in that group.
+SO_PEERGROUPS = 59  # asm-generic/socket.h; Python's `socket` has no name for it.
+MAX_GROUPS = 256  # What Python's getsockopt takes: 1024 bytes.
 
 
 def make_app(

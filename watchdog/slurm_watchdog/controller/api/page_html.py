@@ -19,8 +19,7 @@ from slurm_watchdog.model.documents import Job, JobHealth
 from slurm_watchdog.model.observations import Blocked
 from slurm_watchdog.model.page_documents import MapNode, Rank
 
-MAX_TEXT = 10_000
-"""Characters of one value."""
+MAX_TEXT = 10_000  # Characters of one value.
 
 
 def rendered(**values: Any) -> bytes:

@@ -25,8 +25,7 @@ BUSY_RATIO = 0.05
 SLOWED_BY = ("hw_", "sw_thermal", "thermal", "power_brake")
 """Beginnings of the reasons for a low clock that are no part of a healthy day (idle and power capping are)."""
 SHOWN_TODO = 20
-SHOWN_HISTORY = 50
-"""Incidents of one job, the newest."""
+SHOWN_HISTORY = 50  # Incidents of one job, the newest.
 
 
 def node_map(view: ClusterView, incidents: Iterable[Incident]) -> tuple[MapNode, ...]:

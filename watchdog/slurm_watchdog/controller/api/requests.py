@@ -44,12 +44,9 @@ from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RESTARTABLE, RUNNING
 
-MAX_SILENCES = 500
-"""Each is looked at for each message."""
-MAX_OF_OWNER = 10
-"""Of one user who may silence what is about his own jobs alone."""
-MAX_ADDED_A_DAY = 2000
-"""Events that people and their tests may add in a day: a test of 1,000 nodes twice."""
+MAX_SILENCES = 500  # Each is looked at for each message.
+MAX_OF_OWNER = 10  # Of one user who may silence what is about his own jobs alone.
+MAX_ADDED_A_DAY = 2000  # Events that people and their tests may add in a day: a test of 1,000 nodes twice.
 _WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.:/+-]{0,127}")
 ADDED = frozenset({NodeEventKind.TEST_FAILED, NodeEventKind.TEST_PASSED, NodeEventKind.MENDED})
 USERS_OWN = {

@@ -32,8 +32,7 @@ from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
 
 log = logging.getLogger(__name__)
 
-FREE = dict[str, Any]
-"""Type of an answer whose keys depend on what was kept."""
+FREE = dict[str, Any]  # Type of an answer whose keys depend on what was kept.
 
 
 class Route(NamedTuple):
@@ -44,14 +43,11 @@ class Route(NamedTuple):
     handle: Callable[..., Any]
     """Of the Api, what is asked, and the body if there is one; raises RequestRefused, JournalError and what Slurm's
     client raises."""
-    answer: Any
-    """Its type."""
+    answer: Any  # Its type.
     body: type[msgspec.Struct] | None = None
     query: tuple[str, ...] = ()
-    users: bool = False
-    """Open to users on other machines, for their own jobs."""
-    page: bool = False
-    """The page reads it."""
+    users: bool = False  # Open to users on other machines, for their own jobs.
+    page: bool = False  # The page reads it.
 
 
 ROUTES = (

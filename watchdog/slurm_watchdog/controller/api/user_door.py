@@ -32,20 +32,13 @@ from slurm_watchdog.wire.rate_limits import Limits, TokenBuckets, most_connectio
 
 log = logging.getLogger(__name__)
 
-ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0
-"""Requests of one address: all people of a login node come from one."""
-BURST, PER_S = 60.0, 3.0
-"""Requests of one user, once he is proven: who follows a restart asks once a second."""
-MAX_ANSWER = 700_000
-"""Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64."""
-MAX_CONNECTIONS = 128
-"""A quarter of rate_limits.SPARE_FILES: what the agents' port leaves is not for users alone."""
-MAX_OF_ONE_ADDRESS = 32
-"""At once; this machine's own addresses are no exception."""
-ARRIVAL_S = 20.0
-"""A request has to arrive whole within this time, as a report has to."""
-SEALS_AT_ONCE = 4
-"""Programs munge that run at once, each with its pipes; munged takes one at a time."""
+ADDRESS_BURST, ADDRESS_PER_S = 200.0, 20.0  # Requests of one address: all people of a login node come from one.
+BURST, PER_S = 60.0, 3.0  # Requests of one user, once he is proven: who follows a restart asks once a second.
+MAX_ANSWER = 700_000  # Bytes of what is sealed: a credential of munged holds 1 MiB at most, in base64.
+MAX_CONNECTIONS = 128  # A quarter of rate_limits.SPARE_FILES: what the agents' port leaves is not for users alone.
+MAX_OF_ONE_ADDRESS = 32  # At once; this machine's own addresses are no exception.
+ARRIVAL_S = 20.0  # A request has to arrive whole within this time, as a report has to.
+SEALS_AT_ONCE = 4  # Programs munge that run at once, each with its pipes; munged takes one at a time.
 NO_MUNGE = "MUNGE does not answer here ({}): come again"
 
 Encode = Callable[[bytes, int], Awaitable[str]]

@@ -42,8 +42,7 @@ from slurm_watchdog.model.headline import response
 from slurm_watchdog.model.page_documents import JobPage, Overview
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
-CURVE_POINTS = 120
-"""Step times of a chart, the newest: a point every few pixels of a phone's width."""
+CURVE_POINTS = 120  # Step times of a chart, the newest: a point every few pixels of a phone's width.
 FRESH_S = 2.0
 """All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
 milliseconds."""
@@ -103,9 +102,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
             return _answer(body, kind)
         if request.path == "/" and request.method in ("GET", "HEAD"):
             status, body = await page.drawn(asked)
-            response = web.Response(
-                status=status, body=body, content_type="text/html", charset="utf-8", zlib_executor_size=0
-            )
+            response = _answer(body, "text/html", status)
             response.enable_compression()
             return response
         status, body = await answer(page.api, page.routes, asked)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from slurm_watchdog.cli.scan_kernel import read_kernel_logs
+from slurm_watchdog.cli.files import read_kernel_logs
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurm_watchdog.cli.scan_kernel import read_kernel_logs
+from slurm_watchdog.cli.files import read_kernel_logs
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES

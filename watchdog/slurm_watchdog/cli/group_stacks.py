@@ -11,7 +11,7 @@ import click
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.cli.offline import MAX_FILES, Answer, configured, files_in, warn
+from slurm_watchdog.cli.files import MAX_FILES, Answer, configured, files_in, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,

@@ -68,7 +68,7 @@ COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "controller": ("services.controller", "The service on the management node."),
     "replay": ("replay", "Replay a recording offline: what would have been done."),
     "helper": ("services.helper", "Performs the agent's privileged operations."),
-    "scan-log": ("scan_log", "Find the root cause in job logs."),
+    "scan-log": ("diagnose.scan_log", "Find the root cause in job logs."),
     "group-stacks": ("group_stacks", "Group the stacks of all ranks: which one differs."),
 }
 """A command: its module beside this one, with its name there where that is another one, and what it does, for the list

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from slurm_watchdog.cli.ask import named
-from slurm_watchdog.cli.offline import configured, warn
+from slurm_watchdog.cli.files import configured, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,

@@ -18,8 +18,7 @@ class FilesystemVerdict(Struct, frozen=True, kw_only=True):
     """One filesystem on which processes of the job wait."""
 
     mount: str
-    scope: str
-    """`outage`, `one_node`, `one_file`, `lock` or `unknown`."""
+    scope: str  # `outage`, `one_node`, `one_file`, `lock` or `unknown`.
     summary: str
     blocked: tuple[Culprit, ...] = ()
     answering: tuple[str, ...] = ()
@@ -30,40 +29,28 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     """What is to be said about one job."""
 
     job_id: str
-    is_hang: bool | None
-    """None: nothing can be said."""
-    kind: str
-    """Name of what is wrong, as detectors have it; `progressing`, `busy` or `unknown` otherwise."""
+    is_hang: bool | None  # None: nothing can be said.
+    kind: str  # Name of what is wrong, as detectors have it; `progressing`, `busy` or `unknown` otherwise.
     summary: str
-    lacks: str = ""
-    """Why no rank is identified, in a few words."""
+    lacks: str = ""  # Why no rank is identified, in a few words.
     culprits: tuple[Culprit, ...] = ()
     ranks: int = 0
     groups: tuple[VoteGroup, ...] = ()
-    undumped: tuple[Culprit, ...] = ()
-    """Ranks without a stack, each with the reason."""
-    missing: tuple[int, ...] = ()
-    """Ranks of which nothing came at all."""
+    undumped: tuple[Culprit, ...] = ()  # Ranks without a stack, each with the reason.
+    missing: tuple[int, ...] = ()  # Ranks of which nothing came at all.
     differences: tuple[Difference, ...] = ()
     filesystems: tuple[FilesystemVerdict, ...] = ()
     stack_class: str = ""
     """What those who keep the others waiting do, in the words of `group-stacks`: dataloader, lock, filesystem."""
-    hints: tuple[Hint, ...] = ()
-    """What it usually is, and what to try: never the verdict."""
+    hints: tuple[Hint, ...] = ()  # What it usually is, and what to try: never the verdict.
 
 
 class JobEvidence(Struct, frozen=True, kw_only=True):
     """What was collected of one job."""
 
-    snapshots: tuple[StackSnapshot, ...] = ()
-    """Oldest first."""
-    facts: tuple[RankFacts, ...] = ()
-    """Of each rank, for comparing them."""
-    settings: Mapping[str, Mapping[str, str]] = {}
-    """Node -> name -> value."""
-    locks: Mapping[tuple[str, int], LockWait] = {}
-    """(node, pid) -> the file lock that the process waits for."""
-    collectives: tuple[RecordSet, ...] = ()
-    """What ranks recorded of their collectives, since the last step."""
-    silent: Mapping[str, str] = {}
-    """Nodes that gave no evidence, with the reason."""
+    snapshots: tuple[StackSnapshot, ...] = ()  # Oldest first.
+    facts: tuple[RankFacts, ...] = ()  # Of each rank, for comparing them.
+    settings: Mapping[str, Mapping[str, str]] = {}  # Node -> name -> value.
+    locks: Mapping[tuple[str, int], LockWait] = {}  # (node, pid) -> the file lock that the process waits for.
+    collectives: tuple[RecordSet, ...] = ()  # What ranks recorded of their collectives, since the last step.
+    silent: Mapping[str, str] = {}  # Nodes that gave no evidence, with the reason.

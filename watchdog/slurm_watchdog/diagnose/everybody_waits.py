@@ -23,14 +23,10 @@ from slurm_watchdog.model.cluster_view import JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 
-LOOK_EVERY_S = 20.0
-"""Time between two dumps until something is done: all that have been taken are to be alike."""
-FRESH_S = 60.0
-"""The last of them is no older than this."""
-SLACK_S = 60.0
-"""A step is seen a little later than it ends, and a link that is down within a minute."""
-MAX_LINKS = 4
-"""In a sentence."""
+LOOK_EVERY_S = 20.0  # Time between two dumps until something is done: all that have been taken are to be alike.
+FRESH_S = 60.0  # The last of them is no older than this.
+SLACK_S = 60.0  # A step is seen a little later than it ends, and a link that is down within a minute.
+MAX_LINKS = 4  # In a sentence.
 
 
 def all_wait(job: JobView, voted: Vote) -> bool:

@@ -18,37 +18,28 @@ FLUSH_PATIENCE_S = 1800.0
 answers on the node, it is let run so long."""
 
 
-PROBED_PEERS = 4
-"""How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble."""
-PROBED_USERS = 4
-"""As so many of the users whose processes are blocked, those blocked longest."""
+PROBED_PEERS = 4  # How many other nodes are asked: enough for a vote, few enough not to load a filesystem in trouble.
+PROBED_USERS = 4  # As so many of the users whose processes are blocked, those blocked longest.
 
 
-ANSWER_COUNTS_FOR_S = 120.0
-"""An answer older than this clears nobody: in trouble every node is asked again every 15 s."""
+ANSWER_COUNTS_FOR_S = 120.0  # An answer older than this clears nobody: in trouble every node is asked again every 15 s.
 FAILURE_COUNTS_FOR_S = 600.0
 """A node that gave no answer counts so long, unless it is asked again: then it was rebooted or taken out."""
 
 
 class Scope(StrEnum):
-    OUTAGE = "outage"
-    """Blocked on two nodes or more, or two other nodes that were asked do not answer either."""
-    ONE_NODE = "one_node"
-    """Other nodes get an answer, this one does not."""
-    ONE_FILE = "one_file"
-    """The node gets an answer from the filesystem, and yet the call on this file does not return."""
-    UNKNOWN = "unknown"
-    """Nobody else was asked, or has answered yet."""
+    OUTAGE = "outage"  # Blocked on two nodes or more, or two other nodes that were asked do not answer either.
+    ONE_NODE = "one_node"  # Other nodes get an answer, this one does not.
+    ONE_FILE = "one_file"  # The node gets an answer from the filesystem, and yet the call on this file does not return.
+    UNKNOWN = "unknown"  # Nobody else was asked, or has answered yet.
 
 
 class Assessment(Struct, frozen=True, kw_only=True):
     scope: Scope
-    blocked_s: float
-    """Of the process that has been blocked longest."""
+    blocked_s: float  # Of the process that has been blocked longest.
     answering: tuple[str, ...]
     unanswering: tuple[str, ...]
-    strangers: tuple[str, ...]
-    """Nodes with another filesystem there."""
+    strangers: tuple[str, ...]  # Nodes with another filesystem there.
 
 
 def blocked_call(view: ProcessView) -> Blocked:
@@ -92,8 +83,7 @@ class _Answers:
 
     answering: frozenset[str]
     unanswering: frozenset[str]
-    strangers: frozenset[str]
-    """Nodes with another filesystem there."""
+    strangers: frozenset[str]  # Nodes with another filesystem there.
 
 
 def _answers(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Answers:

@@ -11,7 +11,6 @@ nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -27,22 +26,20 @@ from slurm_watchdog.model.incidents import Culprit, Finding
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.parse.training_log.text import split_prefix
 
-OF_DATA: Final = frozenset(
+OF_DATA = frozenset(
     {"io_error", "stale_file_handle", "read_only", "disk_full", "quota", "too_many_files", "process_limit",
      "shared_memory", "bus_error", "dataloader_worker", "oom_kill", "host_oom"}
 )  # fmt: skip
 """Rows of log_signatures: what keeps data from a rank, whoever reports it."""
-NO_CAUSE: Final = frozenset({"network", "terminated", "interrupted"})
+NO_CAUSE = frozenset({"network", "terminated", "interrupted"})
 """A server that does not answer is tried again; a process that was ended was ended by somebody."""
-INSIDE: Final = (Place.QUEUE, Place.DATALOADER, Place.LOCK, Place.SLEEP, Place.SUBPROCESS, Place.TEARDOWN)
+INSIDE = (Place.QUEUE, Place.DATALOADER, Place.LOCK, Place.SLEEP, Place.SUBPROCESS, Place.TEARDOWN)
 """Waits inside of a process, of which another thread or process of it may be the reason."""
-THREAD: Final = "Exception in thread "
-SAME_TRACE_S: Final = 2.0
-"""The lines of one traceback are read within this time."""
-QUEUED_STEPS: Final = 16
+THREAD = "Exception in thread "
+SAME_TRACE_S = 2.0  # The lines of one traceback are read within this time.
+QUEUED_STEPS = 16
 """Batches that a queue still has when its reader dies: torch's data loader prefetches 2 for each of up to 8 workers."""
-QUEUED_S: Final = (10.0, 300.0)
-"""The same in time, at least and at most."""
+QUEUED_S = (10.0, 300.0)  # The same in time, at least and at most.
 
 
 def with_kill(job: JobView, found: Finding, kills: Kills, now: float) -> Finding | None:

@@ -11,10 +11,8 @@ from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, Hint, hints_for
 from slurm_watchdog.parse.kernel_log.line import parse_message
 
-MAX_FACTS = 40
-"""Facts that are looked at; an incident's sentence and its first facts name its cause."""
-MAX_FACT = 2000
-"""Characters of one fact."""
+MAX_FACTS = 40  # Facts that are looked at; an incident's sentence and its first facts name its cause.
+MAX_FACT = 2000  # Characters of one fact.
 
 
 def incident_hints(kind: str, summary: str, facts: Iterable[str], own: Hint | None = None) -> tuple[Hint, ...]:

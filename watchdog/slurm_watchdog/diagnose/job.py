@@ -8,7 +8,6 @@ stacks is asked.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -42,12 +41,11 @@ from slurm_watchdog.model.evidence import LockWait
 from slurm_watchdog.model.incidents import Culprit, IncidentKind
 from slurm_watchdog.model.observations import Role
 
-BLOCKED_S: Final = 10.0
-"""In one call on one file: shorter waits belong to ordinary writing."""
-STEP_FACTOR: Final = 2.0
+BLOCKED_S = 10.0  # In one call on one file: shorter waits belong to ordinary writing.
+STEP_FACTOR = 2.0
 """A step may take so much longer than the slowest of the recent ones before its job counts as standing still here."""
-STEP_FLOOR_S: Final = 15.0
-MAX_NAMED: Final = 32
+STEP_FLOOR_S = 15.0
+MAX_NAMED = 32
 
 
 class _Bounds(Struct, frozen=True, kw_only=True):

@@ -17,15 +17,12 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Gpu
 
-MIN_PEERS: Final = 3
-"""Fewer values than this have no majority: of two that differ, either may be the odd one."""
-MAJORITY: Final = 0.75
-"""So many of all have to agree before the others count as different."""
-MAX_ODD: Final = 0.25
-"""… and no more than this share may be far from the median: else they are two kinds, and none is odd."""
-MAX_TOLD: Final = 40
+MIN_PEERS = 3  # Fewer values than this have no majority: of two that differ, either may be the odd one.
+MAJORITY = 0.75  # So many of all have to agree before the others count as different.
+MAX_ODD = 0.25  # … and no more than this share may be far from the median: else they are two kinds, and none is odd.
+MAX_TOLD = 40
 
-ON_PURPOSE: Final = frozenset(
+ON_PURPOSE = frozenset(
     """
     RANK LOCAL_RANK GROUP_RANK NODE_RANK ROLE_RANK SLURM_PROCID SLURM_LOCALID SLURM_NODEID SLURMD_NODENAME
     SLURM_TASK_PID
@@ -37,25 +34,19 @@ ON_PURPOSE: Final = frozenset(
     """.split()  # noqa: SIM905  a table of words
 )
 """Variables that launchers give each rank, or each node, a value of its own."""
-RUNNING_NUMBERS: Final = frozenset({"shm_free_mib", "cpus_used"})
-"""Settings of a node that move all the time."""
+RUNNING_NUMBERS = frozenset({"shm_free_mib", "cpus_used"})  # Settings of a node that move all the time.
 
 
 class Difference(Struct, frozen=True, kw_only=True):
     """One thing that is not as with the others."""
 
-    kind: str
-    """`gpu`, `environment` or `node`."""
-    what: str
-    """Name of the attribute, variable or setting."""
+    kind: str  # `gpu`, `environment` or `node`.
+    what: str  # Name of the attribute, variable or setting.
     value: str
-    usual: str
-    """What the others have."""
+    usual: str  # What the others have.
     nodes: tuple[str, ...] = ()
-    ranks: tuple[int, ...] = ()
-    """Whose it is; empty where it is the node's."""
-    of: int = 0
-    """How many were compared."""
+    ranks: tuple[int, ...] = ()  # Whose it is; empty where it is the node's.
+    of: int = 0  # How many were compared.
 
     @property
     def line(self) -> str:
@@ -86,14 +77,12 @@ class _Measure(Struct, frozen=True, kw_only=True):
 
     name: str
     get: Callable[[Gpu], float | None]
-    share: float
-    """Of the median."""
-    least: float
-    """… and at least so much, in the attribute's own unit."""
+    share: float  # Of the median.
+    least: float  # … and at least so much, in the attribute's own unit.
     say: Callable[[float], str]
 
 
-MEASURES: Final = (
+MEASURES = (
     _Measure(name="SM clock", get=lambda g: g.sm_clock_hz, share=0.08, least=60e6, say=lambda v: f"{v / 1e6:.0f} MHz"),
     _Measure(name="memory clock", get=lambda g: g.memory_clock_hz, share=0.05, least=50e6,
     say=lambda v: f"{v / 1e6:.0f} MHz"),

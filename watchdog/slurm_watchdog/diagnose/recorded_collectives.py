@@ -37,11 +37,9 @@ class Weighed(Struct, frozen=True, kw_only=True):
     """Who is accused when all sources were heard."""
 
     culprits: tuple[Culprit, ...]
-    words: tuple[str, ...] = ()
-    """What each source adds to the sentence."""
+    words: tuple[str, ...] = ()  # What each source adds to the sentence.
     facts: tuple[str, ...] = ()
-    disagree: bool = False
-    """A source shows that those who were accused wait themselves."""
+    disagree: bool = False  # A source shows that those who were accused wait themselves.
 
 
 def weigh(

@@ -117,11 +117,9 @@ class Candidate:
     layout: str
     names: tuple[str, ...]
     is_directory: bool
-    order: tuple[int, int] = (0, 0)
-    """Newest is what is largest: step and epoch as the name says."""
+    order: tuple[int, int] = (0, 0)  # Newest is what is largest: step and epoch as the name says.
     step: int | None = None
-    unfinished: bool = False
-    """The name, or a marker beside it, says that it is being written."""
+    unfinished: bool = False  # The name, or a marker beside it, says that it is being written.
 
 
 def recognise(entries: Iterable[tuple[str, bool]]) -> list[Candidate]:

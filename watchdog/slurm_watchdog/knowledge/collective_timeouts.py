@@ -43,8 +43,7 @@ HANDLING = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING")
 BLOCKING = ("TORCH_NCCL_BLOCKING_WAIT", "NCCL_BLOCKING_WAIT")
 NAMES = frozenset({MEETING, HEARTBEAT, MONITORING, *HANDLING, *BLOCKING, *(name for _, name, _ in VARIABLES)})
 """Of the environment, all that is looked at."""
-MAX_WORDS = 4096
-"""Of a command line."""
+MAX_WORDS = 4096  # Of a command line.
 
 _CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})")
 _OFF = frozenset({"0", "n", "no", "false", "off"})
@@ -52,8 +51,7 @@ _OFF = frozenset({"0", "n", "no", "false", "off"})
 
 class Timeout(NamedTuple):
     seconds: float
-    assumed: bool
-    """Nothing says it: it is torch's own default, and the program may have asked for another."""
+    assumed: bool  # Nothing says it: it is torch's own default, and the program may have asked for another.
 
 
 def timeout_in(environ: Mapping[str, str], argv: Sequence[str]) -> Timeout | None:

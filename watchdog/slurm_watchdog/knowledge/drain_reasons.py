@@ -111,8 +111,7 @@ _WORDS: Final[dict[str, re.Pattern[str]]] = {
         r"|rotat\w+|shrink|expansion|cleaning|drain(?:ed|ing)? for)\b"
     ),
 }  # fmt: skip
-_STAMP = re.compile(r"\s*\[[^\[\]\s]{1,64}@[0-9T:-]{10,25}\]\s*$")
-"""scontrol adds who gave the reason, and when."""
+_STAMP = re.compile(r"\s*\[[^\[\]\s]{1,64}@[0-9T:-]{10,25}\]\s*$")  # scontrol adds who gave the reason, and when.
 
 
 @lru_cache(maxsize=1024)

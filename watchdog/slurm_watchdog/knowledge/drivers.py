@@ -8,26 +8,22 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 
 @dataclass(frozen=True)
 class Driver:
     """One driver."""
 
-    name: str
-    """For sentences: `the NVIDIA driver`."""
-    devices: re.Pattern[str]
-    """Matches from the beginning of the path of a device file."""
-    functions: re.Pattern[str]
-    """Matches from the beginning of a wait channel."""
+    name: str  # For sentences: `the NVIDIA driver`.
+    devices: re.Pattern[str]  # Matches from the beginning of the path of a device file.
+    functions: re.Pattern[str]  # Matches from the beginning of a wait channel.
 
 
 def _driver(name: str, devices: str, functions: str) -> Driver:
     return Driver(name, re.compile(devices), re.compile(functions))
 
 
-DRIVERS: Final = (
+DRIVERS = (
     # open-gpu-kernel-modules 470 to 590: kernel-open/nvidia, nvidia-uvm, os-interface.c; the closed ones have _nv012345rm
     _driver("the NVIDIA driver", r"/dev/nvidia(?:\d+$|ctl$|-uvm|-caps|-modeset)",
             r"nv_|nvidia_|_nv\d|rm_\w|uvm_|os_(?:acquire|cond|delay|schedule|wait)|nvlink_|nvswitch_"),
@@ -43,7 +39,7 @@ DRIVERS: Final = (
 )  # fmt: skip
 
 
-_STORAGE: Final = re.compile(r"/dev/nvidia-fs"), re.compile(r"nvfs_")
+_STORAGE = re.compile(r"/dev/nvidia-fs"), re.compile(r"nvfs_")
 """Device file and functions of GPUDirect Storage: who sleeps there waits for a filesystem."""
 
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 _HEADER = re.compile(r"\[([a-z_]+) (\S.*)\]\s*$")
 _LINE = re.compile(r"([a-z_]+):(?: (.*))?$")
 _PART = re.compile(r"\{([A-Z][A-Z_]*)\}")
-PART: Final = "part"
-"""Kind of a section that only names an expression, for use in others as {NAME}."""
-NOTES: Final = ("source", "example", "not")
+PART = "part"  # Kind of a section that only names an expression, for use in others as {NAME}.
+NOTES = ("source", "example", "not")
 """Keys that every row may have: where it comes from, lines it is for, and lines that look alike and are not."""
-MAX_TEXT: Final = 1024 * 1024
-"""Characters of one file: the shipped ones together have a quarter of it."""
+MAX_TEXT = 1024 * 1024  # Characters of one file: the shipped ones together have a quarter of it.
 
 
 @dataclass(frozen=True)
@@ -30,8 +28,7 @@ class Entry:
     kind: str
     name: str
     file: str
-    line: int
-    """Of its header, from 1."""
+    line: int  # Of its header, from 1.
     values: Mapping[str, tuple[str, ...]]
 
     @property

@@ -17,8 +17,7 @@ class Framework:
 
     name: str
     title: str
-    signs: tuple[bytes, ...]
-    """Of the lower-cased text of a log: one is enough."""
+    signs: tuple[bytes, ...]  # Of the lower-cased text of a log: one is enough.
     advice: str
 
 

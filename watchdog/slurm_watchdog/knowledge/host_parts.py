@@ -14,14 +14,10 @@ from typing import Final, NamedTuple
 class PartWords(NamedTuple):
     """How a line about this part is reported."""
 
-    place: str
-    """Lines of one place are about one fault; empty: the device that the line names."""
-    broken: str
-    """Uncorrected or fatal."""
-    failed: str
-    """An error that was survived, or whose outcome is not known."""
-    often: str = ""
-    """What was corrected, if it comes at a rate; empty: it is not reported."""
+    place: str  # Lines of one place are about one fault; empty: the device that the line names.
+    broken: str  # Uncorrected or fatal.
+    failed: str  # An error that was survived, or whose outcome is not known.
+    often: str = ""  # What was corrected, if it comes at a rate; empty: it is not reported.
 
 
 PARTS: Final[dict[str, PartWords]] = {
@@ -37,7 +33,7 @@ PARTS: Final[dict[str, PartWords]] = {
 """The first part of several is the one that is reported: a memory error comes with a machine check, a dead adapter or
 disk with a PCIe error. `none`: a site's own rows, and agents of an earlier release."""
 
-SURVIVED: Final = frozenset(
+SURVIVED = frozenset(
     {
         "pcie_uncorrected", "pcie_recovery_failed", "nic_firmware", "nic_stuck", "nvme_timeout", "ata_error", "disk_error", "filesystem_error",
         "raid_controller",

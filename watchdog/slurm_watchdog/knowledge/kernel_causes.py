@@ -39,8 +39,7 @@ class Rule:
     same: Same
     within_s: float
     either: bool = False
-    waits_for: tuple[str, ...] = ()
-    """If the effect's call trace says what the task waits for, it must be one of these."""
+    waits_for: tuple[str, ...] = ()  # If the effect's call trace says what the task waits for, it must be one of these.
 
 
 NETWORK_FILESYSTEM = ("nfs", "lustre", "gpfs", "ceph", "cifs", "beegfs", "weka", "fuse", "afs", "gfs2")

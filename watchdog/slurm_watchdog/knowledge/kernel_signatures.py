@@ -16,17 +16,15 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Final
 
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.model.observations import FaultSeverity
 
-PARTS: Final = ("none", "memory", "cpu", "pcie", "nic", "disk", "filesystem", "heat", "gpu", "link")
+PARTS = ("none", "memory", "cpu", "pcie", "nic", "disk", "filesystem", "heat", "gpu", "link")
 """Parts of a machine that a line may be about; `none`: a program, a server, the kernel itself."""
-AS_INFORMATION: Final = 6
-"""The kernel's level of dev_info and pci_info."""
+AS_INFORMATION = 6  # The kernel's level of dev_info and pci_info.
 
 
 @dataclass(frozen=True)
@@ -35,18 +33,15 @@ class Signature:
 
     name: str
     heads: tuple[str, ...]
-    needles: tuple[str, ...]
-    """One of them is in every such line, in lower case."""
+    needles: tuple[str, ...]  # One of them is in every such line, in lower case.
     regex: re.Pattern[str]
     severity: FaultSeverity
     may_exclude_node: bool = False
-    consequence: bool = False
-    """It follows from something else, which is to be looked for before it."""
+    consequence: bool = False  # It follows from something else, which is to be looked for before it.
     highest_level: int = 4
     """Of lines that may take a node away: the kernel's level (4: warning). Programs that crash write theirs
     as information (6)."""
-    part: str = "none"
-    """One of PARTS."""
+    part: str = "none"  # One of PARTS.
 
 
 def kernel_row(fields: Fields) -> Signature:

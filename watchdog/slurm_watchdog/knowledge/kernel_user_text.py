@@ -22,12 +22,9 @@ class UserText:
     """One form of line that holds a user's words."""
 
     name: str
-    regex: re.Pattern[str]
-    """Matched from the beginning."""
-    rows: frozenset[str]
-    """Names of the signatures that such a line may give."""
-    samples: tuple[str, ...]
-    """{comm}, {file} and {pid} are filled in by tests with the words of every other row."""
+    regex: re.Pattern[str]  # Matched from the beginning.
+    rows: frozenset[str]  # Names of the signatures that such a line may give.
+    samples: tuple[str, ...]  # {comm}, {file} and {pid} are filled in by tests with the words of every other row.
 
 
 def _form(name: str, regex: str, rows: str, *samples: str) -> UserText:

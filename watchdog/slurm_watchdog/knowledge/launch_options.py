@@ -8,13 +8,10 @@ Variables of the same names in capitals (`WORLD_SIZE`, `MASTER_ADDR`) mean the s
 
 from __future__ import annotations
 
-from typing import Final
-
-NODES: Final = frozenset({"nnodes", "num_nodes", "num_machines"})
-"""torchrun; DeepSpeed and Lightning; accelerate."""
-PROCESSES: Final = frozenset({"num_processes", "world_size", "np"})
+NODES = frozenset({"nnodes", "num_nodes", "num_machines"})  # torchrun; DeepSpeed and Lightning; accelerate.
+PROCESSES = frozenset({"num_processes", "world_size", "np"})
 """accelerate; Megatron-LM and most scripts; mpirun and horovodrun."""
-ADDRESSES: Final = frozenset(
+ADDRESSES = frozenset(
     {
         "master_addr", "rdzv_endpoint", "main_process_ip", "coordinator_address", "jax_coordinator_address", "dist_url",
         "init_method", "dist_init_method", "distributed_init_method",
@@ -22,13 +19,13 @@ ADDRESSES: Final = frozenset(
 )  # fmt: skip
 """The host of rank 0, with or without a port, or a URL with it (`tcp://n1:29500`): torchrun and DeepSpeed; torchrun;
 accelerate; JAX (jax.distributed.initialize); PyTorch's and detectron2's examples; torch.distributed, fairseq."""
-VARIABLES: Final = frozenset({"export", "env"})
+VARIABLES = frozenset({"export", "env"})
 """Options whose value holds variables: srun --export=ALL,MASTER_ADDR=n1, apptainer --env=MASTER_ADDR=n1."""
-VARIABLE: Final = frozenset({"-genv", "-env"})
+VARIABLE = frozenset({"-genv", "-env"})
 """Options that take a variable and its value as two words: MPICH's and Intel's mpiexec."""
-MPI: Final = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
+MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 """Programs whose first option `-n` is the number of processes."""
-SHELLS: Final = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
+SHELLS = frozenset({"bash", "sh", "dash", "zsh", "ksh"})
 
 
 def name_of(word: str) -> str:

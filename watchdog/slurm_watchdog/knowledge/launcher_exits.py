@@ -34,11 +34,9 @@ SENT_IN_ORDER: Final[frozenset[int]] = frozenset(
 """With which launchers, Slurm and people end a process, or which follows from a closed connection."""
 FIRST_HAND: Final[frozenset[int]] = frozenset(signal.Signals) - SENT_IN_ORDER - {signal.SIGABRT}
 """Signals that no process dies of because its peers have ended. (Libraries abort when they lose a peer.)"""
-SHELL: Final = 128
-"""A shell, or a container's runtime, between adds it to the number of the signal."""
-BYTE: Final = 256
-"""A launcher in Python that exits with the -9 of its child exits with 247."""
-_NAMED_BY_WORDS: Final = {words: number for number in signal.Signals if (words := signal.strsignal(number))}
+SHELL = 128  # A shell, or a container's runtime, between adds it to the number of the signal.
+BYTE = 256  # A launcher in Python that exits with the -9 of its child exits with 247.
+_NAMED_BY_WORDS = {words: number for number in signal.Signals if (words := signal.strsignal(number))}
 """`Aborted`, `Bus error`, `Killed`: as shells, Slurm and MPI write a signal."""
 
 
@@ -69,8 +67,7 @@ class Ending(Struct, frozen=True, kw_only=True):
     local: int | None = None
     pid: int | None = None
     host: str | None = None
-    code: int | None = None
-    """As Python writes it: below 0 the number of a signal."""
+    code: int | None = None  # As Python writes it: below 0 the number of a signal.
     each: bool = False
 
     @property
@@ -111,8 +108,7 @@ class EndingRow(Struct, frozen=True):
     """One way to write that a process ended."""
 
     regex: re.Pattern[str]
-    each: bool = False
-    """It is written of each process that ended, in any order: the first one is not who failed first."""
+    each: bool = False  # It is written of each process that ended, in any order: the first one is not who failed first.
 
 
 def ending_row(fields: Fields) -> EndingRow:

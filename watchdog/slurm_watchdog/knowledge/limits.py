@@ -16,10 +16,8 @@ class Option:
     """One option of a detector, besides its default: its text, and which values are accepted."""
 
     text: str
-    is_duration: bool = False
-    """Seconds in Python; written with a unit in the file."""
-    bounds: Mapping[str, Any]
-    """`gt`, `ge` and `le`, as msgspec.Meta has them."""
+    is_duration: bool = False  # Seconds in Python; written with a unit in the file.
+    bounds: Mapping[str, Any]  # `gt`, `ge` and `le`, as msgspec.Meta has them.
 
 
 def option(default: float, text: str, *, ge: float | None = None, le: float | None = None) -> Any:
@@ -50,8 +48,7 @@ class PhaseLimits:
     """Durations in seconds."""
 
     floor: float = span(60.0, "No job counts as hanging sooner than this after its last step.")
-    factor: float = 3.0
-    """Limit = this x the slowest of the recent steps, never below `floor`."""
+    factor: float = 3.0  # Limit = this x the slowest of the recent steps, never below `floor`.
     ceiling: float = span_or_never(
         0.0,
         "While a job trains no limit is longer than this, nor shorter than twice its slowest recent step; 0s = as long "

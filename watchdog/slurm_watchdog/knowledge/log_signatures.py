@@ -14,14 +14,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.knowledge.site_rows import SiteRows
 
-GROUPS: Final = (
+GROUPS = (
     "header",
     "from_outside",
     "storage_full",
@@ -37,11 +36,9 @@ class Signature:
     """One way to write one error."""
 
     name: str
-    needles: tuple[str, ...]
-    """In lower case, without digits at their ends; one of them is in every line that matches."""
+    needles: tuple[str, ...]  # In lower case, without digits at their ends; one of them is in every line that matches.
     regex: re.Pattern[str]
-    consequence: bool = False
-    """It follows from something else, which is to be looked for before it."""
+    consequence: bool = False  # It follows from something else, which is to be looked for before it.
 
 
 @dataclass(frozen=True)
@@ -49,8 +46,7 @@ class LogRow:
     """One section: the signature, and the meaning of its name, given in one of its sections."""
 
     signature: Signature
-    means: str
-    """Half a sentence; empty if another section of the name has it."""
+    means: str  # Half a sentence; empty if another section of the name has it.
     groups: tuple[str, ...]
 
 
@@ -65,7 +61,7 @@ def log_row(fields: Fields) -> LogRow:
     return LogRow(signature, fields.text("means"), fields.choices("group", GROUPS))
 
 
-_ROWS: Final = read_shipped("log_signatures.conf", {"log": log_row})["log"]
+_ROWS = read_shipped("log_signatures.conf", {"log": log_row})["log"]
 
 SIGNATURES: tuple[Signature, ...] = tuple(row.signature for row in _ROWS)
 """The rows of the package. Those in force, a site's included, are `log_table().signatures`."""
@@ -75,21 +71,14 @@ SIGNATURES: tuple[Signature, ...] = tuple(row.signature for row in _ROWS)
 class LogTable:
     """The rows in force, and the meanings of their names."""
 
-    signatures: tuple[Signature, ...]
-    """The first that matches names the line."""
-    means: Mapping[str, str]
-    """What each name means, half a sentence."""
-    consequences: frozenset[str]
-    """Names of the rows that never are a cause."""
-    from_outside: frozenset[str]
-    """The run is ended from outside: what comes after such a line follows from it."""
-    felt: frozenset[str]
-    """Consequences that a rank itself reports of what another did to it."""
-    headers: frozenset[str]
-    """They announce an error; what it is stands in the lines after them."""
+    signatures: tuple[Signature, ...]  # The first that matches names the line.
+    means: Mapping[str, str]  # What each name means, half a sentence.
+    consequences: frozenset[str]  # Names of the rows that never are a cause.
+    from_outside: frozenset[str]  # The run is ended from outside: what comes after such a line follows from it.
+    felt: frozenset[str]  # Consequences that a rank itself reports of what another did to it.
+    headers: frozenset[str]  # They announce an error; what it is stands in the lines after them.
     storage_full: frozenset[str]
-    after_sigterm: frozenset[str]
-    """What processes print that are ended while they work."""
+    after_sigterm: frozenset[str]  # What processes print that are ended while they work.
     node_can_cause: frozenset[str]
     """What a node may be the reason of: its hardware, its filesystems, its memory. An exception of Python is
     the program's."""
@@ -165,7 +154,7 @@ COMMAND_LINE = re.compile(
 """A command that the shell prints before it runs it (`set -x`), or a line of a script that a job has printed
 (`cat $0`): of what it looks for or would say nothing has happened."""
 
-BEFORE_CHARS: Final = 60
+BEFORE_CHARS = 60
 SPOKEN_BEFORE = re.compile(
     r"\b(?:no|without(?: any)?)\s+(?:(?:GPU|rank|node|worker|process|task)s? (?:has|have|is|are|was|were) )?$"
     r"|(?:^|[:;,(|]\s*|\bwill \w+ |\bto \w+ )(?:up)?on (?:an? |the |any )?['\"]?$"
@@ -213,5 +202,5 @@ SOURCE_LINE = re.compile(
 )
 """A line of a program that Python prints in a traceback, above what the exception itself says."""
 
-LOST_A_RANK: Final = next(row.regex for row in SIGNATURES if "peer" in row.regex.groupindex)
+LOST_A_RANK = next(row.regex for row in SIGNATURES if "peer" in row.regex.groupindex)
 """A rank says in words of a program's own that it lost another one, which it names: the only groups are that name."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-MOST: Final = 0.4
-HEADING: Final = 0.0
+MOST = 0.4
+HEADING = 0.0
 """One line is enough, in a text without the lines of a log: many jobs print such a report when they begin."""
 
 
@@ -20,12 +20,9 @@ class Document:
     """One row."""
 
     name: str
-    looks_like: str
-    """Continues "it looks like"."""
-    instead: str
-    """A sentence; empty where nothing reads it."""
-    pattern: re.Pattern[str]
-    """Of a line."""
+    looks_like: str  # Continues "it looks like".
+    instead: str  # A sentence; empty where nothing reads it.
+    pattern: re.Pattern[str]  # Of a line.
     share: float = MOST
 
 
@@ -33,7 +30,7 @@ def _row(name: str, looks_like: str, instead: str, pattern: str, share: float = 
     return Document(name, looks_like, instead, re.compile(pattern), share)
 
 
-GIVE_OUTPUT: Final = "Give the file that the job writes its output to."
+GIVE_OUTPUT = "Give the file that the job writes its output to."
 _STACKS = "Use slurm-watchdog diagnose."
 _STATE = r"(?:error|debug\d?|fatal|verbose|info|warning)"
 
@@ -77,7 +74,7 @@ def looks_like(lines: Sequence[str], records: int) -> Document | None:
     return None
 
 
-UNKNOWN_JSON: Final = Document(
+UNKNOWN_JSON = Document(
     "json",
     "JSON whose records are of no known form",
     "Give the messages as lines of text, or one record a line.",

@@ -17,7 +17,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final
 
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
@@ -34,12 +33,9 @@ class Pattern:
     name: str
     needles: tuple[str, ...]
     regex: re.Pattern[str]
-    counted: bool = False
-    """Tried only if COUNTED is in the lower-cased line, too, and no progress in prose: see PROSE."""
-    in_epoch: bool = False
-    """`step` starts again with each `epoch`."""
-    first_epoch: int = 0
-    """The number that it gives to its first epoch."""
+    counted: bool = False  # Tried only if COUNTED is in the lower-cased line, too, and no progress in prose: see PROSE.
+    in_epoch: bool = False  # `step` starts again with each `epoch`.
+    first_epoch: int = 0  # The number that it gives to its first epoch.
 
 
 @dataclass(frozen=True)
@@ -58,8 +54,7 @@ class ProgressRow:
     """One section [progress NAME]."""
 
     pattern: Pattern
-    framework: str
-    """Whose way of writing it is, where it is one framework's."""
+    framework: str  # Whose way of writing it is, where it is one framework's.
 
 
 def progress_row(fields: Fields) -> ProgressRow:
@@ -90,8 +85,8 @@ def sign_row(fields: Fields) -> Sign:
     )
 
 
-CASES: Final = ("any", "exact")
-PHASES: Final = ("starting", "evaluating", "checkpointing", "finishing")
+CASES = ("any", "exact")
+PHASES = ("starting", "evaluating", "checkpointing", "finishing")
 
 # Lines with a number that rises while nothing is trained: status reporters, queues, retries, loading, downloads.
 NOT_PROGRESS = re.compile(
@@ -143,10 +138,8 @@ class ProgressTable:
     signs: tuple[Sign, ...]
     frameworks: Mapping[str, str]
     """Pattern -> whose way of writing it is, where it is one framework's; the others stand for themselves."""
-    by_epochs: frozenset[str]
-    """Patterns whose steps restart with each epoch."""
-    counted: frozenset[str]
-    """Patterns that prose matches as well: one line alone may be an accident."""
+    by_epochs: frozenset[str]  # Patterns whose steps restart with each epoch.
+    counted: frozenset[str]  # Patterns that prose matches as well: one line alone may be an accident.
 
 
 def progress_table() -> ProgressTable:
@@ -307,5 +300,5 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )
 
-OF_DICTIONARIES: Final = {"hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface"}
+OF_DICTIONARIES = {"hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface"}
 """Frameworks of lines that are dictionaries, which have no row."""

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 WORKER_NAMES = ("ray::RayTrainWo", "ray::_RayTrainW")
 """Of a worker's process (15 characters, as the kernel keeps them): the titles `ray::RayTrainWorker[.METHOD]` and
 `ray::_RayTrainWorker__execute.METHOD` (before Train V2)."""
-MAX_WORKERS = 1024
-"""Of one node."""
+MAX_WORKERS = 1024  # Of one node.
 
 _STARTED = re.compile(rb"Started (?:distributed worker processes|training worker group of size \d+): ?")
 _SEAT = re.compile(
@@ -76,8 +75,7 @@ class WorkerRank:
 class WorkerRankReader:
     """Gathers the newest table of ranks from the blocks of a log; one for each file."""
 
-    by_pid: dict[int, tuple[int, int]] | None = None
-    """Pid -> rank and local rank; None: no table was seen."""
+    by_pid: dict[int, tuple[int, int]] | None = None  # Pid -> rank and local rank; None: no table was seen.
     hosts: frozenset[bytes] = frozenset()
 
     def feed(self, lines: bytes) -> None:

@@ -22,8 +22,7 @@ class Hint(Struct, frozen=True, kw_only=True):
 
     usually: str
     try_next: str
-    documented: str = ""
-    """Name of a document or an option, in words; empty if there is none."""
+    documented: str = ""  # Name of a document or an option, in words; empty if there is none.
 
     def as_json(self) -> dict[str, str]:
         """All three, for `--json`."""
@@ -40,10 +39,8 @@ class HintRow:
     pattern: re.Pattern[str] | None = None
 
 
-MAX_HINTS = 3
-"""More nobody reads under a verdict."""
-MAX_TEXT = 20_000
-"""Characters of the text that are searched."""
+MAX_HINTS = 3  # More nobody reads under a verdict.
+MAX_TEXT = 20_000  # Characters of the text that are searched.
 
 NCCL_ENV = "NCCL user guide, Environment Variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"
 TORCH_NCCL_ENV = "PyTorch, ProcessGroupNCCL Environment Variables: https://pytorch.org/docs/stable/torch_nccl_environment_variables.html"

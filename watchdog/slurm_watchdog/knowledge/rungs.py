@@ -8,8 +8,7 @@ ENDINGS: tuple[Rung, ...] = (Rung.RESTART_STEP, Rung.REQUEUE, Rung.RESUBMIT, Run
 """Steps that end a run. Each is the fallback of the ones before it, where Slurm refuses those."""
 RUN_AGAIN: frozenset[Rung] = frozenset({Rung.REQUEUE, Rung.RESUBMIT})
 """Those after which the job goes through Slurm's queue again."""
-GENTLE: tuple[Rung, ...] = (Rung.KILL_SWITCH, Rung.SIGUSR1, Rung.SIGTERM)
-"""Steps that ask the job itself."""
+GENTLE: tuple[Rung, ...] = (Rung.KILL_SWITCH, Rung.SIGUSR1, Rung.SIGTERM)  # Steps that ask the job itself.
 HARMLESS: frozenset[Rung] = frozenset({Rung.KILL_SWITCH, Rung.SIGUSR1})
 """What a job's owner may put before what the administrator permits: it only asks the job to save."""
 ORDER: tuple[Rung, ...] = (Rung.EVIDENCE, *GENTLE, *ENDINGS, Rung.HOLD, Rung.END_PROCESS)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from slurm_watchdog.knowledge.entries import Reader, parse_entries, parts_of, read_rows
 
-DATA: Final = Path(__file__).parent / "data"
+DATA = Path(__file__).parent / "data"
 
 
 def read_shipped(name: str, readers: Mapping[str, Reader]) -> dict[str, tuple[Any, ...]]:

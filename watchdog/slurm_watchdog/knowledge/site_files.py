@@ -41,11 +41,9 @@ READERS: Final[Mapping[str, Reader]] = {
     "frame": frame_row,
     "native": native_row,
 }
-MAX_ROWS: Final = 500
-"""Of a site, in all its files. The package has 720."""
-MAX_LINES: Final = 40
-"""Alternatives of one expression."""
-LETTERS: Final = 3
+MAX_ROWS = 500  # Of a site, in all its files. The package has 720.
+MAX_LINES = 40  # Alternatives of one expression.
+LETTERS = 3
 """ASCII letters that a needle has at least: blocks of a log are searched for the letters of all needles, and
 rare ones cost nothing."""
 SHIPPED_NAMES: Final[Mapping[str, frozenset[str]]] = {
@@ -56,14 +54,12 @@ SHIPPED_NAMES: Final[Mapping[str, frozenset[str]]] = {
 }
 """Of the kinds whose rows have names of their own. A site's Xid always replaces the package's, and a frame's
 name is a class of many rows."""
-ANCHORED: Final = ("kernel", "frame", "native")
+ANCHORED = ("kernel", "frame", "native")
 """Kinds whose expressions are matched from the beginning of a text; the others are searched for in a line."""
-EXPRESSIONS: Final = ("pattern", "function", "file")
-_GROUPS: Final = frozenset(
-    {"step", "total", "step_s", "step_ms", "rate", "epoch", "epochs", "count", "updates", "loss"}
-)
-_WHOLE: Final = re.compile(r"\(\?P<(step|total|epoch|epochs|updates)>(?!\\d(?:\+|\{\d+(?:,\d*)?\})\))")
-_FRAME: Final = re.compile(r"(\S+) \((.+)\)")
+EXPRESSIONS = ("pattern", "function", "file")
+_GROUPS = frozenset({"step", "total", "step_s", "step_ms", "rate", "epoch", "epochs", "count", "updates", "loss"})
+_WHOLE = re.compile(r"\(\?P<(step|total|epoch|epochs|updates)>(?!\\d(?:\+|\{\d+(?:,\d*)?\})\))")
+_FRAME = re.compile(r"(\S+) \((.+)\)")
 
 
 class Bounded:

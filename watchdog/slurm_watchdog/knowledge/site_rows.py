@@ -29,8 +29,7 @@ class SiteRows:
     """Rows by kind, in their order. Compared by identity, so that tables made of them can be kept."""
 
     by_kind: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
-    replaced: frozenset[tuple[str, str]] = frozenset()
-    """Kind and name of the shipped rows that are not to be used."""
+    replaced: frozenset[tuple[str, str]] = frozenset()  # Kind and name of the shipped rows that are not to be used.
 
     def before(self, kind: str, shipped: tuple[Row, ...], name_of: Callable[[Row], str]) -> tuple[Row, ...]:
         """The site's rows of this kind, and then those of `shipped` that it does not replace."""

@@ -6,31 +6,29 @@ An option that is not here takes one. Standard library only: the `srun` of ours 
 
 from __future__ import annotations
 
-from typing import Final
-
-FLAGS: Final = frozenset(
+FLAGS = frozenset(
     """
     allocate async consolidate-segments contiguous debugger-test disable-status exact help hold interactive join label
     multi-prog no-allocate overcommit oversubscribe parsable preserve-env quiet quit-on-interrupt reboot share
     spread-job spread-segments stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole
     """.split()  # noqa: SIM905  a table of words
 )
-OPTIONAL: Final = frozenset(
+OPTIONAL = frozenset(
     """
     bcast compress exclusive external-launcher immediate kill-on-bad-exit nice no-kill oom-kill-step overlap propagate
     pty resv-ports send-libs x11
     """.split()  # noqa: SIM905  a table of words
 )
 """With an argument only behind `=`, or right behind the letter."""
-OF_PYXIS: Final = frozenset(
+OF_PYXIS = frozenset(
     """
     container-mount-home no-container-mount-home container-remap-root no-container-remap-root container-entrypoint
     no-container-entrypoint container-entrypoint-log container-writable container-readonly
     """.split()  # noqa: SIM905  a table of words
 )
-BEGIN_A_FLAG: Final = frozenset({"container", "wait"})
+BEGIN_A_FLAG = frozenset({"container", "wait"})
 """Options with an argument that the name of one without begins with: they are not that name cut short."""
-LETTERS: Final = {
+LETTERS = {
     "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
     "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold",
     "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit", "l": "label",
@@ -40,10 +38,10 @@ LETTERS: Final = {
     "w": "nodelist", "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
 }  # fmt: skip
 """Of srun, and their long names."""
-PLACING: Final = frozenset(
+PLACING = frozenset(
     "nodes ntasks exclude nodelist no-kill overlap exclusive distribution nodefile relative gpus jobid het-group".split()  # noqa: SIM905
 )
 """What is looked at. Any name may be cut short, as getopt_long(3) allows."""
-NO_LAUNCH: Final = frozenset({"help", "usage", "version", "test-only"})
-OTHER_PLACING: Final = frozenset({"relative", "het-group", "pack-group", "no-allocate"})
+NO_LAUNCH = frozenset({"help", "usage", "version", "test-only"})
+OTHER_PLACING = frozenset({"relative", "het-group", "pack-group", "no-allocate"})
 """Options that place a step in another way: what stands beside them is left as it is."""

@@ -50,8 +50,7 @@ class Place(StrEnum):
     REMOTE = "waits for a Ray object"
     GIL = "waits for the interpreter's lock"
     CRASH = "is crashing"
-    STOPPED = "is stopped"
-    """By a signal or a debugger: /proc says so, and no frame."""
+    STOPPED = "is stopped"  # By a signal or a debugger: /proc says so, and no frame.
     OTHER = "runs elsewhere"
 
 
@@ -66,7 +65,7 @@ CLASSES: Final[dict[Place, str]] = {place: place.name.lower() for place in Place
 }
 """The word for a place in `group-stacks --json`."""
 
-_PLACES: Final = {word: place for place, word in CLASSES.items()}
+_PLACES = {word: place for place, word in CLASSES.items()}
 
 
 def frame_row(fields: Fields) -> tuple[Place, str, str]:
@@ -151,21 +150,21 @@ NO_RANK_COMMANDS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["not_a_rank_comm
 THREADS: Final[tuple[tuple[str, str, str], ...]] = _SHIPPED["thread"]
 """What a thread other than the main one is for: (role, pattern of its name, pattern of a function in it)."""
 
-TRAINING_THREAD: Final = r"TrainingThread\(.*"
+TRAINING_THREAD = r"TrainingThread\(.*"
 """Name of the thread in which Ray Train runs the training function
 (`ray/train/v2/_internal/execution/worker_group/thread_runner.py`)."""
 
 IDLE_LOOPS: Final[tuple[tuple[str, str], ...]] = _SHIPPED["idle_loop"]
 """Where a main thread stands that lets another thread train (Ray, notebooks)."""
 
-WAITING_ROOMS: Final = (
+WAITING_ROOMS = (
     r"(.*/(lib/)?python3\.\d+t?/((site|dist)-packages/)?)?(threading|queue|selectors|socket|ssl|subprocess|popen_fork|popen_spawn_posix|"
     r"concurrent/.*|asyncio/.*|multiprocess(ing)?/.*|contextlib|_weakrefset|functools)\.py"
 )
 """Frames of the interpreter's own waiting rooms: what matters is who called them. `connection.py` and
 `queues.py` appear without their package when py-spy shortens the path."""
 
-SHORTENED_WAITING_ROOMS: Final = r"(connection|queues|popen_fork|synchronize|resource_sharer)\.py"
+SHORTENED_WAITING_ROOMS = r"(connection|queues|popen_fork|synchronize|resource_sharer)\.py"
 
 MOMENTARY: Final[tuple[tuple[str, str], ...]] = _SHIPPED["momentary"]
 """Calls that one rank makes for a moment in every healthy job: one snapshot of them proves nothing."""

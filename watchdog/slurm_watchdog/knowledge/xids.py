@@ -37,10 +37,8 @@ class XidRow:
     blame: Blame
     severity: FaultSeverity
     may_exclude_node: bool = False
-    consequence: bool = False
-    """It follows from something else, which is to be looked for before it."""
-    needs_reset: bool = False
-    """NVIDIA's catalogue asks for a reset of the GPU before it is used again."""
+    consequence: bool = False  # It follows from something else, which is to be looked for before it.
+    needs_reset: bool = False  # NVIDIA's catalogue asks for a reset of the GPU before it is used again.
 
 
 Side = Literal["gpu", "link", "peer", "none"]
@@ -53,8 +51,7 @@ class NvlinkUnit:
     """How a unit of NVLink numbers its events (Xids 144 to 150)."""
 
     names: tuple[str, ...]
-    by_event: bool
-    """Its code is that of the link's event; otherwise the unit's status."""
+    by_event: bool  # Its code is that of the link's event; otherwise the unit's status.
     sides: Mapping[int, Side]
 
 
@@ -101,8 +98,7 @@ _NVLINK_EVENT = re.compile(
     r",? (?P<unit>[a-z_0-9]+)(?:/\w+)? (?P<word>non-?fatal|fatal) xc\d i\d+ link -?\d+ "
     r"\((?P<info>0x[0-9a-f]{1,8}) (?P<status>0x[0-9a-f]{1,8})\b"
 )
-EVENT_CODE = 0x3F << 20
-"""Bits of the first number: the code of a link's event."""
+EVENT_CODE = 0x3F << 20  # Bits of the first number: the code of a link's event.
 
 
 def side_of_nvlink_event(rest: str) -> Side | None:

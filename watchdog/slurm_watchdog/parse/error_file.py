@@ -9,19 +9,17 @@ and writes JSON into it: `{"message": {"message": "ValueError: …", "extraInfo"
 from __future__ import annotations
 
 import re
-from typing import Final
 
 import msgspec
 
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.base.text import one_line
 
-MAX_BYTES: Final = 1 << 20
-"""A traceback has some KiB."""
-MAX_CHARS: Final = 300
-_FRAME: Final = re.compile(r'^[ \t]*File "([^"\n]{1,500})", line (\d{1,9}),? in ([^\n]{1,200})$', re.MULTILINE)
-_FATAL: Final = re.compile(r"^Fatal Python error: ([^\n]{1,300})$", re.MULTILINE)
-_CURRENT: Final = re.compile(r"^Current thread 0x[0-9a-f]{1,16}[^\n]{0,100}most recent call first\):$", re.MULTILINE)
+MAX_BYTES = 1 << 20  # A traceback has some KiB.
+MAX_CHARS = 300
+_FRAME = re.compile(r'^[ \t]*File "([^"\n]{1,500})", line (\d{1,9}),? in ([^\n]{1,200})$', re.MULTILINE)
+_FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,300})$", re.MULTILINE)
+_CURRENT = re.compile(r"^Current thread 0x[0-9a-f]{1,16}[^\n]{0,100}most recent call first\):$", re.MULTILINE)
 
 
 class _Extra(msgspec.Struct):
@@ -37,7 +35,7 @@ class _ErrorFile(msgspec.Struct):
     message: _Message | str
 
 
-_decoder: Final = msgspec.json.Decoder(_ErrorFile)
+_decoder = msgspec.json.Decoder(_ErrorFile)
 
 
 def parse_error_file(data: bytes) -> str:

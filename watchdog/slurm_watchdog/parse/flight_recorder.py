@@ -6,7 +6,6 @@ import math
 import re
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 import msgspec
 from msgspec.structs import replace
@@ -26,13 +25,10 @@ from slurm_watchdog.parse.flight_recorder_format import MAX_NAME, Dump, Entry, G
 class Talk(msgspec.Struct, gc=False):
     """One operation that sends or receives and has not finished."""
 
-    peers: tuple[int, ...]
-    """First as the communicator has them, then as the job does; empty: not known."""
+    peers: tuple[int, ...]  # First as the communicator has them, then as the job does; empty: not known.
     since: float | None
-    number: int
-    """Of its entry."""
-    sure: bool = True
-    """Whether it is known to be unfinished."""
+    number: int  # Of its entry.
+    sure: bool = True  # Whether it is known to be unfinished.
 
     def between(self, members: tuple[int, ...]) -> Talk:
         peers = tuple(dict.fromkeys(members[peer] for peer in self.peers if peer < len(members)))
@@ -85,23 +81,21 @@ def talks_of(entries: Sequence[Entry], ends: Mapping[int, list[int]], since_star
 
 MAX_COMMUNICATORS, MAX_WAITS, MAX_MEMBERS, MAX_PEERS = 64, 8, 65_536, 1024
 """Of one rank, and of one communicator, that are kept; the members of a larger one are not known."""
-MAX_MEMBERS_IN_ALL: Final = 65_536
-"""Of all communicators of a rank together."""
-LONG: Final = 256
+MAX_MEMBERS_IN_ALL = 65_536  # Of all communicators of a rank together.
+LONG = 256
 """Entries of a buffer from which nothing unfinished falls out: so many do not begin and end beside it (the default is
 2,000)."""
-CLOCKS_APART_S: Final = 60.0
+CLOCKS_APART_S = 60.0
 """A file whose date is so much older than what is in it was copied, or unpacked: its date says nothing."""
-MAX_SIZES: Final = 64
-"""Tensors of one call whose elements are counted."""
-SAME_ELEMENTS: Final = frozenset({
+MAX_SIZES = 64  # Tensors of one call whose elements are counted.
+SAME_ELEMENTS = frozenset({
     "all_reduce", "all_reduce_barrier", "allreduce_coalesced", "reduce", "broadcast", "_broadcast_oop", "_reduce_oop",
     "all_gather", "_all_gather_base", "all_gather_single", "reduce_scatter", "_reduce_scatter_base",
     "reduce_scatter_single",
 })  # fmt: skip
 """Collectives in which each rank hands in as many elements, of the same type (NCCL user guide, Collective
 Operations; torch/distributed/flight_recorder/components/types.py)."""
-NEEDS_ALL: Final = frozenset({
+NEEDS_ALL = frozenset({
     "all_reduce", "all_reduce_barrier", "allreduce_coalesced", "all_gather", "_all_gather_base", "all_gather_single",
     "_reduce_scatter_base", "reduce_scatter_single", "barrier",
 })  # fmt: skip

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Final
 
 from slurm_watchdog.parse.flight_recorder_format import Dump, Entry, Status
 
-UNUSED: Final = Status()
+UNUSED = Status()
 
 
 def is_active_only(dump: Dump) -> bool:

@@ -10,21 +10,20 @@ from __future__ import annotations
 import io
 import pickle
 import re
-from typing import Annotated, Any, Final, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 from msgspec import Meta
 
-MAX_BYTES: Final = 8 << 20
-"""Of one dump: 2,000 entries with their frames have some 3 MiB."""
-MAX_NAME: Final = 64
-REFUSED: Final = (
+MAX_BYTES = 8 << 20  # Of one dump: 2,000 entries with their frames have some 3 MiB.
+MAX_NAME = 64
+REFUSED = (
     pickle.UnpicklingError, EOFError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, ImportError,
     RuntimeError, SystemError, BufferError, msgspec.MsgspecError,
 )  # fmt: skip
 """What the reader of pickles raises for one that is spoilt, as fuzzing has shown, and msgspec for another content."""
-UNDONE: Final = frozenset({"scheduled", "started"})
-_PEER: Final = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+UNDONE = frozenset({"scheduled", "started"})
+_PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
 _Number = Annotated[int, Meta(ge=-1, le=2**53)]
 _Text = Annotated[str, Meta(max_length=4096)]
 

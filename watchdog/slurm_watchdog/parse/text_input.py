@@ -27,8 +27,7 @@ from dataclasses import dataclass
 from typing import IO, Any
 
 BLOCK_BYTES = 4 * 1024**2
-LONGEST_LINE = 16 * 1024**2
-"""A line without an end is cut here, so that a file of one line cannot fill the memory."""
+LONGEST_LINE = 16 * 1024**2  # A line without an end is cut here, so that a file of one line cannot fill the memory.
 _MAGIC: tuple[tuple[bytes, Callable[..., Any]], ...] = (
     (b"\x1f\x8b", gzip.open),
     (b"BZh", bz2.BZ2File),
@@ -53,8 +52,7 @@ _BEFORE_SLURM = re.compile(
     rb"[^\s:\]/\w-](?=(?:slurmstepd|srun): (?:error|Job step|launch/slurm|forc|Terminat|\*\*\*))"
     rb"|[\da-z](?=(?:slurmstepd|srun): error: )"
 )
-MAX_GLUED = 10_000
-"""Of a block."""
+MAX_GLUED = 10_000  # Of a block.
 
 
 class Unreadable(Exception):
@@ -64,8 +62,7 @@ class Unreadable(Exception):
 @dataclass(frozen=True)
 class Block:
     data: bytes
-    first_line: int
-    """Of the file, counted from 1."""
+    first_line: int  # Of the file, counted from 1.
     numbers: array[int] | None = None
     """Of each line of `data` its line in the file, where redraws made more lines of one."""
 

@@ -20,20 +20,17 @@ from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.parse.kernel_log.file import Message, is_indented, is_stamped, read_line
 from slurm_watchdog.parse.training_log.block_scan import cover, letters
 
-MAX_LINE_BYTES = 65536
-"""Of a line so much is looked at; a record of the journal as JSON has a few thousand bytes."""
+MAX_LINE_BYTES = 65536  # Of a line so much is looked at; a record of the journal as JSON has a few thousand bytes.
 TRACE_REACH = 5000
 """Lines after a stuck task in which its node's next lines are looked for, where the lines of many nodes lie
 over each other."""
-TRIED = 2000
-"""Lines of a block in which the kernel is looked for, if none of them tells anything."""
+TRIED = 2000  # Lines of a block in which the kernel is looked for, if none of them tells anything.
 SENTENCE_LINES = 6
 MAX_RECORD_LINES = 64
 MAX_NODES = 4096
 _ESCAPES = re.compile(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
 """Colours, and the kernel's way to write a byte: letters that are none of the message."""
-_BYTES = b'"MESSAGE":['
-"""The journal writes what is no UTF-8 as a list of numbers: such lines are always read."""
+_BYTES = b'"MESSAGE":['  # The journal writes what is no UTF-8 as a list of numbers: such lines are always read.
 
 
 @lru_cache(maxsize=2)

@@ -24,14 +24,11 @@ from slurm_watchdog.parse.kernel_log.line import KernelFact
 
 Role = Literal["cause", "consequence", "news"]
 
-MAX_LINES = 100_000
-"""Lines with a fact that are kept of one file: a storm says nothing new after that."""
+MAX_LINES = 100_000  # Lines with a fact that are kept of one file: a storm says nothing new after that.
 STUCK = frozenset({"hung_task", "soft_lockup", "rcu_stall"})
 """After a line of these the kernel prints what the task waits for."""
-TRACE_LINES = 80
-"""Lines after a stuck task in which its call trace is looked for."""
-WITHIN_LINES = 5000
-"""What is near where lines have no time."""
+TRACE_LINES = 80  # Lines after a stuck task in which its call trace is looked for.
+WITHIN_LINES = 5000  # What is near where lines have no time.
 
 
 @dataclass(frozen=True)
@@ -44,14 +41,10 @@ class JudgedLine:
     fact: KernelFact
     role: Role
     may_exclude_node: bool
-    because_of: int | None = None
-    """Line of the cause, for a consequence whose cause is in the file."""
-    over_at: int | None = None
-    """Line that says that it is over."""
-    waits_for: str | None = None
-    """For a stuck task: what its call trace names."""
-    gpu: str | None = None
-    """UUID if the file tells it, else the GPU's address; None if it is about no GPU."""
+    because_of: int | None = None  # Line of the cause, for a consequence whose cause is in the file.
+    over_at: int | None = None  # Line that says that it is over.
+    waits_for: str | None = None  # For a stuck task: what its call trace names.
+    gpu: str | None = None  # UUID if the file tells it, else the GPU's address; None if it is about no GPU.
 
 
 @dataclass
@@ -205,8 +198,7 @@ def _named(name: str, patterns: tuple[str, ...]) -> bool:
     return any(name.startswith(each[:-1]) if each.endswith("*") else name == each for each in patterns)
 
 
-NEAREST = 50
-"""Candidates that are looked at on each side of a line."""
+NEAREST = 50  # Candidates that are looked at on each side of a line.
 
 
 def _cause_of(index: int, entries: Sequence[_Entry], causes: Sequence[int], rule: Rule) -> int | None:

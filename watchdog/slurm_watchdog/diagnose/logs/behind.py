@@ -16,12 +16,9 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.case import Source, rank_words
 from slurm_watchdog.diagnose.logs.progress import AVERAGED, BARS, main_facts
 
-LEAST_FILES = 4
-"""One against three: two that differ show nothing."""
-ALIKE = 5
-"""So many last steps of the one behind have to be logged by all others as well."""
-FEW_LINES = 2
-"""More lines of steps than these the others cannot have made without it."""
+LEAST_FILES = 4  # One against three: two that differ show nothing.
+ALIKE = 5  # So many last steps of the one behind have to be logged by all others as well.
+FEW_LINES = 2  # More lines of steps than these the others cannot have made without it.
 _BY_A_LOGGER = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b|\[NeMo I|^\W?I\d{4} ")
 """A level: such lines are flushed one by one."""
 

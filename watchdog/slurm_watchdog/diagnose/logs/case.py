@@ -27,11 +27,9 @@ class Source:
     loss_jump: LossJump | None = None
     slower: Change | None = None
     waiting: Waiting | None = None
-    roles: dict[int, str] = field(default_factory=dict)
-    """Of each error's place its role."""
+    roles: dict[int, str] = field(default_factory=dict)  # Of each error's place its role.
     rank: int | None = None
-    host: str | None = None
-    """Whose file it is, by its name."""
+    host: str | None = None  # Whose file it is, by its name.
     part_of: str | None = None
     """Of an older part of a log that was rotated: the newest one's path. What comes after its end stands there."""
 
@@ -61,14 +59,11 @@ class LogVerdict:
     rank: int | None = None
     text: str = ""
     first_ranks: tuple[int, ...] = ()
-    alike: int = 0
-    """Processes that ended alike, where a launcher or Slurm says so of several."""
+    alike: int = 0  # Processes that ended alike, where a launcher or Slurm says so of several.
     followed: int = 0
     missing: tuple[int, ...] = ()
-    suspected: str = ""
-    """Why the missing ones are suspect, half a sentence."""
-    explained: bool = True
-    """Whether a line says what went wrong; else only what follows from it is known."""
+    suspected: str = ""  # Why the missing ones are suspect, half a sentence.
+    explained: bool = True  # Whether a line says what went wrong; else only what follows from it is known.
     how: str = ""
     """`was killed (SIGKILL)`, `exited with code 1`, where a launcher or Slurm says it of a process that said
     nothing itself."""
@@ -81,10 +76,8 @@ class LogCase:
     sources: Sequence[Source]
     ranks: Ranks
     errors: list[FoundError]
-    role: dict[int, str] = field(default_factory=dict)
-    """By id of the error."""
-    timed: bool = True
-    """Whether the errors of different files can be put in order."""
+    role: dict[int, str] = field(default_factory=dict)  # By id of the error.
+    timed: bool = True  # Whether the errors of different files can be put in order.
     said: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """Row of the signatures -> ranks that said so, where more of them did than lines were kept."""
 

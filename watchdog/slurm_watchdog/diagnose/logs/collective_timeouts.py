@@ -15,8 +15,7 @@ from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import LOST_A_RANK
 
-FEW_SILENT = 0.25
-"""Those that say nothing in a cascade are named if they are at most this share of the ranks."""
+FEW_SILENT = 0.25  # Those that say nothing in a cascade are named if they are at most this share of the ranks.
 LEAST_SAID = 2
 LEAST_OF_A_GROUP = 3
 FEW_TASKS = 2
@@ -44,8 +43,7 @@ _MISSING_LIST = re.compile(
 _STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
 _STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
 """Horovod's own word, a line for each rank that has not handed in its tensors."""
-_JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")
-"""It was there, and waited."""
+_JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")  # It was there, and waited.
 _JAX_TASK = re.compile(r"/job:(?:jax_worker|worker|tpu_worker)/replica:\d+/task:(?P<task>\d+)")
 _STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|unhealthy")
 _NOT_COME = re.compile(
@@ -64,11 +62,9 @@ _OP_TYPE = re.compile(r"\bOpType=(\w+)")
 @dataclass(frozen=True)
 class Suspects:
     ranks: tuple[int, ...]
-    reason: str
-    """Half a sentence."""
+    reason: str  # Half a sentence.
     line: int | None = None
-    silent: bool = False
-    """They are named because they said nothing."""
+    silent: bool = False  # They are named because they said nothing.
 
 
 def suspects_of(

@@ -24,23 +24,18 @@ from slurm_watchdog.parse.training_log.text import plain_line
 
 HEAD_LINES = 150
 TAIL_LINES = 250
-TAIL_BYTES = 64 * 1024
-"""So far from a block's end its last lines are looked for first."""
-AROUND = 60
-"""Lines kept before and after each that looks like an error: a traceback of average depth."""
+TAIL_BYTES = 64 * 1024  # So far from a block's end its last lines are looked for first.
+AROUND = 60  # Lines kept before and after each that looks like an error: a traceback of average depth.
 MAX_KEPT = 60_000
-MAX_LATE = 20_000
-"""Of the kept lines so many are kept for what comes last, when the first ones have taken the others."""
+MAX_LATE = 20_000  # Of the kept lines so many are kept for what comes last, when the first ones have taken the others.
 ERRORS_IN_FULL = 6_000
 STEPS_IN_FULL = 6_000
 MAX_FACTS = 120_000
 MAX_STEP = 1 << 53
-SETUP_BYTES = 64 * 1024**2
-"""So far from the beginning a log is searched for the size of the job."""
+SETUP_BYTES = 64 * 1024**2  # So far from the beginning a log is searched for the size of the job.
 TRIES_OF_BLOCK, MAX_TRIES = 200, 5000
 """Lines that are searched for a time behind the last line that tells anything, if that has none."""
-SEEN_BYTES = 400
-"""A line's time stands within its first characters."""
+SEEN_BYTES = 400  # A line's time stands within its first characters.
 HOST_SHARE = 0.1
 HOST_LINES = 3
 LABEL_SHARE = 0.5
@@ -62,8 +57,7 @@ class Fact:
     fact: LogFact
     batch: int | None = None
     text: str = ""
-    at: float | None = None
-    """On the clock of the log; set when all is read."""
+    at: float | None = None  # On the clock of the log; set when all is read.
     until: Stamp | None = None
     """Of the last line that tells anything, if it has no time: that of the next line with one, before which it was
     written."""
@@ -74,22 +68,18 @@ class Digest:
     """What is kept of one log."""
 
     facts: list[Fact] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)
-    """In the order of the file, with gaps."""
+    lines: list[Line] = field(default_factory=list)  # In the order of the file, with gaps.
     left_out: int = 0
     segments: dict[int, int] | None = None
     """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
     headings: list[int] = field(default_factory=list)
     """Lines that say whose the lines below them are: what stands below another one is no later."""
-    clock: str | None = None
-    """The sort of its times,"""
-    origin: Stamp | None = None
-    """and the first of this sort."""
+    clock: str | None = None  # The sort of its times,
+    origin: Stamp | None = None  # and the first of this sort.
     begins: float | None = None
     stamped: list[tuple[int, float]] = field(default_factory=list)
     """(line, time) of those whose time is known, in the order of the file."""
-    ended_line: int | None = None
-    """Where somebody ended the run, if no step was made after it."""
+    ended_line: int | None = None  # Where somebody ended the run, if no step was made after it.
     lone_losses: tuple[int, int] = (0, 0)
     """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the
     first of these)."""

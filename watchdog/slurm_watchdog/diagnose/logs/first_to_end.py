@@ -9,7 +9,6 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,14 +16,12 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks
 from slurm_watchdog.knowledge.launcher_exits import Ending
 
-ALIKE_SHARE: Final = 0.5
-"""Where so many of the ranks ended in the same way, none of them is the one."""
-WATCHED_EVERY_S: Final = 6.0
+ALIKE_SHARE = 0.5  # Where so many of the ranks ended in the same way, none of them is the one.
+WATCHED_EVERY_S = 6.0
 """torchelastic looked at its workers every 5 s before torch 2.3, on each node by itself: a failure that one of them saw
 so much earlier was earlier."""
-SAME_S: Final = 1.0
-"""The tables have whole seconds."""
-IN_ORDER: Final = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
+SAME_S = 1.0  # The tables have whole seconds.
+IN_ORDER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 """With which launchers, Slurm and people end a process."""
 
 
@@ -33,15 +30,12 @@ class End(Struct, frozen=True):
 
     line: int
     how: Ending
-    root: bool = False
-    """Its launcher says that it was the first one that failed."""
-    alone: bool = False
-    """No launcher says who was the first one."""
+    root: bool = False  # Its launcher says that it was the first one that failed.
+    alone: bool = False  # No launcher says who was the first one.
     at: float | None = None
     number: int = 1
     out_of_memory: bool = False
-    slurms: str = ""
-    """Slurm's words, where it is Slurm that says so."""
+    slurms: str = ""  # Slurm's words, where it is Slurm that says so.
 
     @property
     def named(self) -> bool:
@@ -69,10 +63,8 @@ class FirstToEnd:
     """Who ended first: one, or several of which none can be told from the others."""
 
     ends: tuple[End, ...]
-    number: int
-    """Processes."""
-    host: str | None = None
-    """Where all of them ran, if others ran elsewhere."""
+    number: int  # Processes.
+    host: str | None = None  # Where all of them ran, if others ran elsewhere.
 
     @property
     def one(self) -> End | None:
@@ -87,7 +79,7 @@ class Felt(Struct, frozen=True):
     """How those end whose rank is not known: after an exception of Python with code 1."""
 
 
-NOBODY_FELT: Final = Felt()
+NOBODY_FELT = Felt()
 
 
 def first_to_end(ranks: Ranks, felt: Felt, cut: int | None, counts: Callable[[int], bool]) -> FirstToEnd | None:

@@ -32,8 +32,7 @@ _NO_RANK_STEMS = frozenset({"worker", "train", "proc", "process"})
 class NamedBy(Struct, frozen=True):
     """Who wrote a file, as its name has it."""
 
-    key: str
-    """Files with the same key are of one job."""
+    key: str  # Files with the same key are of one job.
     rank: int | None = None
     local: int | None = None
     host: str | None = None

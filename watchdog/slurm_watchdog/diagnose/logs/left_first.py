@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import lru_cache
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -25,9 +24,8 @@ from slurm_watchdog.diagnose.logs.reported_run import (
 )
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 
-HOW: Final = "exited with code 0 before its peers"
-ORDER_SLACK_S: Final = 1.0
-"""A rank may have ended so long before the report that says so (agent.service.OUT_OF_TURN_S)."""
+HOW = "exited with code 0 before its peers"
+ORDER_SLACK_S = 1.0  # A rank may have ended so long before the report that says so (agent.service.OUT_OF_TURN_S).
 
 
 def left_first(run: PastRun, lines: Sequence[LoggedError]) -> RankLocation | None:

@@ -16,10 +16,8 @@ from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.parse.training_log.line import Rows, parse_line
 
-MAX_CHARS = 2000
-"""Characters of a line that are looked at."""
-LINE_END = " ⏎ "
-"""Between the lines of a record that holds several."""
+MAX_CHARS = 2000  # Characters of a line that are looked at.
+LINE_END = " ⏎ "  # Between the lines of a record that holds several.
 _HOST = r"[A-Za-z][\w-]*(?:\.[\w-]+)*"
 _NUMBERED_HOST = (
     r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)" + _HOST
@@ -74,8 +72,7 @@ _HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
 _INDENTED_RANK = re.compile(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
 """PyTorch's own prefix in a block of code that somebody pasted."""
 _EXCEPTION_GROUP = re.compile(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception Group)))")
-_SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")
-"""What `docker compose logs` puts in front of a line."""
+_SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")  # What `docker compose logs` puts in front of a line.
 _INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
 _BAR_OR_POD = re.compile(r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*-)[\w.-]*(?<=\d)(?: [a-z][\w-]*)?\s+$|^\[pod/[^\]]+\] $")
 """What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
@@ -137,8 +134,7 @@ class Who(Struct, frozen=True):
 
     rank: int | None = None
     local: int | None = None
-    number: int | None = None
-    """A number of the launcher that is a rank, a local rank or a task's number."""
+    number: int | None = None  # A number of the launcher that is a rank, a local rank or a task's number.
     host: str | None = None
     pid: str | None = None
 
@@ -157,8 +153,7 @@ class Line(Struct, frozen=True):
     text: str
     who: Who = NOBODY
     stamp: Stamp | None = None
-    level: str | None = None
-    """`info`, `warning`, `error`; None where the line has none."""
+    level: str | None = None  # `info`, `warning`, `error`; None where the line has none.
     group_rank: int | None = None
     raw: str = ""
 

@@ -3,17 +3,13 @@ Pure."""
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.diagnose.logs.behind import stops_first
 from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, sentence
 
-STILL_TRAINS: Final = frozenset({"loss_nan", "loss_spike", "slow_job"})
-"""Verdicts on a run that makes steps,"""
-OF_NUMBERS: Final = STILL_TRAINS | {"hang"}
-"""and those that no line of an error led to."""
-SPIKE_IS_NEWS: Final = 100
+STILL_TRAINS = frozenset({"loss_nan", "loss_spike", "slow_job"})  # Verdicts on a run that makes steps,
+OF_NUMBERS = STILL_TRAINS | {"hang"}  # and those that no line of an error led to.
+SPIKE_IS_NEWS = 100
 """Steps since the loss is as before: three times what most spikes take. A run that came so far has left it behind."""
 
 

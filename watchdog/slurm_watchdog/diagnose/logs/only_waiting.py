@@ -10,8 +10,7 @@ from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.model.observations import EventKind
 
 REPEATS = 10
-LONGER = 3
-"""Times the longest stretch of such lines that came before a step."""
+LONGER = 3  # Times the longest stretch of such lines that came before a step.
 _ALIVE = re.compile(
     r"\bheart-?beat|\bkeep-?alive|\bPULSE\b|\balive\b|\bno (?:output|progress|activity)\b"
     r"|\bstill (?:waiting|blocked|stuck|inside|in|running|initiali[sz]ing|connecting|trying)\b"
@@ -26,8 +25,7 @@ _OF_NCCL = re.compile(r"\[\d+\] (?:NCCL|RCCL) (?:INFO|WARN|TRACE)\b|\bncclCommIn
 _INIT_DONE = re.compile(r"\bInit COMPLETE\b")
 _ELAPSED = re.compile(r"(?<![\d.:])(\d{1,7}(?:\.\d+)?) ?(s|sec|seconds|min|minutes|h|hours)\b")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
-LONG_S = 3600.0
-"""By the lines' own count of the time that passed: as long as a start may take."""
+LONG_S = 3600.0  # By the lines' own count of the time that passed: as long as a start may take.
 
 
 class Waiting(Struct, frozen=True):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from slurm_watchdog.analysis.job_state import dead_for_s
 from slurm_watchdog.knowledge.log_signatures import log_table
@@ -11,11 +10,10 @@ from slurm_watchdog.model.cluster_view import JobView, ProcessView
 from slurm_watchdog.model.evidence import OwnWords
 from slurm_watchdog.parse.training_log.line import parse_line
 
-ABOUT_S: Final = 60.0
+ABOUT_S = 60.0
 """A rank that raised an exception may take so long to end; what it wrote longer before is of another start."""
-FIRST_S: Final = 2.0
-"""Two reports of one moment differ by less: who wrote so much before all others was first."""
-SAID: Final = 8
+FIRST_S = 2.0  # Two reports of one moment differ by less: who wrote so much before all others was first.
+SAID = 8
 
 
 def words_of(job: JobView, rank: ProcessView) -> OwnWords | None:

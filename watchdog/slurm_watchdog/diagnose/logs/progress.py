@@ -21,8 +21,7 @@ from slurm_watchdog.knowledge.limits import NAN_STEPS
 from slurm_watchdog.knowledge.progress_patterns import progress_table
 from slurm_watchdog.model.observations import EventKind
 
-SKIPPED = 3
-"""First steps of a run, which compile, warm caches and fill pipelines."""
+SKIPPED = 3  # First steps of a run, which compile, warm caches and fill pipelines.
 LEAST_SPLIT = 5
 """Values on either side of a change in a series that is too short for slurm_watchdog.analysis.step_statistics."""
 EXCERPT_BEFORE, EXCERPT_AFTER, EXCERPT_APART = 3, 2, 3.0
@@ -32,17 +31,13 @@ EXCERPT_STEP, EXCERPT_STEP_S = 100, 10.0
 LEAST_LOSSES = 5
 """Losses before a spike in an excerpt, or at the beginning of a run; there it has to be FEW_PERCENT high."""
 FEW_PERCENT = 25.0
-AS_BEFORE = 0.1
-"""Of a spike's height: the loss is as before where less is left of it at a log's end."""
+AS_BEFORE = 0.1  # Of a spike's height: the loss is as before where less is left of it at a log's end.
 SHIFT = 0.05
 LEAST_SURE, RISE_BATCH, RISE_WINDOW = 60, 10, 160
 """Steps from which on analysis.level_shift can judge, by batches and windows as `slow_job` takes them."""
-MAX_TIMES = 2000
-"""Step times that are searched for changes: what is compared with all before it costs the square."""
-RECENT = 20
-"""Intervals that a limit is learnt from."""
-BUSY_SHAPES = 25
-"""Sorts of lines that were not seen before: a log that says so much new is no silent one."""
+MAX_TIMES = 2000  # Step times that are searched for changes: what is compared with all before it costs the square.
+RECENT = 20  # Intervals that a limit is learnt from.
+BUSY_SHAPES = 25  # Sorts of lines that were not seen before: a log that says so much new is no silent one.
 AVERAGED = frozenset({
     "tqdm", "tqdm_open", "tqdm_count", "nemo", "levanter", "lightning", "lightning_open", "lightning_rich",
     "yolo", "yolo_line", "torchtune", "keras",
@@ -70,8 +65,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     step_seconds_median: float | None = None
     rises: tuple[tuple[int, float | None], ...] = ()
     """(line, time) of each line whose count was higher than the one before."""
-    finished: bool = False
-    """The log says that training is done, or its last step is the last of all."""
+    finished: bool = False  # The log says that training is done, or its last step is the last of all.
     finished_line: int | None = None
     trained_line: int | None = None
     """Where it says so in words that no program writes that dies: who falls over is torn down and summed up, too."""
@@ -94,12 +88,9 @@ class LossJump(Struct, frozen=True, kw_only=True):
     usual: float
     peak: float
     peak_step: int | None
-    lasts: bool
-    """Up to the end;"""
-    back_step: int | None
-    """else where it was usual again,"""
-    steps_since: int
-    """and how many were made after that."""
+    lasts: bool  # Up to the end;
+    back_step: int | None  # else where it was usual again,
+    steps_since: int  # and how many were made after that.
 
 
 class NoNumber(Struct, frozen=True, kw_only=True):

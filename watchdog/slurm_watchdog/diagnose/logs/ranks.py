@@ -16,10 +16,8 @@ from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.launcher_exits import Ending, code_in_words, code_of, ending_of
 from slurm_watchdog.knowledge.ray_train import died_of, seat_of
 
-LOCAL_RANKS = 16
-"""More ranks than on any node."""
-LIKELY_WORLD = 1 << 14
-"""Numbers from here on are no ranks where the log does not say how many there are."""
+LOCAL_RANKS = 16  # More ranks than on any node.
+LIKELY_WORLD = 1 << 14  # Numbers from here on are no ranks where the log does not say how many there are.
 MAX_WORLD = 1 << 20
 _LAUNCHER = re.compile(
     r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic"
@@ -27,8 +25,7 @@ _LAUNCHER = re.compile(
     r"\d+ \(pid|mp\.spawn|\bmpirun (?:noticed|detected|has exited)|^\s*(?:\d+: )?\[\d+,\d+\]\s?<\w+>:"
 )
 """Open MPI's prefix as well: where mpirun starts the ranks, the tasks of a step are its daemons, one a node."""
-_TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")
-"""torchrun's prefix: Slurm's tasks are its launchers."""
+_TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")  # torchrun's prefix: Slurm's tasks are its launchers.
 _WORLD = re.compile(
     r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks "
     r"(?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
@@ -49,8 +46,7 @@ _IN_TABLE = re.compile(r"(?:^|\W)rank\s*: ?(?P<rank>\d{1,7}) \(local_rank: \d+\)
 _CLOSED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal ")
 _RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
-BOX_LINES = 20
-"""Of a box or a wrapped sentence: so many lines after the one that says who, one says how."""
+BOX_LINES = 20  # Of a box or a wrapped sentence: so many lines after the one that says who, one says how.
 TASKS_ENDED = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
 _RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
 
@@ -67,8 +63,7 @@ class Failure:
     code: int | None = None
     pid: str | None = None
     stamp: Stamp | None = None
-    end: int = 0
-    """Its last line: between, its traceback may stand."""
+    end: int = 0  # Its last line: between, its traceback may stand.
 
 
 @dataclass
@@ -81,8 +76,7 @@ class Task:
     task: int | None
     what: str
 
-    number: int = 1
-    """How many tasks."""
+    number: int = 1  # How many tasks.
 
     @property
     def out_of_memory(self) -> bool:
@@ -112,10 +106,8 @@ class Ranks:
     host_numbers_are_ranks: bool = True
     failures: list[Failure] = field(default_factory=list)
     tasks: list[Task] = field(default_factory=list)
-    closed: int = 0
-    """Processes that torchrun ended because another one had failed."""
-    seen: set[int] = field(default_factory=set)
-    """Ranks that said anything."""
+    closed: int = 0  # Processes that torchrun ended because another one had failed.
+    seen: set[int] = field(default_factory=set)  # Ranks that said anything.
     rank_hosts: dict[int, str] = field(default_factory=dict)
     pids: set[tuple[str | None, int]] = field(default_factory=set)
     """(host, number) that mpirun puts in front of what a dying process says: its pid."""
@@ -125,8 +117,7 @@ class Ranks:
     """Pid -> (rank, host) of lines that name both."""
     excerpt: bool = False
     """Only some lines are known, and the one that says how many ranks there are may not be among them."""
-    dead: set[tuple[str, str | None]] = field(default_factory=set)
-    """(pid, host) of processes that Ray says have died."""
+    dead: set[tuple[str, str | None]] = field(default_factory=set)  # (pid, host) of processes that Ray says have died.
 
     def rank_of(self, who: Who) -> int | None:
         """The global rank of who said a line; None if that is not certain."""

@@ -37,10 +37,8 @@ _NAMES = re.compile(
     r"['\"/]|\b(?:key|size|shape|host|node|rank|task|reason|error|file|device)\w*\b.*[:=]", re.IGNORECASE
 )
 """What the further lines of a message are shown for."""
-MAX_ERRORS = 400
-"""Of one file in the answer: the first ones, the cause, and the last."""
-MOST_EXCERPTS = 60
-"""More have no one's patience, and each is judged."""
+MAX_ERRORS = 400  # Of one file in the answer: the first ones, the cause, and the last.
+MOST_EXCERPTS = 60  # More have no one's patience, and each is judged.
 RECORDS, RECORD_SHARE = 3, 0.02
 """So many lines, and so large a part of them, have a time, a level or a rank, as the lines of a log have."""
 

@@ -54,8 +54,7 @@ class ReportedLine(Struct, frozen=True):
     number: int
     """In the order of coming. A second between two lines counts as one line more: what stands far apart in a
     log is no traceback."""
-    seconds: int
-    """Since the first line."""
+    seconds: int  # Since the first line.
     text: str
     pattern: str
     source: str

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -39,32 +38,26 @@ from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 from slurm_watchdog.parse.training_log.text import split_prefix
 
-EXIT_CODE: Final = re.compile(r"[Ee]xited with exit code (\d+)")
-LEAST_SIGNAL: Final = 128
+EXIT_CODE = re.compile(r"[Ee]xited with exit code (\d+)")
+LEAST_SIGNAL = 128
 """Of codes from here on a shell says which signal it was: that is the launcher's to say, and may be its own deed."""
 
 
 class Cause(Struct, frozen=True, kw_only=True):
     """What the lines come to."""
 
-    error: LoggedError
-    """The line that says most of the first failure."""
+    error: LoggedError  # The line that says most of the first failure.
     pattern: str
-    node: str | None = None
-    """Where the rank that failed ran."""
+    node: str | None = None  # Where the rank that failed ran.
     rank: int | None = None
     pid: int | None = None
-    only_consequence: bool = False
-    """No line says why; this is the first that says that something is wrong."""
+    only_consequence: bool = False  # No line says why; this is the first that says that something is wrong.
     alike: int = 0
     """Ranks that said or did the same, the first one included; 0: no line names its rank. Where so many did
     that none is named, it is their number."""
-    followed: int = 0
-    """Further lines, of consequences or of later failures."""
-    suspects: tuple[Culprit, ...] = ()
-    """In a cascade of which no line says why: the few ranks that it points at."""
-    from_outside: bool = False
-    """Somebody ended the run, and nothing had gone wrong before."""
+    followed: int = 0  # Further lines, of consequences or of later failures.
+    suspects: tuple[Culprit, ...] = ()  # In a cascade of which no line says why: the few ranks that it points at.
+    from_outside: bool = False  # Somebody ended the run, and nothing had gone wrong before.
     how: str = ""
     """`was killed (SIGKILL)`, `exited with code 1`: where a launcher or Slurm has told it, and the process
     itself said nothing."""

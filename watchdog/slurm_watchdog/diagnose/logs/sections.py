@@ -35,8 +35,7 @@ SMALL = 100
 -n`, `less -N`)."""
 
 
-LEAST_OF_A_LIST = 3
-"""1, 2, 3: somebody counts; a task 0 would be there, too."""
+LEAST_OF_A_LIST = 3  # 1, 2, 3: somebody counts; a task 0 would be there, too.
 
 
 def without_line_numbers(lines: Sequence[Line]) -> list[Line]:

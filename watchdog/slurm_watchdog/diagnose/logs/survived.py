@@ -18,12 +18,9 @@ STEP_SLACK_S = 2.0
 ENOUGH_RISES = 2
 """So many new steps after an error, and it was no matter. One may have been made before it, by the ranks that
 had not noticed."""
-USUAL = 2
-"""Exceptions of one type that a stream survived: another one by itself ends no run."""
-QUIET_LINES = 12
-"""Ordinary lines after an error in its stream, and nothing that ends the run: it continues."""
-LONG_AFTER = 200
-"""Lines between an error and the word that training is done, if it is to be of an earlier try."""
+USUAL = 2  # Exceptions of one type that a stream survived: another one by itself ends no run.
+QUIET_LINES = 12  # Ordinary lines after an error in its stream, and nothing that ends the run: it continues.
+LONG_AFTER = 200  # Lines between an error and the word that training is done, if it is to be of an earlier try.
 SOFT = frozenset(
     {"python_exception", "permission", "network", "missing_file", "import_error", "config_error",
     "dataset_error", "shape_mismatch",
@@ -38,8 +35,7 @@ OF_CHILDREN = frozenset({"segmentation_fault", "bus_error", "floating_point_trap
 _SAID_BY_ITSELF = re.compile(
     r"\s*(?:\[|srun|slurmstepd|NVRM|Memory cgroup|Out of memory|[\w.]*(?:Error|Exception)\b)", re.IGNORECASE
 )
-AFTER_END = frozenset({"permission", "network", "loss_nan"})
-"""What is said in passing when training is done."""
+AFTER_END = frozenset({"permission", "network", "loss_nan"})  # What is said in passing when training is done.
 
 
 def is_root(error: FoundError) -> bool:

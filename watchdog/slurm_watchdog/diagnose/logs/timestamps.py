@@ -15,11 +15,9 @@ from typing import Final
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.structs import Struct
 
-SEEN_CHARS = 160
-"""A line's time stands within its first characters, or nowhere."""
+SEEN_CHARS = 160  # A line's time stands within its first characters, or nowhere.
 DAY_S = 86400.0
-SOME_YEAR = 2024
-"""For dates without one; a leap year, so that each of them exists."""
+SOME_YEAR = 2024  # For dates without one; a leap year, so that each of them exists.
 
 _MONTHS = {
     name: number
@@ -58,10 +56,8 @@ _WAYS = (_FULL, _MONTH_FIRST, _SHORT_YEAR, _NAMED, _GLOG, _SHORT, _CLOCK)
 
 
 class Stamp(Struct, frozen=True):
-    sort: str
-    """`zoned`, `local` (a full date without a zone), `dated` (no year), `clock` (time of day)."""
-    seconds: float
-    """Since 1970 as if its zone were UTC; of `clock` since midnight."""
+    sort: str  # `zoned`, `local` (a full date without a zone), `dated` (no year), `clock` (time of day).
+    seconds: float  # Since 1970 as if its zone were UTC; of `clock` since midnight.
 
 
 def stamp_of(line: str) -> Stamp | None:

@@ -18,18 +18,14 @@ from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
 from slurm_watchdog.knowledge.log_signatures import log_table
 
-GAP_LINES = 120
-"""Between two lines of a traceback; further apart they are none."""
-DETAIL_LINES = 8
-"""Lines after an exception that may say what it was."""
+GAP_LINES = 120  # Between two lines of a traceback; further apart they are none.
+DETAIL_LINES = 8  # Lines after an exception that may say what it was.
 SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
 """Further from the last time in the log, `CANCELLED AT` was written by a clock of another zone, or long after."""
 ENDED = re.compile(r"\*\*\* JOB\b.*CANCELLED AT|CANCELLED AT.*DUE TO")
 """Slurm's word that somebody ends the run: what has no time of its own and stands below was said later."""
-PROSE_WORDS = 14
-"""A shorter sentence with a person in it may be a program's."""
-AFTER_LINES = 6
-"""Lines after an error in which its stream says that it continues."""
+PROSE_WORDS = 14  # A shorter sentence with a person in it may be a program's.
+AFTER_LINES = 6  # Lines after an error in which its stream says that it continues.
 
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
 _TYPE = re.compile(
@@ -84,8 +80,7 @@ _TASK_SHOWN = re.compile(r"^\s*(?:future|task): <(?:Task|Future) ")
 _LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR)\b")
 _BESIDE = re.compile(r'File "[^"]*multiprocessing/resource_tracker\.py"')
 """Frames of a process that only tidies up beside the program: nothing ends of what it says."""
-_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I(?!/)|they|[Yy]ou|(?<!\d )us)\b")
-"""No microseconds, and no I/O."""
+_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I(?!/)|they|[Yy]ou|(?<!\d )us)\b")  # No microseconds, and no I/O.
 
 PREFIX_BLANK = 1
 """Between the prefix of a launcher and a line, kept or not with what a logger puts in front of the header alone; frames
@@ -97,38 +92,28 @@ class FoundError:
     """One thing that went wrong, as the log says it."""
 
     line: int
-    name: str
-    """The row of the signatures."""
+    name: str  # The row of the signatures.
     text: str
     who: Who
     at: float | None
-    own_time: bool
-    """Whether the time stands in the line itself or its traceback."""
+    own_time: bool  # Whether the time stands in the line itself or its traceback.
     level: str | None
     traceback: bool
     group_rank: int | None = None
-    weak: bool = False
-    """Said in passing: at the level of a warning, by a thread beside, or by a destructor."""
-    ignored: bool = False
-    """Python itself says that it is ignored."""
-    retried: bool = False
-    """What its stream says next is that it tries again."""
-    chained: bool = False
-    """It was raised because of the one before it in its stream."""
+    weak: bool = False  # Said in passing: at the level of a warning, by a thread beside, or by a destructor.
+    ignored: bool = False  # Python itself says that it is ignored.
+    retried: bool = False  # What its stream says next is that it tries again.
+    chained: bool = False  # It was raised because of the one before it in its stream.
     segment: int = 0
-    raw_text: str = ""
-    """The whole line."""
+    raw_text: str = ""  # The whole line.
     detail: list[str] = field(default_factory=list)
-    began: int = 0
-    """The line of its traceback's header, where the stream has a name; else its own."""
-    source: int = 0
-    """Which of several files it stands in."""
+    began: int = 0  # The line of its traceback's header, where the stream has a name; else its own.
+    source: int = 0  # Which of several files it stands in.
 
 
 @dataclass
 class _Stream:
-    open: int = 0
-    """Tracebacks that began and have no last line yet."""
+    open: int = 0  # Tracebacks that began and have no last line yet.
     indent: int = 0
     began: int = 0
     at: float | None = None
@@ -142,8 +127,7 @@ class _Stream:
     caught: bool = False
     """Its last line is a logger's, of an error after which the program continues: a traceback that follows is its."""
     frames: int = 0
-    relayed: Who | None = None
-    """Whose traceback this one is a copy of."""
+    relayed: Who | None = None  # Whose traceback this one is a copy of.
 
 
 def find_errors(

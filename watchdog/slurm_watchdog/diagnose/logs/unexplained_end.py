@@ -31,8 +31,7 @@ _DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? 
 _CLOSED_BY = re.compile(
     r"\bNCCL WARN .{0,120}\bConnection (?:closed|reset) by (?:remote )?peer (?P<peer>[A-Za-z0-9][\w.-]{0,250})<\d+>"
 )
-FEW = 3
-"""So many are all in the sentence."""
+FEW = 3  # So many are all in the sentence.
 _OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog)|.*\bwatchdog thread")
 """Such an error ends its process by an abort, one of Python with code 1."""
 OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)

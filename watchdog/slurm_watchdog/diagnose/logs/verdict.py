@@ -66,8 +66,7 @@ _UNREACHED = re.compile(
 )
 """Retries exceeded: the one who says so waited for the other end."""
 _WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
-_NO_MORE_WORDS = re.compile(r"MemoryError:?\s*$")
-"""PaddlePaddle raises it of a GPU's memory, too, and says so below."""
+_NO_MORE_WORDS = re.compile(r"MemoryError:?\s*$")  # PaddlePaddle raises it of a GPU's memory, too, and says so below.
 _JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
 TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
@@ -212,14 +211,10 @@ class _Cascade:
     """Where and when ranks first felt that they had lost the others."""
 
     timed_out_at: float | None
-    line_of: Mapping[tuple[int, Who], int]
-    """Of each file and stream."""
-    terminated: Mapping[int, int]
-    """Of each file the line of a launcher that ends its processes."""
-    dead_rank: int | None
-    """Of which Ray says that its process has died,"""
-    dead_line: int | None
-    """and where."""
+    line_of: Mapping[tuple[int, Who], int]  # Of each file and stream.
+    terminated: Mapping[int, int]  # Of each file the line of a launcher that ends its processes.
+    dead_rank: int | None  # Of which Ray says that its process has died,
+    dead_line: int | None  # and where.
     first_to_fail: int | None
     """The rank that ended first by a launcher's tables: of what the launcher did after that nothing came of it."""
 

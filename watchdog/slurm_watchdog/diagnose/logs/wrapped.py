@@ -11,7 +11,7 @@ import re
 from array import array
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -20,23 +20,22 @@ from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.progress_patterns import EPOCH_KEYS, STEP_KEYS, TRAINING_KEYS
 from slurm_watchdog.parse.training_log.numbers import count_of
 
-MAX_DEPTH: Final = 4
-MAX_TRIED: Final = 50
-"""Lines of a block among which there is a record, if there are any in it."""
-MAX_RECORD_BYTES: Final = 256 * 1024
-MAX_RECORDS: Final = 200_000
-TEXT_KEYS: Final = (
+MAX_DEPTH = 4
+MAX_TRIED = 50  # Lines of a block among which there is a record, if there are any in it.
+MAX_RECORD_BYTES = 256 * 1024
+MAX_RECORDS = 200_000
+TEXT_KEYS = (
     "log", "message", "msg", "MESSAGE", "@message", "textPayload", "text", "line", "body", "stringValue", "event",
     "_raw", "jsonPayload", "_source", "record",
 )  # fmt: skip
-TIME_KEYS: Final = (
+TIME_KEYS = (
     "time", "timestamp", "@timestamp", "ts", "asctime", "datetime", "created", "__REALTIME_TIMESTAMP",
     "_SOURCE_REALTIME_TIMESTAMP", "ingestionTime", "_timestamp",
 )  # fmt: skip
-RANK_KEYS: Final = ("rank", "global_rank", "RANK", "world_rank", "process_index")
-HOST_KEYS: Final = ("host", "hostname", "node", "node_name", "nodeName", "_HOSTNAME", "instance")
-LEVEL_KEYS: Final = ("level", "levelname", "severity", "lvl", "log.level")
-RAISED_KEYS: Final = (
+RANK_KEYS = ("rank", "global_rank", "RANK", "world_rank", "process_index")
+HOST_KEYS = ("host", "hostname", "node", "node_name", "nodeName", "_HOSTNAME", "instance")
+LEVEL_KEYS = ("level", "levelname", "severity", "lvl", "log.level")
+RAISED_KEYS = (
     "exc_info",
     "exc_text",
     "exception",
@@ -55,8 +54,8 @@ _HOST = re.compile(r"[A-Za-z][\w.-]{0,62}")
 _INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:? ?")
 _RAW = re.compile(r"\s*\[rank\d+\]|\s*Traceback \(most|\s+File \"|[\w.]*(?:Error|Exception): |[\w./-]+: error: ")
 """What a program wrote itself: the level beside it is that of whatever collected it."""
-_LEVELS: Final = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"})
-_TEN_DIGITS: Final = 10
+_LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"})
+_TEN_DIGITS = 10
 
 Numbers = Sequence[int] | None
 

@@ -4,7 +4,6 @@ else is known. Pure."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -17,7 +16,7 @@ from slurm_watchdog.knowledge.limits import SHIPPED, PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.incidents import Culprit
 
-GONE: Final = "its process had ended"
+GONE = "its process had ended"
 
 
 class Options(Struct, frozen=True, kw_only=True):
@@ -28,8 +27,7 @@ class Options(Struct, frozen=True, kw_only=True):
     typical_step_s: float | None = None
     topology: str | None = None
     """As a person writes it: `tp=4,pp=8`; without it the command lines of the ranks are asked."""
-    limits: PhaseLimits = SHIPPED
-    """The configuration's `detectors.collective_hang`."""
+    limits: PhaseLimits = SHIPPED  # The configuration's `detectors.collective_hang`.
 
 
 class StackCase(Struct, frozen=True, kw_only=True):
@@ -39,15 +37,13 @@ class StackCase(Struct, frozen=True, kw_only=True):
     cast: RankAssignment
     places: tuple[RankPlace, ...]
     undumped: tuple[Culprit, ...]
-    gone: tuple[Culprit, ...]
-    """Whose process had ended when it was to be dumped."""
+    gone: tuple[Culprit, ...]  # Whose process had ended when it was to be dumped.
     missing: tuple[int, ...]
     repeated: bool | None
     """True if several dumps of every rank are alike, False if a rank moved, None if there is one dump of each."""
     waiting: tuple[RankPlace, ...]
     outside: tuple[RankPlace, ...]
-    crowd: bool = False
-    """Whether more stand outside than wait."""
+    crowd: bool = False  # Whether more stand outside than wait.
     topology: Topology | None = None
 
     @property

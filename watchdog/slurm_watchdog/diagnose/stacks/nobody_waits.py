@@ -4,7 +4,6 @@ Pure."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -16,8 +15,7 @@ from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, MAYBE_WAITING,
 from slurm_watchdog.diagnose.stacks.wording import class_word, place_words
 from slurm_watchdog.knowledge.stack_frames import Place
 
-LEAST_ALIKE: Final = 3
-"""So many ranks in one place make the only one in another place worth a look."""
+LEAST_ALIKE = 3  # So many ranks in one place make the only one in another place worth a look.
 
 
 def without_waiting(case: StackCase) -> Ruling:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.diagnose.stacks.case import StackCase
 from slurm_watchdog.diagnose.stacks.places import RankPlace, place_of
 from slurm_watchdog.diagnose.stacks.waiting import ENDLESS, LONG, UNHURRIED, is_unhurried
 from slurm_watchdog.knowledge.stack_frames import Place
 
-NOT_SAVING: Final = ENDLESS - {Place.FILESYSTEM}
+NOT_SAVING = ENDLESS - {Place.FILESYSTEM}
 """Where a rank writes nothing, though its peers wait in the middle of a checkpoint."""
 
 

@@ -25,15 +25,13 @@ from slurm_watchdog.knowledge.wait_syscalls import PLACES_OF_CALLS
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.parse.stacks.frame_lines import begins_program
 
-_INNER_FRAMES = 12
-"""A collective is looked for this deep under library wrappers; the training loop itself lies deeper."""
+_INNER_FRAMES = 12  # A collective is looked for this deep under library wrappers; the training loop itself lies deeper.
 
 _OF_A_CALL = 5
 """Who waits for its GPU so near below a collective, a compiler that measures kernels, or a checkpoint does it for that.
 """
 
-_CALLERS = 30
-"""So far out the caller of a lock, a sleep or a file is looked for that says what it is for."""
+_CALLERS = 30  # So far out the caller of a lock, a sleep or a file is looked for that says what it is for.
 
 WAITS_FOR_PEERS = frozenset({Place.COLLECTIVE, Place.P2P, Place.RENDEZVOUS})
 
@@ -98,19 +96,14 @@ class RankPlace(Struct, frozen=True, kw_only=True):
     rank: int
     pid: int
     place: Place
-    frames: tuple[Frame, ...] = ()
-    """From the innermost frame outside the interpreter's own library, outwards."""
+    frames: tuple[Frame, ...] = ()  # From the innermost frame outside the interpreter's own library, outwards.
     error: str | None = None
-    key: tuple[str, int, int] = ("", 0, 0)
-    """(node, pid, start ticks)."""
-    contexts: frozenset[str] = frozenset()
-    """`evaluation`, `startup`: what the rank is about as a whole."""
-    holds_gil: bool = False
-    """Whether this very thread held the interpreter's lock."""
+    key: tuple[str, int, int] = ("", 0, 0)  # (node, pid, start ticks).
+    contexts: frozenset[str] = frozenset()  # `evaluation`, `startup`: what the rank is about as a whole.
+    holds_gil: bool = False  # Whether this very thread held the interpreter's lock.
     gil_held_by: str | None = None
     """Another thread of the process that holds the interpreter's lock, and its innermost frame."""
-    raw: tuple[Frame, ...] = ()
-    """All frames of that thread, innermost first."""
+    raw: tuple[Frame, ...] = ()  # All frames of that thread, innermost first.
     told_by: tuple[Frame, ...] = ()
     """All frames of another thread of it, where that one tells where the rank stands: autograd's."""
     doing: Place = Place.OTHER

@@ -24,8 +24,7 @@ from slurm_watchdog.parse.stacks.headers import (
     program_of,
 )
 
-MAX_TID = 2**23
-"""Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above."""
+MAX_TID = 2**23  # Numbers of threads are below (PID_MAX_LIMIT is 2**22), addresses above.
 CONTAINER_PID = 500
 """In containers the ranks of different nodes often have the same small pids; without a host they are told
 apart by their file."""
@@ -35,8 +34,7 @@ _RAY = re.compile(r"(^|/)ray/|(^|/)threading\.py$")
 """Frames by which Ray calls a function of the program: all its processes have them."""
 _NO_PYTHON = re.compile(r"find python version|no such process", re.IGNORECASE)
 """What py-spy says of a shell whose command line has the name of the script in it, which `pgrep -f` lists as well."""
-_INNER = 8
-"""So deep below its callers Ray waits for an object."""
+_INNER = 8  # So deep below its callers Ray waits for an object.
 
 
 class RankProcess(Struct, frozen=True, kw_only=True):
@@ -46,8 +44,7 @@ class RankProcess(Struct, frozen=True, kw_only=True):
     rank: int | None = None
     pid: int = 0
     dumps: tuple[ProcessStack, ...] = ()
-    error: str | None = None
-    """Why it could not be dumped; None if it could, at least once."""
+    error: str | None = None  # Why it could not be dumped; None if it could, at least once.
     source: str = ""
 
 
@@ -55,10 +52,8 @@ class RankAssignment(Struct, frozen=True, kw_only=True):
     """Who is who in a set of dumps."""
 
     ranks: tuple[RankProcess, ...] = ()
-    others: tuple[tuple[str, Dump], ...] = ()
-    """(what it is, its dump): workers, launchers, services."""
-    world: int = 0
-    """How many ranks the job has, as far as anything says so; 0 if nothing does."""
+    others: tuple[tuple[str, Dump], ...] = ()  # (what it is, its dump): workers, launchers, services.
+    world: int = 0  # How many ranks the job has, as far as anything says so; 0 if nothing does.
 
 
 Key = tuple[str, int, int, str]

@@ -22,14 +22,10 @@ from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack
 
-MAX_STACKS = 64
-"""More ranks than these are not followed."""
-LOOKS = 8
-"""Different stacks, line by line, that a small loop may show."""
-DEPTH = 6
-"""Functions that it may call below each other."""
-LINES = 12
-"""Between the first and the last line of it."""
+MAX_STACKS = 64  # More ranks than these are not followed.
+LOOKS = 8  # Different stacks, line by line, that a small loop may show.
+DEPTH = 6  # Functions that it may call below each other.
+LINES = 12  # Between the first and the last line of it.
 REGULAR = frozenset({"re", "regex", "re2"})
 """Modules of regular expressions: one call may take minutes. A function of the program's own that is called
 `match` proves nothing."""
@@ -40,12 +36,10 @@ IO_BYTES = 256
 LEAST_CPU, MOST_CPU = 0.1, 1.2
 """Cores of the whole process: its main thread and nobody else. Less still on a machine that has too few cores
 for its ranks, if it was found running or waiting for a core."""
-LEAST_GIL = 0.5
-"""Share of the dumps in which the main thread held the interpreter's lock."""
+LEAST_GIL = 0.5  # Share of the dumps in which the main thread held the interpreter's lock.
 PLACES = frozenset({Place.OTHER, Place.QUEUE, Place.LOCK, Place.DATALOADER})
 """Where a loop may poll. Every other place is something that takes its time, or another matter."""
-NAMED_FILES = 4
-"""Innermost frames whose files' names count as well."""
+NAMED_FILES = 4  # Innermost frames whose files' names count as well.
 
 
 def follow(before: Mapping[ProcessKey, Steady], stacks: Sequence[ProcessStack], at: float) -> dict[ProcessKey, Steady]:

@@ -10,24 +10,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from typing import Final
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import RankPlace
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
 from slurm_watchdog.knowledge.stack_frames import Place
 
-MIN_AGREEING: Final = 3
-"""So many that agree make the one that does not the odd one; of two nobody knows which is."""
-MAX_SIZE: Final = 1 << 20
+MIN_AGREEING = 3  # So many that agree make the one that does not the odd one; of two nobody knows which is.
+MAX_SIZE = 1 << 20
 
-_OPTIONS: Final = {
+_OPTIONS = {
     "tensor": re.compile(r"--tensor[-_]model[-_]parallel[-_]size[= ](\d{1,5})\b"),
     "pipeline": re.compile(r"--pipeline[-_]model[-_]parallel[-_]size[= ](\d{1,5})\b"),
     "context": re.compile(r"--context[-_]parallel[-_]size[= ](\d{1,5})\b"),
 }
-_OTHER_ORDER: Final = re.compile(r"--use[-_]tp[-_]pp[-_]dp[-_]mapping\b")
-_WORDS: Final = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
+_OTHER_ORDER = re.compile(r"--use[-_]tp[-_]pp[-_]dp[-_]mapping\b")
+_WORDS = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 
 
 class Topology(Struct, frozen=True, kw_only=True):

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -59,13 +58,11 @@ from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.dump import Dump
 
-MAX_CULPRITS: Final = 3
+MAX_CULPRITS = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
 
-_ROOTED: Final = re.compile(
-    r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE
-)
+_ROOTED = re.compile(r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE)
 
 
 class StackVerdict(Struct, frozen=True, kw_only=True):
@@ -79,13 +76,10 @@ class StackVerdict(Struct, frozen=True, kw_only=True):
     cls: str = "working"
     culprits: tuple[Culprit, ...] = ()
     summary: str = ""
-    odd: tuple[Culprit, ...] = ()
-    """Ranks that stand elsewhere than the others wait, where that convicts nobody."""
+    odd: tuple[Culprit, ...] = ()  # Ranks that stand elsewhere than the others wait, where that convicts nobody.
     undumped: tuple[Culprit, ...] = ()
-    gone: tuple[Culprit, ...] = ()
-    """Whose process had ended."""
-    others: tuple[tuple[str, int], ...] = ()
-    """Processes that hold no rank, by what they are."""
+    gone: tuple[Culprit, ...] = ()  # Whose process had ended.
+    others: tuple[tuple[str, int], ...] = ()  # Processes that hold no rank, by what they are.
     todo: tuple[str, ...] = ()
 
 

@@ -27,11 +27,9 @@ BUSY_CPU_SHARE = 0.2
 preparation): it is slow, not stuck. A thread polling a queue with a time-out uses under 0.01."""
 
 GONE = "has ended: no process was left to dump"
-STARVED_LOOKS = 3
-"""Dumps that found a process running, one after the other."""
+STARVED_LOOKS = 3  # Dumps that found a process running, one after the other.
 
-MIN_APART_S = 2.0
-"""Two dumps closer than this say nothing about movement."""
+MIN_APART_S = 2.0  # Two dumps closer than this say nothing about movement.
 
 
 class VoteGroup(Struct, frozen=True, kw_only=True):
@@ -46,28 +44,21 @@ class VoteGroup(Struct, frozen=True, kw_only=True):
 class Vote(Struct, frozen=True, kw_only=True):
     """What the stacks of all ranks say together."""
 
-    groups: tuple[VoteGroup, ...] = ()
-    """Largest first."""
-    outside: tuple[Culprit, ...] = ()
-    """Ranks that are not where the others wait for them."""
-    waiting: int = 0
-    """Ranks that wait in a collective."""
-    undumped: tuple[Culprit, ...] = ()
-    """Ranks without a stack, each with the reason."""
+    groups: tuple[VoteGroup, ...] = ()  # Largest first.
+    outside: tuple[Culprit, ...] = ()  # Ranks that are not where the others wait for them.
+    waiting: int = 0  # Ranks that wait in a collective.
+    undumped: tuple[Culprit, ...] = ()  # Ranks without a stack, each with the reason.
     missing: tuple[int, ...] = ()
     """Ranks of which nothing came at all: their node did not answer, or the dump was cut short."""
-    elsewhere: int = 0
-    """Ranks that do not wait in a collective, named in `outside` or too many to be named."""
-    checkpointing: bool = False
-    """Whether any rank stands below a function that writes or reads a checkpoint."""
+    elsewhere: int = 0  # Ranks that do not wait in a collective, named in `outside` or too many to be named.
+    checkpointing: bool = False  # Whether any rank stands below a function that writes or reads a checkpoint.
     patient: bool = False
     """Whether every rank that stands outside, or the only rank there is, is in something that takes its time:
     an evaluation, a compilation, a data set."""
     in_own_code: bool = False
     """Whether every rank makes its samples itself: none is said to wait for a data loader, and where all do,
     they may well be at work."""
-    moving: bool | None = None
-    """Whether any rank moved or computed between the dumps; None if that cannot be said."""
+    moving: bool | None = None  # Whether any rank moved or computed between the dumps; None if that cannot be said.
 
 
 def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) -> Vote:

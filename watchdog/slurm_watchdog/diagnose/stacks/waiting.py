@@ -17,8 +17,7 @@ from slurm_watchdog.diagnose.stacks.places import (
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.evidence import Frame
 
-_INNER_FRAMES = 12
-"""A collective is looked for this deep under library wrappers."""
+_INNER_FRAMES = 12  # A collective is looked for this deep under library wrappers.
 
 _NATIVE_FRAMES = 40
 
@@ -40,8 +39,7 @@ MAYBE_WAITING = frozenset({Place.BACKWARD, Place.DEVICE})
 
 _REDUCING = frozenset({Place.COLLECTIVE, Place.BACKWARD})
 
-ProcessKey = tuple[str, int, int]
-"""(node, pid, start ticks)."""
+ProcessKey = tuple[str, int, int]  # (node, pid, start ticks).
 
 
 def sides(dumped: Sequence[RankPlace], still: frozenset[ProcessKey]) -> tuple[list[RankPlace], list[RankPlace], bool]:

@@ -33,10 +33,8 @@ class StackGroup(Struct, frozen=True, kw_only=True):
 
     place: Place
     frames: tuple[str, ...]
-    members: tuple[Culprit, ...]
-    """Who they are; `reason` is empty."""
-    threads: tuple[tuple[str, int], ...] = ()
-    """Other threads of these ranks by what they are for."""
+    members: tuple[Culprit, ...]  # Who they are; `reason` is empty.
+    threads: tuple[tuple[str, int], ...] = ()  # Other threads of these ranks by what they are for.
 
 
 def place_words(place: Place, *, many: bool = False) -> str:

@@ -15,20 +15,17 @@ from typing import Any
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
 from slurm_watchdog.parse.kernel_log.prefix import KERNELS_OWN, KernelText, clean, split_line
 
-MAX_LINE = 65536
-"""Characters of one line that are looked at; a record of the journal as JSON has a few thousand."""
+MAX_LINE = 65536  # Characters of one line that are looked at; a record of the journal as JSON has a few thousand.
 
 
 @dataclass(frozen=True)
 class Message:
     """One line in which the kernel speaks."""
 
-    number: int
-    """Of the line in its file, the first is 1."""
+    number: int  # Of the line in its file, the first is 1.
     text: str
     node: str | None = None
-    time_s: float | None = None
-    """Seconds, comparable only with others of the same file: since the boot, or a date."""
+    time_s: float | None = None  # Seconds, comparable only with others of the same file: since the boot, or a date.
     fact: KernelFact | None = None
 
 
@@ -149,8 +146,7 @@ _ZONE = re.compile(r"\s*([+-])(\d\d):?(\d\d)")
 _MONTH_DAY = re.compile(
     r"(?:[^\W\d_]{1,5}\.? )?([A-Za-z]{3}) ?([ \d]?\d) (?:(\d{4}) )?(\d\d):(\d\d)(?::(\d\d))?(\.\d+)?(?: (\d{4}))?"
 )
-_YEAR_OF_A_DATE_WITHOUT = 2000
-"""A leap year, so that 29 February is a day of it."""
+_YEAR_OF_A_DATE_WITHOUT = 2000  # A leap year, so that 29 February is a day of it.
 
 
 def parse_time(stamp: str | None) -> float | None:

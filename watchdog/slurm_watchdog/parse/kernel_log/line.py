@@ -16,8 +16,7 @@ from slurm_watchdog.knowledge.xids import describe_xid, side_of_nvlink_event
 from slurm_watchdog.model.observations import FaultSeverity
 from slurm_watchdog.parse.kernel_log.prefix import strip_prefix
 
-MAX_LINE = 500
-"""Characters of a message that are kept."""
+MAX_LINE = 500  # Characters of a message that are kept.
 
 
 @dataclass(frozen=True)
@@ -25,26 +24,20 @@ class KernelFact:
     """What one message of the kernel says. It accuses nobody: `may_exclude_node` is the line's own weight, no
     verdict."""
 
-    name: str
-    """Which entry of the knowledge matched."""
+    name: str  # Which entry of the knowledge matched.
     severity: FaultSeverity
-    message: str
-    """The message without its prefix, bounded, without control characters."""
+    message: str  # The message without its prefix, bounded, without control characters.
     may_exclude_node: bool = False
-    consequence: bool = False
-    """It follows from something else."""
-    gpu: str | None = None
-    """UUID of the GPU, where the line gives one."""
-    pci_bus_id: str | None = None
-    """As the kernel writes it: 0000:c1:00.0."""
+    consequence: bool = False  # It follows from something else.
+    gpu: str | None = None  # UUID of the GPU, where the line gives one.
+    pci_bus_id: str | None = None  # As the kernel writes it: 0000:c1:00.0.
     xid: int | None = None
     pid: int | None = None
     process: str | None = None
     mount: str | None = None
     server: str | None = None
     device: str | None = None
-    part: str = "none"
-    """The part of the machine: one of slurm_watchdog.knowledge.kernel_signatures.PARTS."""
+    part: str = "none"  # The part of the machine: one of slurm_watchdog.knowledge.kernel_signatures.PARTS.
 
 
 FREE_GATES: tuple[bytes, ...] = (
@@ -59,12 +52,10 @@ class Index:
     """The rows by what a line begins with, and what has to be in it."""
 
     by_head: Mapping[str, tuple[Signature, ...]]
-    free: tuple[Signature, ...]
-    """Rows for lines that begin with anything."""
+    free: tuple[Signature, ...]  # Rows for lines that begin with anything.
     needles_by_head: Mapping[bytes, tuple[bytes, ...]]
     free_needles: tuple[bytes, ...]
-    gates: tuple[bytes, ...]
-    """One of them is in each of `free_needles`."""
+    gates: tuple[bytes, ...]  # One of them is in each of `free_needles`.
 
 
 def _index() -> Index:
@@ -256,8 +247,7 @@ def _refine_sxid(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:
     return replace(fact, severity=severity, may_exclude_node=exclude)
 
 
-UNCORRECTED = 1 << 61
-"""Bit UC of a machine check's status (Intel SDM volume 3B, IA32_MCi_STATUS; the same on AMD)."""
+UNCORRECTED = 1 << 61  # Bit UC of a machine check's status (Intel SDM volume 3B, IA32_MCi_STATUS; the same on AMD).
 
 
 def _refine_machine_check(fact: KernelFact, found: dict[str, str | None]) -> KernelFact:

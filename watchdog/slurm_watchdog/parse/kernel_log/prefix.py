@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 MAX_TEXT = 4096
 """Characters that are looked at; a record of the kernel has at most 2048 bytes of text (PRINTK_MESSAGE_MAX)."""
-KERN = 0
-"""Number of the facility `kern` (syslog(3)); the kernel refuses it to programs that write to /dev/kmsg."""
+KERN = 0  # Number of the facility `kern` (syslog(3)); the kernel refuses it to programs that write to /dev/kmsg.
 
 
 @dataclass(frozen=True)
@@ -21,10 +20,8 @@ class Record:
     facility: int
     level: int
     sequence: int
-    time_us: int
-    """By the kernel's local clock, which starts with the machine and is not disciplined by NTP."""
-    message: bytes
-    """As the kernel escaped it."""
+    time_us: int  # By the kernel's local clock, which starts with the machine and is not disciplined by NTP.
+    message: bytes  # As the kernel escaped it.
     device: str = ""
     """The device that the kernel itself says the record is about (dev_printk), `+pci:0000:c1:00.0`, `c240:0`; no
     text of a message, and no program that writes to /dev/kmsg, can set it."""
@@ -99,10 +96,8 @@ class KernelText:
 
     text: str
     node: str | None = None
-    stamp: str | None = None
-    """Time as it is written: seconds since the boot, or a date."""
-    device: str | None = None
-    """The device of the record, as in Record; None where a file does not keep it."""
+    stamp: str | None = None  # Time as it is written: seconds since the boot, or a date.
+    device: str | None = None  # The device of the record, as in Record; None where a file does not keep it.
 
 
 def strip_prefix(line: str) -> str | None:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from slurm_watchdog.model.evidence import Frame
 
-AT_EXIT: Final = Frame(function="_run_exitfuncs", file="atexit")
+AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
 """Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
-ROOTS: Final = ("<module>", "_run_module_as_main", "_shutdown")
+ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
 """Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is
 over. `threading._shutdown`, which waits for other threads then, says so by its own name."""

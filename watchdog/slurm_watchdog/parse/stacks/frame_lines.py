@@ -15,8 +15,7 @@ _GDB_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (.+?), line (\d+), in ([\
 _RECORDED_FRAME = re.compile(r"\s*(?:#\d+\s+)?([\w.<>]+) from (\S+\.py):(\d+)\s*$")
 _KERNEL_FRAME = re.compile(r"\s*\[<[0-9a-f]+>\] (?:([\w.]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w+)\])?|0xf{16})\s*$")
 """A line of /proc/PID/stack; the last one of old kernels, and the only one of a task that runs, is an address."""
-_ARGUMENTS = re.compile(r"\s{8,}\S")
-"""Below a frame of py-spy: arguments and locals."""
+_ARGUMENTS = re.compile(r"\s{8,}\S")  # Below a frame of py-spy: arguments and locals.
 
 
 def begins_program(frames: Sequence[Frame]) -> bool:

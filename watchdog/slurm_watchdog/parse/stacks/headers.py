@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Container
 from functools import lru_cache
-from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 
-_HOSTLIKE: Final = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
+_HOSTLIKE = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
 _FILE_WORDS = (
     r"py-?_?spy|pystack|gdb|faulthandler|fault|traces?|stacks?|stacktraces?|dumps?|threads?|hang|hung|bt"
     r"|backtraces?|node|host|process|proc|"
@@ -149,16 +148,15 @@ _TOKEN = re.compile(
   | (?P<name> [A-Za-z0-9][\w./-]*[A-Za-z0-9] | [A-Za-z0-9] )
     """
 )  # fmt: skip
-FOREIGN_CHARS: Final = 40
-"""A header in another language is no longer; what is, is a sentence."""
-_FOREIGN: Final = re.compile(r"[^\x00-\x7f]+")
-_ELSEWHERE: Final = {
+FOREIGN_CHARS = 40  # A header in another language is no longer; what is, is a sentence.
+_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_ELSEWHERE = {
     "rank": ("rang", "rango", "ранг", "ランク", "랭크", "秩"),
     "node": ("knoten", "nœud", "noeud", "nodo", "узел", "ノード", "节点", "節點", "노드", "węzeł"),
 }
 """What the two words are called by those who do not write English."""
-_ENGLISH: Final = {word: english for english, words in _ELSEWHERE.items() for word in words}
-_FOREIGN_WORD: Final = re.compile(
+_ENGLISH = {word: english for english, words in _ELSEWHERE.items() for word in words}
+_FOREIGN_WORD = re.compile(
     rf"(?<![^\W\d_])(?:{'|'.join(sorted(_ENGLISH, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE
 )
 _PROC_STACK = re.compile(r"\W*/proc/([1-9]\d{0,8})/stack\W*$")
@@ -252,22 +250,22 @@ def header_of_file(path: str, pids: tuple[int, ...] = ()) -> DumpHeader:
     return header
 
 
-_OCCASION: Final = (
+_OCCASION = (
     r"(?<![a-z\d])(?:samples?|snapshots?|rounds?|attempt|take|pass|try|run|iter(?:ation)?|step|job(?:id)?)"
     r"[-_]?\d{1,10}(?![a-z\d])"
 )
 """In a name: which of several dumps it is, or of which job; no node and no rank."""
-_REDIRECTED: Final = re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
+_REDIRECTED = re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
 """Where torchrun writes what a rank of its node prints (`--redirects`, `--tee`)."""
-_HOST_FILE: Final = re.compile(
+_HOST_FILE = re.compile(
     r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker"
     r"|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
 )
 
 
-_INTERPRETER: Final = re.compile(r"(^|/)(python|pypy)[\d.]*$")
-_RULE: Final = re.compile(r"(?:-{3,}|={3,})\s*$")
-_BETWEEN_RULES: Final = re.compile(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
+_INTERPRETER = re.compile(r"(^|/)(python|pypy)[\d.]*$")
+_RULE = re.compile(r"(?:-{3,}|={3,})\s*$")
+_BETWEEN_RULES = re.compile(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
 
 
 def is_rule(line: str) -> bool:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -15,16 +15,16 @@ from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
 from slurm_watchdog.parse.stacks.headers import DumpHeader
 
-DEPTH: Final = 12
-MAX_FRAMES: Final = 200
+DEPTH = 12
+MAX_FRAMES = 200
 
 _THREAD_KEYS = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "pid", "active"})
 """Without any of these, frames belong to no thread: a group of ranks in our own answers has frames, too."""
 
-MAX_COMMAND: Final = 4000
+MAX_COMMAND = 4000
 
 
-_LABELLED: Final = re.compile(r"(?m)^(\d{1,5}|[A-Za-z][\w.-]*\d[\w.-]*): ?(?=\[\s*\{|\{\s*\"|[\[{]\s*$)")
+_LABELLED = re.compile(r"(?m)^(\d{1,5}|[A-Za-z][\w.-]*\d[\w.-]*): ?(?=\[\s*\{|\{\s*\"|[\[{]\s*$)")
 """A document that begins behind the prefix of `srun --label`, `pdsh` or `clush`."""
 
 

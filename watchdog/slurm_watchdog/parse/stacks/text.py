@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -32,9 +31,9 @@ from slurm_watchdog.parse.stacks.thread_headers import (
     parse_thread_header,
 )
 
-MAX_FRAMES: Final = 200
-MAX_LINE: Final = 4000
-JSON_ATTEMPTS: Final = 64
+MAX_FRAMES = 200
+MAX_LINE = 4000
+JSON_ATTEMPTS = 64
 
 _LABEL_AT_BEGIN = re.compile(r"(?m)^( {0,5}\d{1,6}): ")
 _BEFORE_ALL = (

@@ -26,8 +26,7 @@ _LOOSE_THREAD = re.compile(
 class ThreadHeader(NamedTuple):
     """A thread whose frames follow."""
 
-    thread_id: int
-    """0 if unknown."""
+    thread_id: int  # 0 if unknown.
     name: str
     mode: str
     """How its frames are written: `spy`, `gdb`, `fault` and `first` (the innermost first), `last` (the outermost)."""
@@ -35,8 +34,7 @@ class ThreadHeader(NamedTuple):
     owns_gil: bool = False
     may_share: bool = False
     """A main thread of py-spy: several headers one below the other may share the frames after them."""
-    main_pid: int | None = None
-    """Of gdb's main thread, the pid of the process."""
+    main_pid: int | None = None  # Of gdb's main thread, the pid of the process.
 
     def thread(self) -> ThreadStack:
         """The thread, still without frames."""

@@ -31,16 +31,12 @@ from slurm_watchdog.parse.training_log.line import Rows, all_rows, parse_line
 
 PIECE_BYTES = 128 * 1024
 """Bytes that are looked at together: with what is made of them, they stay in the processor's cache."""
-MAX_LINE_BYTES = 8192
-"""Of a line so much is decoded; parse_line looks at less."""
+MAX_LINE_BYTES = 8192  # Of a line so much is decoded; parse_line looks at less.
 IN_FULL = 128
 """So many lines of one shape are all parsed if they may be errors: 100 ranks that say the same are 100 facts."""
-STEPS_IN_FULL = 32
-"""So many if they can only be steps or phases."""
-BARREN = 256
-"""With `ShapeMemory.only_last`: after so many lines of a shape without a fact its other lines are sampled."""
-EVENLY = 8
-"""Of the further lines of one shape so many are parsed, an even choice with the last, in each piece."""
+STEPS_IN_FULL = 32  # So many if they can only be steps or phases.
+BARREN = 256  # With `ShapeMemory.only_last`: after so many lines of a shape without a fact its other lines are sampled.
+EVENLY = 8  # Of the further lines of one shape so many are parsed, an even choice with the last, in each piece.
 SAMPLE_PIECES = 8
 """With `ShapeMemory.only_last`: of so many pieces without a new shape one is parsed, and the last one of a block."""
 MAX_SHAPES = 512
@@ -58,8 +54,7 @@ _HEXADECIMAL = b"abcdef"
 # are always parsed.
 _ESCAPES = re.compile(rb"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[^\n]")
 _TITLE = b"\x1b]"
-_KELVIN = "\u212a".encode()
-"""The only character outside ASCII whose lower case is a letter of a needle."""
+_KELVIN = "\u212a".encode()  # The only character outside ASCII whose lower case is a letter of a needle.
 
 
 @dataclass
@@ -73,10 +68,8 @@ class ShapeMemory:
     piece_bytes: int = PIECE_BYTES
     only_last: bool = False
     """Of further lines only the last of each shape is parsed in each piece, and the others are not counted: quicker."""
-    done: set[bytes] = field(default_factory=set)
-    """With `only_last`: shapes that have had their share."""
-    quiet: set[bytes] = field(default_factory=set)
-    """With `only_last`: shapes without any needle."""
+    done: set[bytes] = field(default_factory=set)  # With `only_last`: shapes that have had their share.
+    quiet: set[bytes] = field(default_factory=set)  # With `only_last`: shapes without any needle.
     gave_fact: set[bytes] = field(default_factory=set)
     """With `only_last`: shapes that have given a fact; emptied together with `parsed`."""
     watched: tuple[bytes, ...] = ()
@@ -98,16 +91,11 @@ class Scan:
     """What a block says: `facts` with their lines (without their ends), in order."""
 
     facts: list[tuple[str, LogFact]] = field(default_factory=list)
-    left_out: int = 0
-    """Lines that were not parsed, of a shape whose other lines gave facts."""
-    parsed: int = 0
-    """Lines that were given to parse_line."""
-    places: list[int] = field(default_factory=list)
-    """Of each fact the line of the block, counted from 0."""
-    lines: int = 0
-    """How many line feeds the block has."""
-    watched: bool = False
-    """Whether one of `ShapeMemory.watched` may be in the block: never false where one is."""
+    left_out: int = 0  # Lines that were not parsed, of a shape whose other lines gave facts.
+    parsed: int = 0  # Lines that were given to parse_line.
+    places: list[int] = field(default_factory=list)  # Of each fact the line of the block, counted from 0.
+    lines: int = 0  # How many line feeds the block has.
+    watched: bool = False  # Whether one of `ShapeMemory.watched` may be in the block: never false where one is.
 
 
 def letters(text: str | bytes) -> bytes:
@@ -131,10 +119,8 @@ class Needles:
     """What is searched for in shapes, of all rows together."""
 
     rows: Rows
-    cover: tuple[bytes, ...]
-    """In the shape of each line that can say anything, one of these is."""
-    letters: Mapping[str, bytes]
-    """Needle -> what is left of it in a shape."""
+    cover: tuple[bytes, ...]  # In the shape of each line that can say anything, one of these is.
+    letters: Mapping[str, bytes]  # Needle -> what is left of it in a shape.
 
 
 def needles_in_force() -> Needles:

@@ -27,8 +27,7 @@ and theirs is the training."""
 STEADY = 2
 """Rises of a bar with no other bar beginning between them, after which it is the training's: a bar of epochs
 has one."""
-MAX_BARS = 32
-"""Totals of one file that are remembered; of more, the one that was drawn longest ago goes."""
+MAX_BARS = 32  # Totals of one file that are remembered; of more, the one that was drawn longest ago goes.
 MAX_PATTERNS = 32
 INNER = "inner_bar"
 """The pattern of what a bar inside of the training's counts: all of them together, so that the count rises on."""
@@ -41,15 +40,11 @@ class _Bar:
     total: int
     count: int
     inner: bool
-    rises: int = 0
-    """Since any bar began."""
-    steady: bool = False
-    """Rose STEADY times by itself."""
-    begun: int = 0
-    """When it began last, in bars that began."""
+    rises: int = 0  # Since any bar began.
+    steady: bool = False  # Rose STEADY times by itself.
+    begun: int = 0  # When it began last, in bars that began.
     begins: int = 1
-    alone: int = 0
-    """How often it began in a row with no outer bar having risen since."""
+    alone: int = 0  # How often it began in a row with no outer bar having risen since.
     has_loss: bool = False
 
 
@@ -66,8 +61,7 @@ class _Epoch:
 class Context:
     """What is known of the lines of one file so far."""
 
-    _header: tuple[int, int] | None = None
-    """(epochs finished, all epochs), as the last header named them."""
+    _header: tuple[int, int] | None = None  # (epochs finished, all epochs), as the last header named them.
     _epochs: dict[str, _Epoch] = field(default_factory=dict)
     _bars: dict[int, _Bar] = field(default_factory=dict)
     _begins: int = 0

@@ -22,8 +22,7 @@ class LogFact(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     are done of this one."""
     in_epoch: int | None = None
     epoch_steps: int | None = None
-    epochs: int | None = None
-    """How many there are to be."""
+    epochs: int | None = None  # How many there are to be.
     initial: bool = False
     """It says where a bar begins (`40/90 [00:00<?, ?it/s]`): a position, and no step that was made."""
     step_s: float | None = None

@@ -25,16 +25,13 @@ from slurm_watchdog.parse.training_log.text import clean_line, split_prefix
 KNOWN_AFTER = 3
 """After so many lines of progress in a known format nothing is learnt of a file; a single one may be an accident."""
 RISES = 6
-SPAN_S = 30.0
-"""Looks are seconds apart: what rises within one of them has no pace."""
+SPAN_S = 30.0  # Looks are seconds apart: what rises within one of them has no pace.
 MAX_FORMS = 32
 MAX_COLUMNS = 8
 MAX_CHARS = 400
-MAX_BYTES = 8 * 1024
-"""Of a block so much is looked at, its end."""
+MAX_BYTES = 8 * 1024  # Of a block so much is looked at, its end.
 MAX_RISES_KEPT = 16
-LOOSE = 3.0
-"""Of a steady pace no interval is so many times the median one (and a look longer)."""
+LOOSE = 3.0  # Of a steady pace no interval is so many times the median one (and a look longer).
 LOOK_S = 10.0
 CLOCKS = (1.0, 10.0, 100.0, 1e3, 1e6, 1e9, 1 / 60, 1 / 3600)
 """What rises by so much a second is time: in seconds, ticks, milli-, micro- and nanoseconds, minutes, hours."""
@@ -135,8 +132,7 @@ def _is_clock(rate: float) -> bool:
 @dataclass
 class _Form:
     columns: list[_Column]
-    place: int | None = None
-    """The column that was found to count."""
+    place: int | None = None  # The column that was found to count.
     reported: float | None = None
 
     def count_in(self, numbers: list[str], at: float, gap: bool) -> float | None:

@@ -73,8 +73,7 @@ from slurm_watchdog.parse.training_log.numbers import (
 )
 from slurm_watchdog.parse.training_log.text import MAX_LINE, has_needle, plain_line, split_prefix
 
-NO_NUMBER = ("NaN", "nan", "Inf", "inf")
-"""As writers of JSON put what it has no word for."""
+NO_NUMBER = ("NaN", "nan", "Inf", "inf")  # As writers of JSON put what it has no word for.
 _NO_NUMBER = re.compile(r"(?<=[:\[,\s])(-?(?:NaN|nan|Infinity|[Ii]nf))(?=\s*[,}\]])")
 MAPPING = re.compile(r"\s*\{(?! ?[A-Za-z]+:)")
 """JSON, or a dictionary; MindFormers writes `{ Epoch:[ 1/ 2], step:[…` around its lines."""
@@ -131,8 +130,7 @@ def _epoch(data: dict[str, Any]) -> float | None:
     return next((epoch for epoch in epochs if epoch is not None and isfinite(epoch) and epoch >= 0), None)
 
 
-LONGEST_EPOCH = 1e9
-"""Steps of an epoch whose length is not known: epoch and step become one number that rises."""
+LONGEST_EPOCH = 1e9  # Steps of an epoch whose length is not known: epoch and step become one number that rises.
 _BAR_BEGINS = re.compile(r"\[(?:0?0:)?00:00<\?|\[(?:0?0:)?00:00, \?")
 _BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count"})
 _EPOCHS = frozenset({"epoch_pair", "epoch_loss", "pair_loss"})
@@ -144,8 +142,7 @@ class Rows(msgspec.Struct, frozen=True):
     signatures: tuple[Signature, ...]
     signs: tuple[Sign, ...]
     patterns: tuple[Pattern, ...]
-    mapping: bool
-    """Whether it may be JSON, or a dictionary, with a step."""
+    mapping: bool  # Whether it may be JSON, or a dictionary, with a step.
     own: tuple[Pattern, ...] = ()
     """What a site wrote itself (see slurm_watchdog.parse.training_log.site_patterns); tried before all others."""
 

@@ -6,8 +6,7 @@ from math import isfinite, nan
 
 MAX_DIGITS = 18
 """Of a whole number: what is longer counts nothing, and has no place in 64 bits (slurm_watchdog.wire.codec)."""
-MAX_WHOLE = 2**62
-"""Whole numbers are below it: sums of two still fit into 64 bits."""
+MAX_WHOLE = 2**62  # Whole numbers are below it: sums of two still fit into 64 bits.
 UNITS = {"k": 1e3, "M": 1e6, "G": 1e9}
 
 

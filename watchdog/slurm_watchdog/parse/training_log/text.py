@@ -9,8 +9,7 @@ from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.knowledge.progress_patterns import PREFIXES
 from slurm_watchdog.parse.training_log.numbers import whole_number
 
-MAX_LINE = 500
-"""Characters of a line that are kept as evidence."""
+MAX_LINE = 500  # Characters of a line that are kept as evidence.
 _MAX_PARSED = 4096
 """No framework writes what we look for further to the right; a line of megabytes must not cost seconds."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")

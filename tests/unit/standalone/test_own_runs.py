@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from collections.abc import Iterator
@@ -12,14 +13,14 @@ import pytest
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Verdict
-from slurm_watchdog.model.incidents import IncidentKind
+from slurm_watchdog.model.incidents import IncidentKind, IncidentState
 from slurm_watchdog.notify.notification import Caller
 from slurm_watchdog.standalone import own_runs, report
 from slurm_watchdog.standalone import run as service
 from slurm_watchdog.standalone.own_runs import OwnRun
 from tests.builders.cli import FakeController, run, status
 from tests.builders.evidence_rows import add_evidence
-from tests.builders.notices import DECISION, INCIDENT, replace, told
+from tests.builders.notices import DECISION, INCIDENT, RUN, Ticking, replace, told
 
 
 def own(place: Path, directory: Path, at: float, **changes: object) -> OwnRun:
@@ -170,6 +171,28 @@ def test_a_run_greets_with_its_places_and_sums_up_what_happened(tmp_path: Path) 
     )
     assert lines[1].startswith(f"  {INCIDENT.id}: ") and "first new step 21" in lines[1]
     assert lines[-1] == f"  history    slurm-watchdog incidents --journal {tmp_path}"
+
+
+def test_a_run_prints_two_lines_for_a_hang(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """What is wrong, and what came of it; where nothing is done the second one says why, and what it needed is not
+    repeated when it is over."""
+    journal_with_an_incident(tmp_path)
+    ticking = Ticking(Journal(f"sqlite:///{tmp_path / own_runs.JOURNAL}"))
+    report.tell(ticking.notifier)
+    over = replace(INCIDENT, state=IncidentState.RESOLVED, resolved_at=9.0, resolution="it trains again")
+    observed = replace(DECISION, action=Action.REQUEUE, verdict=Verdict.OBSERVED, by="mode")
+    for incident_id, decision in (("mended", DECISION), ("watched", observed)):
+        told = replace(INCIDENT, id=incident_id)
+        ticking.notifier.opened(told)
+        ticking.notifier.decided(told, decision)
+        ticking.notifier.diagnosed(told, ("rank 3 waits",))
+        if decision is DECISION:
+            ticking.notifier.ended(told, RUN)
+        ticking.notifier.resolved(replace(over, id=incident_id))
+    asyncio.run(ticking.run_until_empty())
+    first, ended, *others = caplog.messages
+    assert "was restarted" in ended and first == others[0] and len(others) == 2
+    assert "would have been requeued, but was not touched" in others[1]
 
 
 def test_a_run_keeps_the_cluster_name_of_its_configuration_and_uses_the_hosts_without_one(

@@ -113,6 +113,7 @@ async def _run(wanted: AttachRequest) -> int:
     what = f"job {job.job_id} ({one_line(job.name, 60)})"
     with remembered("attach", what, wanted.directory) as (started, journal):
         notifier = make_notifier(config, journal.outbox, Caller.ATTACH)
+        report.tell(notifier)
         controller = Controller(config, journal=journal, slurm=slurm, notifier=notifier, metrics=ControllerMetrics())
         identity = await open_identity(config)
         doors = await open_doors(controller, page_password(config, wanted.directory), identity)

@@ -1,7 +1,8 @@
-"""The greeting and the summary that `run` print."""
+"""What `run` prints: the greeting, two lines an incident, the summary."""
 
 from __future__ import annotations
 
+import logging
 import shlex
 import sys
 from collections.abc import Iterable, Sequence
@@ -11,10 +12,19 @@ from slurm_watchdog.base.text import duration, one_line, plural
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
+from slurm_watchdog.notify.dispatcher import Notifier, Worker
+from slurm_watchdog.notify.notification import Topic
+from slurm_watchdog.notify.programs import Numbered, Programs
+from slurm_watchdog.notify.wording import message_of
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
 MAX_INCIDENTS = 5  # Incidents in the summary; the command that lists them all is printed below.
 WIDTH = 300
+TOLD = frozenset({Topic.OPENED, Topic.DECIDED, Topic.ENDED, Topic.RESOLVED})
+SAID_TWICE = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
+"""Loggers of what these lines say, too."""
+
+log = logging.getLogger(__name__)
 
 
 def command_line(words: Sequence[str]) -> str:
@@ -29,6 +39,25 @@ def print_lines(lines: Iterable[str]) -> None:
         sys.stderr.flush()
     except OSError:
         return
+
+
+def tell(notifier: Notifier) -> None:
+    """Adds two lines an incident to what a person sees: what is wrong, and what came of it, or why nothing is done."""
+    told = set[str]()
+
+    async def post(notices: Sequence[Numbered]) -> None:
+        for _, notice in notices:
+            incident, decision = notice.incident, notice.decision
+            will_end = notice.topic is Topic.DECIDED and decision is not None and decision.acts
+            if notice.topic is Topic.OPENED:
+                log.warning("%s", notice.headline)
+            elif notice.topic is Topic.ENDED or not (will_end or incident.id in told):
+                told.add(incident.id)
+                log.warning("%s", message_of(notice).sentence)
+
+    for name in SAID_TWICE:
+        logging.getLogger(name).setLevel(logging.ERROR)
+    notifier.workers.append(Worker(notifier, Programs("terminal", post, TOLD)))
 
 
 def greeting(run: OwnRun, *, mode: str, page: str, job_id: str = "", notes: Sequence[str] = ()) -> list[str]:

@@ -54,8 +54,6 @@ log = logging.getLogger(__name__)
 S = TypeVar("S", bound=Section)
 
 AGENT_PAUSE_S = 5.0  # Before an agent that has ended is started again.
-SAID_TWICE = ("slurm_watchdog.controller.incident_news", "slurm_watchdog.controller.actions.manager")
-"""Loggers of what the messages say, too, where these are printed here."""
 FINAL_WAIT_S = 4.0  # After the agent's next report: an end without a named cause is judged 6 s after it, and then told.
 FINAL_SHARE = 0.1  # Of the time that the command took: it is not waited for longer once it has ended well.
 INTERRUPTS = 2
@@ -229,9 +227,7 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
     if not is_one_stream():
         job.errors = wanted.directory / "errors.log"
     notifier = make_notifier(config, journal.outbox, Caller.RUN)
-    if [each.channel for each in notifier.deliveries()] == ["log"]:
-        for name in SAID_TWICE:
-            logging.getLogger(name).setLevel(logging.ERROR)
+    report.tell(notifier)
     controller = Controller(config, journal=journal, slurm=job, notifier=notifier, metrics=ControllerMetrics())
     job.last_good = lambda named: _last_good(controller, job.job_id, named)
     agents = OwnUser(os.geteuid(), str(wanted.directory / AGENTS_SOCKET))

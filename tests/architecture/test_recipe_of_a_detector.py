@@ -148,8 +148,8 @@ def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen:
     refused = copy.command("check-config", str(config), code=2)
     assert "detectors.loss_zero.steps" in refused
     assert "loss_zero is reported only: its evidence is never good enough to act on" in refused
-    assert "  loss_zero:\n" in seen["example"]
-    assert "| `loss_zero.steps` | `5` | So many times in a row |" in seen["options"]
+    assert "  loss_zero:  # " in seen["example"]
+    assert "| `detectors.loss_zero.steps` | `5` | So many times in a row |" in seen["options"]
 
 
 def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:

@@ -23,7 +23,7 @@ from tools.docs.__main__ import PAGES
 from tools.docs.__main__ import main as write_pages
 from tools.docs.detectors import facts
 from tools.docs.metrics import agent_metrics, series
-from tools.docs.options import sections
+from tools.docs.options import options
 from tools.packaging.layout import PREFIX, SHARED
 
 CHECKOUT = Path(__file__).parents[3]
@@ -101,12 +101,10 @@ FILES = (".crt", ".key", ".service", ".conf", ".md")
 
 @pytest.mark.parametrize("page", [page for page in DOCUMENTS if page.startswith(("README", "docs/", "deploy/README"))])
 def test_options_that_a_page_speaks_of_exist(page: str) -> None:
-    blocks = [
-        *sections(Config(), ""),
-        *sections(Expert(), ""),
-    ]  # pages say once that `policy` and its like are below `expert`
-    known = {f"{path}.{name}".lstrip(".") for path, block in blocks for name in block.__struct_fields__}
-    spoken_of = re.findall(rf"`((?:{'|'.join(Config.__struct_fields__)})\.[a-z_.]+)", (CHECKOUT / page).read_text())
+    known = {each.path for whole in (Config(), Expert()) for each in options(whole)}
+    known |= {f"detectors.{spec.kind}{own}" for spec in SPECS for own in ("", ".mode")}
+    begins = "|".join(sorted({path.partition(".")[0] for path in known}))
+    spoken_of = re.findall(rf"`(?:expert\.)?((?:{begins})\.[a-z_.]+)", (CHECKOUT / page).read_text())
     named = {re.sub(r"^(policy\.kinds)\..*", r"\1", option) for option in spoken_of if not option.endswith(FILES)}
     assert named <= known, sorted(named - known)
 

@@ -9,15 +9,16 @@ import shutil
 import subprocess
 import sys
 import tarfile
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import pytest
-from msgspec import Struct
+import yaml
 
 from slurm_watchdog.cli.main import main
-from slurm_watchdog.config.converting import options_of
 from slurm_watchdog.config.loading import load_config
-from slurm_watchdog.config.schema import Config
+from slurm_watchdog.config.schema import Config, Expert
 from tools.docs import options
 from tools.packaging import layout
 from tools.packaging.build import make_archive
@@ -25,21 +26,22 @@ from tools.packaging.environment import OURS, PackageError, check, copy_distribu
 from tools.packaging.pages import COMPLETIONS, MAN, pages
 
 
-def test_every_option_is_in_the_reference_with_its_default(checkout: Path) -> None:
-    text = options.FILE.read_text()
-    found = {
-        (heading, name)
-        for block in text.split("\n## ")[1:]
-        for heading in [block.splitlines()[0]]
-        for name in re.findall(r"^\| `([a-z_.]+)` \|", block, re.MULTILINE)
-    }
-    for path, section in options.sections(Config(), ""):
-        top, _, below = path.partition(".")
-        for name in options_of(type(section)):
-            value = getattr(section, name)
-            is_block = isinstance(value, Struct)
-            common = path.startswith("detectors.") and name in ("mode", "hold")
-            assert is_block or common or (top or "Top level", f"{below}.{name}".lstrip(".")) in found, f"{path}.{name}"
+def test_every_option_is_in_the_reference_and_in_the_example_with_its_default(checkout: Path) -> None:
+    page, example = options.FILE.read_text(), yaml.safe_load(options.EXAMPLE.read_text())
+    for each in options.options(Config()):
+        assert f"| `{each.path}` | " in page and _in(example, each.path) == _loaded(each.default), each
+    for each in options.options(Expert()):
+        named = f"**{each.name}**" if each.default is None else f"`{each.name}: {each.default}`"
+        assert named in page and _in(example["expert"], each.path) == _loaded(each.default), each
+
+
+def _in(values: dict[str, Any], path: str) -> Any:
+    found = reduce(dict.__getitem__, path.split("."), values)
+    return dict if isinstance(found, dict) and found else found
+
+
+def _loaded(default: str | None) -> Any:
+    return dict if default is None else yaml.safe_load(default)
 
 
 def test_the_configuration_that_a_package_brings_is_valid_and_observes(checkout: Path) -> None:

@@ -16,39 +16,31 @@ class Agent(Section, frozen=True):
     interval: Span = 5.0
     """Time between two reports."""
     metrics_listen: AddressOrNone = "127.0.0.1:9766"
-    """Address of the agent's /metrics for Prometheus: the node's own, to be scraped from elsewhere; empty =
-    none."""
+    """Where the agent serves /metrics to Prometheus; empty = nowhere."""
     give_up_after: Seconds = 0.0
-    """An agent whose controller has not answered for so long ends; 0s = never, as a service should. Agents of
-    `slurm-watchdog run --job` have 10min."""
+    """An agent whose controller has not answered for so long ends; 0s = never."""
     probe_deadline: Span = 10.0
-    """A child that has not answered by then is reported as hung; it gets no new requests and is not
-    replaced."""
+    """A child that has not answered by then is reported as hung, gets no new requests and is not replaced."""
     state_directory: AbsolutePath = "/var/lib/slurm-watchdog-agent"
-    """Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere. Not the
-    controller's directory, for a node may run both."""
+    """Where the agent remembers how far it has read the kernel's log: on a local disk; empty = nowhere."""
     kernel_log: AbsolutePath = "/dev/kmsg"
-    """The kernel's log, read for GPU, filesystem, memory and network faults; empty = not read."""
+    """The kernel's log, read for hardware, filesystem and memory faults; empty = not read."""
     helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"
-    """Socket of the helper, which performs privileged operations for an agent without rights. Not used by root,
-    nor where it does not exist or this user may not write to it; empty = never."""
+    """Socket of the helper, for an agent that is not root; empty = never used."""
     core_debugger: bool = False
-    """Has gdb read the frames out of a job's core file, as the job's owner. gdb then is a program of that user
-    outside of the job's limits, and the user can take it over (ptrace, /proc/PID/mem). The helper needs
-    --core-debugger as well."""
+    """Whether gdb reads a job's core file, as the job's owner (docs/security.md); the helper needs --core-debugger."""
     mount_probe_interval: Span = 60.0
     """Time between two probes of each filesystem that a job on this node uses."""
     mount_probe_write: tuple[str, ...] = ()
-    """Mount points on which the probe also writes and reads back a small file, in a directory and as the owner
-    of a job that runs there, such as [/scratch]. Without it, it only looks, which a frozen filesystem still
-    answers."""
+    """Mount points on which the probe also writes a small file, as the owner of a job that runs there, such as
+    [/scratch]."""
     checkpoint_interval: Span = 30.0
-    """Time between two looks at the checkpoint directories of a job (by its batch host)."""
+    """Time between two looks at a job's checkpoint directories."""
     orphan_grace: Seconds = 60.0
-    """Time a job's processes get after its end to let go of their GPUs before they are reported."""
+    """Time that processes of a job that is over get to let go of their GPUs before they are reported."""
     log_patterns: tuple[Annotated[str, template("job_id", "user", "workdir", "node")], ...] = ()
-    """Further logs of a job to follow, besides what Slurm and its processes name: paths with {job_id} {user}
-    {node} {workdir}; * ? and [abc] stand for names, such as {workdir}/logs/rank*.out."""
+    """Further logs of a job: paths with {job_id} {user} {node} {workdir} and * ? [abc], such as
+    '{workdir}/logs/*.out'."""
 
     def problems(self) -> Iterator[str]:
         for index, mount in enumerate(self.mount_probe_write):

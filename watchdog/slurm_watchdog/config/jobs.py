@@ -38,29 +38,19 @@ class Jobs(Section, frozen=True):
     partitions: tuple[str, ...] = ()
     """Watch jobs of these partitions only; empty = all."""
     kill_switch: str = "/run/slurm-watchdog/jobs/{job_id}.{restarts}/kill"
-    """File that the trainer looks for at every step. {job_id} {restarts} {user} {workdir}; written on every
-    node of the job, as its owner. {job_id} is SLURM_JOB_ID, of an array element its own."""
+    """File that the trainer looks for at every step; it may have {job_id} {restarts} {user} {workdir}."""
     kill_switch_prefixes: tuple[str, ...] = ()
-    """Directories on shared filesystems, such as /scratch, below which a kill switch may lie as well:
-    `kill_switch`, or what a job's owner names (Megatron's --kill-switch-path). The node's helper takes them
-    from this file too, if it is root's."""
+    """Directories on shared filesystems below which a kill switch may lie as well, such as [/scratch]."""
     checkpoint_trackers: tuple[JobPath, ...] = ()
-    """Files that hold the step of the newest complete checkpoint, such as
-    '{workdir}/checkpoints/latest_checkpointed_iteration.txt'. Log lines that announce a checkpoint are read
-    anyway."""
+    """Files with the step of the newest complete checkpoint, such as '{workdir}/checkpoints/latest'."""
     checkpoint_directories: tuple[JobPath, ...] = ()
-    """Where jobs keep their checkpoints, such as '{workdir}/checkpoints': Megatron, DeepSpeed, PyTorch DCP,
-    Hugging Face and Lightning layouts are recognised. Directories that a trainer's command line names are found
-    anyway."""
+    """Where jobs keep their checkpoints, such as '{workdir}/checkpoints'."""
     progress_patterns: tuple[str, ...] = ()
-    """Regular expressions for log lines of your own trainers, tried before those that are built in: 'it
-    (?P<step>[0-9]+)/(?P<total>[0-9]+) L=(?P<loss>[0-9.]+) t=(?P<step_seconds>[0-9.]+)s'. Groups: step (or
-    tokens), total, loss, step_seconds. They see a line's first 300 characters; one that may take very long on
-    some line is refused."""
+    """Regular expressions for log lines of your trainers, with groups step (or tokens), total, loss,
+    step_seconds: 'it (?P<step>[0-9]+)'."""
     progress_files: tuple[JobPath, ...] = ()
-    """Files updated by the training loop, for jobs that log no steps: a heartbeat file ('{workdir}/heartbeat'), a
-    TensorBoard directory ('{workdir}/runs'), a checkpoint that grows. A change of one counts as progress. Never name
-    a file that anything else may write, such as the log."""
+    """Files that the training loop updates, for jobs that log no steps, such as '{workdir}/heartbeat'; never
+    the log."""
     stall_after_floor: Seconds = 0.0
     """With it an owner's `stall_after` may also make the watchdog less patient with that job, down to this
     time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. 0s = never less

@@ -37,7 +37,7 @@ def _url(url: str) -> None:
 
 
 class Slack(Section, frozen=True):
-    """Messages to Slack, through an incoming webhook or as a bot. A bot opens a thread for each incident."""
+    """Messages to Slack, by an incoming webhook or as a bot, who opens a thread for each incident."""
 
     webhook_url_file: AbsolutePath = ""
     """A file with the webhook's address, which is a secret; empty = no webhook."""
@@ -48,14 +48,11 @@ class Slack(Section, frozen=True):
     api_url: Annotated[str, checked(_secure_url)] = "https://slack.com/api/"
     """Slack's own API; another one for GovSlack."""
     messages_per_minute: Annotated[int, Meta(ge=1, le=60)] = 5
-    """Never more. More than that is sent as a digest."""
+    """At most so many messages; the rest is one digest."""
     mentions: dict[str, str] = {}
-    """Users and groups to mention when an incident is critical or an action failed: {'user:ann': U024BE7LH,
-    'partition:large': S0604QSJC, default: here}. Values: the id of a member or of a user group, here,
-    channel."""
+    """Whom to mention: {'user:ann': U024BE7LH, 'partition:large': S0604QSJC, default: here}; ids, here or channel."""
     pulse: Seconds = 0.0
-    """Every so often a line about each job (since when, where, step, speed, or what it waits for), such as 1h;
-    0s = never."""
+    """Every so often a line about each job, such as 1h; 0s = never."""
 
     def problems(self) -> Iterator[str]:
         if self.token_file and self.webhook_url_file:
@@ -81,15 +78,14 @@ class Webhook(Section, frozen=True):
 
 
 class Alertmanager(Section, frozen=True):
-    """Incidents as alerts, straight to Alertmanager: the Prometheus rules on our metrics alert as well."""
+    """Incidents as alerts, straight to Alertmanager."""
 
     urls: tuple[Annotated[str, checked(_url)], ...] = ()
     """Addresses of all Alertmanagers of one cluster, such as ['http://alerts:9093']."""
 
 
 class Heartbeat(Section, frozen=True):
-    """Dead man's switch: an address outside that is asked while the controller is healthy, and alarms when no
-    request comes."""
+    """Dead man's switch: an address outside that alarms when no request comes."""
 
     url_file: AbsolutePath = ""
     """A file with its address, which may be a secret; empty = none is sent."""
@@ -99,11 +95,9 @@ class Notify(Section, frozen=True):
     """Who is notified. Without a receiver, the controller's log has everything."""
 
     external_url: Link = ""
-    """The page's address as people reach it, such as https://watchdog.example.org: messages and alerts then
-    link to it."""
+    """The page's address as people reach it, such as https://watchdog.example.org."""
     runbook_url: Link = ""
-    """Address of your runbook for a kind of incident, with {kind} in it; messages and alerts then link to
-    it."""
+    """Address of your runbook for a kind of incident, with {kind} in it."""
 
     slack: Slack = Slack()
     webhook: Webhook = Webhook()

@@ -22,42 +22,31 @@ class Security(Section, frozen=True):
     """Who may speak to the controller, and which controller agents obey."""
 
     mode: Literal["auto", "tls", "munge"] = "auto"
-    """How nodes and controller prove to each other who they are; the same on all machines. tls: certificates on
-    both ends (docs/authentication.md). munge: by the MUNGE that Slurm has, with nothing to set up. auto = tls
-    where tls_directory is set, else munge."""
+    """How nodes and controller prove who they are: tls, munge or auto (docs/authentication.md); the same on all
+    machines."""
     tls_directory: AbsolutePath = ""
-    """Directory of ca.crt, with agent.crt and agent.key on a node, controller.crt and controller.key on the
-    management node, such as /etc/slurm-watchdog/tls. They are read again when they change. agent.controller_url
-    then begins with https://."""
+    """Directory of ca.crt, agent.crt, agent.key, controller.crt and controller.key; they are read again when
+    they change."""
     certificate_domain: str = ""
-    """Removed from the names in nodes' certificates before they are compared with Slurm's names, such as
-    cluster.example.org: for certificates of a site's own authority."""
+    """Removed from names in nodes' certificates before they are compared with Slurm's, such as cluster.example.org."""
     controller_user: Name = "slurm-watchdog"
-    """With munge: who runs the controller, by name or number. Only this user can read the agents' credentials.
-    The number has to be the same on all machines."""
+    """With munge: who runs the controller, by name or number, the same on all machines."""
     agent_user: Name = "slurm-watchdog-agent"
-    """With munge: who runs the agents, by name or number; agents of root are accepted, too."""
+    """With munge: who runs the agents, by name or number; root is accepted, too."""
     munge_socket: str = ""
     """Socket of munged, where it is not the usual one (AuthInfo=socket= of slurm.conf)."""
     page_token_file: str = ""
-    """A file with the password of the controller's page (any user name), readable by the controller alone.
-    Without it the page has to stay on the loopback address and shows only what is public: the map, jobs, and
-    that there are incidents."""
+    """A file with the page's password, readable by the controller alone; required beyond the loopback address."""
     page_proxy_header: str = ""
-    """The header in which the site's reverse proxy names the user that has logged in, such as X-Remote-User.
-    The proxy sends the page's password (Authorization: Bearer), which no one else should then have. Users see
-    on the page what the commands show them. Empty = no proxy."""
+    """The header in which the site's proxy names the user that has logged in, such as X-Remote-User; empty = no
+    proxy."""
     page_proxies: tuple[str, ...] = ("127.0.0.1", "::1")
     """Addresses or networks from which `page_proxy_header` is believed."""
     operators: tuple[str, ...] = ()
-    """Who may see the evidence of every job (log lines, frames, paths, variables), beside root and the
-    controller's user: names of users, and `group:NAME`. Others see the evidence of the jobs they own; of other jobs
-    they see what happened, and where."""
+    """Who may see the evidence of every job, beside root and the controller's user: names, and `group:NAME`."""
     may: dict[str, tuple[str, ...]] = {}
-    """Who else may use a command, beside those who may anyway (root, the controller's user, and where it says
-    so the owner and `operators`): {restart: [ann, 'group:ops', slurm:operator, slurm:coordinator]}. Commands:
-    pause (and resume), restart (and save-all), silence, mend (nodes --mended). Slurm's accounting says who is
-    an operator, and a coordinator of the job's account."""
+    """Who else may pause, restart, silence or mend: {restart: [ann, 'group:ops', slurm:operator,
+    slurm:coordinator]}."""
     check_node_address: bool = True
     """Accept a node's report only from the address that Slurm has for that node."""
 

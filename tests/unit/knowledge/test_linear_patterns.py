@@ -21,6 +21,7 @@ import msgspec
 import pytest
 
 import slurm_watchdog
+from slurm_watchdog.base.late_regex import LateRegex
 
 LENGTHS = (512, 1024, 2048, 4096)
 """Of a text. Lines and variables are cut at 4,096 characters or before."""
@@ -50,6 +51,8 @@ def inside(value: Any, depth: int = 4) -> Iterator[re.Pattern[Any]]:
     """The patterns in a value: tables are tuples, mappings and structs."""
     if isinstance(value, re.Pattern):
         yield value
+    elif isinstance(value, LateRegex):
+        yield value.search.__self__
     elif depth and isinstance(value, (tuple, list, set, frozenset)):
         for each in value:
             yield from inside(each, depth - 1)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import hypot
-from statistics import median
 
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.straggler import LEAST_BLOCKS, LEAST_RANKS, LEAST_SPREAD, shares
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.cluster_view import JobView, Progress
 from slurm_watchdog.model.rank_waits import RankKey, WaitBlock

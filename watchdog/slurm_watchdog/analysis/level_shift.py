@@ -16,10 +16,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import exp, inf, log, log1p, pi, sin, sqrt
-from statistics import fmean, median
 
 from slurm_watchdog.analysis.step_statistics import LEAST_SIGMA, MAD_TO_SIGMA, NEARLY, PERHAPS
-from slurm_watchdog.base.midmean import midmean
+from slurm_watchdog.base.averages import fmean, median, midmean
 from slurm_watchdog.base.structs import Struct
 
 CLIP = 4.0  # Standard deviations that one value counts at most while a change is looked for.

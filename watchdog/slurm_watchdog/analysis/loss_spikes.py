@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 
 WINDOW = 100  # Losses before the newest ones that say what is usual.

@@ -15,11 +15,11 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby, pairwise
 from math import sqrt
-from statistics import median
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.run_time import KEPT, divide, end_of, has_failed, seconds_within
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.lost_time import JobTime, Report, Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell

@@ -6,12 +6,12 @@ kill has no counter any more by the next look. Who it was is known by the number
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import size
 from slurm_watchdog.knowledge.slurm_groups import step_of_group
@@ -45,11 +45,11 @@ _WHOSE = (
     ("Out of memory", False),
 )
 """How a line begins -> whether a control group had no memory left; else the node had none (mm/oom_kill.c)."""
-_FULL = re.compile(r"\boom_memcg=(/[^,]*),")
+_FULL = late_regex(r"\boom_memcg=(/[^,]*),")
 """The control group that had no memory left; Linux 4.19 to 5.1 call that CONSTRAINT_NONE, too."""
-_SLURMS = re.compile(r"/job_\d+(?:/step_[^/]+(?:/(?:user|slurm))?(?:/task_[^/]+)?)?$")
+_SLURMS = late_regex(r"/job_\d+(?:/step_[^/]+(?:/(?:user|slurm))?(?:/task_[^/]+)?)?$")
 """How the path of a group ends that Slurm makes for a job, a step, or a task of it."""
-_HELD = re.compile(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
+_HELD = late_regex(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 
 
 class MemoryKill(Struct, frozen=True, kw_only=True):

@@ -18,12 +18,14 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from itertools import pairwise
 from math import log, sqrt
-from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from slurm_watchdog.base.midmean import midmean
+from slurm_watchdog.base.averages import fmean, median, midmean
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.cluster_view import StepTime
 from slurm_watchdog.model.slow_search import SearchRun
+
+if TYPE_CHECKING:
+    from slurm_watchdog.model.cluster_view import StepTime
 
 MAD_TO_SIGMA = 1.4826  # Of a normal distribution: 1 / its 0.75 quantile.
 BASELINE = 20  # Values that a level is learnt from, at least; it is learnt again at twice as many, up to MAX_BASELINE.

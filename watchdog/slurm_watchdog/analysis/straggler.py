@@ -16,9 +16,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import erfc, hypot, sqrt
-from statistics import fmean, median
 
 from slurm_watchdog.analysis.memo import by_identity
+from slurm_watchdog.base.averages import fmean, median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock, WaitDump

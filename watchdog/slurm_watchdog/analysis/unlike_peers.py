@@ -7,11 +7,11 @@ Facts for people, never evidence by themselves: which node is the cause and whic
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from statistics import median
 from typing import NamedTuple
 
 from slurm_watchdog.analysis.links import PEERS
 from slurm_watchdog.analysis.step_statistics import MAD_TO_SIGMA
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.model.node_view import NodeView
 
 SIGMAS = 6.0  # Robust standard deviations between nodes: with fewer, one node of thousands is so by chance.

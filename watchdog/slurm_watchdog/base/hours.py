@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from datetime import datetime, timezone
 from functools import lru_cache
 
+from slurm_watchdog.base.late_regex import late_regex
+
 DAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 DAY_MIN = 24 * 60
-_WINDOW = re.compile(r"(?:([a-z,\-]+) )?(\d\d):(\d\d)-(\d\d):(\d\d)")
+_WINDOW = late_regex(r"(?:([a-z,\-]+) )?(\d\d):(\d\d)-(\d\d):(\d\d)")
 
 
 @lru_cache(maxsize=256)

@@ -9,9 +9,10 @@ import signal
 import socket
 import zlib
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from types import FrameType
 from typing import TypeVar
+
+import msgspec
 
 from slurm_watchdog.base import clock
 
@@ -31,13 +32,12 @@ def next_due(due: float, now: float, interval_s: float) -> float:
     return due + (missed + 1) * interval_s
 
 
-@dataclass
-class Isolated:
+class Isolated(msgspec.Struct):
     """What became of the parts of one tick."""
 
-    problems: list[str] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    failed: set[str] = field(default_factory=set)
+    problems: list[str] = msgspec.field(default_factory=list)
+    seconds: dict[str, float] = msgspec.field(default_factory=dict)
+    failed: set[str] = msgspec.field(default_factory=set)
 
 
 def isolate(name: str, work: Callable[[], T], default: T, seen: Isolated) -> T:

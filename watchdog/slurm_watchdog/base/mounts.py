@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import re
 import select
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-_OCTAL = re.compile(r"\\([0-7]{3})")
-_USER_ID = re.compile(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
+from slurm_watchdog.base.late_regex import late_regex
+
+_OCTAL = late_regex(r"\\([0-7]{3})")
+_USER_ID = late_regex(r"(?:^|,)user_id=(\d{1,10})(?:,|$)")
 DELETED = " (deleted)"  # What the kernel appends to the name of a file that was unlinked.
 
 

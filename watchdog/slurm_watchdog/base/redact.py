@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterable
 from itertools import pairwise
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.secret_kinds import KINDS, LONG_WORD, SecretKind
 
 MASK = "(masked)"
@@ -25,19 +26,19 @@ PEM_LINES = 200  # A private key has at most so many lines (RSA of 16,384 bits: 
 
 _ANYWHERE = tuple((needle, kind) for kind in KINDS for needle in kind.needles if not kind.in_long_word)
 _IN_LONG_WORDS = tuple((needle, kind) for kind in KINDS for needle in kind.needles if kind.in_long_word)
-_LONG_WORD = re.compile(rf"(?<!\S)\S{{{LONG_WORD}}}")
+_LONG_WORD = late_regex(rf"(?<!\S)\S{{{LONG_WORD}}}")
 
-_SECRET_NAME = re.compile(
+_SECRET_NAME = late_regex(
     r"(?:^|_)(?:TOKENS?|SECRETS?|PASS(?:WORD|WD|PHRASE)?|KEYS?|CREDENTIALS?|AUTH|COOKIES?|SESSION|DSN"
     r"|WEBHOOK|APIKEY|PAT|JWT)(?:_|$)"
 )
-_LONG = re.compile(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{32,}={0,2}")
-_UUID = re.compile(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
+_LONG = late_regex(r"(?<![A-Za-z0-9+/_-])[A-Za-z0-9+/_-]{32,}={0,2}")
+_UUID = late_regex(r"(?:GPU-|MIG-)?[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.IGNORECASE)
 """Names GPUs and runs, and opens nothing."""
-_MARKS = re.compile(r"[_=-]+")
-_HEX = re.compile(r"[0-9a-f]+|[0-9A-F]+")
-_PEM_BEGIN = re.compile(r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_PEM_END = re.compile(r"-----END[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_MARKS = late_regex(r"[_=-]+")
+_HEX = late_regex(r"[0-9a-f]+|[0-9A-F]+")
+_PEM_BEGIN = late_regex(r"-----BEGIN[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_PEM_END = late_regex(r"-----END[A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
 
 
 def masked_value(name: str, value: str) -> str:

@@ -13,8 +13,9 @@ import string
 import sys
 import warnings
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 if sys.version_info >= (3, 11):  # there is no public way to the parser
     from re import _constants as op  # novm
@@ -52,8 +53,7 @@ class _Refused(ValueError):
     """The form of a pattern may cost too much; the message says why."""
 
 
-@dataclass
-class _Cost:
+class _Cost(msgspec.Struct):
     repeats: int = 0
     wide: int = 0
     overlaps: int = 0

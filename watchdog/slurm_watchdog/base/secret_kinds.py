@@ -14,13 +14,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 Test = Callable[[re.Match[str]], bool]
 
 
-@dataclass(frozen=True)
-class SecretKind:
+class SecretKind(msgspec.Struct, frozen=True):
     """One way to write a secret."""
 
     name: str
@@ -45,17 +47,17 @@ _PLAIN_WORDS = frozenset((
     "for", "from", "with", "changed",
 ))
 # fmt: on
-_NO_TOKEN = re.compile(
+_NO_TOKEN = late_regex(
     r"(?:eos|bos|pad|unk|sep|cls|mask|image|next|last|first|prev|num|max|min|new|special|per|stop|start|end|of|the|added|unknown)[ _-]?$",
     re.IGNORECASE,
 )
-_HASH = re.compile(
+_HASH = late_regex(
     r"(?:commit|revision|\brev|sha\d*|\bgit|hash|digest|version|checksum|md5|cache|snapshots?)\W{0,4}\w{0,12}\W{0,3}$",
     re.IGNORECASE,
 )
 
 
-_PLACEHOLDER = re.compile(r"%[sdr]|%\(\w+\)s|\$\{?\w+\}?|<[^>]*>?|\{[^}]*\}?|\*+|/[\w./-]+")
+_PLACEHOLDER = late_regex(r"%[sdr]|%\(\w+\)s|\$\{?\w+\}?|<[^>]*>?|\{[^}]*\}?|\*+|/[\w./-]+")
 
 
 def _value(match: re.Match[str]) -> bool:
@@ -99,13 +101,13 @@ def _not_a_path(match: re.Match[str]) -> bool:
 def _row(
     name: str, needles: str, regex: str, *samples: str, is_secret: Test | None = None, flags: int = 0
 ) -> SecretKind:
-    return SecretKind(name, tuple(needles.split("|")), re.compile(regex, flags), samples, is_secret)
+    return SecretKind(name, tuple(needles.split("|")), late_regex(regex, flags), samples, is_secret)
 
 
 def _prefixed(name: str, prefixes: str, rest: str, *samples: str, is_secret: Test | None = None) -> SecretKind:
     """A token that begins with one of `prefixes`, which say what it is."""
     words = prefixes.split("|")
-    regex = re.compile(rf"{_START}(?P<secret>(?:{'|'.join(map(re.escape, words))}){rest})")
+    regex = late_regex(rf"{_START}(?P<secret>(?:{'|'.join(map(re.escape, words))}){rest})")
     return SecretKind(name, tuple(word.lower() for word in words), regex, samples, is_secret, in_long_word=True)
 
 

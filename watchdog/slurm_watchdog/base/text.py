@@ -11,10 +11,12 @@ import unicodedata
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
+from slurm_watchdog.base.late_regex import late_regex
+
 ESCAPES = {"&": "&amp;", "<": "&lt;", ">": "&gt;"}
-_PLAIN = re.compile(r"[^ -~]|[&<>]")  # What has to be looked at one by one; most text holds none of it.
+_PLAIN = late_regex(r"[^ -~]|[&<>]")  # What has to be looked at one by one; most text holds none of it.
 WRITTEN_OUT = 8  # Numbers or ranges that a sentence has one by one.
-_NUMBERED = re.compile(r"(.*?)(\d{1,18})", re.DOTALL)
+_NUMBERED = late_regex(r"(.*?)(\d{1,18})", re.DOTALL)
 
 
 def one_line(text: str, limit: int) -> str:

@@ -14,11 +14,7 @@ import click
 from msgspec import to_builtins
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.loop import wait_readable
-from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.files import Answer, configured, files_in, read_dumps, read_file, read_kernel_logs, warn
-from slurm_watchdog.cli.find_controller import choose
-from slurm_watchdog.cli.group_stacks import is_archive, is_flight_record, read_stacks
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
@@ -37,6 +33,7 @@ from slurm_watchdog.cli.options import (
 from slurm_watchdog.cli.terminal import count, sentence, show
 
 if TYPE_CHECKING:
+    from slurm_watchdog.cli.client import Client
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.diagnose.logs.digest import Digest
     from slurm_watchdog.diagnose.logs.report import RunReport, Settings
@@ -89,6 +86,9 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
     """
     if not JOB_ID.fullmatch(given[0]) or os.path.exists(given[0]):
         _diagnose_files(given, config_file, as_json)
+    from slurm_watchdog.cli.client import ClientError
+    from slurm_watchdog.cli.find_controller import choose
+
     try:
         client = choose(socket_path, config_file)
         found = _collect(client, given[0], quiet=as_json)
@@ -111,6 +111,8 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
 
 def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
     """Asks the nodes, and waits until all have answered or it is over. Raises ClientError."""
+    from slurm_watchdog.base.loop import wait_readable
+    from slurm_watchdog.cli.client import ClientError
     from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
     from slurm_watchdog.model.documents import JobRequest
 
@@ -134,6 +136,9 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
     """Each file by what reads it; ends the process."""
     import shutil
     import tempfile
+
+    from slurm_watchdog.cli.client import ClientError
+    from slurm_watchdog.cli.group_stacks import read_stacks
 
     config = configured(config_file)
     if "-" in given:  # it is read twice
@@ -177,6 +182,7 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
 
 def sort_of(path: str) -> str:
     """What reads a file; what is in no form that is known is read as a log, which says why it is none."""
+    from slurm_watchdog.cli.group_stacks import is_archive, is_flight_record
     from slurm_watchdog.diagnose.logs.digest import Collector
     from slurm_watchdog.diagnose.logs.tracebacks import find_errors
     from slurm_watchdog.parse.kernel_log.prefix import is_kernel_log
@@ -290,12 +296,14 @@ def read_logs(files: Sequence[str], config: Config | None, at: str | None = None
 
 def _settings(config: Config | None) -> Settings:
     """The detectors' of a configuration, their defaults without one."""
-    from slurm_watchdog.detect.collective_hang import CollectiveHang
     from slurm_watchdog.diagnose.logs.report import Settings
-    from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
+    from slurm_watchdog.knowledge.limits import PhaseLimits
 
     if config is None:
-        return Settings(CollectiveHang())
+        return Settings(PhaseLimits())
+    from slurm_watchdog.detect.collective_hang import CollectiveHang
+    from slurm_watchdog.parse.training_log.site_patterns import compile_patterns
+
     own = compile_patterns(config.jobs.progress_patterns)
     return Settings(config.detectors.of(CollectiveHang), own)
 

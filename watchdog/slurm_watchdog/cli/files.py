@@ -9,7 +9,7 @@ import stat
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
@@ -123,7 +123,7 @@ def read_kernel_logs(paths: Sequence[str]) -> Answer:
         verdict, whole = read_file(path, partial(_judge_kernel, scan))
         unread, damaged = unread or verdict is None, damaged or not whole
         if verdict is not None:
-            found.append((path, replace(verdict, messages=scan.lines if scan.speaks else 0)))
+            found.append((path, structs.replace(verdict, messages=scan.lines if scan.speaks else 0)))
 
     def show_all() -> None:
         for path, verdict in found:

@@ -97,6 +97,8 @@ class Commands(Mapping[str, click.Command]):
     def __getitem__(self, name: str) -> click.Command:
         if name not in self._names:
             raise KeyError(name)
+        import slurm_watchdog.base.slim_imports  # noqa: F401 - a fortieth of a command's start
+
         place, does = COMMANDS[name]
         module, _, attribute = place.partition(".")
         found: click.Command = getattr(importlib.import_module(f"slurm_watchdog.cli.{module}"), attribute or module)

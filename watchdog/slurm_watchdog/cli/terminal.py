@@ -8,14 +8,11 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import sys
-import textwrap
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -130,8 +127,10 @@ def advice(hint: Any) -> str:
 
 def drawn_columns() -> int | None:
     """Columns of the terminal that shows standard output; None where it is a file or a pipe: nothing is wrapped."""
+    from shutil import get_terminal_size
+
     is_drawn = os.environ.get("FORCE_COLOR") or sys.stdout.isatty()
-    return shutil.get_terminal_size().columns if is_drawn else None
+    return get_terminal_size().columns if is_drawn else None
 
 
 def sentence(text: str, style: str = "") -> None:
@@ -169,6 +168,8 @@ def render(template: str, columns: int | None, most: int = 999, **values: Any) -
 
 @cache
 def _environment() -> Environment:
+    from pathlib import Path
+
     from jinja2 import Environment, FunctionLoader, StrictUndefined
 
     folder = Path(__file__).with_name("templates")
@@ -199,12 +200,14 @@ def _environment() -> Environment:
 
 def redraw(look: Callable[[int, int], Iterable[str]], every_s: float) -> None:
     """Draws what `look` gives for so many columns and lines, until Ctrl-C. Afterwards the terminal is as it was."""
+    from shutil import get_terminal_size
+
     from slurm_watchdog.base.loop import sleep
 
     _write("\x1b[?1049h\x1b[?25l")
     try:
         while True:
-            _write("\x1b[2J\x1b[H" + "\n".join(look(*shutil.get_terminal_size())))
+            _write("\x1b[2J\x1b[H" + "\n".join(look(*get_terminal_size())))
             sleep(every_s)
     except KeyboardInterrupt:
         pass
@@ -231,6 +234,8 @@ def _wrapped(text: str, columns: int | None, most: int = 999) -> list[str]:
     """At words, indented as the first line is; what needs more than `most` lines ends with `…`."""
     if columns is None or width_of(text) <= columns:
         return [text]
+    import textwrap
+
     indent = " " * (len(text) - len(text.lstrip(" -")))
     return textwrap.wrap(
         text, max(columns, 20), subsequent_indent=indent[:8], break_on_hyphens=False, max_lines=most, placeholder=" …"

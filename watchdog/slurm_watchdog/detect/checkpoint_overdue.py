@@ -9,8 +9,8 @@ Note: only for a job that has saved twice.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity

@@ -16,8 +16,8 @@ first.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, RankGpu

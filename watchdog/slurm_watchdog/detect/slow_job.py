@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 
 from msgspec.structs import replace
 
@@ -22,6 +21,7 @@ from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_speed, search_facts
 from slurm_watchdog.analysis.step_statistics import comparable
 from slurm_watchdog.analysis.unlike_peers import facts_of
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.limits import option

@@ -18,12 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from statistics import median
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.links import complaints, rates_of, rising_of
 from slurm_watchdog.analysis.unlike_peers import facts_of
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.detect import slow_job

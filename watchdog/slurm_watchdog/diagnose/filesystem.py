@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import msgspec
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.redact import MASK
@@ -77,8 +77,7 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     )
 
 
-@dataclass(frozen=True)
-class _Answers:
+class _Answers(msgspec.Struct, frozen=True):
     """What nodes said to one user, or to nobody's child: whether they reach the filesystem."""
 
     answering: frozenset[str]

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from statistics import median
 from typing import Final
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Gpu
 

@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.collective_order import order_of
 from slurm_watchdog.analysis.collective_words import CollectiveOrder, who_and_why, words_of
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.everybody_waits import with_links
@@ -27,7 +28,7 @@ from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.incidents import Culprit, Finding, Truth
 from slurm_watchdog.model.node_view import NodeView
 
-_UNRECORDED = re.compile(
+_UNRECORDED = late_regex(
     r"gloo|monitored_?barrier|[Ss]tore\b|store_based_barrier|rendezvous|distributed_c10d|CommInit|initNCCLComm",
     re.IGNORECASE,
 )

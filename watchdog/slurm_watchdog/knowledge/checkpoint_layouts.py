@@ -17,7 +17,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 
 NUMBER = r"(?P<step>[0-9]{1,18})"
 _FILE = r"\.(?:pt|pth|ckpt|bin|safetensors|tar|pkl|npz|msgpack|h5)(?:\.tar)?"
@@ -46,7 +50,7 @@ FILES: tuple[tuple[str, str], ...] = (
 """(layout, whole name). fairseq counts epochs and updates; a number of epochs is no step."""
 
 _ONE = r"(?:ckpt|last|latest|checkpoint|model|snapshot|state|train_state|training_state|resume)"
-SINGLE = re.compile(rf"{_ONE}(?:[-_](?:ckpt|last|latest|checkpoint|model|state))?(?:-v\d+|-EMA)?{_FILE}")
+SINGLE = late_regex(rf"{_ONE}(?:[-_](?:ckpt|last|latest|checkpoint|model|state))?(?:-v\d+|-EMA)?{_FILE}")
 """One file that is written over and over (nanoGPT's ckpt.pt): nothing in its name says which step it is of."""
 
 TRACKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -97,21 +101,20 @@ LAYOUTS_OF = {
 SETTLES = frozenset({"numbered", "plain"})
 """Of these nobody knows what is written last: complete is what does not change any more."""
 
-_TEMPORARY = re.compile(
+_TEMPORARY = late_regex(
     r"(?:tmp[-_.]|\.)?(?P<name>.+?)(?P<mark>\.orbax-checkpoint-tmp.*|[-._](?:tmp|temp|part|partial|incomplete)(?:[-._].*)?)?"
 )
-_PART = re.compile(
+_PART = late_regex(
     r"(?i)(?<![a-z])(?:ckpts?|checkpoints?|snapshots?)(?![a-z])|\.(?:distcp|safetensors|ckpt|orbax)\b|(?:model|optim)_states\b"
 )
-_NUMBERED = re.compile(r"\d")
-_SUFFIX = re.compile(_FILE)
+_NUMBERED = late_regex(r"\d")
+_SUFFIX = late_regex(_FILE)
 UNFINISHED = "-unfinished"
-_DIRECTORIES = tuple((layout, re.compile(pattern)) for layout, pattern in DIRECTORIES)
-_FILES = tuple((layout, re.compile(pattern)) for layout, pattern in FILES)
+_DIRECTORIES = tuple((layout, late_regex(pattern)) for layout, pattern in DIRECTORIES)
+_FILES = tuple((layout, late_regex(pattern)) for layout, pattern in FILES)
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """Names in one directory that may be one checkpoint: a directory, or the files of a step."""
 
     layout: str

@@ -16,6 +16,8 @@ import posixpath
 import re
 from collections.abc import Sequence
 
+from slurm_watchdog.base.late_regex import late_regex
+
 OPTIONS: tuple[tuple[str, str, str], ...] = (
     ("megatron", "save", "{save}"),
     ("huggingface", "output_dir", "{output_dir}"),
@@ -61,8 +63,8 @@ MAX_WORDS = 4096
 hundreds."""
 
 _NOTHING = frozenset({"", "none", "null", "false", "true"})
-_FILE = re.compile(r"\.(ckpt|pth?|bin|safetensors|tar|json|ya?ml|toml|txt|gin|distcp|npz|h5)$")
-_PLACE = re.compile(r"\{([^{}|]+)(?:\|([^{}]*))?\}")
+_FILE = late_regex(r"\.(ckpt|pth?|bin|safetensors|tar|json|ya?ml|toml|txt|gin|distcp|npz|h5)$")
+_PLACE = late_regex(r"\{([^{}|]+)(?:\|([^{}]*))?\}")
 
 
 def _canonical(name: str) -> str:

@@ -11,10 +11,11 @@ the variables. `NCCL_TIMEOUT`, which people like to set, nobody reads.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import NamedTuple
+
+from slurm_watchdog.base.late_regex import late_regex
 
 OPTIONS: tuple[tuple[str, str, float], ...] = (
     ("megatron", "distributed_timeout_minutes", 60.0),
@@ -45,7 +46,7 @@ NAMES = frozenset({MEETING, HEARTBEAT, MONITORING, *HANDLING, *BLOCKING, *(name 
 """Of the environment, all that is looked at."""
 MAX_WORDS = 4096  # Of a command line.
 
-_CLOCK = re.compile(r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})")
+_CLOCK = late_regex(r"(?:(\d{1,3}):)?(\d{1,2}):(\d{1,2})")
 _OFF = frozenset({"0", "n", "no", "false", "off"})
 
 

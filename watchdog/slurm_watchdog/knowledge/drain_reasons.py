@@ -15,6 +15,7 @@ import re
 from functools import lru_cache
 from typing import Final
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.python310 import StrEnum
 
 
@@ -32,7 +33,7 @@ NODE, USER, PLANNED, TEST, UNKNOWN = DrainMeaning
 _NHC = r"^(?:(?:nhc|hc|lbnl[ -]?nhc|gcm|health_?check)\s*[:-]\s*(?:health check failed:\s*)?|(?=check_\w+:))"
 
 VOCABULARIES: Final[tuple[tuple[DrainMeaning, re.Pattern[str]], ...]] = tuple(
-    (meaning, re.compile(pattern, re.IGNORECASE))
+    (meaning, late_regex(pattern, re.IGNORECASE))
     for meaning, pattern in (
         # our own: the incident behind it counts
         (UNKNOWN, r"^slurm-watchdog\b"),
@@ -74,7 +75,7 @@ _BROKEN = (
 _CHECK = r"(?:tests?|checks?|diag\w*|bench\w*|memtest\w*|nccl\w*|bandwidth|dcgm\w*|nvidia.smi|gpu-?burn|hpl|linpack|stress\w*)"
 _BETWEEN = r"\W{1,3}(?:\w+\W{1,3}){0,2}"
 _WORDS: Final[dict[str, re.Pattern[str]]] = {
-    "broken": re.compile(
+    "broken": late_regex(
         rf"\b{_THING}\b{_BETWEEN}{_BROKEN}\b|\b{_BROKEN}{_BETWEEN}{_THING}\b|\b{_CHECK}{_BETWEEN}fail\w*"
         rf"|\bfail(?:ed|ing|s|ures?)?\b{_BETWEEN}{_CHECK}\b"
         r"|health ?check\W{0,3}(?:error|fail)|\bs?xids?\W*\d|\becc\b|\baer\b|\bdbe\b|\buncorrect\w+|\bdouble.?bit|\bmce\b|\bmachine check|\bf[ae]ll(?:en)? off|\boff the bus"
@@ -88,30 +89,30 @@ _WORDS: Final[dict[str, re.Pattern[str]]] = {
         r"|\b(?:replac|swap|reseat|exchang)\w*\W+(?:\w+\W+){0,2}(?:dimms?|gpus?\d*|psu|fan|mainboard|motherboard|cable|disk"
         r"|drive|battery|ssd|nvme\w*|nic|hca)\b"
     ),
-    "over": re.compile(
+    "over": late_regex(
         r"\b(?:no|without|zero) (?:\w+ )?(?:errors?|faults?|issues?|problems?|failures?|xids?)\b"
         r"|\bfalse (?:alarm|positive)|\b(?:fixed|repaired|cleared|resolved|solved|passed|recovered|healthy again|is fine)\b"
     ),
-    "change": re.compile(
+    "change": late_regex(
         r"\b(?:upgrad|updat|patch|install|re-?install|re-?imag|re-?provision|provision|deploy|migrat|flash|decommission"
         r"|relocat|recabl|cabling)\w*"
     ),
-    "user": re.compile(
+    "user": late_regex(
         r"\b(?:users?|user'?s|(?:a|by|of|the) jobs?|job's|job of|runaway|oom|out of memory|quota|orphan(?:ed)?|abuse|over-?load(?:ed)?"
         r"|high load|load (?:avg|average))\b|(?:\bdisk|\bfile ?system|\bfs|\bpartition|(?:^|\s)/\w+)\W+(?:is )?(?:full|filled)\b"
     ),
-    "test": re.compile(
+    "test": late_regex(
         r"\b(?:tests?|testing|tested|benchmark\w*|burn.?in|validat\w+|acceptance|qualification|debug\w*|trial|experiment\w*"
         r"|evaluat\w+|diagnos\w+)\b"
     ),
-    "planned": re.compile(
+    "planned": late_regex(
         r"\b(?:maint|maintenance|planned|schedul\w+|firmware|fw|bios|kernel|driver|reserv\w+|reboot\w*|restart\w*|rolling|rack"
         r"|mov(?:e|ed|ing)|shut ?down|power.?(?:sav\w+|down|off|cycl\w+|cap\w*)|re-?config\w*|mig|downtime|decom\w*|retired?|instance retirement|autostop"
         r"|autoscal\w+|tardis|scal(?:e|ed|ing).?(?:down|in)|new (?:node|hardware)|set.?up|workshop|course|demo|hold|standby|spare"
         r"|rotat\w+|shrink|expansion|cleaning|drain(?:ed|ing)? for)\b"
     ),
 }  # fmt: skip
-_STAMP = re.compile(r"\s*\[[^\[\]\s]{1,64}@[0-9T:-]{10,25}\]\s*$")  # scontrol adds who gave the reason, and when.
+_STAMP = late_regex(r"\s*\[[^\[\]\s]{1,64}@[0-9T:-]{10,25}\]\s*$")  # scontrol adds who gave the reason, and when.
 
 
 @lru_cache(maxsize=1024)

@@ -7,11 +7,13 @@ mutex or a completion that is the driver's own.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 
-@dataclass(frozen=True)
-class Driver:
+class Driver(msgspec.Struct, frozen=True):
     """One driver."""
 
     name: str  # For sentences: `the NVIDIA driver`.
@@ -39,7 +41,7 @@ DRIVERS = (
 )  # fmt: skip
 
 
-_STORAGE = re.compile(r"/dev/nvidia-fs"), re.compile(r"nvfs_")
+_STORAGE = late_regex(r"/dev/nvidia-fs"), late_regex(r"nvfs_")
 """Device file and functions of GPUDirect Storage: who sleeps there waits for a filesystem."""
 
 

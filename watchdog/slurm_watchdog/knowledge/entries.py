@@ -9,8 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 _HEADER = re.compile(r"\[([a-z_]+) (\S.*)\]\s*$")
 _LINE = re.compile(r"([a-z_]+):(?: (.*))?$")
@@ -21,8 +24,7 @@ NOTES = ("source", "example", "not")
 MAX_TEXT = 1024 * 1024  # Characters of one file: the shipped ones together have a quarter of it.
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """One section, as it is written."""
 
     kind: str
@@ -88,14 +90,16 @@ def with_parts(text: str, parts: Mapping[str, str]) -> str:
     return _PART.sub(lambda match: parts.get(match[1], ""), text)
 
 
-@dataclass
-class Fields:
+class Fields(msgspec.Struct):
     """Takes the values of one entry out, each checked; `problems` says what is wrong with it, all at once."""
 
     entry: Entry
     parts: Mapping[str, str]
-    problems: list[str] = field(default_factory=list)
-    _used: set[str] = field(default_factory=lambda: set(NOTES))
+    late: bool = (
+        False  # Expressions are compiled, and found to be wrong, when they are used: of rows that tests have tried.
+    )
+    problems: list[str] = msgspec.field(default_factory=list)
+    _used: set[str] = msgspec.field(default_factory=lambda: set(NOTES))
 
     def texts(self, key: str, *, required: bool = False) -> tuple[str, ...]:
         """All values of `key`."""
@@ -150,8 +154,11 @@ class Fields:
 
     def expression(self, key: str, flags: int, *, required: bool = True) -> re.Pattern[str]:
         """The lines of `key`, which are alternatives, as one expression; one that matches nothing if it is wrong."""
+        text = self.alternatives(key, required=required)
+        if self.late:
+            return late_regex(text, flags)
         try:
-            return re.compile(self.alternatives(key, required=required), flags)
+            return re.compile(text, flags)
         except (re.error, RecursionError, OverflowError) as error:
             self._wrong(f"`{key}` is not a valid regular expression: {error}")
             return re.compile(r"(?!)")
@@ -200,8 +207,7 @@ class Fields:
 Reader = Callable[[Fields], Any]
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """What files hold: rows by kind, each with the entry it comes from, and what is wrong, a sentence each."""
 
     by_kind: Mapping[str, tuple[tuple[Entry, Any], ...]]
@@ -212,20 +218,22 @@ class Rows:
         return (row for _, row in self.by_kind.get(kind, ()))
 
 
-def read_rows(texts: Mapping[str, str], readers: Mapping[str, Reader]) -> Rows:
+def read_rows(texts: Mapping[str, str], readers: Mapping[str, Reader], *, late: bool = False) -> Rows:
     """File -> text becomes rows, by `readers`: kind -> what makes a row of its fields. Sections [part NAME]
-    count in all files."""
+    count in all files. `late`: see Fields."""
     entries: list[Entry] = []
     problems: list[str] = []
     for file, text in texts.items():
         found, wrong = parse_entries(text, file)
         entries += found
         problems += wrong
-    rows = rows_of(entries, readers, parts_of(entries))
+    rows = rows_of(entries, readers, parts_of(entries), late)
     return Rows(rows.by_kind, (*problems, *rows.problems))
 
 
-def rows_of(entries: Sequence[Entry], readers: Mapping[str, Reader], parts: Mapping[str, str]) -> Rows:
+def rows_of(
+    entries: Sequence[Entry], readers: Mapping[str, Reader], parts: Mapping[str, str], late: bool = False
+) -> Rows:
     """The same of sections that were parsed, with the expressions that they may name."""
     by_kind: dict[str, list[tuple[Entry, Any]]] = {}
     problems: list[str] = []
@@ -235,7 +243,7 @@ def rows_of(entries: Sequence[Entry], readers: Mapping[str, Reader], parts: Mapp
         if entry.kind not in readers:
             problems.append(f"{entry.place}: unknown kind {entry.kind!r}; known are {', '.join(sorted(readers))}")
             continue
-        fields = Fields(entry, parts)
+        fields = Fields(entry, parts, late)
         row = readers[entry.kind](fields)
         wrong = fields.end()
         problems += wrong

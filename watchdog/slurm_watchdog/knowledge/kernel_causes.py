@@ -9,8 +9,9 @@ server when its own limit is, and either may be first.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 Same = Literal["gpu", "disk", "port", "node"]
 
@@ -30,8 +31,7 @@ class HasThings(Protocol):
     def mount(self) -> str | None: ...
 
 
-@dataclass(frozen=True)
-class Rule:
+class Rule(msgspec.Struct, frozen=True):
     """Effects follow from causes, if both are about the same GPU, disk, port of PCIe or (least of all) node, within `within_s`."""
 
     effects: tuple[str, ...]

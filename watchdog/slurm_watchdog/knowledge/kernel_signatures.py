@@ -15,8 +15,10 @@ Lines that hold words of users where a driver's stand are in slurm_watchdog.know
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
@@ -24,11 +26,11 @@ from slurm_watchdog.model.observations import FaultSeverity
 
 PARTS = ("none", "memory", "cpu", "pcie", "nic", "disk", "filesystem", "heat", "gpu", "link")
 """Parts of a machine that a line may be about; `none`: a program, a server, the kernel itself."""
+AS_WARNING = 4
 AS_INFORMATION = 6  # The kernel's level of dev_info and pci_info.
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """One way to write one thing."""
 
     name: str
@@ -38,7 +40,7 @@ class Signature:
     severity: FaultSeverity
     may_exclude_node: bool = False
     consequence: bool = False  # It follows from something else, which is to be looked for before it.
-    highest_level: int = 4
+    highest_level: int = AS_WARNING
     """Of lines that may take a node away: the kernel's level (4: warning). Programs that crash write theirs
     as information (6)."""
     part: str = "none"  # One of PARTS.
@@ -56,7 +58,7 @@ def kernel_row(fields: Fields) -> Signature:
         severity,
         fields.flag("excludes_node"),
         fields.flag("consequence"),
-        AS_INFORMATION if fields.flag("as_information") else Signature.highest_level,
+        AS_INFORMATION if fields.flag("as_information") else AS_WARNING,
         fields.choice("part", PARTS, required=False) or PARTS[0],
     )
 
@@ -71,7 +73,7 @@ def kernel_rows() -> tuple[Signature, ...]:
     return site_rows.current().before("kernel", SIGNATURES, lambda row: row.name)
 
 
-HARMLESS = re.compile(
+HARMLESS = late_regex(
     r"audit[:(]|type=\d+ audit|perf: interrupt took too long|\[Firmware (?:Bug|Warn|Info)\]|ACPI (?:BIOS )?(?:Error|Warning)|systemd\[1\]:"
     r"|device-mapper: core: CONFIG_|Command line:|Kernel command line:"
     r"|(?:blk_update_request: |print_req_error: )?(?:Buffer )?(?:I/O|critical \w+) error(?:,| on) dev(?:ice)? (?:fd|sr)\d+,",

@@ -14,11 +14,11 @@ drivers/net/bonding, mm/vmalloc.c, mm/memfd.c of Linux 4.18 to 6.18.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 
-@dataclass(frozen=True)
-class UserText:
+class UserText(msgspec.Struct, frozen=True):
     """One form of line that holds a user's words."""
 
     name: str

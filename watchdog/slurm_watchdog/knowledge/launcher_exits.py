@@ -11,6 +11,7 @@ import signal
 from collections.abc import Mapping
 from typing import Final
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
@@ -57,7 +58,7 @@ def code_in_words(text: str) -> int | None:
     return -number if number is not None else -signal.SIGKILL if text.startswith("Out Of Memory") else None
 
 
-_CODE = re.compile(r"\b[Ee]xit(?:ed with exit)? code (?P<code>\d{1,3})\b")
+_CODE = late_regex(r"\b[Ee]xit(?:ed with exit)? code (?P<code>\d{1,3})\b")
 
 
 class Ending(Struct, frozen=True, kw_only=True):

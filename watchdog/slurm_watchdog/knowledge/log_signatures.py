@@ -12,9 +12,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
@@ -31,8 +33,7 @@ GROUPS = (
 """Values of `group`: see LogTable."""
 
 
-@dataclass(frozen=True)
-class Signature:
+class Signature(msgspec.Struct, frozen=True):
     """One way to write one error."""
 
     name: str
@@ -41,8 +42,7 @@ class Signature:
     consequence: bool = False  # It follows from something else, which is to be looked for before it.
 
 
-@dataclass(frozen=True)
-class LogRow:
+class LogRow(msgspec.Struct, frozen=True):
     """One section: the signature, and the meaning of its name, given in one of its sections."""
 
     signature: Signature
@@ -67,8 +67,7 @@ SIGNATURES: tuple[Signature, ...] = tuple(row.signature for row in _ROWS)
 """The rows of the package. Those in force, a site's included, are `log_table().signatures`."""
 
 
-@dataclass(frozen=True, eq=False)
-class LogTable:
+class LogTable(msgspec.Struct, frozen=True, eq=False):
     """The rows in force, and the meanings of their names."""
 
     signatures: tuple[Signature, ...]  # The first that matches names the line.
@@ -114,7 +113,7 @@ def _table(site: SiteRows) -> LogTable:
 
 
 # Harmless although a row matches: lines that say the program continues, or that only mention an error.
-HARMLESS = re.compile(
+HARMLESS = late_regex(
     r"\bwill (?:be )?(?:retr|reconnect)|(?<!non-)(?<!not )\bretr[iy]able (?:error|exception|failure)|\bretrying\b|\bretry \d|\bignor(?:ed|ing)\b|\bnon-?fatal\b|(?<!un)\bhandled\b|\brecover(?:ed|ing)\b|(?<!\] )\bno error|\b0 errors\b"
     r"|\bfall(?:s|ing)? ?back\b|\bskipp(?:ed|ing)\b|\b(?!Non)[A-Z]\w*Warning\b|\bcontinuing\b|\bthis is (?:expected|harmless|normal)\b|\bsuppress|\bharmless\b|\bNCCL INFO\b|\.\. ?(?:ok|pass(?:ed)?)\s*$"
     # What a tracker of experiments says in its own log: it retries by itself, and the training continues without it.
@@ -127,7 +126,7 @@ HARMLESS_NEEDLES = (
 )  # fmt: skip
 """One of them is in each lower-cased line that HARMLESS matches: to search for these is much quicker."""
 
-GUESSES = re.compile(
+GUESSES = late_regex(
     r"\b(?:potential|possible|common|likely|typical|probable|usual) (?:root )?(?:causes?|reasons?)\b|^\s*(?:\(\d\)|\d\)) (?!(?!(?:the|an?|it|your) )[a-z][\w ]{2,30}: )",
     re.IGNORECASE,
 )
@@ -137,7 +136,7 @@ colon is an error's own (`(1) segmentation fault: …`)."""
 GUESS_NEEDLES = ("cause", "reason", "1) ", "2) ", "3) ", "4) ", "5) ")
 """One of them is in each lower-cased line that GUESSES matches."""
 
-BOILERPLATE = re.compile(
+BOILERPLATE = late_regex(
     r"(?:CUDA|HIP) kernel errors might be asynchronously reported.{0,120}?\bincorrect\b"
     r"|consider passing (?:CUDA_LAUNCH_BLOCKING=1|AMD_SERIALIZE_KERNEL=\d)"
     r"|[Cc]ompile with \W?TORCH_USE_(?:CUDA|HIP)_DSA\W? to enable device-side assertions"
@@ -145,7 +144,7 @@ BOILERPLATE = re.compile(
 )
 """What torch puts below every error of CUDA: it says nothing of this one."""
 
-COMMAND_LINE = re.compile(
+COMMAND_LINE = late_regex(
     r"\s*(?:\d{1,5}: )?(?:\+{1,8} (?!Exception Group\b)"
     r"|(?:(?:if|elif|while|until) )?(?:! )?(?:\[\[ |(?:echo|printf|trap|z?e?grep|awk|sed|case|def) "
     r"|(?:dmesg|journalctl)(?: -[\w-]+)* \|)"
@@ -155,7 +154,7 @@ COMMAND_LINE = re.compile(
 (`cat $0`): of what it looks for or would say nothing has happened."""
 
 BEFORE_CHARS = 60
-SPOKEN_BEFORE = re.compile(
+SPOKEN_BEFORE = late_regex(
     r"\b(?:no|without(?: any)?)\s+(?:(?:GPU|rank|node|worker|process|task)s? (?:has|have|is|are|was|were) )?$"
     r"|(?:^|[:;,(|]\s*|\bwill \w+ |\bto \w+ )(?:up)?on (?:an? |the |any )?['\"]?$"
     r"|\bif (?:this|the|your|a) (?:job|run|training|program) (?:fails|crashes|dies|stops|ends) with\b[^.]{0,40}$"
@@ -164,10 +163,10 @@ SPOKEN_BEFORE = re.compile(
     re.IGNORECASE,
 )
 """What stands before the words of an error that are denied, said of what would be done, or a remark of a script."""
-ZERO_BEFORE = re.compile(r"(?:^|[:;,(|=]\s*|\bfound )0 $", re.IGNORECASE)
-PLURAL_AFTER = re.compile(r"s\b| (?:errors|events|faults|kills|failures)\b", re.IGNORECASE)
+ZERO_BEFORE = late_regex(r"(?:^|[:;,(|=]\s*|\bfound )0 $", re.IGNORECASE)
+PLURAL_AFTER = late_regex(r"s\b| (?:errors|events|faults|kills|failures)\b", re.IGNORECASE)
 """`0 uncorrectable ECC errors`: of one thing `rank 0` may be said."""
-ZERO_AFTER = re.compile(
+ZERO_AFTER = late_regex(
     r"(?:(?:s| \w{3,8}s)(?: count| so far)?| count)\s*[:=]\s*0(?![\w.])|(?<=oom_kill) 0(?![\w.])", re.IGNORECASE
 )
 """A counter that stands at nothing: `uncorrectable ECC errors: 0`, and `oom_kill 0` of a cgroup's memory.events."""
@@ -185,22 +184,22 @@ def is_spoken_of(text: str, begin: int, end: int) -> bool:
     )
 
 
-COPYING = re.compile(
+COPYING = late_regex(
     r"\s*(?:(?:rsync|scp|curl|wget|git|rclone|s5cmd|gsutil)(?:\[\d+\])?: |client_loop: |packet_write_wait: "
     r"|channel \d+: open failed|Read error \()"
 )
 """A program that copies files, or a tunnel of ssh, lost a server, and no rank another one."""
 
-UTILITY = re.compile(
+UTILITY = late_regex(
     r"\s*(?:/(?:usr/)?s?bin/)?(?:rm|rmdir|mkdir|mv|cp|ln|ls|cat|touch|chmod|chown|chgrp|stat|find|du|df|tar|unzip|head|tail"
     r"|tee|dd|sysctl|renice|nice|ionice|numactl|taskset|mount|umount|modprobe|readlink|realpath): "
 )
 """A command of a script says what it could not do: the script mostly continues."""
 
-SOURCE_LINE = re.compile(
+SOURCE_LINE = late_regex(
     r"\s*(?:raise|assert|return|yield|await|del|except)[ (](?!.{0,40}(?:failed|error)$)|\s*File \"|\s{4,}(?:[\w.]+ = |if |elif |with |for |while |self\.)"
 )
 """A line of a program that Python prints in a traceback, above what the exception itself says."""
 
-LOST_A_RANK = next(row.regex for row in SIGNATURES if "peer" in row.regex.groupindex)
+LOST_A_RANK = next(row.regex for row in SIGNATURES if "(?P<peer>" in row.regex.pattern)
 """A rank says in words of a program's own that it lost another one, which it names: the only groups are that name."""

@@ -7,16 +7,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 MOST = 0.4
 HEADING = 0.0
 """One line is enough, in a text without the lines of a log: many jobs print such a report when they begin."""
 
 
-@dataclass(frozen=True)
-class Document:
+class Document(msgspec.Struct, frozen=True):
     """One row."""
 
     name: str
@@ -60,7 +62,7 @@ DOCUMENTS: Final[tuple[Document, ...]] = (
     _row("html", "a page of HTML or XML", "Give the text alone.", r"^\s*</?[A-Za-z!?][^>]*>", 0.3),
     _row("numbers", "a table of numbers", GIVE_OUTPUT, r"^\s*[-+\d.eE%]+(?:[,;\t ]+[-+\d.eE%]+)+\s*$|^\s*[-+\d.]+$", 0.6),
 )  # fmt: skip
-_JSON = re.compile(r'\s*[\[{]\s*(?:["\[{}\]]|$)')
+_JSON = late_regex(r'\s*[\[{]\s*(?:["\[{}\]]|$)')
 
 
 def looks_like(lines: Sequence[str], records: int) -> Document | None:

@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
@@ -26,8 +28,7 @@ from slurm_watchdog.knowledge.site_rows import SiteRows
 NUMBER = r"[-+]?(?:\d\.#\w+|\d[\d_,]*(?:\.\d+)?(?:[eE][-+]?\d+)?|nan|NaN|inf|Infinity)"
 
 
-@dataclass(frozen=True)
-class Pattern:
+class Pattern(msgspec.Struct, frozen=True):
     """One way to write a count that rises."""
 
     name: str
@@ -38,8 +39,7 @@ class Pattern:
     first_epoch: int = 0  # The number that it gives to its first epoch.
 
 
-@dataclass(frozen=True)
-class Sign:
+class Sign(msgspec.Struct, frozen=True):
     """One way to write that a phase began, or that a checkpoint is complete (`complete`)."""
 
     name: str
@@ -49,8 +49,7 @@ class Sign:
     complete: bool = False
 
 
-@dataclass(frozen=True)
-class ProgressRow:
+class ProgressRow(msgspec.Struct, frozen=True):
     """One section [progress NAME]."""
 
     pattern: Pattern
@@ -89,7 +88,7 @@ CASES = ("any", "exact")
 PHASES = ("starting", "evaluating", "checkpointing", "finishing")
 
 # Lines with a number that rises while nothing is trained: status reporters, queues, retries, loading, downloads.
-NOT_PROGRESS = re.compile(
+NOT_PROGRESS = late_regex(
     r"\bPULSE\b|waiting to be scheduled|\bre-?try|\bretri|\battempt\b|\bresum(?:e|ed|ing)\b|\brestor|\bre-?start"
     r"|\bload(?:ed|ing)\b|\bdownload|\btokeniz|\bfetching\b|\bgenerating\b|\bfilter(?:ing)?\b|\bsanity\b|\bheartbeat\b"
     r"|\bcheckpoint(?:s|ing)?\b.*\b\d+\s*/\s*\d+|\bwarm-?up steps?\b|\bnum_(?:train_)?(?:steps|iters)\b|(?<!/)\bmax_(?:steps|iters)\b"
@@ -107,7 +106,7 @@ NOT_PROGRESS_NEEDLES = (
 """One of them is in each lower-cased line that NOT_PROGRESS matches: to search for these is much quicker."""
 # A step that is only spoken of: "starting from step 40", "timeout at step 30". "loss at step 10: 0.5" is one
 # that was made.
-SPOKEN_OF = re.compile(
+SPOKEN_OF = late_regex(
     r"\b(?:at|from|to|until|till|since|after|every|before|beyond) (?:global[ _])?(?:step|iteration|iter|update)s?\b",
     re.IGNORECASE,
 )
@@ -119,10 +118,10 @@ SPOKEN_OF_NEEDLES = {
     for thing in (" step", " iter", " update", " global")
 }
 """What is counted, and then the words before it: one of them is in each lower-cased line that SPOKEN_OF matches."""
-MADE = re.compile(r"\bloss\b", re.IGNORECASE)
+MADE = late_regex(r"\bloss\b", re.IGNORECASE)
 
 # Half of all prose about training has one of these words; with a number behind it, few lines.
-COUNTED = re.compile(r"(?:step|iter(?:ation)?|update|batch)s?[\s:#=\[]*\d")
+COUNTED = late_regex(r"(?:step|iter(?:ation)?|update|batch)s?[\s:#=\[]*\d")
 
 _SHIPPED = read_shipped("progress_patterns.conf", {"progress": progress_row, "sign": sign_row})
 SIGNS: tuple[Sign, ...] = _SHIPPED["sign"]
@@ -130,8 +129,7 @@ PATTERNS: tuple[Pattern, ...] = tuple(row.pattern for row in _SHIPPED["progress"
 """Both of the package; those in force, a site's included, are in `progress_table()`."""
 
 
-@dataclass(frozen=True, eq=False)
-class ProgressTable:
+class ProgressTable(msgspec.Struct, frozen=True, eq=False):
     """The rows in force; the first that matches wins."""
 
     patterns: tuple[Pattern, ...]
@@ -160,38 +158,38 @@ def _table(site: SiteRows) -> ProgressTable:
 
 
 # "Step 2: load the model": behind the number two words or more, and nothing that was measured ("loss=nan" was).
-PROSE = re.compile(
+PROSE = late_regex(
     r"(?!.*(?:[=:]|(?:loss|ppl|perplexity|norm|reward)\b)\s*[-+]?(?:nan|inf)(?:inity)?\b)[^A-Za-z\d]*[A-Za-z]+[^A-Za-z\d]+[A-Za-z][^\d]*",
     re.IGNORECASE,
 )
 # A bar of tqdm whose description (what stands before it), or whose unit, says that it is of something else
 # than training.
-OTHER_LABEL = re.compile(
+OTHER_LABEL = late_regex(
     r"\b(?!(?:pre-?)?training|fine-?tuning|learning|running\b)[a-z]+ing\b"
     r"|\b(?:eval|evaluation|test|val|valid|dev|predict|inference|rollout|sample|prompts|shapes|shards|tokens|download|upload|epoch_eval|ddim|plms)\b"
 )
-OTHER_EPOCH = re.compile(
+OTHER_EPOCH = late_regex(
     r"\b(?:valid\w*|val|eval\w*|test\w*|infer\w*|predict\w*|(?:pre-?)?process\w*|token\w*|download\w*|load\w*)\b"
 )
 """The same of a line about an epoch."""
-OTHER_UNIT = re.compile(
+OTHER_UNIT = late_regex(
     r"\d\s?(?:[kmgt]?i?b|examples?|docs?|documents?|files?|shards?|texts?|prompts?|rows?|records?|lines?|requests?|modules?|layers?)/s\b"
 )
 """All are searched for in the lower-cased line."""
 
 # What else such a line may say, whatever the framework. These are searched for in the lower-cased line, from
 # where it has the needle.
-_PLAIN = re.compile(
+_PLAIN = late_regex(
     rf"(?:step_time(?:_s)?|iter_time|step time(?: \(s\))?|time per step|(?:sec|seconds)_per_(?:step|iter(?:ation)?)|batch_cost|train_step_timing in s)\s*[=:]\s*(?P<value>{NUMBER})(?:\s*(?P<unit>ms)\b)?"
 )
 STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "elapsed_time_per",
-        re.compile(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})(?P<kilo>k)?"),
+        late_regex(rf"elapsed_time_per_iteration_(?P<unit>m?s): (?P<value>{NUMBER})(?P<kilo>k)?"),
     ),
-    ("iter time: ", re.compile(rf"iter time: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
-    ("dt: ", re.compile(rf"\bdt: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
-    ("elapsed time per", re.compile(rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})")),
+    ("iter time: ", late_regex(rf"iter time: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
+    ("dt: ", late_regex(rf"\bdt: (?P<value>{NUMBER})\s?(?P<unit>m?s)\b")),
+    ("elapsed time per", late_regex(rf"elapsed time per iteration \((?P<unit>m?s)\):\s*(?P<value>{NUMBER})")),
     ("step_tim", _PLAIN),
     ("iter_time", _PLAIN),
     ("step time", _PLAIN),
@@ -201,38 +199,38 @@ STEP_SECONDS: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("batch_cost", _PLAIN),
     ("train_step_timing", _PLAIN),
 )
-PER_STEP = re.compile(r"(?<![\w.])(?P<value>\d[\d.]*)\s?(?P<unit>ms|us|s|sec)/(?:step|it|iter|iteration|batch)\b")
+PER_STEP = late_regex(r"(?<![\w.])(?P<value>\d[\d.]*)\s?(?P<unit>ms|us|s|sec)/(?:step|it|iter|iteration|batch)\b")
 """40ms/step, 1.2 s/it: of a lower-cased line."""
-STEPS_PER_SECOND = re.compile(
+STEPS_PER_SECOND = late_regex(
     r"(?:(?<![\w.])(?P<value>\d[\d.]*)\s?(?:steps?|its?|iters?|iterations?|batch(?:es)?)/s(?:ec(?:ond)?)?\b"
     r"|\b(?:train_|interval_)?(?:steps|iterations|iters|batches)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.]*))"
 )
-SAMPLES_PER_SECOND = re.compile(
+SAMPLES_PER_SECOND = late_regex(
     r"(?<![\w.,])(?P<value>\d[\d.,]{0,20})\s?(?:samples?|images|imgs?|sequences|seqs?|sentences)/s(?:ec(?:ond)?)?\b"
     r"|\b(?:samples|sequences|images)[ _/]?(?:per[ _])?s(?:ec(?:ond)?)?[\"']?\s*[:=]\s*[\"']?(?P<named>\d[\d.,]{0,20})"
 )
-GLOBAL_BATCH = re.compile(
+GLOBAL_BATCH = late_regex(
     r"(?:(?:global|total|effective)[ _]?(?:train[ _])?batch(?:[ _]?size)?|(?<!micro)(?<!micro[ _])(?<![a-z])gbs)['\"]?\s*[:=]\s*(\d+)"
 )
 """A batch over all ranks, which with the samples a second of all ranks gives the seconds of a step. Plain
 `batch_size` may be of one."""
-LOSS = re.compile(
+LOSS = late_regex(
     rf"loss(?:(?<!\wloss)|(?<=\btrain_loss)|(?<=\breduced_train_loss)|(?<=\blm_loss))[\"']?\s*(?:[=:]\s*)?[\"']?(?P<loss>{NUMBER})"
 )
 
-OTHER_LOSS = re.compile(
+OTHER_LOSS = late_regex(
     r"(?<![\w/.-])(?:(?P<log>ppl|perplexity)|nll|(?:nll|ce|ctc|mlm|cross[_-]entropy|total|train(?:ing)?|step|avg|average|mean|batch|running|epoch)[_/-]?loss)"
     rf"[\"']?\s*[=:]\s*[\"']?(?P<loss>{NUMBER})"
 )
 """Of a lower-cased line without a plain loss: `nll_loss=nan`; the logarithm of a perplexity is a loss."""
-GRADIENT_IS_NONE = re.compile(
+GRADIENT_IS_NONE = late_regex(
     r"\b(?:grad(?:ient)?[_ ]?norm|gnorm)[\"']?\s*[=:]\s*[\"']?[-+]?(?:nan|\d\.#\w+)", re.IGNORECASE
 )
-LEFT_OUT = re.compile(r"\bnumber of nan iterations:\s*[1-9]")
+LEFT_OUT = late_regex(r"\bnumber of nan iterations:\s*[1-9]")
 """Megatron leaves out a loss that is NaN, and counts: of a lower-cased line."""
 
 LONE_LOSS_NEEDLES = (b"loss/train/total: ", b"train/CrossEntropyLoss=", b"train/CE loss=")
-LONE_LOSS = re.compile(rb"(?:loss/train/total: |train/CrossEntropyLoss=|train/CE loss=) {0,8}([-+.\w]{1,24})")
+LONE_LOSS = late_regex(rb"(?:loss/train/total: |train/CrossEntropyLoss=|train/CE loss=) {0,8}([-+.\w]{1,24})")
 """Composer (LLM Foundry) and OLMo write the loss in a line of its own, below the one that counts."""
 
 # Keys of a JSON line, or of the dictionary that the Hugging Face Trainer prints, in the order of trust.
@@ -281,23 +279,23 @@ LOSS_KEYS = ("loss", "train_loss", "train/loss", "lm loss", "lm_loss")
 # What stands before a line, most often to name the rank (Ray names a process: `(RayTrainWorker pid=7,
 # ip=10.0.0.4) `); `local` is a rank on an unnamed node and therefore names no rank.
 PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("torchrun", re.compile(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
-    ("rank", re.compile(r"\[rank(?P<rank>\d+)\]:?\s?")),
+    ("torchrun", late_regex(r"\[(?:default|[A-Za-z_]*worker)(?P<local>\d+)\]:\s?")),
+    ("rank", late_regex(r"\[rank(?P<rank>\d+)\]:?\s?")),
     (
         "host_rank",
-        re.compile(
+        late_regex(
             r"\[(?P<host>(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|cc|cpp|cu|h|rs|go)\d?:)[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?"
         ),
     ),
-    ("module", re.compile(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of nobody
+    ("module", late_regex(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of nobody
     (
         "ray",
-        re.compile(
+        late_regex(
             r"\((?:raylet|[A-Za-z_]\w{0,60}(?:\([^()]{0,80}\))? (?:\w{1,20}=[^\s)]{1,80} )?pid=\d{1,9})(?:, ip=[\w.:-]{1,60})?\) ?"
         ),
     ),
-    ("srun_label", re.compile(r" {0,5}(?P<rank>\d{1,6}): ")),
-    ("host", re.compile(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
+    ("srun_label", late_regex(r" {0,5}(?P<rank>\d{1,6}): ")),
+    ("host", late_regex(r"(?P<host>[a-z][\w.]*-[\w.-]*\d): ")),
 )
 
 OF_DICTIONARIES = {"hf_trainer": "huggingface", "hf_trainer_epoch": "huggingface"}

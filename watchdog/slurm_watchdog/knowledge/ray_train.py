@@ -11,31 +11,31 @@ when its group of workers has started (Ray 2.7 to 2.60, `ray/train/_internal/bac
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 WORKER_NAMES = ("ray::RayTrainWo", "ray::_RayTrainW")
 """Of a worker's process (15 characters, as the kernel keeps them): the titles `ray::RayTrainWorker[.METHOD]` and
 `ray::_RayTrainWorker__execute.METHOD` (before Train V2)."""
 MAX_WORKERS = 1024  # Of one node.
 
-_STARTED = re.compile(rb"Started (?:distributed worker processes|training worker group of size \d+): ?")
-_SEAT = re.compile(
+_STARTED = late_regex(rb"Started (?:distributed worker processes|training worker group of size \d+): ?")
+_SEAT = late_regex(
     rb"- \((?:node_id=\w{1,64}, )?ip=([\w.:-]{1,64}), pid=(\d{1,9})\) "
     rb"world_rank=(\d{1,6}), local_rank=(\d{1,4}), node_rank=\d{1,6}"
 )
 
-_SPEAKER = re.compile(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{1,9})\)")
+_SPEAKER = late_regex(r"\W{0,12}(?:\d{1,3}m)?\(_?RayTrainWorker\w{0,20} pid=(\d{1,9})\)")
 """Who wrote a line, in front of it as the driver prints it; an address behind the pid means another node."""
 
 
-_DIED = re.compile(r"\bWorker IP address: (?P<host>[\w.:-]{1,64}) .{0,80}?Worker PID: (?P<pid>\d{1,9})\b")
+_DIED = late_regex(r"\bWorker IP address: (?P<host>[\w.:-]{1,64}) .{0,80}?Worker PID: (?P<pid>\d{1,9})\b")
 """The raylet's word of a worker process that ended by itself: core_worker/task_manager.cc, Ray 2.9 to 2.60.
 How it ended Ray does not know: what it lists behind that are possible causes."""
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(msgspec.Struct, frozen=True):
     """A row of the table of ranks."""
 
     address: str
@@ -62,8 +62,7 @@ def speaker_of(line: str) -> int | None:
     return int(found[1]) if found else None
 
 
-@dataclass(frozen=True)
-class WorkerRank:
+class WorkerRank(msgspec.Struct, frozen=True):
     """Which rank a process is."""
 
     rank: int
@@ -71,8 +70,7 @@ class WorkerRank:
     world_size: int
 
 
-@dataclass
-class WorkerRankReader:
+class WorkerRankReader(msgspec.Struct):
     """Gathers the newest table of ranks from the blocks of a log; one for each file."""
 
     by_pid: dict[int, tuple[int, int]] | None = None  # Pid -> rank and local rank; None: no table was seen.

@@ -11,8 +11,10 @@ it is what the people of BLOOM-176B and others wrote down.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.log_signatures import BOILERPLATE
 
@@ -29,8 +31,7 @@ class Hint(Struct, frozen=True, kw_only=True):
         return {"usually": self.usually, "try_next": self.try_next, "documented": self.documented}
 
 
-@dataclass(frozen=True)
-class HintRow:
+class HintRow(msgspec.Struct, frozen=True):
     """`classes` it is for; if `pattern` is given, only for a text in which it is found."""
 
     name: str
@@ -51,7 +52,7 @@ DATALOADER = "PyTorch, torch.utils.data (num_workers, timeout, multiprocessing_c
 
 def _row(name: str, classes: str, usually: str, try_next: str, documented: str = "", *, pattern: str | None = None) -> HintRow:  # fmt: skip
     hint = Hint(usually=usually, try_next=try_next, documented=documented)
-    return HintRow(name, tuple(classes.split()), hint, re.compile(pattern, re.IGNORECASE) if pattern else None)
+    return HintRow(name, tuple(classes.split()), hint, late_regex(pattern, re.IGNORECASE) if pattern else None)
 
 
 _COLLECTIVES = "nccl_watchdog collective_timeout collective_hang collective barrier_timeout collective_desync"

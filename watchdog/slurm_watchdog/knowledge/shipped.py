@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from slurm_watchdog.knowledge.entries import Reader, parse_entries, parts_of, read_rows
+from slurm_watchdog.knowledge.entries import NOTES, Reader, parse_entries, parts_of, read_rows
 
 DATA = Path(__file__).parent / "data"
+_NOTES = re.compile(rf"^(?:{'|'.join(NOTES)}): .*$", re.MULTILINE)  # Half of the text, which no row keeps.
 
 
 def read_shipped(name: str, readers: Mapping[str, Reader]) -> dict[str, tuple[Any, ...]]:
     """Kind -> rows of one file of the package. Raises ValueError with every error in it: a package that is
     broken must not start."""
     text = (DATA / name).read_text(encoding="utf-8")
-    rows = read_rows({name: text}, readers)
+    rows = read_rows({name: _NOTES.sub("", text)}, readers, late=True)
     if rows.problems:
         raise ValueError("\n".join(rows.problems))
     return {kind: tuple(rows.of(kind)) for kind in readers}

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Final
 
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.regex_cost import MAX_LENGTH, SEEN_CHARS, why_costly
 from slurm_watchdog.knowledge.entries import (
     MAX_TEXT,
@@ -58,8 +60,8 @@ ANCHORED = ("kernel", "frame", "native")
 """Kinds whose expressions are matched from the beginning of a text; the others are searched for in a line."""
 EXPRESSIONS = ("pattern", "function", "file")
 _GROUPS = frozenset({"step", "total", "step_s", "step_ms", "rate", "epoch", "epochs", "count", "updates", "loss"})
-_WHOLE = re.compile(r"\(\?P<(step|total|epoch|epochs|updates)>(?!\\d(?:\+|\{\d+(?:,\d*)?\})\))")
-_FRAME = re.compile(r"(\S+) \((.+)\)")
+_WHOLE = late_regex(r"\(\?P<(step|total|epoch|epochs|updates)>(?!\\d(?:\+|\{\d+(?:,\d*)?\})\))")
+_FRAME = late_regex(r"(\S+) \((.+)\)")
 
 
 class Bounded:

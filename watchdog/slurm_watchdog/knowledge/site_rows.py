@@ -9,8 +9,9 @@ handing them down instead would take an argument through all of parse, diagnose 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+import msgspec
 
 from slurm_watchdog.base.structs import Struct
 
@@ -24,11 +25,10 @@ class SiteText(Struct, frozen=True):
     text: str
 
 
-@dataclass(frozen=True, eq=False)
-class SiteRows:
+class SiteRows(msgspec.Struct, frozen=True, eq=False):
     """Rows by kind, in their order. Compared by identity, so that tables made of them can be kept."""
 
-    by_kind: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
+    by_kind: Mapping[str, tuple[Any, ...]] = msgspec.field(default_factory=dict)
     replaced: frozenset[tuple[str, str]] = frozenset()  # Kind and name of the shipped rows that are not to be used.
 
     def before(self, kind: str, shipped: tuple[Row, ...], name_of: Callable[[Row], str]) -> tuple[Row, ...]:

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import re
+from slurm_watchdog.base.late_regex import late_regex
 
-_PLACE = re.compile(
+_PLACE = late_regex(
     r"/(?:slurm(?:_[^/]+)?/uid_\d+|[^/]+\.slice/(?:[^/]+_)?slurmstepd\.scope)/job_(\d+)"
     r"(?:/step_([0-9a-z]+)(?:\+\d+)?)?(?=[/ ]|$)"
 )
 """Slurm's own places: `/slurm/uid_U/job_N` (version 1; `slurm_NODE` where a host has several slurmd) and
 `slurmstepd.scope/job_N` in a slice (version 2; `NODE_slurmstepd.scope` likewise, any slice since
 CgroupSlice). A step of several components has a group for each, `step_4+1`. Source: cgroup.conf(5), cgroup_v2.html."""
-_USERS_OWN = re.compile(r"/user(?:\.slice|-\d+\.slice|@\d+\.service)(?:/|$)")
+_USERS_OWN = late_regex(r"/user(?:\.slice|-\d+\.slice|@\d+\.service)(?:/|$)")
 """What systemd hands to a user, who may make groups of any name below it."""
 
 

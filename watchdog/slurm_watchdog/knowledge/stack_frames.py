@@ -10,9 +10,10 @@ their users' dumps show them, the interpreter's own library, and clients that up
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
+
+import msgspec
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.knowledge import site_rows
@@ -119,8 +120,7 @@ NATIVE: Final[tuple[tuple[Place, str], ...]] = _SHIPPED["native"]
 """Native functions, innermost first; what they mean where the Python frames say nothing better."""
 
 
-@dataclass(frozen=True, eq=False)
-class FrameTable:
+class FrameTable(msgspec.Struct, frozen=True, eq=False):
     """The rows in force; the first that fits wins."""
 
     frames: tuple[tuple[Place, str, str], ...]

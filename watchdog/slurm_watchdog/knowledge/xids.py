@@ -14,11 +14,12 @@ often says more than the number (see slurm_watchdog.parse.kernel_log.line).
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Literal, cast, get_args
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.entries import Fields
 from slurm_watchdog.knowledge.shipped import read_shipped
@@ -27,8 +28,7 @@ from slurm_watchdog.model.observations import FaultSeverity
 Blame = Literal["application", "hardware", "driver", "either"]
 
 
-@dataclass(frozen=True)
-class XidRow:
+class XidRow(msgspec.Struct, frozen=True):
     """One fault. `blame` is who usually causes it; `either` where the number alone does not tell."""
 
     number: int
@@ -46,8 +46,7 @@ Side = Literal["gpu", "link", "peer", "none"]
 SIDES: tuple[Side, ...] = get_args(Side)
 
 
-@dataclass(frozen=True)
-class NvlinkUnit:
+class NvlinkUnit(msgspec.Struct, frozen=True):
     """How a unit of NVLink numbers its events (Xids 144 to 150)."""
 
     names: tuple[str, ...]
@@ -94,7 +93,7 @@ def describe_xid(number: int) -> XidRow:
 
 NVLINK: dict[str, NvlinkUnit] = {name: row for row in _ROWS["nvlink"] for name in row.names}
 """Each unit, by each name that a driver prints."""
-_NVLINK_EVENT = re.compile(
+_NVLINK_EVENT = late_regex(
     r",? (?P<unit>[a-z_0-9]+)(?:/\w+)? (?P<word>non-?fatal|fatal) xc\d i\d+ link -?\d+ "
     r"\((?P<info>0x[0-9a-f]{1,8}) (?P<status>0x[0-9a-f]{1,8})\b"
 )

@@ -12,14 +12,15 @@ import re
 
 import msgspec
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.base.text import one_line
 
 MAX_BYTES = 1 << 20  # A traceback has some KiB.
 MAX_CHARS = 300
-_FRAME = re.compile(r'^[ \t]*File "([^"\n]{1,500})", line (\d{1,9}),? in ([^\n]{1,200})$', re.MULTILINE)
-_FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,300})$", re.MULTILINE)
-_CURRENT = re.compile(r"^Current thread 0x[0-9a-f]{1,16}[^\n]{0,100}most recent call first\):$", re.MULTILINE)
+_FRAME = late_regex(r'^[ \t]*File "([^"\n]{1,500})", line (\d{1,9}),? in ([^\n]{1,200})$', re.MULTILINE)
+_FATAL = late_regex(r"^Fatal Python error: ([^\n]{1,300})$", re.MULTILINE)
+_CURRENT = late_regex(r"^Current thread 0x[0-9a-f]{1,16}[^\n]{0,100}most recent call first\):$", re.MULTILINE)
 
 
 class _Extra(msgspec.Struct):

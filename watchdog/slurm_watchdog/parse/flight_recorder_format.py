@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import io
 import pickle
-import re
 from typing import Annotated, Any, NoReturn
 
 import msgspec
 from msgspec import Meta
+
+from slurm_watchdog.base.late_regex import late_regex
 
 MAX_BYTES = 8 << 20  # Of one dump: 2,000 entries with their frames have some 3 MiB.
 MAX_NAME = 64
@@ -23,7 +24,7 @@ REFUSED = (
 )  # fmt: skip
 """What the reader of pickles raises for one that is spoilt, as fuzzing has shown, and msgspec for another content."""
 UNDONE = frozenset({"scheduled", "started"})
-_PEER = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+_PEER = late_regex(r"(send|recv) \d+(?:->|<-)(\d+)")
 _Number = Annotated[int, Meta(ge=-1, le=2**53)]
 _Text = Annotated[str, Meta(max_length=4096)]
 

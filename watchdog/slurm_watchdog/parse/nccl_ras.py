@@ -13,30 +13,31 @@ import msgspec
 from msgspec import Meta
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.collective_records import RasAnswer, RasCommunicator, RasRank
 
 MAX_BYTES = 16 << 20
 """Of one answer: 600 bytes a rank of each communicator as JSON, four of which a rank has in a large job."""
 MAX_COMMUNICATORS, MAX_RANKS = 512, 16_384  # Of one answer, in all: more are left out.
 _Count = Annotated[int, Meta(ge=0, le=2**63 - 1)]
-_RELEASE = re.compile(r"NCCL version (\d[\w.+-]{0,40})")
-_GROUP = re.compile(r" *(\d{1,9}) +\d+ +\d+ +\S+ +(\d{1,7}) +\d+ +[A-Z]+ +[A-Z,+]+$")
-_HEAD = re.compile(r"#(\d{1,9})-\d+ \(([0-9a-f]{1,16})\) (\w+)")
-_COUNTS = re.compile(r"  Communicator ranks have different (?:(\w+) operation|collective operation) counts")
-_MANY = re.compile(r"  (\d{1,7}) ranks have (?:launched up to operation (\d{1,19})|not launched any operations)")
-_RANK = re.compile(
+_RELEASE = late_regex(r"NCCL version (\d[\w.+-]{0,40})")
+_GROUP = late_regex(r" *(\d{1,9}) +\d+ +\d+ +\S+ +(\d{1,7}) +\d+ +[A-Z]+ +[A-Z,+]+$")
+_HEAD = late_regex(r"#(\d{1,9})-\d+ \(([0-9a-f]{1,16})\) (\w+)")
+_COUNTS = late_regex(r"  Communicator ranks have different (?:(\w+) operation|collective operation) counts")
+_MANY = late_regex(r"  (\d{1,7}) ranks have (?:launched up to operation (\d{1,19})|not launched any operations)")
+_RANK = late_regex(
     r"  Rank (\d{1,7})(?: has (?:launched up to operation (\d{1,19})|(not) launched any operations))? -- "
     r"(?:GPU .{1,40} managed by process (\d{1,7}) on node (\S{1,64})|\[process information not found\])"
 )
-_SILENT = re.compile(r"^(?:INCOMPLETE|DEAD)\n((?:  .*\n)+)", re.MULTILINE)
-_STATUSES = re.compile(r"  \d{1,7} ranks have status ([A-Z]{1,20})$")
-_STATUS = re.compile(
+_SILENT = late_regex(r"^(?:INCOMPLETE|DEAD)\n((?:  .*\n)+)", re.MULTILINE)
+_STATUSES = late_regex(r"  \d{1,7} ranks have status ([A-Z]{1,20})$")
+_STATUS = late_regex(
     r"  Rank (\d{1,7}) has status ([A-Z]{1,20}) -- (?:GPU .{1,40} managed by process (\d{1,7}) on node (\S{1,64})|\[)"
 )
 NOT_IN_IT = "NOCOMM"  # Status of a rank whose process answers, and has nothing of this communicator.
-_PROCESS = re.compile(r"  Process (\d{1,7}) on node (\S{1,64}) managing")
-_MISSING = re.compile(r"  The missing ranks?: ([\d,]+)")
-_NO_COMMA = re.compile(rb'("nvml_dev": -?\d+)(\s+"status")')  # Of a missing rank, as releases before 2.29 write it.
+_PROCESS = late_regex(r"  Process (\d{1,7}) on node (\S{1,64}) managing")
+_MISSING = late_regex(r"  The missing ranks?: ([\d,]+)")
+_NO_COMMA = late_regex(rb'("nvml_dev": -?\d+)(\s+"status")')  # Of a missing rank, as releases before 2.29 write it.
 
 
 class _Status(msgspec.Struct, frozen=True, gc=False):

@@ -13,18 +13,18 @@ import gzip
 import io
 import lzma
 import os
-import re
 import shutil
 import stat
-import subprocess
 import sys
-import tempfile
 import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from typing import IO, Any
+
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 BLOCK_BYTES = 4 * 1024**2
 LONGEST_LINE = 16 * 1024**2  # A line without an end is cut here, so that a file of one line cannot fill the memory.
@@ -43,12 +43,12 @@ packed they are 5 to 20 %; a bar that is redrawn, and colours, use those that ar
 _CONTROLS = bytes(set(range(1, 32)) - set(b"\t\n\r\x1b\b\f\a\v")) + b"\x7f"
 
 
-_BEHIND_BRACKET = re.compile(rb"\](?:[^\s\],|)\r:\[]|\[(?:rank|default|[EWI]\d{0,4} ))")
-_BAR_ENDS = re.compile(rb"(?:\d[\w.]*/s|s/[a-z]+)(?:, [^\[\]\n]{0,300})?$")
+_BEHIND_BRACKET = late_regex(rb"\](?:[^\s\],|)\r:\[]|\[(?:rank|default|[EWI]\d{0,4} ))")
+_BAR_ENDS = late_regex(rb"(?:\d[\w.]*/s|s/[a-z]+)(?:, [^\[\]\n]{0,300})?$")
 """A bar of tqdm ends so, and with a bracket; what follows at once is not of it."""
 _BAR_BYTES = 320
 _OF_SLURM = (b"slurmstepd: ", b"srun: ")
-_BEFORE_SLURM = re.compile(
+_BEFORE_SLURM = late_regex(
     rb"[^\s:\]/\w-](?=(?:slurmstepd|srun): (?:error|Job step|launch/slurm|forc|Terminat|\*\*\*))"
     rb"|[\da-z](?=(?:slurmstepd|srun): error: )"
 )
@@ -59,8 +59,7 @@ class Unreadable(Exception):
     """Why a file cannot be read, a sentence for people."""
 
 
-@dataclass(frozen=True)
-class Block:
+class Block(msgspec.Struct, frozen=True):
     data: bytes
     first_line: int  # Of the file, counted from 1.
     numbers: array[int] | None = None
@@ -139,6 +138,8 @@ def _unpack(file: Any, path: str) -> Any:
     if program is None:
         raise Unreadable(f"{path} is packed with zstd, and the program zstd, which unpacks it, is not here")
     if path == "-" or not file.seekable():
+        import tempfile
+
         stream, file = file, tempfile.TemporaryFile()  # noqa: SIM115 - as long as it is read
         shutil.copyfileobj(stream, file)
     return _Unpacking(program, file)
@@ -148,6 +149,8 @@ class _Unpacking:
     """A file that a program unpacks beside us; it ends with us."""
 
     def __init__(self, program: str, file: IO[bytes]) -> None:
+        import subprocess
+
         os.lseek(file.fileno(), 0, os.SEEK_SET)
         self._process = subprocess.Popen(
             [program, "-dcq"], stdin=file, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

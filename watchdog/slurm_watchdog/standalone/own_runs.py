@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import json
-import logging
 import os
 import socket
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-
-log = logging.getLogger(__name__)
 
 MAX_RUNS = 50  # Files that are kept; those of older runs are deleted, the runs' directories stay.
 CONNECT_S = 1.0
@@ -72,6 +69,9 @@ def write_run(place: Path, run: OwnRun) -> None:
     except OSError as error:
         if run.ended_at is not None:
             return  # it was said at the start
+        import logging
+
+        log = logging.getLogger(__name__)
         log.warning("`slurm-watchdog status` will not find this run without --socket: %s", error)
 
 

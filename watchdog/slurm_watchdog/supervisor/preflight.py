@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from statistics import median
 from typing import Annotated
 
 import msgspec
 from msgspec import Meta
 
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import one_line
 from slurm_watchdog.supervisor.plan import LOOK_MARK

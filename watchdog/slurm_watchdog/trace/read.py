@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from operator import itemgetter
-from statistics import median
 
+from slurm_watchdog.base.averages import median
 from slurm_watchdog.trace.records import (
     MAX_LINE_BYTES,
     Any_,

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
-from statistics import median
 
 from slurm_watchdog.analysis.memo import Series
-from slurm_watchdog.base.midmean import midmean
+from slurm_watchdog.base.averages import median, midmean
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 
 BLOCK, BLOCK_S = 20, 15.0

@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import lru_cache
 
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.kernel_log.verdict import ELSEWHERE_NEEDLES, STUCK
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.kernel_signatures import kernel_rows
@@ -28,7 +30,7 @@ TRIED = 2000  # Lines of a block in which the kernel is looked for, if none of t
 SENTENCE_LINES = 6
 MAX_RECORD_LINES = 64
 MAX_NODES = 4096
-_ESCAPES = re.compile(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
+_ESCAPES = late_regex(rb"\x1b\[[0-9;]*m|\\x[0-9a-fA-F]{2}")
 """Colours, and the kernel's way to write a byte: letters that are none of the message."""
 _BYTES = b'"MESSAGE":['  # The journal writes what is no UTF-8 as a list of numbers: such lines are always read.
 

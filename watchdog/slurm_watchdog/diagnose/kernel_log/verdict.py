@@ -12,10 +12,13 @@ import re
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES, TRACE_WORDS, Rule, things_of
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
@@ -31,8 +34,7 @@ TRACE_LINES = 80  # Lines after a stuck task in which its call trace is looked f
 WITHIN_LINES = 5000  # What is near where lines have no time.
 
 
-@dataclass(frozen=True)
-class JudgedLine:
+class JudgedLine(msgspec.Struct, frozen=True):
     """One line with a fact, and how it stands to the others."""
 
     number: int
@@ -47,8 +49,7 @@ class JudgedLine:
     gpu: str | None = None  # UUID if the file tells it, else the GPU's address; None if it is about no GPU.
 
 
-@dataclass
-class _Entry:
+class _Entry(msgspec.Struct):
     message: Message
     fact: KernelFact
     class_name: str
@@ -57,8 +58,7 @@ class _Entry:
     over_at: int | None = None
 
 
-@dataclass(frozen=True)
-class KernelVerdict:
+class KernelVerdict(msgspec.Struct, frozen=True):
     """What a file says. `dropped` lines with a fact were too many to be kept."""
 
     lines: tuple[JudgedLine, ...]
@@ -117,7 +117,7 @@ def _collect(
     return entries, uuids, counted, dropped
 
 
-_TRACE = tuple((name, re.compile(pattern)) for name, pattern in TRACE_WORDS)
+_TRACE = tuple((name, late_regex(pattern)) for name, pattern in TRACE_WORDS)
 _RANK = {name: index for index, (name, _) in enumerate(TRACE_WORDS)}
 
 
@@ -240,7 +240,7 @@ def _same_thing(effect: _Entry, cause: _Entry, rule: Rule) -> bool:
     return mine is not None and theirs is not None and (mine == theirs or mine.startswith(theirs + "n"))
 
 
-_DISK = re.compile(
+_DISK = late_regex(
     r"(?:/dev/)?(nvme\d+(?:n\d+)?|sd[a-z]{1,3}|vd[a-z]|xvd[a-z]|md\d+|dm-\d+|ata\d+|mmcblk\d+|rbd\d+"
     r"|loop\d+|nbd\d+|drbd\d+)"
 )
@@ -261,16 +261,16 @@ LOCAL_DISK_CLASSES = frozenset(
 )  # fmt: skip
 """Of a disk of the node's own these say that its filesystem no longer works; of any other they say nothing
 about the node."""
-_PHYSICAL = re.compile(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
-_NOT_BROKEN = re.compile(
+_PHYSICAL = late_regex(r"nvme\d+n?\d*|sd[a-z]{1,3}|ata\d+")
+_NOT_BROKEN = late_regex(
     r"no space|ENOSPC|error -?28\b|User initiated|CSTS=0x(?!ffffffff)|critical (?:target|nexus|space "
     r"allocation) error|no (?:available|usable) path",
     re.IGNORECASE,
 )
 """A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that
 still answers and is only reset, paths of a storage network."""
-_NO_PATH = re.compile(r"no (?:available|usable) path", re.IGNORECASE)
-_ELSEWHERE = re.compile(
+_NO_PATH = late_regex(r"no (?:available|usable) path", re.IGNORECASE)
+_ELSEWHERE = late_regex(
     r"(?:sd \S+ \[(?P<disk>sd[a-z]+)\] Attached SCSI removable disk"
     r"|scsi host\d+: (?:qla2xxx|QLogic|Emulex|lpfc|fnic|iSCSI Initiator|Virtio SCSI)|iscsi: registered "
     r"transport \(tcp\)|sd \S+ alua:|scsi .*(?:PersistentDisk|LIO-ORG)"

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.case import LogCase
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.ranks import LIKELY_WORLD, TASKS_ENDED, Failure, Ranks, short_host
@@ -19,29 +21,29 @@ from slurm_watchdog.knowledge.launcher_exits import CLASSES
 ALIKE_SHARE = 0.5
 """Where so many ranks say the same, no rank is identified: it is the program, its input or what all share."""
 GPU_NAMES = frozenset({"cuda_error", "cuda_oom", "gpu_ecc", "gpu_lost", "device_assert"})
-_NODE_FAILURE = re.compile(r"Node failure on ([\w.-]+)")
-_NOT_STARTED = re.compile(
+_NODE_FAILURE = late_regex(r"Node failure on ([\w.-]+)")
+_NOT_STARTED = late_regex(
     r"(?:srun: error: Task launch for StepId=\S+ failed on node |\bssh: connect to host )(?P<host>[\w.-]+)"
     r"(?: port \d+)?: (?P<why>.*\S)"
 )
-_LAUNCH_FAILED = re.compile(r"srun: error: Application launch failed: (?P<why>.*\S)")
-_FIRST_OF_STEP = re.compile(r"^srun: StepId=\S+ task (?P<task>\d+): exited abnormally")
+_LAUNCH_FAILED = late_regex(r"srun: error: Application launch failed: (?P<why>.*\S)")
+_FIRST_OF_STEP = late_regex(r"^srun: StepId=\S+ task (?P<task>\d+): exited abnormally")
 """Of one task alone, after `srun --wait` has waited for the others."""
-_SSH_ENDED = re.compile(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code")
-_OF_NODE = re.compile(r"\bat node \(ID: \w+, IP: (?P<host>[\w.:-]+)\)")
+_SSH_ENDED = late_regex(r"pdsh@\S+: (?P<host>[\w.-]+): ssh exited with exit code")
+_OF_NODE = late_regex(r"\bat node \(ID: \w+, IP: (?P<host>[\w.:-]+)\)")
 """Ray's word of the node on which it ended workers for want of memory."""
-_OWN_NODE = re.compile(r"\bnode: (?P<host>[\w.-]+)\b")
-_OWN_RANK = re.compile(r"(?:\bUnexpected result \w+ on rank |^[A-Z]\w+Error: \[Rank:)(?P<rank>\d+)\b")
-_QUOTED = re.compile(
+_OWN_NODE = late_regex(r"\bnode: (?P<host>[\w.-]+)\b")
+_OWN_RANK = late_regex(r"(?:\bUnexpected result \w+ on rank |^[A-Z]\w+Error: \[Rank:)(?P<rank>\d+)\b")
+_QUOTED = late_regex(
     r"(?:^|: )(?:[Ww]orker (?:on|of|at) )?[Rr]ank[ =:#]?(?P<rank>\d{1,6})\b[^:;]{0,40}"
     r"\b(?:failed|crashed|died|raised|(?:an? )?(?:error|exception))(?: with| by)?(?: an? \w+)?: "
     r"|\b(?:[Ee]rror|[Ee]xception|[Ff]ailure) (?:from|on|of|at|in) (?:worker )?[Rr]ank[ =:#]?(?P<rank2>\d{1,6}): "
 )
 """One rank repeats what another one, which it names, has said of itself."""
-_RANK_AND_NODE = re.compile(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
+_RANK_AND_NODE = late_regex(r"\bRank (?P<rank>\d+), node (?P<host>[\w.-]+),")
 """As Megatron-LM's rerun_state_machine says whose result it is."""
-_DEAD_PID = re.compile(r"\bpid: (?P<pid>\d+)\b")
-_ADDRESS = re.compile(r"\bip: (?P<host>[\w.:-]+?)\b(?=\s|,|$)")
+_DEAD_PID = late_regex(r"\bpid: (?P<pid>\d+)\b")
+_ADDRESS = late_regex(r"\bip: (?P<host>[\w.:-]+?)\b(?=\s|,|$)")
 NEAR_LINES = 60
 _CUDA = frozenset({"cuda_error", "gpu_ecc", "gpu_lost", "cuda_unavailable"})
 _FELT_AS = {

@@ -8,10 +8,10 @@ the others was cut off, or lost its end: the others could not have made these st
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.case import Source, rank_words
 from slurm_watchdog.diagnose.logs.progress import AVERAGED, BARS, main_facts
@@ -19,7 +19,7 @@ from slurm_watchdog.diagnose.logs.progress import AVERAGED, BARS, main_facts
 LEAST_FILES = 4  # One against three: two that differ show nothing.
 ALIKE = 5  # So many last steps of the one behind have to be logged by all others as well.
 FEW_LINES = 2  # More lines of steps than these the others cannot have made without it.
-_BY_A_LOGGER = re.compile(r"\b(?:DEBUG|INFO|NOTICE)\b|\[NeMo I|^\W?I\d{4} ")
+_BY_A_LOGGER = late_regex(r"\b(?:DEBUG|INFO|NOTICE)\b|\[NeMo I|^\W?I\d{4} ")
 """A level: such lines are flushed one by one."""
 
 

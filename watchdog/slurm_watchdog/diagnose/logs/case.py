@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+import msgspec
+
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.only_waiting import Waiting
 from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress, main_facts
@@ -49,8 +51,7 @@ class Source:
         return max((error.line for error in self.errors), default=0)
 
 
-@dataclass(frozen=True)
-class LogVerdict:
+class LogVerdict(msgspec.Struct, frozen=True):
     name: str
     line: int | None
     source: int
@@ -69,16 +70,15 @@ class LogVerdict:
     nothing itself."""
 
 
-@dataclass
-class LogCase:
+class LogCase(msgspec.Struct):
     """All errors of a job in their order, and what was made of them."""
 
     sources: Sequence[Source]
     ranks: Ranks
     errors: list[FoundError]
-    role: dict[int, str] = field(default_factory=dict)  # By id of the error.
+    role: dict[int, str] = msgspec.field(default_factory=dict)  # By id of the error.
     timed: bool = True  # Whether the errors of different files can be put in order.
-    said: Mapping[str, frozenset[int]] = field(default_factory=dict)
+    said: Mapping[str, frozenset[int]] = msgspec.field(default_factory=dict)
     """Row of the signatures -> ranks that said so, where more of them did than lines were kept."""
 
 

@@ -6,11 +6,12 @@ where nearly all others did say so, or where one is behind all the others of the
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.ranks import Ranks
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 from slurm_watchdog.knowledge.log_signatures import LOST_A_RANK
@@ -23,44 +24,43 @@ ALIKE_SHARE = 0.5
 """Where JAX's coordinator misses the heartbeats of more than half of the tasks, it is itself what was not reached."""
 SURELY_MANY = 7
 """So many ranks that say the same are hardly an excerpt: a gap among their numbers is a rank that said nothing."""
-_WORK = re.compile(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
-_RAN = re.compile(r"WorkNCCL\(.{1,300}?\) ran for \d+")
-_LAST = re.compile(
+_WORK = late_regex(r"SeqNum=(?P<seq>\d+), OpType=(?P<op>\w+)(?:, NumelIn=(?P<numel>\d+))?")
+_RAN = late_regex(r"WorkNCCL\(.{1,300}?\) ran for \d+")
+_LAST = late_regex(
     r"last enqueued (?:NCCL )?work: (?P<enqueued>-?\d+), last completed (?:NCCL )?work: (?P<completed>-?\d+)"
 )
-_GROUP = re.compile(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\s\]]+))? Rank \d+\]")
+_GROUP = late_regex(r"\[PG (?:ID )?(?P<id>\d+)(?: PG GUID (?P<guid>[^\s\]]+))? Rank \d+\]")
 _EQUAL_SIZES = frozenset(
     {"ALLREDUCE", "BROADCAST", "_ALLGATHER_BASE", "_REDUCE_SCATTER_BASE", "ALLGATHER", "REDUCE_SCATTER"}
 )
-_RANK_LIST = re.compile(r"\b[Rr]anks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
-_DESYNC = re.compile(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
-_MISSING_LIST = re.compile(
+_RANK_LIST = late_regex(r"\b[Rr]anks? (?P<ranks>\d+(?:, ?\d+)*) failed to pass monitoredBarrier")
+_DESYNC = late_regex(r"-\s*\[(?P<ranks>\d+(?:, ?\d+)*)\] (?:joined|finished)")
+_MISSING_LIST = late_regex(
     r"missing (?:ranks?|tasks?|processes):? ?[\[{(]?(?P<ranks>\d+(?:, ?\d+)*)[\]})]"
     r"|[Rr]anks? [\[{(]?(?P<ranks2>\d+(?:, ?\d+)*)[\]})]? "
     r"(?:ha(?:s|ve) not (?:joined|reached|arrived)|did(?: not|n't) (?:join|reach|arrive))\b"
     r"|has not received .{1,60} from remote rank \[(?P<ranks3>\d+)\]"
 )
-_STALLED = re.compile(r"^(?:Missing|Stalled) ranks:$")
-_STALLED_RANK = re.compile(r"^(?P<rank>\d{1,6}): ?\[")
+_STALLED = late_regex(r"^(?:Missing|Stalled) ranks:$")
+_STALLED_RANK = late_regex(r"^(?P<rank>\d{1,6}): ?\[")
 """Horovod's own word, a line for each rank that has not handed in its tensors."""
-_JAX_CAME = re.compile(r"[Ff]irst task at the barrier: \S+")  # It was there, and waited.
-_JAX_TASK = re.compile(r"/job:(?:jax_worker|worker|tpu_worker)/replica:\d+/task:(?P<task>\d+)")
-_STOPPED = re.compile(r"heartbeat timeout|stopped sending heartbeats|unhealthy")
-_NOT_COME = re.compile(
+_JAX_CAME = late_regex(r"[Ff]irst task at the barrier: \S+")  # It was there, and waited.
+_JAX_TASK = late_regex(r"/job:(?:jax_worker|worker|tpu_worker)/replica:\d+/task:(?P<task>\d+)")
+_STOPPED = late_regex(r"heartbeat timeout|stopped sending heartbeats|unhealthy")
+_NOT_COME = late_regex(
     r"[Tt]imed out task names|\b[Mm]issing tasks?\b|\b[Ww]aiting for (?:the following )?tasks?\b"
     r"|\b(?:tasks?|processes)\b.{0,60} (?:(?:did|have|has) not|didn't|never|failed to) "
     r"(?:reach|arriv|join|pass|connect|regist)"
 )
 """The coordinator's list of those that it waited for at a start or a barrier, however many they are."""
-_RUNNING = re.compile(
+_RUNNING = late_regex(
     r"\bRank (?P<own>\d{1,6}) is running collective: (?P<mine>.{1,600}?), but Rank (?P<other>\d{1,6}) is running "
     r"collective: (?P<theirs>.{1,600}?)(?:\.? ?Collectives differ|\.?\s*$)"
 )
-_OP_TYPE = re.compile(r"\bOpType=(\w+)")
+_OP_TYPE = late_regex(r"\bOpType=(\w+)")
 
 
-@dataclass(frozen=True)
-class Suspects:
+class Suspects(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     reason: str  # Half a sentence.
     line: int | None = None

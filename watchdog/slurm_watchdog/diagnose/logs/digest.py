@@ -6,11 +6,12 @@ near an error are kept, the first and the last ones, and of its progress an even
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import Line, classify, host_word, read_line
 from slurm_watchdog.diagnose.logs.sections import with_sections, without_line_numbers, without_modules
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp, origin_of, stamp_of
@@ -39,17 +40,16 @@ SEEN_BYTES = 400  # A line's time stands within its first characters.
 HOST_SHARE = 0.1
 HOST_LINES = 3
 LABEL_SHARE = 0.5
-_LABEL = re.compile(r"( {0,5}\d{1,6}): ")
+_LABEL = late_regex(r"( {0,5}\d{1,6}): ")
 _SETUP = (b"orld", b"WORLD_SIZE", b"nranks", b"rocesses", b"nproc_per_node")
 _SETUP_LETTERS = tuple(letters(needle) for needle in _SETUP)
-_INDENTED = re.compile(r"(?: {4}|\t)")
-_FENCE = re.compile(r"^\s*(?:> ?)*(?:```|~~~)")
-_TOLD_TO_END = re.compile(r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted")
-_BATCH = re.compile(r"global batch size:\s*(\d+)|\bbatch_size[=:]\s*(\d+)")
+_INDENTED = late_regex(r"(?: {4}|\t)")
+_FENCE = late_regex(r"^\s*(?:> ?)*(?:```|~~~)")
+_TOLD_TO_END = late_regex(r"CANCELLED AT|DUE TO (?:TIME LIMIT|PREEMPTION)|death signal|got signal: 15|Job step aborted")
+_BATCH = late_regex(r"global batch size:\s*(\d+)|\bbatch_size[=:]\s*(\d+)")
 
 
-@dataclass
-class Fact:
+class Fact(msgspec.Struct):
     """A fact of one line, with its place and time."""
 
     line: int
@@ -63,21 +63,20 @@ class Fact:
     written."""
 
 
-@dataclass
-class Digest:
+class Digest(msgspec.Struct):
     """What is kept of one log."""
 
-    facts: list[Fact] = field(default_factory=list)
-    lines: list[Line] = field(default_factory=list)  # In the order of the file, with gaps.
+    facts: list[Fact] = msgspec.field(default_factory=list)
+    lines: list[Line] = msgspec.field(default_factory=list)  # In the order of the file, with gaps.
     left_out: int = 0
     segments: dict[int, int] | None = None
     """Of a text with fenced excerpts: which excerpt each kept line stands in; lines of prose are not kept."""
-    headings: list[int] = field(default_factory=list)
+    headings: list[int] = msgspec.field(default_factory=list)
     """Lines that say whose the lines below them are: what stands below another one is no later."""
     clock: str | None = None  # The sort of its times,
     origin: Stamp | None = None  # and the first of this sort.
     begins: float | None = None
-    stamped: list[tuple[int, float]] = field(default_factory=list)
+    stamped: list[tuple[int, float]] = msgspec.field(default_factory=list)
     """(line, time) of those whose time is known, in the order of the file."""
     ended_line: int | None = None  # Where somebody ended the run, if no step was made after it.
     lone_losses: tuple[int, int] = (0, 0)

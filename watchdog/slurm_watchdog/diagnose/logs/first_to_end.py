@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
@@ -58,8 +58,7 @@ class End(Struct, frozen=True):
         return self.how.first_hand or self.row == "abort"
 
 
-@dataclass(frozen=True)
-class FirstToEnd:
+class FirstToEnd(msgspec.Struct, frozen=True):
     """Who ended first: one, or several of which none can be told from the others."""
 
     ends: tuple[End, ...]

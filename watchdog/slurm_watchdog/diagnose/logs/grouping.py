@@ -7,25 +7,26 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.line import Line
 
-_ATTEMPT = re.compile(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
-_RANK = re.compile(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
-_NUMBERED = re.compile(
+_ATTEMPT = late_regex(r"(?:^|/)(?P<attempt>attempt_\d+)/(?P<local>\d+)/(?P<stream>stdout|stderr)[\w.]*$")
+_RANK = late_regex(r"(?:^|[/._-])(?:global[_-]?)?rank[_.-]?(?P<rank>\d+)(?=[/._-]|$)", re.IGNORECASE)
+_NUMBERED = late_regex(
     r"(?:^|/)(?P<stem>log|out|err|output|stdout|stderr|task|proc|process|train"
     r"|worker)[_.-](?P<number>\d{1,4})(?=\.\w+$|$)",
     re.IGNORECASE,
 )
-_NODE = re.compile(
+_NODE = late_regex(
     r"(?:^|[/._-])(?P<host>(?:node|host|gpu|compute|worker-node|nid|cn|n|dgx|h100|a100|ip)[-_]?\d[\w-]*?"
     r"|\d{1,3}(?:\.\d{1,3}){3})(?=[._/]|$)",
     re.IGNORECASE,
 )
-_STREAM = re.compile(
+_STREAM = late_regex(
     r"\b(?:stdout|stderr|out|err)\b(?=[.\w]*$)|(?<=[._-])(?:stdout|stderr|out|err|o|e)(?=\d*$|\.log$|\.txt$)"
 )
-_ROTATED = re.compile(r"(?P<base>.+?)(?:\.(?P<place>\d{1,3})|-(?P<date>20\d{6}))(?P<packed>\.(?:gz|bz2|xz|zst))?")
+_ROTATED = late_regex(r"(?P<base>.+?)(?:\.(?P<place>\d{1,3})|-(?P<date>20\d{6}))(?P<packed>\.(?:gz|bz2|xz|zst))?")
 _NO_RANK_STEMS = frozenset({"worker", "train", "proc", "process"})
 
 

@@ -5,26 +5,27 @@ from __future__ import annotations
 
 import re
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import Line
 from slurm_watchdog.knowledge.log_signatures import COPYING, UTILITY
 
-ITEM = re.compile(
+ITEM = late_regex(
     r"\s*(?:\[[A-Za-z][\w.-]*\]:? |[a-z][\w-]*: )?"
     r"(?:program|test(?: ?case)?|submission|solution|sample|problem|snippet|container|trial) #?\d+\b",
     re.IGNORECASE,
 )
 """An evaluation says how one of its items went: the code that a model wrote, a sample, a trial."""
-_NO_END = re.compile(
+_NO_END = late_regex(
     r"\bthrown while requesting (?:HEAD|GET|POST|PUT) "
     r"|\bprevious (?:run|attempt|job)\b.{0,40}\b(?:ended|failed|died|crashed|stopped)\b|\bprevious (?:error|failure): ",
     re.IGNORECASE,
 )
-_ASYNC_EVENT = re.compile(r"NCCL WARN .*Got async event(?!.*catastrophic)")
+_ASYNC_EVENT = late_regex(r"NCCL WARN .*Got async event(?!.*catastrophic)")
 """A port of InfiniBand that has changed its state: transfers wait, and mostly continue. (An adapter that has failed
 does not.)"""
-_QUOTED = re.compile(r"""\s*(?:- )?(?:"[^"]{1,600}"|'[^']{1,600}'),?\s*$""")
+_QUOTED = late_regex(r"""\s*(?:- )?(?:"[^"]{1,600}"|'[^']{1,600}'),?\s*$""")
 """An entry of a list that a program prints."""
-_SETTING = re.compile(
+_SETTING = late_regex(
     r"""\s*["'](?!\w*(?:message|msg|text|event|log|err|exc|trace|stack|reason|detail))[\w. -]{1,60}["']: ?[\[{"']"""
     r"""|\s*(?:[\w ]{0,40}\b)?(?:(?:config(?:uration)?|cfg|args|arguments|hparams|settings|options) ?[:=] ?[\[{]"""
     r"""|\w*(?:Namespace|Config|Args|Arguments|Settings|Options)\(\w+=)""",
@@ -32,25 +33,25 @@ _SETTING = re.compile(
 )
 """A configuration that a program prints, or an entry of it: what it retries on, what it looks for. Under the other
 names stands what happened, in a record of several lines."""
-_GOES_ON = re.compile(
+_GOES_ON = late_regex(
     r"\bretry|\bretri|\battempt \d+ ?(?:/|of)|\btry(?:ing)? again\b|\bfall(?:ing|s)? ?back\b"
     r"|\bcontinu(?:e|ing)\b|\brecover(?:ed|ing)\b|\bskipp(?:ing|ed)\b|\breconnect"
     r"|(?<!Exception )(?<!Error )\bignor(?:ed|ing)\b|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b",
     re.IGNORECASE,
 )
-_DOES_WITHOUT = re.compile(
+_DOES_WITHOUT = late_regex(
     r"\bretrying\b|\bretry \d+ ?(?:/|of)|\b(?:fall|skipp|ignor)ing\b|\bwill (?:re)?try\b|[-,;(] ?using (?:an?|the) "
     r"|\b(?:de|re)(?:creas|duc)ing (?:the )?batch size\b|[-,;(] ?trying (?:the next|another|port|\d)"
     r"|[-,;(] ?(?:using|taking|trying|loading|writing)\b.{0,80}\binstead\b",
     re.IGNORECASE,
 )
 """Said in the line of an error itself, it is what its program does now."""
-_GIVES_UP = re.compile(
+_GIVES_UP = late_regex(
     r"giving up|no more retries|out of retries|max(?:imum)? (?:number of )?retries|after \d+ (?:retries"
     r"|attempts)|failed (?:\d+ times|permanently)",
     re.IGNORECASE,
 )
-_LAST_TRY = re.compile(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
+_LAST_TRY = late_regex(r"\battempt (\d+) ?(?:/|of) ?(\d+)", re.IGNORECASE)
 
 
 def is_in_passing(line: Line) -> bool:

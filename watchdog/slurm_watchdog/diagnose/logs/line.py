@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.log_signatures import log_table
@@ -30,85 +31,85 @@ _WORD_HOST = (
 )
 _WORD_RANK = r"(?:global[_ ]?)?rank[ _:=]{0,2}(?P<rank>\d{1,6})(?:/\d+)?(?:[\])>]:?|:| ?\|)"
 """A host with a number, and the word of a rank: a group's number, or a launcher's of a worker, is no host."""
-_LOGGER = re.compile(
+_LOGGER = late_regex(
     r"(?:[A-Za-z][\w.]{0,40} ?[|-] |[a-z][\w.]{0,40}(?<!Error)(?<!Exception)(?<!Failure): "
     r")(?=\[?(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
     r"|[a-z][\w.]{0,40}:(?=\[(?:[Gg]lobal[_ ]?)?[Rr]ank[ =:]{0,2}\d)"
 )
 """A logger's name is taken off only where a rank stands behind it."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
+_ESCAPES = late_regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = late_regex(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
 
 # What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
 _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("rank", re.compile(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
-    ("host_rank", re.compile(r"\[(?!(?:[dtpecs]p|stage"
+    ("rank", late_regex(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
+    ("host_rank", late_regex(r"\[(?!(?:[dtpecs]p|stage"
         rf"|group)\d+/)(?=[\w.-]*\d[\w.-]*/)(?P<host>{_HOST})/rank[ _:=]?(?P<rank>\d+)\]:?")),
-    ("host_word_rank", re.compile(
+    ("host_word_rank", late_regex(
         rf"[\[(<](?P<host>{_WORD_HOST})(?:[\])>]:?|[ :|,])[ |]?[\[(<]?{_WORD_RANK}", re.IGNORECASE)),
-    ("host_word_rank", re.compile(rf"(?P<host>{_WORD_HOST}): ?[\[(<]?{_WORD_RANK}", re.IGNORECASE)),
-    ("local", re.compile(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
-    ("mpi", re.compile(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
-    ("sagemaker", re.compile(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
-    ("ucx", re.compile(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
-    ("ompi", re.compile(rf"\[(?P<host>{_HOST}):0\d+\]")),
-    ("host_number", re.compile(rf"\[(?P<host>{_NUMBERED_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
-    ("ray", re.compile(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, "
+    ("host_word_rank", late_regex(rf"(?P<host>{_WORD_HOST}): ?[\[(<]?{_WORD_RANK}", re.IGNORECASE)),
+    ("local", late_regex(r"\[(?:default|[A-Za-z_]*worker|trainer|local_?rank[ :]?)(?P<local>\d+)\]:?", re.IGNORECASE)),
+    ("mpi", late_regex(r"\[(?:\d+,)?(?P<rank>\d+)\]\s?<\w+>:")),
+    ("sagemaker", late_regex(rf"\[\d+,mpirank:(?P<rank>\d+)(?:,(?P<host>{_HOST}))?\]\s?<\w+>:")),
+    ("ucx", late_regex(rf"\[(?P<host>{_HOST}):\d+ ?:\d+:\d+\]")),
+    ("ompi", late_regex(rf"\[(?P<host>{_HOST}):0\d+\]")),
+    ("host_number", late_regex(rf"\[(?P<host>{_NUMBERED_HOST}):(?P<number>0|[1-9]\d{{0,4}})\]:?")),
+    ("ray", late_regex(r"\((?P<actor>[A-Za-z_]\w*(?:\([^)]*\))?)(?: \w+=\S+?)*,? pid=(?P<pid>\d+)(?:, "
         r"ip=(?P<host>[\w.:-]+))?\)(?= |$)")),
-    ("raylet", re.compile(r"\(raylet(?:, ip=(?P<host>[\w.:-]+))?\)(?= )")),
-    ("task", re.compile(r"(?P<number>\d{1,5}): ")),
-    ("nccl", re.compile(rf"(?P<host>{_HOST}):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\]")),
-    ("word", re.compile(r"[\[(<]?\b(?:global[_ ]?)?rank\s?[=:]?\s?(?P<rank>\d{1,5})(?:/\d+)?(?:[\])>]:?|:"
+    ("raylet", late_regex(r"\(raylet(?:, ip=(?P<host>[\w.:-]+))?\)(?= )")),
+    ("task", late_regex(r"(?P<number>\d{1,5}): ")),
+    ("nccl", late_regex(rf"(?P<host>{_HOST}):(?P<pid>\d+):\d+ \[(?P<gpu>\d+)\]")),
+    ("word", late_regex(r"[\[(<]?\b(?:global[_ ]?)?rank\s?[=:]?\s?(?P<rank>\d{1,5})(?:/\d+)?(?:[\])>]:?|:"
         r"| \||,| -|(?=\s))", re.IGNORECASE)),
-    ("letter", re.compile(r"\[R(?P<rank>\d{1,5})\]:?")),
+    ("letter", late_regex(r"\[R(?P<rank>\d{1,5})\]:?")),
 )  # fmt: skip
-_GROUP_RANK = re.compile(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
+_GROUP_RANK = late_regex(r"\[(?:PG [^\]]*? ?)?Rank (?P<group_rank>\d+)\]:?\s?")
 """In the words of ProcessGroupNCCL: a rank within its group, which may not be everybody."""
-_OF_GROUPS = re.compile(
+_OF_GROUPS = late_regex(
     r"ProcessGroup|NCCL|[Ww]atchdog|\bWork\b|[Cc]ollective|monitoredBarrier|[Hh]eartbeat|c10d|data inconsistency"
 )
 """Other loggers put their own rank of all in the same brackets."""
-_HOST_WORD = re.compile(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
-_INDENTED_RANK = re.compile(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
+_HOST_WORD = late_regex(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
+_INDENTED_RANK = late_regex(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
 """PyTorch's own prefix in a block of code that somebody pasted."""
-_EXCEPTION_GROUP = re.compile(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception Group)))")
-_SERVICE = re.compile(rf"(?P<host>{_HOST}-\d+)\s+\| ")  # What `docker compose logs` puts in front of a line.
-_INNER_RANK = re.compile(r"\[rank(?P<rank>\d+)\]:")
-_BAR_OR_POD = re.compile(r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*-)[\w.-]*(?<=\d)(?: [a-z][\w-]*)?\s+$|^\[pod/[^\]]+\] $")
+_EXCEPTION_GROUP = late_regex(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception Group)))")
+_SERVICE = late_regex(rf"(?P<host>{_HOST}-\d+)\s+\| ")  # What `docker compose logs` puts in front of a line.
+_INNER_RANK = late_regex(r"\[rank(?P<rank>\d+)\]:")
+_BAR_OR_POD = late_regex(r"\d(?:s/it|it/s)[^\[\]]*\]|^(?=[\w.]*-)[\w.-]*(?<=\d)(?: [a-z][\w-]*)?\s+$|^\[pod/[^\]]+\] $")
 """What may stand before PyTorch's own prefix: a bar that has no line end of its own, the name of a pod."""
-_SYSLOG = re.compile(
+_SYSLOG = late_regex(
     rf"(?:[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d|\d{{4}}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?[+-]\d\d:?\d\d) "
     rf"(?P<host>{_HOST}) [\w.@/-]+\[\d{{1,8}}\]: "
 )
 """What journalctl and syslog put in front of a line: a time, a host, a program and its process."""
-_NOT_HOSTS = re.compile(
+_NOT_HOSTS = late_regex(
     r"gpu[-_.]?\d?|(?:step|epoch|rank|iter\w*|cuda|layer|worker_?\d*$|device|proc|process|task|stage"
     r"|phase|level|test|train|line|batch|fold|try|attempt|"
     r"stderr|stdout|error|info|warning|debug|fatal|note|file|torch|nccl|srun|slurmstepd|python\w*|http"
     r"|https|utf|sm|fp|bf|int|float|tpu|npu|node_rank)[-_.]?\d*",
     re.IGNORECASE,
 )
-_LEVEL = re.compile(
+_LEVEL = late_regex(
     r"[\[(<|*\s-]*\b(?P<level>TRACE|DEBUG|INFO|NOTICE|WARN(?:ING)?|ERROR|CRITICAL|FATAL|SEVERE"
     r"|ERR)\b(?:\s*[\])>|:*-]+\s?|\s|$)"  # what follows keeps its indentation
 )
-_GLOG = re.compile(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
-_TORCH_OLD = re.compile(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
-_STAMP = re.compile(
+_GLOG = late_regex(r"\[?(?P<letter>[IWEFD])\d{3,4} [\d:.]+(?: +\d+)? (?:(?P<file>[\w./<>-]+:\d+)\])?\s?")
+_TORCH_OLD = late_regex(r"\[?(?P<letter>[IWEF]) (?P<file>[\w./-]+:\d+)\] ?")
+_STAMP = late_regex(
     r"[\[(<]?(?:\d{4}[-/.]\d\d[-/.]\d\d[T _,-]{1,2}\d\d:\d\d:\d\d(?:[.,:]\d+)?(?: ?(?:Z\b|UTC\b"
     r"|[+-]\d\d:?\d\d\b))?|\d\d/\d\d/\d{4}[ ,T-]+\d\d:\d\d:\d\d(?:[.,]\d+)?(?: [AP]M)?"
     r"|\d\d[/-]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?|[A-Z][a-z]{2} +\d{1,2} \d\d:\d\d:\d\d(?:[.,]\d+)?"
     r"|\d\d:\d\d:\d\d(?:[.,]\d+)?(?![:\d<])|1[5-9]\d{8}(?:\.\d+)?\b)"
     r"(?: [DTPEC]P\d{1,5}){0,4}[\])>]?[:,]?(?:\s*[|-](?=\s))?\s?"
 )
-_PLACE = re.compile(
+_PLACE = late_regex(
     r"(?:\[[\w./<>-]+:\d+(?::[\w<>.]+)?\]|[\w./<>-]+\.(?:py|cc|cpp|cu|h):\d+(?::[\w<>.]+)?\]?|\[(?:pid"
     r"|PID|tid)?[ =:]?\d{3,8}\]|[\w.<>]+:[\w<>]+:\d+)\s?(?:[-|>:]+\s)?"
 )
-_NEMO = re.compile(r"\[NeMo (?P<letter>[IWEDF]) [\d: -]+(?: nemo_logging:\d+)?[^\]]*\]\s?")
-_HF = re.compile(r"\[(?P<level>INFO|WARNING|ERROR|DEBUG)\|[\w./-]+:\d+\]\s?")
-_QUOTE = re.compile(r"(?:> ?)+(?!>)")
-_STREAM = re.compile(
+_NEMO = late_regex(r"\[NeMo (?P<letter>[IWEDF]) [\d: -]+(?: nemo_logging:\d+)?[^\]]*\]\s?")
+_HF = late_regex(r"\[(?P<level>INFO|WARNING|ERROR|DEBUG)\|[\w./-]+:\d+\]\s?")
+_QUOTE = late_regex(r"(?:> ?)+(?!>)")
+_STREAM = late_regex(
     r"(?:\[?(?:stderr|stdout)\]?|err|out)\s?[:|]\s?|(?:stderr|stdout) [FP] |\[pod/[\w.-]+/[\w.-]+\] ", re.IGNORECASE
 )
 """Of a launcher, of a container's log (CRI), of `kubectl logs --prefix`."""
@@ -116,17 +117,17 @@ _LETTERS = {"I": "info", "D": "info", "W": "warning", "E": "error", "F": "error"
 _LEVELS = {
     "TRACE": "info", "DEBUG": "info", "INFO": "info", "NOTICE": "info", "WARN": "warning", "WARNING": "warning",
 }  # fmt: skip
-_JSON_WORDS = re.compile(
+_JSON_WORDS = late_regex(
     r'"(?:message|msg|event|text|error|exc_info|exception|log)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
 )
-_JSON_RAISED = re.compile(
+_JSON_RAISED = late_regex(
     r'"(?:exc|exc_info|exc_text|exception|error\.stack_trace|stack|stack_?trace'
     r'|traceback)"\s*:\s*"(?P<text>(?:[^"\\]|\\.){1,1900})'
 )
 """Where loggers put the traceback beside the message."""
-_JSON_RANK = re.compile(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')
-_JSON_HOST = re.compile(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w.-]+)"')
-_JSON_LEVEL = re.compile(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
+_JSON_RANK = late_regex(r'"(?:global_)?rank"\s*:\s*"?(?P<rank>\d{1,5})\b')
+_JSON_HOST = late_regex(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w.-]+)"')
+_JSON_LEVEL = late_regex(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
 
 
 class Who(Struct, frozen=True):

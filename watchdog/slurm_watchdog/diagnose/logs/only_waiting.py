@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import Digest
 from slurm_watchdog.diagnose.logs.line import Line
@@ -11,19 +12,19 @@ from slurm_watchdog.model.observations import EventKind
 
 REPEATS = 10
 LONGER = 3  # Times the longest stretch of such lines that came before a step.
-_ALIVE = re.compile(
+_ALIVE = late_regex(
     r"\bheart-?beat|\bkeep-?alive|\bPULSE\b|\balive\b|\bno (?:output|progress|activity)\b"
     r"|\bstill (?:waiting|blocked|stuck|inside|in|running|initiali[sz]ing|connecting|trying)\b"
     r"|\bwaiting (?:for|on|to)\b|\bwaited \d|\bblocked (?:in|on|for)\b|\bno response (?:from|for)\b"
     r"|\bnot (?:yet )?(?:ready|responding|connected|joined)\b|\b(?:will retry|retrying|trying again|reconnecting)\b",
     re.IGNORECASE,
 )
-_LIMIT = re.compile(
+_LIMIT = late_regex(
     r"DUE TO TIME LIMIT|\bTIME ?OUT\b.*\bjob\b|\bPBS: job killed: walltime|TERM_RUNLIMIT", re.IGNORECASE
 )
-_OF_NCCL = re.compile(r"\[\d+\] (?:NCCL|RCCL) (?:INFO|WARN|TRACE)\b|\bncclCommInitRank")
-_INIT_DONE = re.compile(r"\bInit COMPLETE\b")
-_ELAPSED = re.compile(r"(?<![\d.:])(\d{1,7}(?:\.\d+)?) ?(s|sec|seconds|min|minutes|h|hours)\b")
+_OF_NCCL = late_regex(r"\[\d+\] (?:NCCL|RCCL) (?:INFO|WARN|TRACE)\b|\bncclCommInitRank")
+_INIT_DONE = late_regex(r"\bInit COMPLETE\b")
+_ELAPSED = late_regex(r"(?<![\d.:])(\d{1,7}(?:\.\d+)?) ?(s|sec|seconds|min|minutes|h|hours)\b")
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONG_S = 3600.0  # By the lines' own count of the time that passed: as long as a start may take.
 

@@ -7,13 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from math import isfinite
-from statistics import median, median_low
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.level_shift import Sample, find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
+from slurm_watchdog.base.averages import median, median_low
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, Fact
 from slurm_watchdog.knowledge.frameworks import recognise
@@ -44,7 +45,7 @@ AVERAGED = frozenset({
 })  # fmt: skip
 """Their rates are averages over the past: a change shows late and smeared, so the times of the lines are
 compared instead."""
-_NO_GRADIENT = re.compile(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
+_NO_GRADIENT = late_regex(r"grad(?:ient)?[_ ]norm\W{1,4}nan\b", re.IGNORECASE)
 SILENT_LOSSES = 5
 """So many times the usual number of steps between two losses may stand behind the last one: then it was the
 last of the run."""

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import Line, Who
 from slurm_watchdog.diagnose.logs.timestamps import Stamp, stamp_of
 from slurm_watchdog.knowledge.launcher_exits import Ending, code_in_words, code_of, ending_of
@@ -19,40 +21,39 @@ from slurm_watchdog.knowledge.ray_train import died_of, seat_of
 LOCAL_RANKS = 16  # More ranks than on any node.
 LIKELY_WORLD = 1 << 14  # Numbers from here on are no ranks where the log does not say how many there are.
 MAX_WORLD = 1 << 20
-_LAUNCHER = re.compile(
+_LAUNCHER = late_regex(
     r"torch[./]distributed[./](?:run|launch|elastic)|\btorchrun\b|ChildFailedError|torchelastic"
     r"|accelerate[ ./](?:launch|commands)|deepspeed[./]launcher|\[launch\.py:|nproc_per_node|local_rank: "
     r"\d+ \(pid|mp\.spawn|\bmpirun (?:noticed|detected|has exited)|^\s*(?:\d+: )?\[\d+,\d+\]\s?<\w+>:"
 )
 """Open MPI's prefix as well: where mpirun starts the ranks, the tasks of a step are its daemons, one a node."""
-_TEED = re.compile(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")  # torchrun's prefix: Slurm's tasks are its launchers.
-_WORLD = re.compile(
+_TEED = late_regex(r"(?:\d+: |[\w.-]+: )?\[default\d+\]:")  # torchrun's prefix: Slurm's tasks are its launchers.
+_WORLD = late_regex(
     r"\bworld[ _]?size\W{1,4}(?P<a>\d{1,7})\b|\bWORLD_SIZE\W{1,3}(?P<b>\d{1,7})\b|\bnranks "
     r"(?P<c>\d{1,7})\b|\bnum_processes\W{1,4}(?P<d>\d{1,7})\b|"
     r"GLOBAL_RANK: \d+, MEMBER: \d+/(?P<e>\d+)|distributed_backend=\w+ with (?P<g>\d+) processes|All "
     r"distributed processes registered\. Starting with (?P<f>\d+) processes",
     re.IGNORECASE,
 )  # fmt: skip
-DYING = re.compile(
+DYING = late_regex(
     r"\s*(?:\*\*\* (?:Process received signal|End of error message)|Signal: |Signal code: |Failing at "
     r"address|\[ ?\d+\] /)"
 )
 _WORLD_WORDS = ("orld", "WORLD", "nranks", "rocesses", "MEMBER")
-_FIELD = re.compile(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|message)\s*: ?(?P<value>.*)$")
-_ENTRY = re.compile(r"^\s*\[\d+\]:\s*$")
-_ROOT = re.compile(r"Root Cause(?: \(first observed failure\))?:")
-_RANK_ROW = re.compile(r"\s*rank\s*: ?\d+ \(local_rank: \d+\)")
-_IN_TABLE = re.compile(r"(?:^|\W)rank\s*: ?(?P<rank>\d{1,7}) \(local_rank: \d+\)\s*$")
-_CLOSED = re.compile(r"Sending process (?P<pid>\d{1,10}) closing signal ")
-_RANK_LOCAL = re.compile(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
-_EXIT = re.compile(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
+_FIELD = late_regex(r"^\s*(?P<key>time|host|rank|exitcode|error_file|traceback|message)\s*: ?(?P<value>.*)$")
+_ENTRY = late_regex(r"^\s*\[\d+\]:\s*$")
+_ROOT = late_regex(r"Root Cause(?: \(first observed failure\))?:")
+_RANK_ROW = late_regex(r"\s*rank\s*: ?\d+ \(local_rank: \d+\)")
+_IN_TABLE = late_regex(r"(?:^|\W)rank\s*: ?(?P<rank>\d{1,7}) \(local_rank: \d+\)\s*$")
+_CLOSED = late_regex(r"Sending process (?P<pid>\d{1,10}) closing signal ")
+_RANK_LOCAL = late_regex(r"(?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
+_EXIT = late_regex(r"(?P<code>-?\d+) \(pid: (?P<pid>\d+)\)")
 BOX_LINES = 20  # Of a box or a wrapped sentence: so many lines after the one that says who, one says how.
-TASKS_ENDED = re.compile(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
-_RAY_RANK = re.compile(r"Setting up process group .*\[rank=(?P<rank>\d+),")
+TASKS_ENDED = late_regex(r"srun: error: (?P<host>[A-Za-z0-9][\w.-]*): tasks? (?P<tasks>[\d,-]+): (?P<what>.+)")
+_RAY_RANK = late_regex(r"Setting up process group .*\[rank=(?P<rank>\d+),")
 
 
-@dataclass
-class Failure:
+class Failure(msgspec.Struct):
     """What a launcher says of a process that ended: a row of torchrun's table of failures, a line, a box."""
 
     line: int
@@ -66,8 +67,7 @@ class Failure:
     end: int = 0  # Its last line: between, its traceback may stand.
 
 
-@dataclass
-class Task:
+class Task(msgspec.Struct):
     """Slurm's word of tasks that ended, `srun: error: n2: task 5: Segmentation fault`; of several together
     `task` is None."""
 
@@ -93,8 +93,7 @@ class Task:
         return "oom_kill" if self.out_of_memory else Ending(code=self.code).row
 
 
-@dataclass
-class Ranks:
+class Ranks(msgspec.Struct):
     """What a log says about its ranks."""
 
     world: int | None = None
@@ -104,20 +103,22 @@ class Ranks:
     """Slurm speaks of several tasks on one host, or lines are labelled by task: then a task is no launcher of
     several ranks."""
     host_numbers_are_ranks: bool = True
-    failures: list[Failure] = field(default_factory=list)
-    tasks: list[Task] = field(default_factory=list)
+    failures: list[Failure] = msgspec.field(default_factory=list)
+    tasks: list[Task] = msgspec.field(default_factory=list)
     closed: int = 0  # Processes that torchrun ended because another one had failed.
-    seen: set[int] = field(default_factory=set)  # Ranks that said anything.
-    rank_hosts: dict[int, str] = field(default_factory=dict)
-    pids: set[tuple[str | None, int]] = field(default_factory=set)
+    seen: set[int] = msgspec.field(default_factory=set)  # Ranks that said anything.
+    rank_hosts: dict[int, str] = msgspec.field(default_factory=dict)
+    pids: set[tuple[str | None, int]] = msgspec.field(default_factory=set)
     """(host, number) that mpirun puts in front of what a dying process says: its pid."""
     files: frozenset[int] = frozenset()
     """Of logs with a file for each rank: whose are here. What the others said is not known."""
-    by_pid: dict[str, set[tuple[int, str | None]]] = field(default_factory=dict)
+    by_pid: dict[str, set[tuple[int, str | None]]] = msgspec.field(default_factory=dict)
     """Pid -> (rank, host) of lines that name both."""
     excerpt: bool = False
     """Only some lines are known, and the one that says how many ranks there are may not be among them."""
-    dead: set[tuple[str, str | None]] = field(default_factory=set)  # (pid, host) of processes that Ray says have died.
+    dead: set[tuple[str, str | None]] = msgspec.field(
+        default_factory=set
+    )  # (pid, host) of processes that Ray says have died.
 
     def rank_of(self, who: Who) -> int | None:
         """The global rank of who said a line; None if that is not certain."""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, put_on_clock
@@ -33,7 +36,7 @@ from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.knowledge.remediation_hints import Hint, hints_for
 
 CONTINUED = 3
-_NAMES = re.compile(
+_NAMES = late_regex(
     r"['\"/]|\b(?:key|size|shape|host|node|rank|task|reason|error|file|device)\w*\b.*[:=]", re.IGNORECASE
 )
 """What the further lines of a message are shown for."""
@@ -43,8 +46,7 @@ RECORDS, RECORD_SHARE = 3, 0.02
 """So many lines, and so large a part of them, have a time, a level or a rank, as the lines of a log have."""
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(msgspec.Struct, frozen=True):
     """Of the detectors, and a site's own patterns of progress."""
 
     limits: PhaseLimits

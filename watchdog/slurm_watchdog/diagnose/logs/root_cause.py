@@ -6,12 +6,12 @@ named where nothing names him.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from functools import lru_cache
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.shortened import EXCERPT_CHARS, shortened
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration
@@ -38,7 +38,7 @@ from slurm_watchdog.model.observations import Event
 from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 from slurm_watchdog.parse.training_log.text import split_prefix
 
-EXIT_CODE = re.compile(r"[Ee]xited with exit code (\d+)")
+EXIT_CODE = late_regex(r"[Ee]xited with exit code (\d+)")
 LEAST_SIGNAL = 128
 """Of codes from here on a shell says which signal it was: that is the launcher's to say, and may be its own deed."""
 

@@ -14,21 +14,22 @@ from itertools import pairwise
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.grouping import named_by
 from slurm_watchdog.diagnose.logs.line import NOBODY, Line, Who
 from slurm_watchdog.diagnose.logs.ranks import DYING
 
 _FENCE = r"[-=*#~+_]{3,}"
-_FILE = re.compile(r"^==> (?P<path>.{1,300}) <==$")
-_BEGIN = re.compile(
+_FILE = late_regex(r"^==> (?P<path>.{1,300}) <==$")
+_BEGIN = late_regex(
     rf"^{_FENCE} ?(?P<end>End )?(?:Begin )?(?:(?:of|for|output|log|logs|stdout|stderr) )*(?:global "
     rf")?rank[ =:_]?(?P<rank>\d{{1,6}})\b(?: \(?(?:STDOUT|STDERR|log|logs|output)\)?)?:? ?{_FENCE}$",
     re.IGNORECASE,
 )
 
 
-_FRAME = re.compile(r'\s*File "[^"]+", line \d+')
-_MODULE = re.compile(r"\[\w[\w./-]*\.py:\d{1,5}\]")
+_FRAME = late_regex(r'\s*File "[^"]+", line \d+')
+_MODULE = late_regex(r"\[\w[\w./-]*\.py:\d{1,5}\]")
 FEW_LINES = 20
 SMALL = 100
 """A task's number is below it, or comes again: of few lines a rising number above is that of a line (`grep

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import islice
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.case import LogCase, Source
 from slurm_watchdog.diagnose.logs.line import Who
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
@@ -32,7 +33,7 @@ SOFT = frozenset(
 """Programs say so, too, of what they can do without: such a line alone, in the middle of a log, ends no run."""
 OF_CHILDREN = frozenset({"segmentation_fault", "bus_error", "floating_point_trap", "abort", "glibc_abort", "killed"})
 """How a process ends, said by a shell: the code that a model wrote, and no rank."""
-_SAID_BY_ITSELF = re.compile(
+_SAID_BY_ITSELF = late_regex(
     r"\s*(?:\[|srun|slurmstepd|NVRM|Memory cgroup|Out of memory|[\w.]*(?:Error|Exception)\b)", re.IGNORECASE
 )
 AFTER_END = frozenset({"permission", "network", "loss_nan"})  # What is said in passing when training is done.

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from datetime import datetime, timedelta, timezone
 from typing import Final
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.structs import Struct
 
@@ -26,28 +27,28 @@ _MONTHS = {
     )
 }
 _TIME = r"(?P<h>[01]\d|2[0-3]):(?P<mi>[0-5]\d):(?P<s>[0-5]\d|60)(?:[.,:](?P<f>\d{1,9}))?"
-_FULL = re.compile(
+_FULL = late_regex(
     r"(?<!\d)(?P<y>20\d\d)[-/.]?(?P<mo>0[1-9]|1[0-2])[-/.]?(?P<d>0[1-9]|[12]\d|3[01])[T _,-]{1,2}"
     + _TIME
     + r"(?: ?(?P<z>Z\b|UTC\b|GMT\b|[+-]\d\d:?\d\d\b))?"
 )
-_MONTH_FIRST = re.compile(
+_MONTH_FIRST = late_regex(
     r"(?<!\d)(?P<mo>0[1-9]|1[0-2])/(?P<d>0[1-9]|[12]\d|3[01])/(?P<y>20\d\d)[ ,T-]+" + _TIME + r"(?: (?P<ap>[AP]M))?"
 )
-_SHORT_YEAR = re.compile(
+_SHORT_YEAR = late_regex(
     r"(?<![\d/-])(?:(?P<y>2\d)[-/](?P<mo>0[1-9]|1[0-2])[-/](?P<d>0[1-9]|[12]\d|3[01])"
     r"|(?P<mo2>0[1-9]|1[0-2])/(?P<d2>0[1-9]|[12]\d|3[01])/(?P<y2>2\d))[ T]" + _TIME
 )
 """Year first, or month first as rich writes it (`[%x %X]`)."""
-_NAMED = re.compile(
+_NAMED = late_regex(
     r"(?<!\w)(?:(?P<d2>\d{1,2})[/ ](?P<n2>[A-Z][a-z]{2})[/ ](?P<y2>20\d\d)[: ]|(?P<n>[A-Z][a-z]{2}) +(?P<d>\d{1,2}) )"
     + _TIME
     + r"(?: (?P<y>20\d\d)\b)?"
 )
-_GLOG = re.compile(r"(?<![A-Za-z\d])[IWEF](?P<mo>0?[1-9]|1[0-2])(?P<d>0[1-9]|[12]\d|3[01]) " + _TIME)
-_SHORT = re.compile(r"(?<![\d/-])(?P<mo>0[1-9]|1[0-2])[/-](?P<d>0[1-9]|[12]\d|3[01])[ T]" + _TIME)
-_CLOCK = re.compile(r"^[\s\[(<]{0,3}" + _TIME + r"(?![:\d<])")
-_EPOCH = re.compile(
+_GLOG = late_regex(r"(?<![A-Za-z\d])[IWEF](?P<mo>0?[1-9]|1[0-2])(?P<d>0[1-9]|[12]\d|3[01]) " + _TIME)
+_SHORT = late_regex(r"(?<![\d/-])(?P<mo>0[1-9]|1[0-2])[/-](?P<d>0[1-9]|[12]\d|3[01])[ T]" + _TIME)
+_CLOCK = late_regex(r"^[\s\[(<]{0,3}" + _TIME + r"(?![:\d<])")
+_EPOCH = late_regex(
     r"(?:^\[?|\"?(?:ts|time|time_ms|timestamp|unixtime|created|_timestamp"
     r"|t)\"?\s*[:=]\s*)(?P<epoch>1[5-9]\d{8}(?:\d{3}\b|\.\d+|\b))"
 )

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.in_passing import ITEM, goes_on, is_in_passing, is_setting
 from slurm_watchdog.diagnose.logs.line import LINE_END, Line, Who, classify
 from slurm_watchdog.diagnose.logs.timestamps import Clock, Stamp
@@ -22,13 +23,13 @@ GAP_LINES = 120  # Between two lines of a traceback; further apart they are none
 DETAIL_LINES = 8  # Lines after an exception that may say what it was.
 SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
 """Further from the last time in the log, `CANCELLED AT` was written by a clock of another zone, or long after."""
-ENDED = re.compile(r"\*\*\* JOB\b.*CANCELLED AT|CANCELLED AT.*DUE TO")
+ENDED = late_regex(r"\*\*\* JOB\b.*CANCELLED AT|CANCELLED AT.*DUE TO")
 """Slurm's word that somebody ends the run: what has no time of its own and stands below was said later."""
 PROSE_WORDS = 14  # A shorter sentence with a person in it may be a program's.
 AFTER_LINES = 6  # Lines after an error in which its stream says that it continues.
 
-_EXCEPTION = re.compile(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
-_TYPE = re.compile(
+_EXCEPTION = late_regex(r"^(?:[A-Za-z_]\w*\.)*(?P<name>[A-Za-z_]\w*)(?:\[.*?\]|\(\w+\))?(?::\s|:?$)")
+_TYPE = late_regex(
     r"(?:Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Iteration|Empty|Full|Warning|Died|Crashed"
     r"|Expired|Refused)$"
 )
@@ -46,49 +47,48 @@ _NO_TYPE = frozenset(
         "Original",
     }
 )
-_SOURCE = re.compile(r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)')
-_WRAPPER = re.compile(
+_SOURCE = late_regex(r'^\s*(?:File "|frame #\d+|raise\b|#\d+ +0x|\^+|~+|at \S+\()|^\s*(?:\.\.\.|\[repeated \d+)')
+_WRAPPER = late_regex(
     r"Caught \w+ in |RayTaskError\(|^The above|ProcessRaisedException|worker raised an exception"
     r"|ExceptionGroup: .*\(\d+ sub-exceptions?\)|CheckpointException ranks:"
 )
-_GENERAL = re.compile(r"\bCheckpointingException\b")
-_OF_DEVICE = re.compile(
+_GENERAL = late_regex(r"\bCheckpointingException\b")
+_OF_DEVICE = late_regex(
     r"\bwait for compute device to finish failed|\b[Tt]he Inner error is reported as above|\bNPU function error: "
 )
 """Words of a library above, or below, those that say what it was; an NPU's may be those of one that waited."""
 NEAR_LINES = 40
-_FATAL = re.compile(r"(?:^|[\s:])(?P<line>F\d{4} \d\d:\d\d:\d\d\.\d.*|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F .*)")
+_FATAL = late_regex(r"(?:^|[\s:])(?P<line>F\d{4} \d\d:\d\d:\d\d\.\d.*|\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+: F .*)")
 """The level of glog's and absl's that ends its process: it is taken off with the rest of what stands in front."""
-_PLACE = re.compile(r":\d+\] ")
-_LISTED = re.compile(r"\s*/job:\w+/replica:\d+/task:\d+,?\s*$")
+_PLACE = late_regex(r":\d+\] ")
+_LISTED = late_regex(r"\s*/job:\w+/replica:\d+/task:\d+,?\s*$")
 """A line of a list below an error, however long that is."""
-_RAY_WHERE = re.compile(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
+_RAY_WHERE = late_regex(r"\(pid=(?P<pid>\d+), ip=(?P<host>[\w.:-]+)")
 _DIRECT = "the above exception was the direct cause"
 _DURING = "during handling of the above exception"
-_IGNORED = re.compile(r"^\s*(?:Exception|Error) ignored in:?|^\s*Error in atexit\b|^\s*--- Logging error ---")
-_HEADER = re.compile(
+_IGNORED = late_regex(r"^\s*(?:Exception|Error) ignored in:?|^\s*Error in atexit\b|^\s*--- Logging error ---")
+_HEADER = late_regex(
     r"^\W*(?:Exception Group |Original )?Traceback \(|Traceback \(most recent call last\)[^\w'\"]*$",
     re.IGNORECASE,
 )
 """It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is
 somebody's example."""
-_RELAYED = re.compile(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d+)\)\s*$")
+_RELAYED = late_regex(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d+)\)\s*$")
 """torch.distributed.checkpoint raises on every rank what one rank said."""
-_BESIDE_MAIN = re.compile(r"^\s*(?:Exception in thread |(?:Task|Future) exception was never retrieved\b)")
+_BESIDE_MAIN = late_regex(r"^\s*(?:Exception in thread |(?:Task|Future) exception was never retrieved\b)")
 """What a thread or a task of asyncio raised: the program continues without it."""
-_TASK_SHOWN = re.compile(r"^\s*(?:future|task): <(?:Task|Future) ")
-_LOGGED = re.compile(r"\b(?:WARN(?:ING)?|ERROR)\b")
-_BESIDE = re.compile(r'File "[^"]*multiprocessing/resource_tracker\.py"')
+_TASK_SHOWN = late_regex(r"^\s*(?:future|task): <(?:Task|Future) ")
+_LOGGED = late_regex(r"\b(?:WARN(?:ING)?|ERROR)\b")
+_BESIDE = late_regex(r'File "[^"]*multiprocessing/resource_tracker\.py"')
 """Frames of a process that only tidies up beside the program: nothing ends of what it says."""
-_PERSON = re.compile(r"\b(?:[Ww]e|[Oo]ur|I(?!/)|they|[Yy]ou|(?<!\d )us)\b")  # No microseconds, and no I/O.
+_PERSON = late_regex(r"\b(?:[Ww]e|[Oo]ur|I(?!/)|they|[Yy]ou|(?<!\d )us)\b")  # No microseconds, and no I/O.
 
 PREFIX_BLANK = 1
 """Between the prefix of a launcher and a line, kept or not with what a logger puts in front of the header alone; frames
 are indented by two and more."""
 
 
-@dataclass
-class FoundError:
+class FoundError(msgspec.Struct):
     """One thing that went wrong, as the log says it."""
 
     line: int
@@ -106,13 +106,12 @@ class FoundError:
     chained: bool = False  # It was raised because of the one before it in its stream.
     segment: int = 0
     raw_text: str = ""  # The whole line.
-    detail: list[str] = field(default_factory=list)
+    detail: list[str] = msgspec.field(default_factory=list)
     began: int = 0  # The line of its traceback's header, where the stream has a name; else its own.
     source: int = 0  # Which of several files it stands in.
 
 
-@dataclass
-class _Stream:
+class _Stream(msgspec.Struct):
     open: int = 0  # Tracebacks that began and have no last line yet.
     indent: int = 0
     began: int = 0

@@ -7,6 +7,7 @@ import re
 import signal
 from collections.abc import Iterable, Sequence
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.text import listed
 from slurm_watchdog.diagnose.logs.attribution import rank_of_dead_process, task_of
@@ -26,15 +27,15 @@ TIMED_OUT = (
     "heartbeat_lost",
     "watchdog_stuck",
 )
-_REMOTE_DAEMON = re.compile(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
-_DEAD_NODE = re.compile(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
-_CLOSED_BY = re.compile(
+_REMOTE_DAEMON = late_regex(r"Remote daemon: \[\[\d+,\d+\],\d+\] on node (?P<host>[\w.-]+)")
+_DEAD_NODE = late_regex(r"\baddress: (?P<host>[\w.:-]+)(?: and node name: \S+)? has been marked dead\b")
+_CLOSED_BY = late_regex(
     r"\bNCCL WARN .{0,120}\bConnection (?:closed|reset) by (?:remote )?peer (?P<peer>[A-Za-z0-9][\w.-]{0,250})<\d+>"
 )
 FEW = 3  # So many are all in the sentence.
-_OF_CPP = re.compile(r"\s*(?:what\(\):|terminate called|NCCL watchdog)|.*\bwatchdog thread")
+_OF_CPP = late_regex(r"\s*(?:what\(\):|terminate called|NCCL watchdog)|.*\bwatchdog thread")
 """Such an error ends its process by an abort, one of Python with code 1."""
-OWN_CUDA = re.compile(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
+OWN_CUDA = late_regex(r"unhandled cuda error|ncclUnhandledCudaError", re.IGNORECASE)
 """NCCL's word for a call of CUDA that failed in its own process: no peer has brought it."""
 LAST_CHOICE = ("launcher", "task_exit", "killed", "mpi_abort", "terminated", "ray_actor_died")
 

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.text import listed, plural
 from slurm_watchdog.diagnose.logs.attribution import (
@@ -56,19 +58,19 @@ NOBODYS = frozenset({"duplicate_gpu", "nccl_interface", "config_error", "message
 """Settings, and what two ends do not agree in: the rank that notices first is no more to blame than the others."""
 _WHY_NOT_WRITTEN = frozenset({"disk_full", "quota", "io_error", "stale_file_handle", "read_only", "permission"})
 _SAYS_MORE = {
-    "infiniband": re.compile(r"catastrophic error|DEVICE_FATAL", re.IGNORECASE),
-    "not_started": (_REASON_OF_CONTAINER := re.compile(r"\bpyxis:\s{2,}")),
+    "infiniband": late_regex(r"catastrophic error|DEVICE_FATAL", re.IGNORECASE),
+    "not_started": (_REASON_OF_CONTAINER := late_regex(r"\bpyxis:\s{2,}")),
 }
 """Of several lines of one library the special one: an adapter's own fault before the calls that fail for it, the
 reason of a container before the word that it did not start."""
-_UNREACHED = re.compile(
+_UNREACHED = late_regex(
     r"Got completion from peer (?P<peer>[\w.:-]+?)(?:<\d+>)? with (?:error |status=(?:IBV_WC_\w+\()?)1[23]\b"
 )
 """Retries exceeded: the one who says so waited for the other end."""
-_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
-_NO_MORE_WORDS = re.compile(r"MemoryError:?\s*$")  # PaddlePaddle raises it of a GPU's memory, too, and says so below.
-_JOB_ENDED = re.compile(r"\*\*\* JOB\b|DUE TO")
-TOLD_TO_END = re.compile(r"death signal|got signal: (?:1|2|10|12|15)\b")
+_WORKER_KILLED = late_regex(r"DataLoader worker .* is killed by signal: Killed")
+_NO_MORE_WORDS = late_regex(r"MemoryError:?\s*$")  # PaddlePaddle raises it of a GPU's memory, too, and says so below.
+_JOB_ENDED = late_regex(r"\*\*\* JOB\b|DUE TO")
+TOLD_TO_END = late_regex(r"death signal|got signal: (?:1|2|10|12|15)\b")
 
 
 def find_verdict(sources: Sequence[Source], ranks: Ranks) -> LogVerdict | None:
@@ -206,8 +208,7 @@ def _is_fatal(error: FoundError, case: LogCase, deaths: Sequence[FoundError]) ->
     return last - error.line <= LAST_LINES
 
 
-@dataclass(frozen=True)
-class _Cascade:
+class _Cascade(msgspec.Struct, frozen=True):
     """Where and when ranks first felt that they had lost the others."""
 
     timed_out_at: float | None

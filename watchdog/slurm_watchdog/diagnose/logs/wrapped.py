@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.diagnose.logs.line import LINE_END
 from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.knowledge.progress_patterns import EPOCH_KEYS, STEP_KEYS, TRAINING_KEYS
@@ -46,13 +47,13 @@ RAISED_KEYS = (
     "exc",
     "error.stack_trace",
 )
-_HINT = re.compile(rb'"(?:' + "|".join(re.escape(key) for key in TEXT_KEYS).encode() + rb')"\s*:')
-_PREFIX = re.compile(r"[^{}\"]{0,160}?(?=\{\s*\"[\w@.-]+\"\s*:)")
-_EXPORT = re.compile(rb"^MESSAGE=", re.MULTILINE)
+_HINT = late_regex(rb'"(?:' + "|".join(re.escape(key) for key in TEXT_KEYS).encode() + rb')"\s*:')
+_PREFIX = late_regex(r"[^{}\"]{0,160}?(?=\{\s*\"[\w@.-]+\"\s*:)")
+_EXPORT = late_regex(rb"^MESSAGE=", re.MULTILINE)
 _EXPORT_TIME = b"__REALTIME_TIMESTAMP="
-_HOST = re.compile(r"[A-Za-z][\w.-]{0,62}")
-_INNER_RANK = re.compile(r"\[rank(\d{1,6})\]:? ?")
-_RAW = re.compile(r"\s*\[rank\d+\]|\s*Traceback \(most|\s+File \"|[\w.]*(?:Error|Exception): |[\w./-]+: error: ")
+_HOST = late_regex(r"[A-Za-z][\w.-]{0,62}")
+_INNER_RANK = late_regex(r"\[rank(\d{1,6})\]:? ?")
+_RAW = late_regex(r"\s*\[rank\d+\]|\s*Traceback \(most|\s+File \"|[\w.]*(?:Error|Exception): |[\w./-]+: error: ")
 """What a program wrote itself: the level beside it is that of whatever collected it."""
 _LEVELS = frozenset({"DEBUG", "INFO", "WARNING", "WARN", "ERROR", "CRITICAL", "FATAL"})
 _TEN_DIGITS = 10

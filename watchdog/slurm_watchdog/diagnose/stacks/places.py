@@ -8,6 +8,7 @@ from functools import lru_cache
 from itertools import takewhile
 
 from slurm_watchdog.base.by_identity import ByIdentity
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.kernel_causes import TRACE_WORDS
 from slurm_watchdog.knowledge.stack_frames import (
@@ -52,7 +53,7 @@ _ERRANDS = {
 
 _OUTERMOST = 4
 _AT_END = frozenset({"_run_exitfuncs", "_exit_function", "_shutdown", "_python_exit"})
-_FILES_AT_END = re.compile(r"(^|/)(atexit|util|threading|thread)(\.py)?$")
+_FILES_AT_END = late_regex(r"(^|/)(atexit|util|threading|thread)(\.py)?$")
 """Frames of the interpreter below which only exit handlers are: multiprocessing/util.py, concurrent/futures/thread.py.
 """
 
@@ -73,16 +74,16 @@ _TELLING_NATIVE = frozenset(
 """What a native frame says even below a wait of its own: NCCL sleeps while it waits for its peers."""
 
 _AT_REST = frozenset({Place.LOCK, Place.QUEUE, Place.SLEEP})
-_UNRESOLVED = re.compile(r"|\?+|0x[0-9a-fA-F]+|[<\[]?unknown[>\]]?|no symbol.*", re.IGNORECASE)
-_THREAD_QUEUE = re.compile(r"(^|/)queue\.py$")
-_GONE = re.compile(
+_UNRESOLVED = late_regex(r"|\?+|0x[0-9a-fA-F]+|[<\[]?unknown[>\]]?|no symbol.*", re.IGNORECASE)
+_THREAD_QUEUE = late_regex(r"(^|/)queue\.py$")
+_GONE = late_regex(
     r"no such process|\bESRCH\b|os error 3\b|is dead \(a zombie\)|no process (with|found)"
     r"|process (not found|(\d+ )?(has (ended|exited)|is (gone|not running)|does not exist))"
     r"|(find|locate) process|check that the process is running",
     re.IGNORECASE,
 )
 """py-spy, gdb, pystack, the kernel and our own words for it."""
-_HOSTS_OF_LOOPS = re.compile(r"(^|/)(ray|ipykernel\w*|traitlets|tornado|zmq|grpc|socketserver)(/|\.py|$)|runpy")
+_HOSTS_OF_LOOPS = late_regex(r"(^|/)(ray|ipykernel\w*|traitlets|tornado|zmq|grpc|socketserver)(/|\.py|$)|runpy")
 """Packages whose own main thread runs a loop, while another thread trains."""
 
 _SAYS_LITTLE = frozenset({Place.OTHER, Place.BACKWARD, Place.LOCK, Place.QUEUE})

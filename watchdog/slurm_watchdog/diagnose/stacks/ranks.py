@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import frame_key, is_native, main_thread, normal_file, place_of
 from slurm_watchdog.knowledge.stack_frames import NO_RANK_COMMANDS, NO_RANKS, Place
@@ -30,9 +31,9 @@ CONTAINER_PID = 500
 apart by their file."""
 
 
-_RAY = re.compile(r"(^|/)ray/|(^|/)threading\.py$")
+_RAY = late_regex(r"(^|/)ray/|(^|/)threading\.py$")
 """Frames by which Ray calls a function of the program: all its processes have them."""
-_NO_PYTHON = re.compile(r"find python version|no such process", re.IGNORECASE)
+_NO_PYTHON = late_regex(r"find python version|no such process", re.IGNORECASE)
 """What py-spy says of a shell whose command line has the name of the script in it, which `pgrep -f` lists as well."""
 _INNER = 8  # So deep below its callers Ray waits for an object.
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Sequence
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.diagnose.stacks.case import StackCase
 from slurm_watchdog.diagnose.stacks.places import WAITS_FOR_PEERS, RankPlace, call_of, is_resolved, place_of
@@ -16,7 +16,7 @@ from slurm_watchdog.knowledge.stack_frames import CLASSES, Place
 from slurm_watchdog.model.evidence import Frame
 from slurm_watchdog.model.incidents import Culprit
 
-_DEBUGGER_FILES = re.compile(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
+_DEBUGGER_FILES = late_regex(r"\b(pdb|bdb|cmd|ipdb|IPython|debugpy|pydev\w*)\b")
 
 
 def who_does(case: StackCase, named: Sequence[RankPlace], *, lower: bool = False) -> str:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.places import RankPlace
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
@@ -20,11 +21,11 @@ MIN_AGREEING = 3  # So many that agree make the one that does not the odd one; o
 MAX_SIZE = 1 << 20
 
 _OPTIONS = {
-    "tensor": re.compile(r"--tensor[-_]model[-_]parallel[-_]size[= ](\d{1,5})\b"),
-    "pipeline": re.compile(r"--pipeline[-_]model[-_]parallel[-_]size[= ](\d{1,5})\b"),
-    "context": re.compile(r"--context[-_]parallel[-_]size[= ](\d{1,5})\b"),
+    "tensor": late_regex(r"--tensor[-_]model[-_]parallel[-_]size[= ](\d{1,5})\b"),
+    "pipeline": late_regex(r"--pipeline[-_]model[-_]parallel[-_]size[= ](\d{1,5})\b"),
+    "context": late_regex(r"--context[-_]parallel[-_]size[= ](\d{1,5})\b"),
 }
-_OTHER_ORDER = re.compile(r"--use[-_]tp[-_]pp[-_]dp[-_]mapping\b")
+_OTHER_ORDER = late_regex(r"--use[-_]tp[-_]pp[-_]dp[-_]mapping\b")
 _WORDS = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 
 

@@ -15,6 +15,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.diagnose.stacks.case import Options, Ruling, StackCase, case_of
 from slurm_watchdog.diagnose.stacks.nobody_waits import (
@@ -62,7 +63,7 @@ MAX_CULPRITS = 3
 """So many ranks may stand in a place that does not end by itself for one snapshot to prove a hang; if they
 share a node, any number that is a minority."""
 
-_ROOTED = re.compile(r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE)
+_ROOTED = late_regex(r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE)
 
 
 class StackVerdict(Struct, frozen=True, kw_only=True):

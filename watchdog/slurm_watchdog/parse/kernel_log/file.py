@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
 from slurm_watchdog.parse.kernel_log.prefix import KERNELS_OWN, KernelText, clean, split_line
 
 MAX_LINE = 65536  # Characters of one line that are looked at; a record of the journal as JSON has a few thousand.
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(msgspec.Struct, frozen=True):
     """One line in which the kernel speaks."""
 
     number: int  # Of the line in its file, the first is 1.
@@ -68,17 +70,17 @@ def _understood(message: Message, device: str | None) -> Message:
     return message
 
 
-_REPEATED = re.compile(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")
+_REPEATED = late_regex(r"message repeated \d+ times: \[ ?(?P<text>.*)\]$")
 """What rsyslog writes instead of the same line again."""
-_NODE_ALONE = re.compile(
+_NODE_ALONE = late_regex(
     r"(?P<node>(?!nvme|ata\d|sd\w|md\d|mlx|eth|ib\d|dm-|loop|cpu)(?=[\w.-]*\d)[A-Za-z][\w.-]*): +(?P<rest>\S.*)",
     re.IGNORECASE,
 )
 """`node17: NVRM: Xid …`, what pdsh writes before a line without a time; the name of a device is no node."""
-_QUOTING = re.compile(r"(?:[\s>|`]|[*-] |\d{1,9}(?:\t|[:.] ?)(?=[\[<]|[A-Z][a-z]{2} [ \d]\d ))+")
+_QUOTING = late_regex(r"(?:[\s>|`]|[*-] |\d{1,9}(?:\t|[:.] ?)(?=[\[<]|[A-Z][a-z]{2} [ \d]\d ))+")
 """What Markdown, a mail program, `cat -n` or `grep -n` puts before a line."""
-_DMESG_JSON = re.compile(r'"msg": *"(?P<msg>(?:[^"\\]|\\.)*)"')
-_EXPORT = re.compile(r"MESSAGE=(?P<text>.*)")
+_DMESG_JSON = late_regex(r'"msg": *"(?P<msg>(?:[^"\\]|\\.)*)"')
+_EXPORT = late_regex(r"MESSAGE=(?P<text>.*)")
 
 
 def kernel_text_of(line: str) -> KernelText | None:
@@ -141,9 +143,9 @@ def _text(value: Any) -> str:
 # ---------------------------------------------------------------------------------------- times
 
 _MONTHS = "janfebmaraprmayjunjulaugsepoctnovdec"
-_ISO = re.compile(r"(?:1 )?(?:[A-Z][a-z]{2} )?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(.*)")
-_ZONE = re.compile(r"\s*([+-])(\d\d):?(\d\d)")
-_MONTH_DAY = re.compile(
+_ISO = late_regex(r"(?:1 )?(?:[A-Z][a-z]{2} )?(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(.*)")
+_ZONE = late_regex(r"\s*([+-])(\d\d):?(\d\d)")
+_MONTH_DAY = late_regex(
     r"(?:[^\W\d_]{1,5}\.? )?([A-Za-z]{3}) ?([ \d]?\d) (?:(\d{4}) )?(\d\d):(\d\d)(?::(\d\d))?(\.\d+)?(?: (\d{4}))?"
 )
 _YEAR_OF_A_DATE_WITHOUT = 2000  # A leap year, so that 29 February is a day of it.

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
 from functools import lru_cache
 
+import msgspec
+from msgspec.structs import replace
+
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.knowledge import site_rows
 from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, Signature, kernel_rows
@@ -19,8 +22,7 @@ from slurm_watchdog.parse.kernel_log.prefix import strip_prefix
 MAX_LINE = 500  # Characters of a message that are kept.
 
 
-@dataclass(frozen=True)
-class KernelFact:
+class KernelFact(msgspec.Struct, frozen=True):
     """What one message of the kernel says. It accuses nobody: `may_exclude_node` is the line's own weight, no
     verdict."""
 
@@ -47,8 +49,7 @@ FREE_GATES: tuple[bytes, ...] = (
 """Each needle of a shipped row without heads contains one of these: most lines are sent away after so few searches."""
 
 
-@dataclass(frozen=True, eq=False)
-class Index:
+class Index(msgspec.Struct, frozen=True, eq=False):
     """The rows by what a line begins with, and what has to be in it."""
 
     by_head: Mapping[str, tuple[Signature, ...]]
@@ -127,8 +128,8 @@ def parse_message(message: str, level: int | None = None, device: str | None = N
     return None
 
 
-_ADDRESSED = re.compile(r"[\w.-]+ ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b")
-_OF_A_DEVICE = re.compile(r"(?:nvme nvme\d+|thermal [\w-]+|(?:habanalabs|accel) \w+|infiniband [\w.-]+): ")
+_ADDRESSED = late_regex(r"[\w.-]+ ([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7])\b")
+_OF_A_DEVICE = late_regex(r"(?:nvme nvme\d+|thermal [\w-]+|(?:habanalabs|accel) \w+|infiniband [\w.-]+): ")
 """Beginnings that dev_printk() makes of a driver and a device: then the record says of which device it is."""
 
 
@@ -168,7 +169,7 @@ def _fact(row: Signature, found: dict[str, str | None], message: str) -> KernelF
     return refine(fact, found) if refine else fact
 
 
-_PCI = re.compile(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?", re.IGNORECASE)
+_PCI = late_regex(r"([0-9a-f]{4,8}):([0-9a-f]{2}:[0-9a-f]{2})(\.[0-7])?", re.IGNORECASE)
 
 
 def _pci(text: str | None) -> str | None:
@@ -213,7 +214,7 @@ def _nvlink_event(rest: str) -> tuple[FaultSeverity, bool]:
     return FaultSeverity.ERROR if fatal else FaultSeverity.WARNING, False
 
 
-_ASKS_FOR_RESET = re.compile(
+_ASKS_FOR_RESET = late_regex(
     r"\bgpu requires (?:a )?reset\b|\bgpu reset (?:is )?required\b|\bgpu needs to be reset\b|\brst: yes, d-rst: "
 )
 """All longer than a program's name (15 characters), which may stand in the same place. That a GPU is to be

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
+
+from slurm_watchdog.base.late_regex import late_regex
 
 MAX_TEXT = 4096
 """Characters that are looked at; a record of the kernel has at most 2048 bytes of text (PRINTK_MESSAGE_MAX)."""
 KERN = 0  # Number of the facility `kern` (syslog(3)); the kernel refuses it to programs that write to /dev/kmsg.
 
 
-@dataclass(frozen=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """One record of /dev/kmsg, not yet understood."""
 
     facility: int
@@ -28,8 +30,8 @@ class Record:
 
 
 _DEVICE = b" DEVICE="
-_ESCAPE = re.compile(rb"\\x([0-9a-fA-F]{2})")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
+_ESCAPE = late_regex(rb"\\x([0-9a-fA-F]{2})")
+_CONTROL = late_regex(r"[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
 
 
 def parse_record(data: bytes) -> Record | None:
@@ -59,39 +61,38 @@ def clean(text: str) -> str:
     return _CONTROL.sub(" ", text[:MAX_TEXT]).strip()
 
 
-_KMSG = re.compile(r"(?P<priority>\d{1,3}),\d+,(?P<time_us>\d+),[^;]{0,100};")
-_RAW = re.compile(r"<(?P<priority>\d{1,3})>")
-_DECODED = re.compile(r"(?P<facility>[a-z]+\d?) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ")
-_STAMP = re.compile(
+_KMSG = late_regex(r"(?P<priority>\d{1,3}),\d+,(?P<time_us>\d+),[^;]{0,100};")
+_RAW = late_regex(r"<(?P<priority>\d{1,3})>")
+_DECODED = late_regex(r"(?P<facility>[a-z]+\d?) *:(?:emerg|alert|crit|err|warn|notice|info|debug) *: ")
+_STAMP = late_regex(
     r"\[(?:\s*\d+\.\d+|\s*\+\d+\.\d+|[A-Z][a-z]{2} ?[ \d]?\d \d\d:\d\d"
     r"|[^\W\d_]{1,5}\.? [^\[\]]{1,24} \d\d:\d\d:\d\d \d{4}|\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[^\[\] ]{0,16})"
     r"(?:\s*<\s*\+?\d*\.\d+>)?\] ?"
 )
 """`[ 8593.4970]`, `[Sep19 02:29]`, `[Thu Sep 19 02:29:46 2024]` in any language, each with or
 without dmesg's `<    0.000012>`."""
-_DMESG_ISO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
-_CALLER = re.compile(r"\[\s*[TC]\d+\] ?")
-_DATE = re.compile(
+_DMESG_ISO = late_regex(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d,\d+(?:Z|[+-]\d\d:?\d\d) ")
+_CALLER = late_regex(r"\[\s*[TC]\d+\] ?")
+_DATE = late_regex(
     r"(?:[A-Z][a-z]{2}\s+\d{1,2} (?:\d{4} )?\d\d:\d\d:\d\d(?:\.\d+)?"  # Sep 19 02:29:46
     r"|(?:1 )?(?:[A-Z][a-z]{2} )?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d| "
     r"[A-Z]{2,5})?"  # RFC 5424's begin with 1
     r"|\d{9,11}\.\d{3,9}) "  # journalctl -o short-unix
 )
-_SOURCE_BEFORE = re.compile(
+_SOURCE_BEFORE = late_regex(
     r"[\w./@+-]+:(?:\d+:)? ?(?=\[\s*\d+\.\d+\]|\[[A-Z][a-z]{2} [A-Z]|[A-Z][a-z]{2}\s+\d{1,2} \d\d:\d\d"
     r"|\d{4}-\d\d-\d\dT)"
 )
 """What grep, pdsh and clush put before a line: a file or a host, only where a time follows."""
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_HOST_AND_TAG = re.compile(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
-_KERNEL_TAG = re.compile(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
+_COLOUR = late_regex(r"\x1b\[[0-9;]*m")
+_HOST_AND_TAG = late_regex(r"(?P<host>\S+) (?P<tag>[^\s:\[]+)(?:\[\d+\])?(?:: ?| \S+ \S+ - )")
+_KERNEL_TAG = late_regex(r"(?:(?P<host>[\w.-]+) )?kernel(?:\[\d+\])?: ?")
 GPFS_DAEMON = "mmfs"
 """The only program whose lines in a syslog are read beside the kernel's: GPFS has its client there. What such
 a line may give is about GPFS alone, and takes no node away."""
 
 
-@dataclass(frozen=True)
-class KernelText:
+class KernelText(msgspec.Struct, frozen=True):
     """The kernel's own words in a line, and what the line's prefix says of them."""
 
     text: str
@@ -141,7 +142,7 @@ def split_line(line: str) -> KernelText | None:
     return KernelText(clean(_without(_CALLER, text)), node, stamp.strip(" []") if stamp else None)
 
 
-_FILE_NAME = re.compile(r"/|:\d+:|^(?:messages|syslog|dmesg|kern)\b|\.(?:log|txt|out|dmesg|gz|\d)\b", re.IGNORECASE)
+_FILE_NAME = late_regex(r"/|:\d+:|^(?:messages|syslog|dmesg|kern)\b|\.(?:log|txt|out|dmesg|gz|\d)\b", re.IGNORECASE)
 
 
 def _node_of(source: str) -> str | None:
@@ -155,7 +156,7 @@ def _without(pattern: re.Pattern[str], text: str) -> str:
     return text[match.end() :] if match else text
 
 
-KERNELS_OWN = re.compile(
+KERNELS_OWN = late_regex(
     r"(?:<\d+>)?\[ *\d+\.\d{3,9}\] |\[[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}\] |(?:kern"
     r"|daemon) *:\w+ *: |.{0,90}\bkernel: "
 )

@@ -6,16 +6,17 @@ import re
 from collections.abc import Sequence
 from functools import lru_cache
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import Frame
 
-_PY_FRAME = re.compile(r'\s*(?:\((?:Python|C)\)\s*)?File:? "(.*?)", line (\d+),? in (.+?)\s*$')
-_GDB_FRAME = re.compile(r"\s*#(\d+)\s+(?:0x[0-9a-f]+ (?:in )?)?(.+)$")
+_PY_FRAME = late_regex(r'\s*(?:\((?:Python|C)\)\s*)?File:? "(.*?)", line (\d+),? in (.+?)\s*$')
+_GDB_FRAME = late_regex(r"\s*#(\d+)\s+(?:0x[0-9a-f]+ (?:in )?)?(.+)$")
 """eu-stack writes no `in`, with -m ` - /path/of/library` behind the function, and with -s the source below it."""
-_GDB_PYTHON = re.compile(r"Frame 0x[0-9a-f]+, for file (.+?), line (\d+), in ([\w.<>]+)")
-_RECORDED_FRAME = re.compile(r"\s*(?:#\d+\s+)?([\w.<>]+) from (\S+\.py):(\d+)\s*$")
-_KERNEL_FRAME = re.compile(r"\s*\[<[0-9a-f]+>\] (?:([\w.]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w+)\])?|0xf{16})\s*$")
+_GDB_PYTHON = late_regex(r"Frame 0x[0-9a-f]+, for file (.+?), line (\d+), in ([\w.<>]+)")
+_RECORDED_FRAME = late_regex(r"\s*(?:#\d+\s+)?([\w.<>]+) from (\S+\.py):(\d+)\s*$")
+_KERNEL_FRAME = late_regex(r"\s*\[<[0-9a-f]+>\] (?:([\w.]+)\+0x[0-9a-f]+/0x[0-9a-f]+(?: \[(\w+)\])?|0xf{16})\s*$")
 """A line of /proc/PID/stack; the last one of old kernels, and the only one of a task that runs, is an address."""
-_ARGUMENTS = re.compile(r"\s{8,}\S")  # Below a frame of py-spy: arguments and locals.
+_ARGUMENTS = late_regex(r"\s{8,}\S")  # Below a frame of py-spy: arguments and locals.
 
 
 def begins_program(frames: Sequence[Frame]) -> bool:

@@ -8,6 +8,7 @@ from functools import lru_cache
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
 
 _HOSTLIKE = r"[A-Za-z](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
@@ -51,13 +52,13 @@ class DumpHeader(Struct, frozen=True):
 
 _ZERO_IS_KNOWN = frozenset({"rank", "local_rank", "node_rank", "label"})
 
-_LABEL = re.compile(r"(\d{1,5}): ?(.*)$", re.S)
-_MPI_TAG = re.compile(r"\[[\w.@-]{1,80},(\d{1,6})\]<std(?:out|err)>: ?(.*)$", re.S)
+_LABEL = late_regex(r"(\d{1,5}): ?(.*)$", re.S)
+_MPI_TAG = late_regex(r"\[[\w.@-]{1,80},(\d{1,6})\]<std(?:out|err)>: ?(.*)$", re.S)
 """`mpirun --tag-output` of Open MPI: `[1,3]<stdout>:`, and `[prterun-n1-77@1,3]<stdout>:` from release 5 on."""
-_BRACKETS = re.compile(r"\[([^\]\s]{1,80})\]:? ?(.*)$", re.S)
-_RAY = re.compile(r"\(([\w.:-]+)[^)]*?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]*\) ?(.*)$", re.S)
-_HOST = re.compile(rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S)
-_STRUCTURAL = re.compile(
+_BRACKETS = late_regex(r"\[([^\]\s]{1,80})\]:? ?(.*)$", re.S)
+_RAY = late_regex(r"\(([\w.:-]+)[^)]*?pid=(\d+)(?:, ip=([\w.:-]+))?[^)]*\) ?(.*)$", re.S)
+_HOST = late_regex(rf"((?:\./)?(?:[\w.-]+/)*(?:{_HOSTLIKE}|\d+(?:\.\d+){{3}}))(?::|-(?= ))(?:\d+[:-])? ?(.*)$", re.S)
+_STRUCTURAL = late_regex(
     r'(?:Process \d+|Python v?3|Fatal Python error|Thread |Current thread|Traceback |\s+\S.*\)$|\s+File "|#\d+ |Error: '
     r"|Reason: |Permission |Failed to |"
     r"\s{8,}\S|$|=+ |-+ |#+ |\*+ )"
@@ -132,7 +133,7 @@ _PREFIXES = (
     (_HOST, _read_host),
 )
 
-_TOKEN = re.compile(
+_TOKEN = late_regex(
     r"""(?ix)
     (?P<local> local[_ -]?rank[_ :=\#-]*(?P<local_value>\d{1,4}) | \bgpu[_ :=\#-]*(?P<gpu>\d)\b )
   | (?P<node_rank> node[_-]rank[_ :=\#-]*(?P<node_rank_value>\d{1,5}) )
@@ -149,17 +150,17 @@ _TOKEN = re.compile(
     """
 )  # fmt: skip
 FOREIGN_CHARS = 40  # A header in another language is no longer; what is, is a sentence.
-_FOREIGN = re.compile(r"[^\x00-\x7f]+")
+_FOREIGN = late_regex(r"[^\x00-\x7f]+")
 _ELSEWHERE = {
     "rank": ("rang", "rango", "ранг", "ランク", "랭크", "秩"),
     "node": ("knoten", "nœud", "noeud", "nodo", "узел", "ノード", "节点", "節點", "노드", "węzeł"),
 }
 """What the two words are called by those who do not write English."""
 _ENGLISH = {word: english for english, words in _ELSEWHERE.items() for word in words}
-_FOREIGN_WORD = re.compile(
+_FOREIGN_WORD = late_regex(
     rf"(?<![^\W\d_])(?:{'|'.join(sorted(_ENGLISH, key=len, reverse=True))})(?![^\W\d_])", re.IGNORECASE
 )
-_PROC_STACK = re.compile(r"\W*/proc/([1-9]\d{0,8})/stack\W*$")
+_PROC_STACK = late_regex(r"\W*/proc/([1-9]\d{0,8})/stack\W*$")
 _DECORATION = " \t#=-*_>:[](){}<>|`~,;+.!\"'&$"
 
 
@@ -255,17 +256,17 @@ _OCCASION = (
     r"[-_]?\d{1,10}(?![a-z\d])"
 )
 """In a name: which of several dumps it is, or of which job; no node and no rank."""
-_REDIRECTED = re.compile(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
+_REDIRECTED = late_regex(r"(?:^|/)attempt_\d+/(\d{1,5})/(?:stdout|stderr|error)\.\w+$")
 """Where torchrun writes what a rank of its node prints (`--redirects`, `--tee`)."""
-_HOST_FILE = re.compile(
+_HOST_FILE = late_regex(
     r"(?i)(?:^|/)(?:trace|stacks?|py-?spy|dumps?)[-_][^/]*$|(?:^|[/._-])(?:node|host|gpu|compute|worker"
     r"|nid|cn|n|r\d+n|dgx|h100|a100|ip)[-_]?\d[^/]*$|\d+(?:\.\d+){3}"
 )
 
 
-_INTERPRETER = re.compile(r"(^|/)(python|pypy)[\d.]*$")
-_RULE = re.compile(r"(?:-{3,}|={3,})\s*$")
-_BETWEEN_RULES = re.compile(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
+_INTERPRETER = late_regex(r"(^|/)(python|pypy)[\d.]*$")
+_RULE = late_regex(r"(?:-{3,}|={3,})\s*$")
+_BETWEEN_RULES = late_regex(r"([A-Za-z][\w.,\[\]-]{0,2000}?)(?: \(\d+\))?\s*$")
 
 
 def is_rule(line: str) -> bool:

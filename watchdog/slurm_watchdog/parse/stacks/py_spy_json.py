@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
@@ -24,7 +25,7 @@ _THREAD_KEYS = frozenset({"thread_id", "os_thread_id", "thread_name", "name", "p
 MAX_COMMAND = 4000
 
 
-_LABELLED = re.compile(r"(?m)^(\d{1,5}|[A-Za-z][\w.-]*\d[\w.-]*): ?(?=\[\s*\{|\{\s*\"|[\[{]\s*$)")
+_LABELLED = late_regex(r"(?m)^(\d{1,5}|[A-Za-z][\w.-]*\d[\w.-]*): ?(?=\[\s*\{|\{\s*\"|[\[{]\s*$)")
 """A document that begins behind the prefix of `srun --label`, `pdsh` or `clush`."""
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.dump import Dump
 from slurm_watchdog.parse.stacks.frame_lines import (
@@ -35,29 +36,29 @@ MAX_FRAMES = 200
 MAX_LINE = 4000
 JSON_ATTEMPTS = 64
 
-_LABEL_AT_BEGIN = re.compile(r"(?m)^( {0,5}\d{1,6}): ")
+_LABEL_AT_BEGIN = late_regex(r"(?m)^( {0,5}\d{1,6}): ")
 _BEFORE_ALL = (
-    re.compile(r"(?m)^> ?"),
-    re.compile(r"(?m)^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? "),
+    late_regex(r"(?m)^> ?"),
+    late_regex(r"(?m)^\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)? "),
 )
 """What a letter and a log with times have before most lines."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_PROCESS = re.compile(r"\s*Process (\d+)(?::\s?(.*))?$")
-_EU_STACK_PROCESS = re.compile(r"\s*PID (\d+) - (?:process|core)\s*$")
-_PARENT = re.compile(r"\s*Parent Process (\d+)")
-_ERROR = re.compile(
+_ESCAPES = late_regex(r"\x1b\[[0-9;?]*[A-Za-z]")
+_PROCESS = late_regex(r"\s*Process (\d+)(?::\s?(.*))?$")
+_EU_STACK_PROCESS = late_regex(r"\s*PID (\d+) - (?:process|core)()\s*$")
+_PARENT = late_regex(r"\s*Parent Process (\d+)")
+_ERROR = late_regex(
     r"\s*(?:Error:\s*)?((?:Failed to (?:suspend|get|attach|find|copy|open|read|lock)|Permission [Dd]enied"
     r"|Operation not permitted|"
     r"No such process|[Tt]imed out|[Tt]imeout|Killed|Terminated|Could not attach|Cannot attach|ptrace"
     r"|EPERM|Couldn't|Process \d+ (?:not|does)|"
     r"(?:os )?error |No python|The process|process \d+ (?:is|has)|py-spy: (?!command)).*)"
 )
-_ANY_ERROR = re.compile(r"\s*(?:Error|ERROR|error):\s*(.+)")
-_REASON = re.compile(r"\s*(?:Reason|Caused by):\s*(.+)")
-_DUMP_ASKED = re.compile(r"\b(?:dump|remote)\b")
-_DUMPED_PID = re.compile(r"(?:--pid|-p|remote)[ =](\d{2,8})\b")
-_GDB_PID = re.compile(r"-p ?(\d{1,9})")
-_RANK_BEFORE_COMMAND = re.compile(
+_ANY_ERROR = late_regex(r"\s*(?:Error|ERROR|error):\s*(.+)")
+_REASON = late_regex(r"\s*(?:Reason|Caused by):\s*(.+)")
+_DUMP_ASKED = late_regex(r"\b(?:dump|remote)\b")
+_DUMPED_PID = late_regex(r"(?:--pid|-p|remote)[ =](\d{2,8})\b")
+_GDB_PID = late_regex(r"-p ?(\d{1,9})")
+_RANK_BEFORE_COMMAND = late_regex(
     r"(?i)\W*(?:global )?rank[ _:=#-]*(\d{1,6})\W+(?:\(gdb\)|Timeout \(|Fatal Python|Attaching|\$|sudo"
     r"|py-spy|gdb|pystack|thread apply|kill|"
     r"dumping|stack trace).*"
@@ -168,8 +169,7 @@ class _Reader:
     def _header_of_process(self, stream: _Stream, line: str) -> bool:
         if (match := _PROCESS.match(line) or _EU_STACK_PROCESS.match(line)) is not None:
             self._end_process(stream)
-            command = match[2] if match.re is _PROCESS else ""
-            stream.pid, stream.command = int(match[1]) % 2**31, (command or "")[:MAX_LINE]
+            stream.pid, stream.command = int(match[1]) % 2**31, (match[2] or "")[:MAX_LINE]
             stream.asked = 0
             return True
         if (match := _PARENT.match(line)) is not None:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import ThreadStack
 
-_SPY_THREAD = re.compile(r'\s*Thread (0x[0-9A-Fa-f]+|\d+)(?: \(([\w+ -]*)\))?(?:: "(.*?)"?)?\s*$')
-_FAULT_THREAD = re.compile(
+_SPY_THREAD = late_regex(r'\s*Thread (0x[0-9A-Fa-f]+|\d+)(?: \(([\w+ -]*)\))?(?:: "(.*?)"?)?\s*$')
+_FAULT_THREAD = late_regex(
     r"\s*(?:Current thread|Thread) (0x[0-9A-Fa-f]+|\d+|[\w-]+)(?:,? ?[\[(](.*?)[\])])? \(most recent "
     r"call (first|last)\):?"
 )
-_PYSTACK_THREAD = re.compile(
+_PYSTACK_THREAD = late_regex(
     r"\s*Traceback for thread (\d+)(?: \((.*?)\))?(?: \[(.*?)\])? \(most recent call (first|last)\):?"
 )
-_GDB_THREAD = re.compile(r'\s*Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?\)?(?: "(.*?)")?\)?:')
-_EU_STACK_THREAD = re.compile(r"\s*TID (\d+):\s*$")
-_LOOSE_THREAD = re.compile(
+_GDB_THREAD = late_regex(r'\s*Thread (\d+) \((?:Thread 0x[0-9a-f]+ )?\(?(?:LWP|process) (\d+)\)?\)?(?: "(.*?)")?\)?:')
+_EU_STACK_THREAD = late_regex(r"\s*TID (\d+):\s*$")
+_LOOSE_THREAD = late_regex(
     r"""\s*(?:#\s*|-+\s*)?(?:Stack (?:of|for) )?(?:[Tt]hread)(?:ID| ID| name)?[:=]?\s*["']?([A-Za-z][\w-]*?)"""
     r"""["']?\s*\(?(?:ident|id|tid)?[=: ]*(\d+|0x[0-9a-f]+)?[^)]*\)?:?\s*-*$"""
 )

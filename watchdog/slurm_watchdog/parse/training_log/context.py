@@ -14,8 +14,7 @@ other, not by its words:
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.model.observations import EventKind
@@ -35,8 +34,7 @@ HEADED = frozenset({"keras", "keras_line", "paddle_hapi"})
 """Patterns that count within an epoch which a line of its own named (`Epoch 2/3`)."""
 
 
-@dataclass
-class _Bar:
+class _Bar(msgspec.Struct):
     total: int
     count: int
     inner: bool
@@ -48,8 +46,7 @@ class _Bar:
     has_loss: bool = False
 
 
-@dataclass
-class _Epoch:
+class _Epoch(msgspec.Struct):
     """The epoch of one pattern."""
 
     number: int
@@ -57,13 +54,12 @@ class _Epoch:
     longest: int
 
 
-@dataclass
-class Context:
+class Context(msgspec.Struct):
     """What is known of the lines of one file so far."""
 
     _header: tuple[int, int] | None = None  # (epochs finished, all epochs), as the last header named them.
-    _epochs: dict[str, _Epoch] = field(default_factory=dict)
-    _bars: dict[int, _Bar] = field(default_factory=dict)
+    _epochs: dict[str, _Epoch] = msgspec.field(default_factory=dict)
+    _bars: dict[int, _Bar] = msgspec.field(default_factory=dict)
     _begins: int = 0
     _inner: float = 0.0
     _ended: int | None = None

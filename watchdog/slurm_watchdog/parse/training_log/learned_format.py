@@ -14,9 +14,12 @@ from __future__ import annotations
 
 import re
 from collections import OrderedDict, deque
-from dataclasses import dataclass, field
 from itertools import pairwise
 
+import msgspec
+
+from slurm_watchdog.base.averages import median
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.knowledge.progress_patterns import NOT_PROGRESS
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.fact import LogFact
@@ -42,13 +45,13 @@ WORDS = (
     b"perplexity", b"reward", b"nll", b"bpb", b"mse", b"psnr",
     b"mfu", b"verlust", b"perte", b"entropy",
 )  # fmt: skip
-_TRAINING = re.compile(
+_TRAINING = late_regex(
     r"(?<![a-z])(?:\w*loss|lr|learning[ _-]?rate|grad(?:ient)?[ _-]?norm|gnorm|acc|accuracy|ppl"
     r"|perplexity|reward|nll|bpb|mse|psnr|mfu"
     r"|verlust|perte|entropy)(?![a-z])",
     re.IGNORECASE,
 )
-_OTHER = re.compile(
+_OTHER = late_regex(
     r"heart-?beat|\balive\b|\bping\b|\bpulse\b|uptime|elapsed|\bpid\b|\bmem(?:ory)?\b|\b[kmg]i?b\b|\butil"
     r"|\btemp|\bwatts?\b|\bcpu\b|\bretr(?:y|ies)"
     r"|\battempt|\bpoll|\bwait|\bsleep|\bqueue|\bmonitor|\bhealth|\bwatchdog|\bstatus\b|\bval(?:id\w*)?\b"
@@ -56,17 +59,16 @@ _OTHER = re.compile(
     r"|\bnccl\b|\bversion|\bload|\bcache|\bredraw|\bsync\b|\bbest\b|\berror",
     re.IGNORECASE,
 )
-_TIMES = re.compile(
+_TIMES = late_regex(
     r"\d{4}[-/]\d\d[-/]\d\d|\d\d[-/]\d\d[-/]\d{2,4}|\d{1,3}:\d\d(?::\d\d)?(?:[.,]\d+)?"
     r"|\b1[5-9]\d{8}(?:\d{3}|\d{6}|\d{9}|\.\d+)?\b|0x[0-9a-fA-F]+"
 )
-_NUMBER = re.compile(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
-_LETTERS_WITH_NUMBERS = re.compile(r"[A-Za-z_]+\d+\w*")
-_BLANKS = re.compile(r"\s+")
+_NUMBER = late_regex(r"[-+]?\d[\d,_]*(?:\.\d+)?(?:[eE][-+]?\d+)?")
+_LETTERS_WITH_NUMBERS = late_regex(r"[A-Za-z_]+\d+\w*")
+_BLANKS = late_regex(r"\s+")
 
 
-@dataclass
-class _Column:
+class _Column(msgspec.Struct):
     """One number of a form of line."""
 
     value: float | None = None
@@ -75,7 +77,7 @@ class _Column:
     ups: int = 0
     downs: int = 0
     decimal: bool = False
-    seen: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=MAX_RISES_KEPT))
+    seen: deque[tuple[float, float]] = msgspec.field(default_factory=lambda: deque(maxlen=MAX_RISES_KEPT))
     """(when, value) of those that were higher than the one before."""
 
     def add(self, text: str, at: float, gap: bool) -> None:
@@ -109,7 +111,7 @@ class _Column:
             return False
         moments = sorted({at for at, _ in self.seen})
         pauses = [b - a for a, b in pairwise(moments)]
-        if len(pauses) < 2 or max(pauses) > LOOSE * _median(pauses) + LOOK_S:
+        if len(pauses) < 2 or max(pauses) > LOOSE * median(pauses) + LOOK_S:
             return False
         return not _is_clock((high - low) / (ended - began))
 
@@ -118,19 +120,11 @@ class _Column:
         return self.decimal and self.ups > 0 and self.downs > 0
 
 
-def _median(values: list[float]) -> float:
-    """That of the statistics module, which every child of the agent would carry for this one line, with
-    fractions and decimals."""
-    ordered, half = sorted(values), len(values) // 2
-    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2
-
-
 def _is_clock(rate: float) -> bool:
     return any(abs(rate - clock) <= CLOCK_SLACK * clock for clock in CLOCKS)
 
 
-@dataclass
-class _Form:
+class _Form(msgspec.Struct):
     columns: list[_Column]
     place: int | None = None  # The column that was found to count.
     reported: float | None = None
@@ -153,11 +147,10 @@ class _Form:
         return column.value
 
 
-@dataclass
-class Learner:
+class Learner(msgspec.Struct):
     """What is known of the lines of one file whose format is not."""
 
-    _forms: OrderedDict[tuple[int | None, str], _Form] = field(default_factory=OrderedDict)
+    _forms: OrderedDict[tuple[int | None, str], _Form] = msgspec.field(default_factory=OrderedDict)
     _chosen: tuple[int | None, str] | None = None
     """The form that counts. Others may count something else, and both together would be no count."""
 

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.regex_cost import SEEN_CHARS
 from slurm_watchdog.knowledge.log_signatures import (
     COPYING,
@@ -74,8 +75,8 @@ from slurm_watchdog.parse.training_log.numbers import (
 from slurm_watchdog.parse.training_log.text import MAX_LINE, has_needle, plain_line, split_prefix
 
 NO_NUMBER = ("NaN", "nan", "Inf", "inf")  # As writers of JSON put what it has no word for.
-_NO_NUMBER = re.compile(r"(?<=[:\[,\s])(-?(?:NaN|nan|Infinity|[Ii]nf))(?=\s*[,}\]])")
-MAPPING = re.compile(r"\s*\{(?! ?[A-Za-z]+:)")
+_NO_NUMBER = late_regex(r"(?<=[:\[,\s])(-?(?:NaN|nan|Infinity|[Ii]nf))(?=\s*[,}\]])")
+MAPPING = late_regex(r"\s*\{(?! ?[A-Za-z]+:)")
 """JSON, or a dictionary; MindFormers writes `{ Epoch:[ 1/ 2], step:[…` around its lines."""
 
 
@@ -131,7 +132,7 @@ def _epoch(data: dict[str, Any]) -> float | None:
 
 
 LONGEST_EPOCH = 1e9  # Steps of an epoch whose length is not known: epoch and step become one number that rises.
-_BAR_BEGINS = re.compile(r"\[(?:0?0:)?00:00<\?|\[(?:0?0:)?00:00, \?")
+_BAR_BEGINS = late_regex(r"\[(?:0?0:)?00:00<\?|\[(?:0?0:)?00:00, \?")
 _BARS = frozenset({"tqdm", "tqdm_open", "tqdm_count"})
 _EPOCHS = frozenset({"epoch_pair", "epoch_loss", "pair_loss"})
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
+from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.knowledge.progress_patterns import PREFIXES
 from slurm_watchdog.parse.training_log.numbers import whole_number
@@ -12,8 +12,8 @@ from slurm_watchdog.parse.training_log.numbers import whole_number
 MAX_LINE = 500  # Characters of a line that are kept as evidence.
 _MAX_PARSED = 4096
 """No framework writes what we look for further to the right; a line of megabytes must not cost seconds."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]+")
+_ESCAPES = late_regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
+_CONTROL = late_regex(r"[\x00-\x1f\x7f-\x9f]+")
 
 
 def clean_line(line: str) -> str:

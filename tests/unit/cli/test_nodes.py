@@ -10,7 +10,7 @@ import pytest
 from msgspec import to_builtins
 
 from slurm_watchdog.controller.api.answers import node_history, node_table
-from slurm_watchdog.controller.api.journal_view import RequestRefused
+from slurm_watchdog.controller.api.asking import RequestRefused
 from slurm_watchdog.controller.api.requests import event_of
 from slurm_watchdog.controller.node_history.suspicion import by_node, suspicions
 from slurm_watchdog.controller.policy.access import Operators, Person

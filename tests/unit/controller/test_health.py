@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import TRAINED_LOOKS
 from slurm_watchdog.cli.status import exit_code, screen
-from slurm_watchdog.controller.api.status_view import status_of
+from slurm_watchdog.controller.api.views import status_of
 from slurm_watchdog.controller.health.cluster import BusyShare, Health, HealthInputs, health, pulses
 from slurm_watchdog.controller.health.job import NotJudged
 from slurm_watchdog.controller.health.metrics import ControllerMetrics
@@ -61,7 +61,6 @@ BLIND: dict[str, HealthInputs] = {
     "Slurm's answer is an error": seen(slurm_error="exit 1"),
     "Slurm shows not all": seen(slurm_notes=("PrivateData hides jobs",)),
     "warm-up": seen(warming_up=True),
-    "mode off": seen(mode="off"),
     "no agent anywhere": seen(cluster={"reporting_nodes": ()}),
     "no agent of the job": seen(cluster={"reporting_nodes": ("n9",)}),
     "its agents are silent": seen(views.job(silent_nodes=("n1", "n2")), cluster={"silent_nodes": ("n1", "n2"), "reporting_nodes": ("n9",)}),

@@ -102,7 +102,7 @@ def test_what_somebody_is_in_slurms_accounting_counts(
     ("text", "words"),
     [
         ("{stop: [ann]}", "known: pause, restart"),
-        ("{restart: ['slurm:admin']}", "none of slurm:operator, slurm:coordinator"),
+        ("{restart: ['slurm:admin']}", "not one of slurm:operator, slurm:coordinator"),
         ("{pause: ['slurm:coordinator']}", "concerns jobs of an account"),
         ("{restart: ann}", "list"),
     ],
@@ -165,9 +165,9 @@ def test_no_request_that_changes_something_lacks_its_test_here() -> None:
     ("method", "path", "body", "status", "words"),
     [
         ("GET", "/v1/nothing", None, 404, "GET /v1/nothing is not a request that is answered here"),
-        ("GET", "/", None, 404, "no request"),
+        ("GET", "/", None, 404, "not a request"),
         ("GET", "/v1/pause", None, 405, "GET /v1/pause is not a request"),
-        ("DELETE", "/v1/status", None, 405, "no request"),
+        ("DELETE", "/v1/status", None, 405, "not a request"),
         ("POST", "/v1/pause", "{", 400, "is not JSON"),
         ("POST", "/v1/pause", '{"x": ' + "[" * 60_000, 400, "is not JSON"),
         ("POST", "/v1/pause", '{"reason": ' + "9" * 60_000 + "}", 400, "out of range"),

@@ -51,7 +51,7 @@ def replay(traces: tuple[str, ...], config_file: str | None, as_json: bool) -> N
     import logging
 
     from slurm_watchdog.config.schema import Config
-    from slurm_watchdog.controller.api.journal_view import shown
+    from slurm_watchdog.controller.api.views import shown
     from slurm_watchdog.replay.player import numbered_ids
 
     config = configured(config_file) or Config()

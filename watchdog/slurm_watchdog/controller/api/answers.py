@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from fnmatch import fnmatchcase
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -16,15 +16,24 @@ from slurm_watchdog import __version__
 from slurm_watchdog.analysis.lost_time import report as counted
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.controller.api import journal_view
-from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, Who, checked_nodes
-from slurm_watchdog.controller.api.journal_view import RequestRefused
-from slurm_watchdog.controller.api.status_view import own_status, status_of
+from slurm_watchdog.base.text import duration
+from slurm_watchdog.controller.api.asking import UNKNOWN_CALLER, Asked, RequestRefused, Who, checked_nodes
+from slurm_watchdog.controller.api.views import (
+    DETAILS_FOR,
+    Sees,
+    action_of,
+    done_about,
+    is_of,
+    own_status,
+    shown,
+    status_of,
+)
 from slurm_watchdog.controller.node_history.suspicion import Counted, kind_words, suspicion_of
 from slurm_watchdog.controller.policy.access import Operators, Person
 from slurm_watchdog.controller.state.evidence_collection import Collected, diagnosis_of, node_rows
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.detect.suspect_node import SUSPECT_FROM
+from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.journal.reports import read_report
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
@@ -51,6 +60,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.notify.dispatcher import Notifier
     from slurm_watchdog.slurm.client import SlurmClient
 
+LARGE_KINDS = frozenset({"node", "job"})  # Evidence that is fetched piece by piece.
 SHOWN_LEFT_OUT = 20
 MAX_REPORTS = 4  # Reports that are made or wait: one at a time, in a thread of their own.
 SHOWN_NODES = 200  # Of a cluster's suspicious nodes, the worst first.
@@ -123,13 +133,21 @@ class Api:
     def done(self, incident: Incident) -> str:
         """What is done about an open incident."""
         journal = self.controller.journal
-        return journal_view.done(incident, journal.decisions(incident.id), journal.actions(incident.id))
+        return done_about(incident, journal.decisions(incident.id), journal.actions(incident.id))
 
     def find(self, asked: Asked) -> Incident:
-        """The incident with the id in the path, or the only one whose id begins so, of those that may be shown. Raises
-        RequestRefused."""
-        c = self.controller
-        return journal_view.find(c.journal, asked.named["id"], c.judge.incidents, self.who.only(asked))
+        """The incident with the id in the path, or the only one whose id begins so, of those that may be shown: others
+        are as if they were not there. Raises RequestRefused."""
+        c, given, only = self.controller, asked.named["id"], self.who.only(asked)
+        exact = c.journal.incident(given)
+        there = [exact] if exact is not None and is_of(exact, only) else []
+        there = there or [*c.judge.incidents, *c.journal.incidents(owner=only, beginning=given)]
+        known = {each.id: each for each in there if each.id.startswith(given) and is_of(each, only)}
+        if len(known) > 1:
+            raise RequestRefused(400, f"{len(known)} incidents begin with {given[:40]!r}; give more of the id")
+        if not known:
+            raise RequestRefused(404, f"there is no incident {given[:40]!r}; `slurm-watchdog incidents` lists them")
+        return next(iter(known.values()))
 
 
 def status(api: Api, asked: Asked) -> Status:
@@ -159,16 +177,50 @@ def status(api: Api, asked: Asked) -> Status:
 
 def incidents(api: Api, asked: Asked) -> list[documents.Incident]:
     """The newest incidents."""
-    c, job_id = api.controller, asked.query.get("job")
-    return journal_view.listed(c.journal, job_id, api.who.sees(asked), c.judge.incidents, api.who.only(asked))
+    c, job_id, only, sees = api.controller, asked.query.get("job"), api.who.only(asked), api.who.sees(asked)
+    stored, journal = c.journal.incidents(job_id=job_id, owner=only), c.journal
+    known, current = {each.id for each in stored}, {each.id: each for each in c.judge.incidents}
+    pending = [i for i in current.values() if i.id not in known and (job_id is None or job_id in i.job_ids)]
+    found = [current.get(i.id, i) for i in (*pending, *stored)]
+    return [shown(i, sees, journal.decisions(i.id), journal.actions(i.id)) for i in found if is_of(i, only)]
 
 
 def explain(api: Api, asked: Asked) -> documents.Explanation:
     """One incident: who, since when, why, what was done."""
-    c, incident = api.controller, api.find(asked)
-    return journal_view.explained(
-        c.journal, incident, c.judge.incidents.get(incident.id) or incident, api.who.sees(asked), c.actions.waiting,
-        lambda about, runs: api.who.follows(asked, about, runs, c.state.jobs),
+    c, incident, sees = api.controller, api.find(asked), api.who.sees(asked)
+    runs = c.journal.actions(incident.id)
+    head = shown(c.judge.incidents.get(incident.id) or incident, sees, c.journal.decisions(incident.id), runs)
+    actions = tuple(action_of(run, c.actions.waiting(run.decision.id)) for run in runs)
+    if not sees(incident):
+        follows = api.who.follows(asked, incident, runs, c.state.jobs)
+        return documents.Explanation(incident=head, actions=actions if follows else ())
+    return documents.Explanation(
+        incident=head,
+        timeline=tuple(documents.Moment(at=at, text=text) for at, text in c.journal.timeline(incident.id)),
+        evidence=tuple(_evidence(c.journal, incident, piece) for piece in _pieces(c.journal, incident, sees)),
+        actions=actions,
+    )
+
+
+def _pieces(journal: Journal, incident: Incident, sees: Sees) -> list[Piece]:
+    """The evidence of an incident; of what is stored with another one, that which the same person may see there."""
+    pieces = journal.evidence.pieces(incident.id)
+    others = {each.stored_with for each in pieces} - {incident.id}
+    hidden = {each for each in others if (found := journal.incident(each)) is None or not sees(found)}
+    return [each for each in pieces if each.stored_with not in hidden]
+
+
+def _evidence(journal: Journal, incident: Incident, piece: Piece) -> documents.Evidence:
+    """One piece; what a whole node said is fetched by its number, for there may be hundreds of megabytes of it."""
+    document: Any = None
+    if piece.kind not in LARGE_KINDS:
+        document = json.loads(journal.evidence.document(piece.stored_with, piece.number) or b"null")
+    taken_at = document.get("taken_at", piece.at) if isinstance(document, dict) else piece.at
+    after_s = taken_at - incident.opened_at
+    side = "after" if after_s >= 0 else "before"
+    return documents.Evidence(
+        at=piece.at, kind=piece.kind, number=piece.number, incident=piece.stored_with, document=document,
+        taken=f"taken {duration(abs(after_s))} {side} the incident began",
     )  # fmt: skip
 
 
@@ -176,7 +228,7 @@ def evidence(api: Api, asked: Asked) -> msgspec.Raw:
     """One piece of its evidence, as a node answered it."""
     incident, number = api.find(asked), asked.named["number"]
     if not api.who.sees(asked)(incident):
-        raise RequestRefused(403, f"the evidence of incident {incident.id} is for {journal_view.DETAILS_FOR}")
+        raise RequestRefused(403, f"the evidence of incident {incident.id} is for {DETAILS_FOR}")
     if not number.isascii() or not number.isdecimal() or len(number) > 18:
         raise RequestRefused(400, f"{number[:40]!r} is not a number of a piece of evidence")
     document = api.controller.journal.evidence.document(incident.id, int(number))

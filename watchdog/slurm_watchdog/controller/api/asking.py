@@ -20,8 +20,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.redact import mask_cut
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.api.journal_view import DETAILS_FOR, RequestRefused
-from slurm_watchdog.controller.api.status_view import Sees
+from slurm_watchdog.controller.api.views import DETAILS_FOR, Sees
 from slurm_watchdog.controller.policy.access import (
     GROUP,
     RIGHTS,
@@ -51,6 +50,15 @@ B = TypeVar("B", bound=msgspec.Struct)
 
 
 log = logging.getLogger(__name__)
+
+
+class RequestRefused(Exception):
+    """A request that cannot be served: status and a sentence, and a word for programs where there is more to
+    do than to read it."""
+
+    def __init__(self, status: int, sentence: str, code: str = ""):
+        self.status, self.code = status, code
+        super().__init__(sentence)
 
 
 def operators_of(names: Iterable[str]) -> Operators:

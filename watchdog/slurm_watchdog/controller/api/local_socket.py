@@ -14,8 +14,7 @@ from pathlib import Path
 from aiohttp import web
 
 from slurm_watchdog.controller.api.answers import Api, CommandSources
-from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, UserLookup
-from slurm_watchdog.controller.api.journal_view import RequestRefused
+from slurm_watchdog.controller.api.asking import MAX_BODY_BYTES, UNKNOWN_CALLER, Asked, RequestRefused, UserLookup
 from slurm_watchdog.controller.api.routes import ROUTES, answer, refusal_of
 from slurm_watchdog.controller.policy.access import Person
 

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from slurm_watchdog.analysis.lateness import RankLateness, is_late, rank_lateness
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.controller.api.journal_view import Waiting, waits
-from slurm_watchdog.controller.api.status_view import Sees
+from slurm_watchdog.controller.api.views import Sees, Waiting, waits
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.journal import Journal

@@ -13,9 +13,8 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import one_line, plural
 from slurm_watchdog.controller.api.answers import Api, progress_of
-from slurm_watchdog.controller.api.asking import Asked, checked_job, checked_nodes, reason_of
-from slurm_watchdog.controller.api.journal_view import RequestRefused, action_of
-from slurm_watchdog.controller.api.status_view import is_own
+from slurm_watchdog.controller.api.asking import Asked, RequestRefused, checked_job, checked_nodes, reason_of
+from slurm_watchdog.controller.api.views import action_of, is_own
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.suspicion import DAY_S, MAX_WHAT

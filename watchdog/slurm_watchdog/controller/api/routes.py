@@ -20,8 +20,7 @@ import msgspec
 from slurm_watchdog import __version__
 from slurm_watchdog.controller.api import answers, requests
 from slurm_watchdog.controller.api.answers import Api, encoded
-from slurm_watchdog.controller.api.asking import Asked, UserLookup, read_body
-from slurm_watchdog.controller.api.journal_view import RequestRefused
+from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, read_body
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress

@@ -29,12 +29,11 @@ from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.answers import Api, CommandSources
-from slurm_watchdog.controller.api.asking import Asked, UserLookup, person_of
-from slurm_watchdog.controller.api.journal_view import RequestRefused
+from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of
 from slurm_watchdog.controller.api.page_html import rendered
 from slurm_watchdog.controller.api.page_views import doing, history, node_map, ranks_of, todo
 from slurm_watchdog.controller.api.routes import ROUTES, Route, answer, document_of, refusal_of
-from slurm_watchdog.controller.api.status_view import SHOWN_OPEN, job_row, open_incident
+from slurm_watchdog.controller.api.views import SHOWN_OPEN, job_row, open_incident
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.access import Person, may_see
 from slurm_watchdog.model.documents import Job

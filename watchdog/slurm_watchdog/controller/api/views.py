@@ -1,8 +1,8 @@
-"""The status of a cluster, and of one user's jobs, as `status` and the page show it. Pure."""
+"""Documents of incidents, jobs and the status, as far as a person may see them. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 
 from msgspec.structs import replace
 
@@ -11,10 +11,12 @@ from slurm_watchdog.base.text import plural
 from slurm_watchdog.controller.health.cluster import ORDER, Health, is_announced
 from slurm_watchdog.controller.health.job import RESTARTING
 from slurm_watchdog.controller.policy.access import public_sentence
+from slurm_watchdog.model import documents
+from slurm_watchdog.model.actions import ActionRun, Decision
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.documents import IncidentCounts, Job, Level, Nodes, OpenIncident, Status
+from slurm_watchdog.model.documents import DecisionSummary, IncidentCounts, Job, Level, Nodes, OpenIncident, Status
 from slurm_watchdog.model.headline import headline, response
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm_states import is_lost
 
 Sees = Callable[[Incident], bool]
@@ -24,6 +26,9 @@ SHOWN_OPEN = 20
 SHOWN_STEP_TIMES = 24
 HEAD = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by")
 """What anybody may see of an incident: no word of a user's."""
+DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
+TIMES = ("fired_at", "resolved_at", "detected_after_s")
+Waiting = Callable[[str], tuple[str, float | None] | None]  # For an action: what it waits for and until when.
 
 
 def first_job(incident: Incident) -> str | None:
@@ -107,6 +112,11 @@ def is_own(incident: Incident, uid: int) -> bool:
     return set(incident.owners) == {uid}
 
 
+def is_of(incident: Incident, only: int | None) -> bool:
+    """The same; None: of all users."""
+    return only is None or is_own(incident, only)
+
+
 def own_status(
     view: ClusterView, limits_s: Mapping[str, float], open_incidents: Collection[Incident], resolved: int,
     found: Health, uid: int, done: Callable[[Incident], str] = response,
@@ -135,3 +145,51 @@ def own_status(
         jobs=of_jobs,
     )
     return status_of(small, limits_s, incidents, resolved, lambda incident: True, own, done=done)
+
+
+def done_about(incident: Incident, decisions: Sequence[Decision], actions: Sequence[ActionRun]) -> str:
+    """What is done about an incident, in a few words."""
+    last = decisions[-1] if decisions else None
+    return response(incident, last, next((run.end for run in actions if run.decision == last), None))
+
+
+def shown(
+    incident: Incident, sees: Sees, decisions: Sequence[Decision], actions: Sequence[ActionRun]
+) -> documents.Incident:
+    """One incident, with the decisions about it. For a person who may not see its evidence: what, when, where and what
+    was done. Fields are named one by one there, so that no new one is shown to all."""
+    about = done_about(incident, decisions, actions)
+    if not sees(incident):
+        summary = public_sentence(incident)
+        return picked(
+            documents.Incident, incident, *HEAD, *TIMES, job_id=first_job(incident), summary=summary,
+            headline=headline(replace(incident, summary=summary), about),
+            culprits=tuple(picked(Culprit, each, "node", "rank", "gpu_uuid") for each in incident.culprits),
+            decisions=tuple(
+                picked(DecisionSummary, each, "action", "verdict", "by", "exclude", "ladder") for each in decisions
+            ),
+            details_for=DETAILS_FOR,
+        )  # fmt: skip
+    outcomes = {run.decision.id: run.end.detail for run in actions if run.end is not None}
+    return picked(
+        documents.Incident, incident, *HEAD, *TIMES, "summary", "resolution", "culprits", job_id=first_job(incident),
+        headline=headline(incident, about),
+        evidence=incident.facts,
+        owner_uids=tuple(uid for uid in incident.owners if uid >= 0),
+        decisions=tuple(picked(DecisionSummary, each, outcome=outcomes.get(each.id)) for each in decisions),
+    )  # fmt: skip
+
+
+def action_of(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> documents.ActionRun:
+    """One action with every operation that was climbed, and what it waits for and until when (wall clock), where it
+    waits."""
+    return picked(
+        documents.ActionRun, run.decision, decision_id=run.decision.id, end=run.end,
+        operations=tuple(picked(documents.Operation, each) for each in run.records),
+        waiting=waits(waiting),
+    )  # fmt: skip
+
+
+def waits(given: tuple[str, float | None] | None) -> documents.Waiting | None:
+    """What an action waits for, and until when."""
+    return None if given is None else documents.Waiting(what=given[0], until=given[1])

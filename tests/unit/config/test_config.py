@@ -332,7 +332,7 @@ def test_a_kill_switch_is_the_switch_of_one_job() -> None:
             "jobs.kill_switch",
             "hidden",
         ),
-        ("jobs:\n  kill_switch_prefixes: [/]\n", "jobs.kill_switch_prefixes[0]", "no directory below /"),
+        ("jobs:\n  kill_switch_prefixes: [/]\n", "jobs.kill_switch_prefixes[0]", "of a directory below /"),
         ("jobs:\n  checkpoint_trackers: ['/a', 'b']\n", "jobs.checkpoint_trackers[1]", "absolute path"),
         (
             "agent:\n  log_patterns: ['/l/{restarts}']\n",

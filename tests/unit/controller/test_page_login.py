@@ -85,7 +85,7 @@ def test_a_password_that_is_no_text_is_a_wrong_one() -> None:
     [
         ("page_proxy_header: X-Remote-User", "page_token_file"),
         ("page_proxy_header: Cookie, page_token_file: /x", "begins with X-"),
-        ("page_proxies: [here]", "no network"),
+        ("page_proxies: [here]", "nor a network"),
     ],
 )
 def test_a_login_that_would_prove_nothing_is_refused(security: str, word: str) -> None:

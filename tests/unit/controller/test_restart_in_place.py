@@ -155,7 +155,7 @@ def test_the_kill_switch_of_a_supervised_job_is_on_its_batch_host_before_a_train
 
 def test_restart_step_is_the_first_of_the_rungs_that_end_a_run() -> None:
     assert problem_of(LADDER) is None
-    assert "restart_step comes before" in (problem_of((Rung.REQUEUE, Rung.RESTART_STEP)) or "")
+    assert "restart_step must come before" in (problem_of((Rung.REQUEUE, Rung.RESTART_STEP)) or "")
 
 
 def test_steps_lost_are_a_range_where_the_first_lines_of_the_new_step_may_have_been_missed() -> None:

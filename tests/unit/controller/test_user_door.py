@@ -290,7 +290,7 @@ def test_a_user_whom_the_directory_does_not_find_in_time_comes_again(controller:
             await server.cleanup()
 
     status, told = asyncio.run(go())
-    assert (status, "come again" in told) == (503, True)
+    assert (status, "retry" in told) == (503, True)
 
 
 def test_an_answer_that_no_credential_holds_is_said_to_be_too_large(controller: Any) -> None:

@@ -197,7 +197,7 @@ def test_nothing_that_was_heard_is_worth_anything_to_a_controller_that_was_start
         sessions = other.door._sessions
         assert sessions is not None
         payload = encode_offer(new_session("n1", 0.0), "0" * 32)
-        with pytest.raises(AuthenticationError, match="a controller that is gone"):
+        with pytest.raises(AuthenticationError, match="a controller that no longer runs"):
             sessions.check_credential(Credential(0, 1, 0, True, payload))
         assert (
             Connection(f"http://127.0.0.1:{other.number}", 10**6).post("/v1/session", b"", headers, 5.0, 10.0).status

@@ -110,5 +110,5 @@ def test_what_is_one_user_s_is_on_no_port_and_a_port_s_door_on_no_socket(tmp_pat
     with pytest.raises(ValueError, match="not served on a port"):
         asyncio.run(own.start("127.0.0.1", 0, 1))
     own.only_uid = None
-    with pytest.raises(ValueError, match="whose socket"):
+    with pytest.raises(ValueError, match="the socket's owner"):
         asyncio.run(own.start_unix(str(tmp_path / "s"), 1))

@@ -137,7 +137,7 @@ def test_an_action_is_its_decision_its_rungs_and_its_end(journal: Journal) -> No
 
 def test_an_outcome_is_never_written_twice_nor_without_an_intent(journal: Journal) -> None:
     journal.add_decision(DECISION)
-    with pytest.raises(JournalError, match="no intent"):
+    with pytest.raises(JournalError, match="No intent"):
         journal.operation_outcome("d1", Operation.RELEASE, 1, OperationOutcome.DONE, 1.0, "")
     journal.operation_intent("d1", Operation.RELEASE, 1, 1.0)
     with pytest.raises(JournalError, match="already in the journal"):
@@ -240,7 +240,7 @@ def test_a_writer_that_is_killed_leaves_nothing_half_and_loses_nothing(path: Pat
 def test_a_corrupt_file_is_named_and_stays(path: Path) -> None:
     path.write_bytes(b"this was a journal once\n" * 500)
     before = path.read_bytes()
-    with pytest.raises(JournalError, match="no SQLite database or damaged; move it away") as caught:
+    with pytest.raises(JournalError, match="not an SQLite database or is damaged; move it away") as caught:
         Journal(f"sqlite:///{path}")
     assert str(path) in str(caught.value)
     assert path.read_bytes() == before

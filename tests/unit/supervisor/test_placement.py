@@ -37,7 +37,7 @@ def test_numbers_that_do_not_fit_the_nodes_are_unknown() -> None:
 def test_a_heterogeneous_job_and_no_job_at_all_are_refused_with_a_sentence() -> None:
     with pytest.raises(ValueError, match="heterogeneous"):
         read_allocation({**JOB, "SLURM_HET_SIZE": "2"})
-    with pytest.raises(ValueError, match="no batch script"):
+    with pytest.raises(ValueError, match="not a batch script"):
         read_allocation({})
     assert not is_in_job({"SLURM_JOB_ID": "4711"})
 

@@ -90,7 +90,7 @@ def test_srun_with_a_list_of_nodes_has_those_of_the_start_in_it(line: str, expec
         ("-x /etc/hosts x", "names a file"),
         ("-r1 -N1 x", "--relative"),
         ("-N1 a : -N1 b", "several parts"),
-        ("-N many x", "no number"),
+        ("-N many x", "not a number"),
     ],
 )
 def test_srun_whose_wish_cannot_be_met_stays_as_it_is_and_says_so(line: str, why: str) -> None:

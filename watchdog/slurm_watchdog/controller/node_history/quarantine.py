@@ -111,7 +111,7 @@ async def _look_after(tools: QuarantineTools, node: str, reason: str) -> None:
         return
     if is_drained(now.state):
         if one_line(now.reason, MAX_WHAT) != reason:
-            tools.tell(node, f"unchanged: drained by another user: {now.reason}")
+            tools.tell(node, f"left as it is: drained by another user: {now.reason}")
             return
         if not passed:
             return
@@ -121,7 +121,7 @@ async def _look_after(tools: QuarantineTools, node: str, reason: str) -> None:
     elif await _is_being_tested(tools, node):
         return
     if said is None or not passed:
-        tools.tell(node, f"unchanged: {why}, by another user")
+        tools.tell(node, f"left as it is: {why}, by another user")
         return
     if said.kind == NodeEventKind.TEST_PASSED:  # what it did before is settled
         tools.tell(node, f"returned after a test: {said.what}", NodeEventKind.MENDED)

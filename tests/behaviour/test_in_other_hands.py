@@ -70,7 +70,7 @@ def test_given_a_hold_of_the_running_job_then_it_is_not_run_again(story: Story) 
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, other)
     story.passes(minutes=5)
     assert not story.done and (other.state, other.restarts) == ("RUNNING", 0)
-    assert "somebody holds the job" in story.end(hang).detail
+    assert "the job is held by a user" in story.end(hang).detail
 
 
 def test_given_a_hold_while_the_job_saves_then_it_stays_ended(tell: Tell) -> None:
@@ -80,7 +80,7 @@ def test_given_a_hold_while_the_job_saves_then_it_stays_ended(tell: Tell) -> Non
     asked = story.operator_restarts(job)
     story.passes(minutes=8)
     assert job.state == "COMPLETED" and job.restarts == 0 and not story.cluster.files
-    assert "somebody holds the job" in story.end(asked).detail
+    assert "the job is held by a user" in story.end(asked).detail
 
 
 def test_given_an_owner_who_wants_it_left_alone_after_the_signal_then_it_is_not_requeued(tell: Tell) -> None:

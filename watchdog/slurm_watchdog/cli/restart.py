@@ -113,10 +113,8 @@ def restart(
     it was allowed), 1 when it was refused or failed, 3 when its end is not known.
 
     With --save-only every JOB that can see its kill switch is asked to save, and a complete checkpoint of each is
-    waited for. The table has those first that cannot be asked (they hang, no agent answers, their owner wants them
-    left alone) or did not save. What a job does after it has saved is its own affair; with --hold it is put back into
-    the queue and held there. Nothing is ended that has not saved. Exit code 0 if all have saved, else 1, also where no
-    job runs. With --no-wait nothing is known to have been saved: exit code 1.
+    waited for; the table has those first that cannot be asked or did not save. With --hold a job that has saved is put
+    back into the queue and held there. Exit code 0 if all have saved, else 1: also if no job runs, or with --no-wait.
 
     \b
     Examples:

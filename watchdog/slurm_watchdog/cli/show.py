@@ -19,7 +19,7 @@ from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, Refusal, flag, value
 from slurm_watchdog.cli.terminal import as_text, count, drawn_columns, print_lines, render, sentence
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
-from slurm_watchdog.model.documents import DecisionSummary, Evidence, Explanation, Incident
+from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
 from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.node_documents import NodeHistory
 from slurm_watchdog.model.run_record import RunRecord
@@ -77,6 +77,7 @@ def show(asked: Asked, what: str, everything: bool, bundle_file: str | None, acc
         check_name(bundle_file)
     if is_job and _show_job(client, asked, what, everything, accounting, or_incident="_" not in what):
         return
+    client = asked.client(what) if is_job else client  # the journal that has it may be another one
     try:
         found = client.get(Explanation, "/v1/incidents/{}", what)
     except ClientError as error:
@@ -173,18 +174,15 @@ def done_words(found: Explanation) -> str:
     last = _last(found)
     if last is None:
         return "nothing yet"
-    if not found.actions:
-        return (
-            f"{'no action' if last.action == 'none' else f'{last.action} {last.verdict}'} by {last.by}: {last.reason}"
-        )
-    action = found.actions[-1]
-    words = f"{action.action} {action.verdict} by {action.by}"
-    if action.end is not None:
-        return f"{words}; it {action.end.words}" + (f": {action.end.detail}" if action.end.detail else "")
-    if action.verdict != "allowed":
-        return f"{words}: {action.reason}"
-    at = f", at {action.operations[-1].operation.replace('_', ' ')}" if action.operations else ""
-    return f"{words}; it is under way{at}" + (f", and waits: {action.waiting.what}" if action.waiting else "")
+    name = last.action.replace("_", " ")
+    if last.verdict == "suppressed":
+        return f"nothing: {last.by} holds the {name} back: {last.reason}"
+    if last.verdict == "observed" or not isinstance(last, ActionRun):
+        return f"nothing{'' if last.action == 'none' else f' ({name} would be next)'}: {last.reason}"
+    if last.end is not None:
+        return f"{name} {last.end.words}: {last.end.detail or last.end.outcome}"
+    at = f", at {last.operations[-1].operation.replace('_', ' ')}" if last.operations else ""
+    return f"{name} is under way{at}" + (f", and waits: {last.waiting.what}" if last.waiting else "")
 
 
 def todo_words(found: Explanation) -> str:

@@ -159,7 +159,7 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
             "mode": "munge",
             "controller_user": own_uid,
             "agent_user": own_uid,
-            "munge_socket": (given.get("security") or {}).get("munge_socket") or _munge_socket(),
+            "munge_socket": (expert.get("security") or {}).get("munge_socket") or _munge_socket(),
         },
         "jobs": {
             "kill_switch": str(directory / "kill-{job_id}.{restarts}"),

@@ -214,7 +214,7 @@ def _unseen(view: JobView, sight: JobContext) -> Blind | None:
     where = ",".join(fold(missing[:8])) + (" and more" if len(missing) > 8 else "")
     look = f"on {where}: systemctl status slurm-watchdog-agent"
     if sight.personal:
-        look = "see agent.log in the directory of this `run`, or `attach`"
+        look = "see agent.log in the directory of this `run`"
     if job.nodes and len(missing) == len(job.nodes):
         why = NotJudged.AGENT_SILENT if set(missing) & set(view.silent_nodes) else NotJudged.NO_AGENT
         return Blind(why=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look)

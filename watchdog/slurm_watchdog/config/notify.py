@@ -50,7 +50,7 @@ class Slack(Section, frozen=True):
     messages_per_minute: Annotated[int, Meta(ge=1, le=60)] = 5
     """At most so many messages; the rest is one digest."""
     mentions: dict[str, str] = {}
-    """Whom to mention: {'user:ann': U024BE7LH, 'partition:large': S0604QSJC, default: here}; ids, here or channel."""
+    """Who is mentioned: {'user:ann': U024BE7LH, 'partition:large': S0604QSJC, default: here}; ids, here or channel."""
     pulse: Seconds = 0.0
     """Every so often a line about each job, such as 1h; 0s = never."""
 

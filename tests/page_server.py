@@ -22,6 +22,7 @@ from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.journal.evidence import Piece
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, RankGpu, StepTime
+from slurm_watchdog.model.documents import Waiting
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SlurmNodeView
 from slurm_watchdog.model.observations import Gpu
@@ -67,7 +68,7 @@ class FixedController:
         self.state = SimpleNamespace(jobs={}, node_addresses={each.name: "" for each in view.slurm_nodes}, people=())
         self.journal = Remembered(incidents, said)
         self.silences = Given(incidents).silences()
-        self.actions = SimpleNamespace(waiting=lambda _: ("its ranks to end", NOW + 60.0))
+        self.actions = SimpleNamespace(waiting=lambda _: Waiting(what="its ranks to end", until=NOW + 60.0))
 
     def health(self) -> Health:
         return health(

@@ -36,8 +36,8 @@ def test_operator_restart_of_a_job_that_begins_to_hang_stops_waiting_for_its_che
     decision = story.operator_restarts(job)
     story.passes(minutes=2)
     waiting = story.controller.actions.waiting(decision.id)
-    assert waiting is not None and waiting[0] == "waiting for a complete checkpoint"
-    assert waiting[1] is not None and waiting[1] > story.timeline.now
+    assert waiting is not None and waiting.what == "waiting for a complete checkpoint"
+    assert waiting.until is not None and waiting.until > story.timeline.now
     job.hangs = True
     story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)

@@ -28,7 +28,7 @@ from slurm_watchdog.controller.state.evidence_collection import Collected
 from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, ActionEnd, Decision, Operation, OperationOutcome, Verdict
-from slurm_watchdog.model.documents import Delivery
+from slurm_watchdog.model.documents import Delivery, Waiting
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm import Reservation
 from tests.builders import views
@@ -131,7 +131,7 @@ class Controller:
         self.slurm_notes = list[str]
         self.actions = SimpleNamespace(
             stuck=dict[str, str],
-            waiting=lambda _: (f"{MARK} is waited for", None),
+            waiting=lambda _: Waiting(what=f"{MARK} is waited for"),
             abandon=lambda *_: f"{MARK} is not there",
         )
 

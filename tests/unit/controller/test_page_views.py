@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.api.page_views import doing, history
+from slurm_watchdog.controller.api.page_views import act, history
 from slurm_watchdog.controller.api.page_views import todo as todo_rows
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import Action, Decision, Verdict
+from slurm_watchdog.model.documents import Waiting
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.model.page_documents import History, Todo
 from slurm_watchdog.model.run_record import RunRecord
@@ -47,7 +48,7 @@ def decided(journal: Journal, **changes: Any) -> Decision:
 
 def test_what_is_under_way_is_being_done_and_nobody_has_to_do_it(journal: Journal) -> None:
     decided(journal)
-    (row,) = doing(journal.open_actions(), lambda _: ("a checkpoint", 300.0), lambda _: True)
+    (row,) = (act(each, Waiting(what="a checkpoint", until=300.0)) for each in journal.open_actions())
     assert row.waiting is not None
     assert (row.incident, row.job_id, row.action, row.waiting.what, row.waiting.until) == (
         "i1", "7", "graceful_restart", "a checkpoint", 300.0,

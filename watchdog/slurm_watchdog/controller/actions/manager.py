@@ -26,6 +26,7 @@ from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal, NodeEntry
 from slurm_watchdog.model.actions import Action, ActionRun, Operation, OperationOutcome, OperationRecord
+from slurm_watchdog.model.documents import Waiting
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import WAITING
@@ -103,11 +104,12 @@ class Actions:
         """(job, driver) of the actions about jobs."""
         return [(driver.job_id, driver) for driver in self._drivers.values() if driver.job_id]
 
-    def waiting(self, decision_id: str) -> tuple[str, float | None] | None:
-        """What an action under way waits for, in words, and when it gives that up (wall clock); None if it
-        waits for nothing."""
+    def waiting(self, decision_id: str) -> Waiting | None:
+        """What an action under way waits for, if it waits."""
         driver = self._drivers.get(decision_id)
-        return (driver.waiting_for, driver.waiting_until) if driver is not None and driver.waiting_for else None
+        if driver is None or not driver.waiting_for:
+            return None
+        return Waiting(what=driver.waiting_for, until=driver.waiting_until)
 
     def abandon(self, job_id: str, by: str) -> str | None:
         """Ends the restart of a job that a person asked for. Returns why it cannot be, a sentence; None if it

@@ -3,20 +3,28 @@ first run."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+from msgspec import structs
 
 from slurm_watchdog.analysis.lateness import RankLateness, is_late, rank_lateness
+from slurm_watchdog.base import clock
 from slurm_watchdog.base.structs import picked
-from slurm_watchdog.controller.api.views import Sees, Waiting, waits
+from slurm_watchdog.controller.api.answers import Api
+from slurm_watchdog.controller.api.asking import Asked, RequestRefused
+from slurm_watchdog.controller.api.views import SHOWN_OPEN, Sees, job_row, open_incident
 from slurm_watchdog.controller.health.cluster import is_announced
+from slurm_watchdog.controller.policy.access import may_see
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model import documents
 from slurm_watchdog.model.actions import Action, ActionRun, Decision, Verdict
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
+from slurm_watchdog.model.documents import Job
+from slurm_watchdog.model.headline import response
 from slurm_watchdog.model.incidents import Incident, IncidentState, Severity
 from slurm_watchdog.model.node_view import GpuView
-from slurm_watchdog.model.page_documents import Act, History, MapNode, Rank, Todo
+from slurm_watchdog.model.page_documents import Act, History, JobPage, MapNode, Overview, Rank, Todo
 from slurm_watchdog.model.slurm_states import is_out
 
 BUSY_RATIO = 0.05
@@ -25,6 +33,55 @@ SLOWED_BY = ("hw_", "sw_thermal", "thermal", "power_brake")
 """Beginnings of the reasons for a low clock that are no part of a healthy day (idle and power capping are)."""
 SHOWN_TODO = 20
 SHOWN_HISTORY = 50  # Incidents of one job, the newest.
+CURVE_POINTS = 120  # Step times of a chart, the newest: a point every few pixels of a phone's width.
+
+
+def overview(api: Api, asked: Asked) -> Overview:
+    """The status with all open incidents, the map of the nodes, what is being done and what a person has to do."""
+    c, sees, under_way = api.controller, api.who.sees(asked), api.controller.journal.open_actions()
+    quiet = {each.id: c.silences.words_of(each) for each in c.judge.incidents}
+
+    def waits(run: ActionRun) -> documents.Waiting | None:
+        """For those who may see the incident: these words may repeat what Slurm or a node answered."""
+        about = run.decision.incident_id
+        found = c.judge.incidents.get(about) or c.journal.incident(about)
+        return c.actions.waiting(run.decision.id) if found is not None and sees(found) else None
+
+    fields = structs.asdict(api.overall(asked)) | {
+        "open": tuple(
+            open_incident(each, sees, quiet[each.id], api.done(each) if number < SHOWN_OPEN else response(each))
+            for number, each in enumerate(c.judge.incidents)
+        )
+    }
+    return Overview(
+        **fields,
+        cluster=c.config.cluster_name,
+        at=clock.wall(),
+        map=node_map(c.judge.view, c.judge.incidents),
+        doing=tuple(act(run, waits(run)) for run in under_way),
+        todo=todo(c.judge.incidents, [each for each in quiet if quiet[each]], under_way, c.journal, sees),
+    )
+
+
+def job_page(api: Api, asked: Asked) -> JobPage:
+    """One job, or what is remembered of one that has ended."""
+    c, job_id, sees = api.controller, asked.named["id"], api.who.sees(asked)
+    view = next((job for job in c.judge.view.jobs if job.job.job_id == job_id), None)
+    if view is None:
+        owners = {run.uid for run in c.journal.run_records.of(job_id=[job_id])}
+        if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
+            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
+        return JobPage(job_id=job_id, ended=True, history=history(c.journal, job_id, sees))
+    row = structs.replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
+    shown = picked(JobPage, row, *Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
+    if not may_see((view.job.uid,), asked.person, api.who.operators):
+        return shown
+    about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
+    named = {each.rank for incident in about for each in incident.culprits}
+    return structs.replace(
+        shown, losses=view.losses, rank_rows=ranks_of(view, named), supervisor=view.supervisor,
+        history=history(c.journal, job_id, sees),
+    )  # fmt: skip
 
 
 def node_map(view: ClusterView, incidents: Iterable[Incident]) -> tuple[MapNode, ...]:
@@ -126,22 +183,14 @@ def _rank(view: ProcessView, gpus: Sequence[GpuView], late: RankLateness | None,
     return Rank(view=view, gpus=tuple(each.gpu for each in gpus), letter=letter, late_ratio=ratio)
 
 
-def act(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> Act:
+def act(run: ActionRun, waiting: documents.Waiting | None = None) -> Act:
     """What is being done, or was, for one decision."""
     decision = run.decision
     job_id = None if decision.fence is None else decision.fence.job_id
     return Act(
         incident=decision.incident_id, job_id=job_id, action=decision.action, at=decision.decided_at,
-        waiting=waits(waiting), end=run.end,
+        waiting=waiting, end=run.end,
     )  # fmt: skip
-
-
-def doing(open_actions: Sequence[ActionRun], waiting: Waiting, shows: Callable[[str], bool]) -> tuple[Act, ...]:
-    """Every action under way; with what it waits for where `shows` says so of its incident's id: these words may repeat
-    what Slurm or a node answered."""
-    return tuple(
-        act(run, waiting(run.decision.id) if shows(run.decision.incident_id) else None) for run in open_actions
-    )
 
 
 def todo(

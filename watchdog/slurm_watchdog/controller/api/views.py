@@ -28,7 +28,6 @@ HEAD = ("id", "kind", "state", "severity", "job_ids", "opened_at", "inhibited_by
 """What anybody may see of an incident: no word of a user's."""
 DETAILS_FOR = "the owner of its jobs, root and those named in security.operators"
 TIMES = ("fired_at", "resolved_at", "detected_after_s")
-Waiting = Callable[[str], tuple[str, float | None] | None]  # For an action: what it waits for and until when.
 
 
 def first_job(incident: Incident) -> str | None:
@@ -180,16 +179,11 @@ def shown(
     )  # fmt: skip
 
 
-def action_of(run: ActionRun, waiting: tuple[str, float | None] | None = None) -> documents.ActionRun:
+def action_of(run: ActionRun, waiting: documents.Waiting | None = None) -> documents.ActionRun:
     """One action with every operation that was climbed, and what it waits for and until when (wall clock), where it
     waits."""
     return picked(
         documents.ActionRun, run.decision, decision_id=run.decision.id, end=run.end,
         operations=tuple(picked(documents.Operation, each) for each in run.records),
-        waiting=waits(waiting),
+        waiting=waiting,
     )  # fmt: skip
-
-
-def waits(given: tuple[str, float | None] | None) -> documents.Waiting | None:
-    """What an action waits for, and until when."""
-    return None if given is None else documents.Waiting(what=given[0], until=given[1])

@@ -22,26 +22,19 @@ from ipaddress import ip_address, ip_network
 from urllib.parse import quote
 
 from aiohttp import web
-from msgspec import structs
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import split_address
 from slurm_watchdog.controller.api.answers import Api, CommandSources
 from slurm_watchdog.controller.api.asking import Asked, RequestRefused, UserLookup, person_of
 from slurm_watchdog.controller.api.page_html import rendered
-from slurm_watchdog.controller.api.page_views import doing, history, node_map, ranks_of, todo
+from slurm_watchdog.controller.api.page_views import job_page, overview
 from slurm_watchdog.controller.api.routes import ROUTES, Route, answer, document_of, refusal_of
-from slurm_watchdog.controller.api.views import SHOWN_OPEN, job_row, open_incident
-from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.policy.access import Person, may_see
-from slurm_watchdog.model.documents import Job
-from slurm_watchdog.model.headline import response
+from slurm_watchdog.controller.policy.access import Person
 from slurm_watchdog.model.page_documents import JobPage, Overview
 from slurm_watchdog.wire.rate_limits import TokenBuckets
 
-CURVE_POINTS = 120  # Step times of a chart, the newest: a point every few pixels of a phone's width.
 FRESH_S = 2.0
 """All browsers of one person are shown the same overview for so long: the map of 10,000 nodes costs some tens of
 milliseconds."""
@@ -223,49 +216,3 @@ class Page:
             rendered, view=view, all=whole, found=found, status=status, wanted=wanted, query=wanted.get("q", "")
         )
         return status, await asyncio.get_running_loop().run_in_executor(self._thread, draw)
-
-
-def overview(api: Api, asked: Asked) -> Overview:
-    """The status with all open incidents, the map of the nodes, what is being done and what a person has to do."""
-    c, sees, under_way = api.controller, api.who.sees(asked), api.controller.journal.open_actions()
-    quiet = {each.id: c.silences.words_of(each) for each in c.judge.incidents}
-
-    def shows(incident_id: str) -> bool:
-        found = c.judge.incidents.get(incident_id) or c.journal.incident(incident_id)
-        return found is not None and sees(found)
-
-    fields = structs.asdict(api.overall(asked)) | {
-        "open": tuple(
-            open_incident(each, sees, quiet[each.id], api.done(each) if number < SHOWN_OPEN else response(each))
-            for number, each in enumerate(c.judge.incidents)
-        )
-    }
-    return Overview(
-        **fields,
-        cluster=c.config.cluster_name,
-        at=clock.wall(),
-        map=node_map(c.judge.view, c.judge.incidents),
-        doing=doing(under_way, c.actions.waiting, shows),
-        todo=todo(c.judge.incidents, [each for each in quiet if quiet[each]], under_way, c.journal, sees),
-    )
-
-
-def job_page(api: Api, asked: Asked) -> JobPage:
-    """One job, or what is remembered of one that has ended."""
-    c, job_id, sees = api.controller, asked.named["id"], api.who.sees(asked)
-    view = next((job for job in c.judge.view.jobs if job.job.job_id == job_id), None)
-    if view is None:
-        owners = {run.uid for run in c.journal.run_records.of(job_id=[job_id])}
-        if not owners or not (api.who.is_operator(asked) or owners == {asked.person.uid}):
-            raise RequestRefused(404, f"job {job_id[:40]!r} is not running, or not watched")
-        return JobPage(job_id=job_id, ended=True, history=history(c.journal, job_id, sees))
-    row = structs.replace(job_row(view, c.judge.limits_s.get(job_id)), health=c.health().of(job_id))
-    shown = picked(JobPage, row, *Job.__struct_fields__, step_times=view.step_times[-CURVE_POINTS:])
-    if not may_see((view.job.uid,), asked.person, api.who.operators):
-        return shown
-    about = [each for each in c.judge.incidents if job_id in each.job_ids and is_announced(each)]
-    named = {each.rank for incident in about for each in incident.culprits}
-    return structs.replace(
-        shown, losses=view.losses, rank_rows=ranks_of(view, named), supervisor=view.supervisor,
-        history=history(c.journal, job_id, sees),
-    )  # fmt: skip

@@ -15,7 +15,7 @@ from slurm_watchdog.detect.collective_hang import CollectiveHang, detect
 from slurm_watchdog.detect.stalled_progress import StalledProgress
 from slurm_watchdog.detect.stalled_progress import detect as detect_stalled
 from slurm_watchdog.diagnose.stacks.spinning import follow, where
-from slurm_watchdog.knowledge.long_operations import WAITING, WORK, has_word
+from slurm_watchdog.knowledge.stack_frames import WAITING, WORK, has_word
 from slurm_watchdog.model.cluster_view import JobView, RankGpu
 from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.knowledge.stack_frames import Place
-from slurm_watchdog.knowledge.syscalls import AARCH64, X86_64
-from slurm_watchdog.knowledge.wait_syscalls import PLACES_OF_CALLS
+from slurm_watchdog.knowledge.syscalls import AARCH64, PLACES_OF_CALLS, X86_64
 
 
 @pytest.mark.parametrize(("call", "place"), PLACES_OF_CALLS.items())

@@ -52,7 +52,7 @@ ENDLESS_SLEEP_S = 1800.0
 """The others give up before: PyTorch's time-out of a collective with gloo, as it ships (NCCL's is 600 s). What is tried
 again, or polled, sleeps for a minute at most."""
 LOCK_CALLS = frozenset({"futex", "futex_waitv", "semop", "semtimedop"})
-"""Calls in which a thread waits for another one: as `wait_syscalls` has them, but for locks on files."""
+"""Calls in which a thread waits for another one: as `syscalls` has them, but for locks on files."""
 ACCEPT_CALLS = frozenset({"accept", "accept4"})
 QUEUE_CALLS = LOCK_CALLS | {"poll", "ppoll", "select", "pselect6"}
 """… and for a pipe of `multiprocessing`, where the frames say that it is one."""

@@ -5,6 +5,43 @@ Numbers are the kernel's own (asm/unistd_64.h for x86_64, asm-generic/unistd.h f
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Final
+
+from slurm_watchdog.knowledge.stack_frames import Place
+
+# Calls in which a thread waits, for Python frames that say nothing, as `with lock:` has none of its own. Those of which
+# one cannot tell what they are for (poll, select, read of whatever) are left out.
+PLACES_OF_CALLS: Final[Mapping[str, Place]] = {
+    "futex": Place.LOCK,  # pthread_mutex, semaphores, condition variables: also a queue inside a library
+    "futex_waitv": Place.LOCK,
+    "semop": Place.LOCK,
+    "semtimedop": Place.LOCK,
+    "flock": Place.LOCK,
+    "fcntl": Place.LOCK,  # of its commands only those that lock a file wait
+    "nanosleep": Place.SLEEP,
+    "clock_nanosleep": Place.SLEEP,
+    "wait4": Place.SUBPROCESS,
+    "waitid": Place.SUBPROCESS,
+    "open": Place.FILESYSTEM,
+    "openat": Place.FILESYSTEM,
+    "stat": Place.FILESYSTEM,
+    "newfstatat": Place.FILESYSTEM,
+    "fstatat": Place.FILESYSTEM,
+    "statx": Place.FILESYSTEM,
+    "fsync": Place.FILESYSTEM,
+    "fdatasync": Place.FILESYSTEM,
+    "getdents64": Place.FILESYSTEM,
+    "connect": Place.NETWORK,
+    "accept": Place.NETWORK,
+    "accept4": Place.NETWORK,
+    "recvfrom": Place.NETWORK,
+    "recvmsg": Place.NETWORK,
+    "sendto": Place.NETWORK,
+    "sendmsg": Place.NETWORK,
+}
+"""Name of a system call -> what it waits for."""
+
 
 def _table(*runs: tuple[int, str]) -> dict[int, str]:
     return {first + offset: name for first, names in runs for offset, name in enumerate(names.split())}

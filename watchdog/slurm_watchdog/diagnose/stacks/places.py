@@ -22,7 +22,7 @@ from slurm_watchdog.knowledge.stack_frames import (
     Place,
     frame_table,
 )
-from slurm_watchdog.knowledge.wait_syscalls import PLACES_OF_CALLS
+from slurm_watchdog.knowledge.syscalls import PLACES_OF_CALLS
 from slurm_watchdog.model.evidence import Frame, ProcessStack, ThreadStack
 from slurm_watchdog.parse.stacks.frame_lines import begins_program
 

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.stacks.places import RankPlace, is_waiting_room, locate, normal_file, place_of
 from slurm_watchdog.diagnose.stacks.waiting import ProcessKey
-from slurm_watchdog.knowledge.long_operations import WAITING, WORK, has_word
-from slurm_watchdog.knowledge.stack_frames import Place
+from slurm_watchdog.knowledge.stack_frames import WAITING, WORK, Place, has_word
 from slurm_watchdog.model.dump_rows import Steady
 from slurm_watchdog.model.evidence import Frame, ProcessStack
 

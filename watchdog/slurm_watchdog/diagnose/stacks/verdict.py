@@ -21,10 +21,11 @@ from slurm_watchdog.diagnose.stacks.case import Options, Ruling, StackCase, case
 from slurm_watchdog.diagnose.stacks.nobody_waits import (
     alone_elsewhere,
     alone_in_its_call,
+    patience_is_over,
+    peers_save,
     with_teardown,
     without_waiting,
 )
-from slurm_watchdog.diagnose.stacks.patience import patience_is_over, peers_save
 from slurm_watchdog.diagnose.stacks.places import (
     WAITS_FOR_PEERS,
     RankPlace,

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.evidence import ThreadStack
+from slurm_watchdog.model.evidence import Frame, ThreadStack
 from slurm_watchdog.parse.stacks.headers import DumpHeader
+
+# Where the interpreter begins to run a program.
+AT_EXIT = Frame(function="_run_exitfuncs", file="atexit")
+"""Who calls an exit handler: the interpreter itself, which shows no frame of its own for it."""
+ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
+"""Where a program's own main thread begins; all else that the interpreter calls in it, it calls when the program is
+over. `threading._shutdown`, which waits for other threads then, says so by its own name."""
 
 
 class Dump(Struct, frozen=True, kw_only=True):

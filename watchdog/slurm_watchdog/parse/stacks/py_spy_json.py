@@ -12,8 +12,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.model.evidence import Frame, ThreadStack
-from slurm_watchdog.parse.stacks.dump import Dump
-from slurm_watchdog.parse.stacks.entry_points import AT_EXIT, ROOTS
+from slurm_watchdog.parse.stacks.dump import AT_EXIT, ROOTS, Dump
 from slurm_watchdog.parse.stacks.headers import DumpHeader
 
 DEPTH = 12

@@ -10,7 +10,7 @@ import ast
 import re
 import warnings
 from functools import lru_cache
-from math import isfinite
+from math import isfinite, log, nan
 from typing import Any
 
 import msgspec
@@ -33,9 +33,12 @@ from slurm_watchdog.knowledge.log_signatures import (
 from slurm_watchdog.knowledge.progress_patterns import (
     COUNTED,
     EPOCH_KEYS,
+    GLOBAL_BATCH,
     GRADIENT_IS_NONE,
     HEARTBEAT_KEY,
     HEARTBEAT_PATTERN,
+    LEFT_OUT,
+    LOSS,
     LOSS_KEYS,
     MADE,
     MAPPING_NEEDLES,
@@ -44,13 +47,18 @@ from slurm_watchdog.knowledge.progress_patterns import (
     NOT_PROGRESS_NEEDLES,
     OTHER_EPOCH,
     OTHER_LABEL,
+    OTHER_LOSS,
     OTHER_UNIT,
+    PER_STEP,
     PROSE,
     RATE_KEYS,
+    SAMPLES_PER_SECOND,
     SECONDS_KEYS,
     SPOKEN_OF,
     SPOKEN_OF_NEEDLES,
     STEP_KEYS,
+    STEP_SECONDS,
+    STEPS_PER_SECOND,
     TOTAL_KEYS,
     TRAINING_KEYS,
     Pattern,
@@ -60,7 +68,6 @@ from slurm_watchdog.knowledge.progress_patterns import (
 )
 from slurm_watchdog.model.observations import EventKind
 from slurm_watchdog.parse.training_log.fact import LogFact
-from slurm_watchdog.parse.training_log.measurements import loss_in, step_seconds_in
 from slurm_watchdog.parse.training_log.numbers import (
     MAX_DIGITS,
     MAX_WHOLE,
@@ -73,6 +80,57 @@ from slurm_watchdog.parse.training_log.numbers import (
     written_count,
 )
 from slurm_watchdog.parse.training_log.text import MAX_LINE, has_needle, plain_line, split_prefix
+
+# The loss and the time of a step, whichever row matches.
+RATE_NEEDLES = ("/s", "s/", "per_s", "per s", "per-s")
+"""One of them is in each lower-cased line from whose rates the time of a step may be read."""
+
+
+def loss_in(text: str) -> float | None:
+    """The loss, NaN too where it is left out and counted, or shows only in its gradient (half precision: a
+    loss of zero)."""
+    lower = text.lower()
+    match = LOSS.search(lower)
+    if match is not None:
+        loss = parse_number(match["loss"].rstrip(","))
+        return nan if loss == 0.0 and GRADIENT_IS_NONE.search(text) else loss
+    if "nan iterations" in lower and LEFT_OUT.search(lower):
+        return nan
+    other = OTHER_LOSS.search(lower)
+    if other is None:
+        return None
+    value = parse_number(other["loss"].rstrip(","))
+    if value is None or not other["log"] or not isfinite(value):
+        return value
+    return log(value) if value > 0 else None
+
+
+def step_seconds_in(text: str) -> float | None:
+    """Seconds of one step, as the line gives them, or from its rate and batch; None if it gives none."""
+    lower = text.lower()
+    for needle, regex in STEP_SECONDS:
+        at = lower.find(needle)
+        match = regex.search(lower, max(0, at - len("train_"))) if at >= 0 else None
+        if match is not None:
+            factor = 1000.0 if match.groupdict().get("kilo") else 1.0  # nanotron writes 1.05K for 1050
+            return scaled(match["value"], factor * (0.001 if match["unit"] == "ms" else 1.0))
+    return _seconds_of_rate(lower) if has_needle(RATE_NEEDLES, lower) else None
+
+
+def _seconds_of_rate(lower: str) -> float | None:
+    match = PER_STEP.search(lower)
+    if match is not None:
+        return scaled(match["value"], {"ms": 0.001, "us": 1e-6}.get(match["unit"], 1.0))
+    match = STEPS_PER_SECOND.search(lower)
+    if match is not None:
+        rate = parse_number(match["value"] or match["named"])
+        return 1 / rate if rate else None
+    match, batch = SAMPLES_PER_SECOND.search(lower), GLOBAL_BATCH.search(lower)
+    if match is None or batch is None:
+        return None
+    rate = parse_number((match["value"] or match["named"]).rstrip(","))
+    return float(batch[1]) / rate if rate else None
+
 
 NO_NUMBER = ("NaN", "nan", "Inf", "inf")  # As writers of JSON put what it has no word for.
 _NO_NUMBER = late_regex(r"(?<=[:\[,\s])(-?(?:NaN|nan|Infinity|[Ii]nf))(?=\s*[,}\]])")

@@ -74,9 +74,9 @@ def size(value: float) -> str:
     return f"{value:.1f} TiB"
 
 
-def plural(number: int, one: str) -> str:
+def plural(number: int, one: str, many: str = "") -> str:
     """`1 job`, `5,000 jobs`."""
-    return f"{number:,} {one}{'' if number == 1 else 's'}"
+    return f"{number:,} {one if number == 1 else many or f'{one}s'}"
 
 
 def to_show(what: object) -> str:

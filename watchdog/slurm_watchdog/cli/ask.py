@@ -15,6 +15,7 @@ from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import read_iso_time
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -30,7 +31,7 @@ from slurm_watchdog.cli.options import (
     table_option,
     value,
 )
-from slurm_watchdog.cli.terminal import as_text, count, duration, sentence, show, who
+from slurm_watchdog.cli.terminal import as_text, duration, sentence, show, who
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.lost_time import Report
@@ -252,7 +253,7 @@ def intervals(found: Report, save_s: float) -> str:
     advised = [(checkpoint_interval(between_h * HOUR_S / size, save_s), size) for size in sizes]
     parts = []
     for formula, same in groupby(advised, key=lambda each: each[0].formula):
-        of_sizes = (f"{duration(interval.seconds)} on {count(size, 'node')}" for interval, size in same)
+        of_sizes = (f"{duration(interval.seconds)} on {plural(size, 'node')}" for interval, size in same)
         parts.append(f"{', '.join(of_sizes)} ({formula})")
     return ", ".join(parts)
 

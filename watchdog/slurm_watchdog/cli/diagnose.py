@@ -14,6 +14,7 @@ import click
 from msgspec import to_builtins
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.files import Answer, configured, files_in, read_dumps, read_file, read_kernel_logs, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -30,7 +31,7 @@ from slurm_watchdog.cli.options import (
     print_json,
     value,
 )
-from slurm_watchdog.cli.terminal import count, sentence, show
+from slurm_watchdog.cli.terminal import sentence, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.cli.client import Client
@@ -117,7 +118,7 @@ def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
     from slurm_watchdog.model.documents import JobRequest
 
     started = client.post(DiagnosisProgress, "/v1/diagnose", body=JobRequest(job_id=job_id))
-    began, nodes = clock.monotonic(), count(len(started.nodes), "node")
+    began, nodes = clock.monotonic(), plural(len(started.nodes), "node")
     with click.progressbar(length=len(started.nodes), label=f"Asking {nodes}", file=sys.stderr, hidden=quiet) as bar:
         while True:
             found = client.get(DiagnosisProgress, "/v1/diagnose/{}", started.id)
@@ -173,7 +174,7 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
         for sort, answer in answers.items():
             if len(answers) > 1:
                 sentence("")
-                sentence(f"{sort}: {count(len(sorts[sort]), 'file')}".capitalize(), "bold")
+                sentence(f"{sort}: {plural(len(sorts[sort]), 'file')}".capitalize(), "bold")
             answer.show()
 
     document = {sort: answer.document for sort, answer in answers.items()}

@@ -13,6 +13,7 @@ from msgspec import to_builtins
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import run_code
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
@@ -30,7 +31,7 @@ from slurm_watchdog.cli.options import (
     service_paths,
     value,
 )
-from slurm_watchdog.cli.terminal import clean, count, duration, sentence
+from slurm_watchdog.cli.terminal import clean, duration, sentence
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -197,7 +198,7 @@ def _check_config(file: str, as_json: bool) -> NoReturn:
         if as_json:
             print_json({"file": file, "ok": False, "problems": to_builtins(error.problems)})
         else:
-            click.echo(f"{clean(file)} has {count(len(error.problems), 'error')} and would be refused:")
+            click.echo(f"{clean(file)} has {plural(len(error.problems), 'error')} and would be refused:")
             for line in error.lines():
                 click.echo(clean(line))
         sys.exit(EXIT_USAGE)
@@ -207,7 +208,7 @@ def _check_config(file: str, as_json: bool) -> NoReturn:
         sys.exit(EXIT_FINE)
     sentence(f"{file} is fine: restart: {config.restart}, controller on {config.controller.listen}.")
     if config.site_texts:
-        files = count(len(config.site_texts), "knowledge file")
+        files = plural(len(config.site_texts), "knowledge file")
         sentence(f"{config.knowledge.directory} is fine: {files}.")
     for each in found:
         sentence(f"Warning: {each}")
@@ -256,8 +257,8 @@ def _send_test(file: str, severity: str, as_json: bool) -> NoReturn:
         for name, error in tried.items():
             sentence(f"{name}: {'sent' if error is None else f'FAILED: {error}'}")
         sentence(
-            f"{count(len(failed), 'receiver')} of {len(tried)} failed." if failed
-            else f"{count(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER
+            f"{plural(len(failed), 'receiver')} of {len(tried)} failed." if failed
+            else f"{plural(len(tried), 'receiver')} took the test notification." if tried else NO_RECEIVER
         )  # fmt: skip
     sys.exit(EXIT_FINE if tried and not failed else EXIT_FOUND)
 
@@ -274,8 +275,8 @@ def _print_findings(what: str, subject: str, advice: Iterable[Advice], as_json: 
         sys.exit(code)
     faults = sum(1 for each in found if each.level is not Level.HINT)
     hints = len(found) - faults
-    said = count(faults, "finding") if faults else "nothing is missing"
-    more = f", {count(hints, 'hint')}" if hints else ""
+    said = plural(faults, "finding") if faults else "nothing is missing"
+    more = f", {plural(hints, 'hint')}" if hints else ""
     sentence(f"{level}: {what} {subject}: {said}{more}.", LEVEL_STYLES.get(level.lower(), "green"))
     for each in found:
         click.echo()

@@ -18,8 +18,9 @@ import click
 import msgspec
 from msgspec import structs
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, EXIT_UNKNOWN, EXIT_USAGE, load_or_exit, print_json
-from slurm_watchdog.cli.terminal import clean, count, sentence, show
+from slurm_watchdog.cli.terminal import clean, sentence, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -172,15 +173,15 @@ def summary(verdict: KernelVerdict) -> str:
         return "no line in which the kernel speaks."
     lines = [line for line in verdict.lines if line.role != "news"]
     if not lines:
-        return f"no fault in its {count(verdict.messages, 'line')}."
+        return f"no fault in its {plural(verdict.messages, 'line')}."
     first = min(lines, key=_weight)
     broken = any(line.may_exclude_node for line in lines)
     parts = [f"{_what(first)} (line {first.number})"]
     parts.append("the node may be broken" if broken else "nothing in it alone excludes a node")
     if others := len({_identity(line) for line in lines if line.role == "cause"} - {_identity(first)}):
-        parts.append(f"{count(others, 'other cause')}")
+        parts.append(f"{plural(others, 'other cause')}")
     if follow := sum(line.role == "consequence" for line in lines):
-        parts.append(f"{count(follow, 'line follows', 'lines follow')} from something else")
+        parts.append(f"{plural(follow, 'line follows', 'lines follow')} from something else")
     return "; ".join(parts) + "."
 
 

@@ -11,6 +11,7 @@ import click
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.files import MAX_FILES, Answer, configured, files_in, warn
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -23,7 +24,7 @@ from slurm_watchdog.cli.options import (
     knowledge_option,
     value,
 )
-from slurm_watchdog.cli.terminal import advice, count, show
+from slurm_watchdog.cli.terminal import advice, show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -93,7 +94,7 @@ def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, An
 
     files = read_stack_files(paths)
     if files.recorded:
-        what = f"{count(files.recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
+        what = f"{plural(files.recorded, 'file is a dump', 'files are dumps')} of PyTorch's Flight Recorder"
         warn(f"{what}: slurm-watchdog diagnose DIRECTORY says who did not come to which collective.")
     if not files.dumps:
         names = ", ".join(paths[:3]) + (", …" if len(paths) > 3 else "")
@@ -163,7 +164,7 @@ def read_stack_files(paths: Sequence[str]) -> StackFiles:
     for name, found in parsed.items():
         broken = _why_broken(texts[name], found)
         if broken:
-            was_read = f"; of what is whole in it {count(len(found), 'dump was', 'dumps were')} read"
+            was_read = f"; of what is whole in it {plural(len(found), 'dump was', 'dumps were')} read"
             spoilt.append(f"{name}: {broken}{was_read if found else ''}")
         if found:
             dumps += found

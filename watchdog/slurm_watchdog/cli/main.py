@@ -226,12 +226,7 @@ def _open_streams() -> None:
     "answer). `status` and `doctor` are monitoring plugins: 0 OK, 1 warning, 2 critical, 3 unknown.",
 )
 @click.option(
-    "--version",
-    is_flag=True,
-    is_eager=True,
-    expose_value=False,
-    callback=_print_version,
-    help="Version and commit.",
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=_print_version, help="Version and commit."
 )
 def main() -> None:
     """Watches training jobs on Slurm: says which rank on which node stopped and why, and can restart the job.

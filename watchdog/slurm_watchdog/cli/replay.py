@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 import msgspec
 
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.ask import named
 from slurm_watchdog.cli.files import configured, warn
 from slurm_watchdog.cli.options import (
@@ -20,7 +21,7 @@ from slurm_watchdog.cli.options import (
     knowledge_option,
     print_json,
 )
-from slurm_watchdog.cli.terminal import count, show
+from slurm_watchdog.cli.terminal import show
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.schema import Config
@@ -108,5 +109,5 @@ def _replay_one(path: str, config: Config, new_id: Callable[[], str]) -> Outcome
         warn(f"{_name(path)} {what}; {form}")
         return None
     if tally.skipped:
-        warn(f"{_name(path)}: {count(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.")
+        warn(f"{_name(path)}: {plural(tally.skipped_lines, 'line')} of {tally.lines} skipped in all.")
     return outcome

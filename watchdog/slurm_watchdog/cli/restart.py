@@ -15,6 +15,7 @@ from msgspec import structs
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.python310 import read_iso_time
+from slurm_watchdog.base.text import plural
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
@@ -27,7 +28,7 @@ from slurm_watchdog.cli.options import (
     print_json,
     value,
 )
-from slurm_watchdog.cli.terminal import clean, count, drawn_columns, print_lines, render, sentence, show
+from slurm_watchdog.cli.terminal import clean, drawn_columns, print_lines, render, sentence, show
 from slurm_watchdog.model.actions import Wish
 from slurm_watchdog.model.documents import (
     MAX_AT_ONCE,
@@ -195,7 +196,7 @@ def _save(
         sys.exit(EXIT_FOUND if not jobs or any(job.why_not for job in jobs) else EXIT_FINE)
     if jobs and not asked.as_json:
         deaf = sum(bool(job.why_not) for job in jobs)
-        sentence(f"{count(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
+        sentence(f"{plural(len(jobs), 'job')}, {deaf or 'none'} of them cannot be asked.")
     sys.exit(ask_many(client, jobs, body, asked, wait=wait))
 
 

@@ -23,9 +23,7 @@ if TYPE_CHECKING:
     from slurm_watchdog.supervisor.service import Wanted
 
 
-@click.command(
-    context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False},
-)
+@click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @flag("--observe", help="Report what is wrong and what would be done; restart only a command that failed.")
 @value(
     "--max-restarts",

@@ -12,12 +12,12 @@ import click
 import msgspec
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.base.text import to_show
+from slurm_watchdog.base.text import plural, to_show
 from slurm_watchdog.cli.ask import hints_of
 from slurm_watchdog.cli.client import Client, ClientError
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
 from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, Refusal, flag, value
-from slurm_watchdog.cli.terminal import as_text, count, drawn_columns, print_lines, render, sentence
+from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render, sentence
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
 from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
 from slurm_watchdog.model.lost_time import Report
@@ -96,7 +96,7 @@ def _print(everything: bool, what: str, template: str, **values: Any) -> None:
     lines = render(template, drawn_columns(), 999 if everything else CELL_LINES, everything=everything, **values)
     if not everything and len(lines) > SCREEN_LINES:
         left = len(lines) - SCREEN_LINES + 1
-        lines[SCREEN_LINES - 1 :] = [f"… and {count(left, 'more line')}: {to_show(what)} --all"]
+        lines[SCREEN_LINES - 1 :] = [f"… and {plural(left, 'more line')}: {to_show(what)} --all"]
     print_lines(lines)
 
 
@@ -115,7 +115,7 @@ def _show_incident(client: Client, asked: Asked, found: Explanation, everything:
 
         files = write_bundle(bundle_file, document, fetch)
         written = {"incident": found.incident.id, "bundle": bundle_file, "files": files}
-        said = f"{bundle_file}: incident {found.incident.id} in {count(files, 'file')}."
+        said = f"{bundle_file}: incident {found.incident.id} in {plural(files, 'file')}."
         asked.answer(written, lambda: sentence(said))
         return
     if asked.as_json:

@@ -28,7 +28,7 @@ LEAST_SENTENCE = 34
 MARKS = str.maketrans({"«": "\1", "»": "\2", "│": "\3"})
 """What a template has around the style of a line, and between the cells of a row: no text of a user has these."""
 STYLES = {
-    "#": "1", "bold": "1", "dim": "2", "red": "31", "bold red": "1;31", "green": "32", "yellow": "33", "magenta": "35",
+    "#": "1", "bold": "1", "dim": "2", "red": "31", "bold red": "1;31", "green": "32", "yellow": "33", "magenta": "35"
 }  # fmt: skip
 """Escape sequences of the terminal. `#` is a heading, with an empty line above."""
 _TERMINAL_SEQUENCE = re.compile(
@@ -76,11 +76,6 @@ def moment(at: float | None) -> str:
         return datetime.fromtimestamp(at, tz=timezone.utc).astimezone().strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, OSError, ValueError):
         return f"epoch {at:g}"
-
-
-def count(number: int, one: str, many: str | None = None) -> str:
-    """`1 job`, `3 jobs`."""
-    return f"{number} {one if number == 1 else many or one + 's'}"
 
 
 def hours(number: float) -> str:
@@ -182,7 +177,6 @@ def _environment() -> Environment:
     for each in (
         advice,
         as_text,
-        count,
         duration,
         fold_nodes,
         hours,

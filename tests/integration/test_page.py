@@ -196,7 +196,7 @@ def test_who_why_and_what_was_done_is_there_without_javascript() -> None:
                     "node0001",
                 ),
             ),
-            ("?incident=abc123", ("fell off the bus", "Named", "GPU-node0001-0", "Stack traces", "Timeline")),
+            ("?incident=abc123", ("fell off the bus", "Suspects", "GPU-node0001-0", "Stack traces", "Timeline")),
             ("?job=7", ("From its first run to now", "Step time", "Ranks (")),
             ("?node=node0001", ("What happened before", "Its GPUs")),
             ("?q=gpu_fault", ("fell off the bus", "Jobs (0)")),

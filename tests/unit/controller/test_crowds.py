@@ -38,7 +38,7 @@ def test_crowds_name_node_user_and_job_in_the_log_once_and_as_a_series(
             metrics.show_crowds(crowds.update(shortages, now))
     assert (shortages[0].whose, shortages[0].uid, shortages[0].job_id) == ("n1", 1500, "7")
     said = [record.getMessage() for record in caplog.records]
-    assert said == ["n1: 55000 processes are too many to be looked at one by one; most of them belong to uid 1500, job 7"]  # fmt: skip
+    assert said == ["n1: only some of 55000 processes are inspected; most of them belong to uid 1500, job 7"]  # fmt: skip
     assert b'slurm_watchdog_processes_left_out{job_id="7",uid="1500"} 55000.0' in metrics.text()
     metrics.show_crowds(crowds.update(cluster.left_out.lately(100.0), 100.0))
     assert b"processes_left_out{" not in metrics.text()

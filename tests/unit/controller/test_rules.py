@@ -47,10 +47,10 @@ def test_what_is_shipped_is_a_ladder_that_a_site_could_write(kind: IncidentKind)
     ("ladder", "words"),
     [
         ("requeue, requeue", "twice"),
-        ("requeue, kill_switch", "come before"),
+        ("requeue, kill_switch", "must come before"),
         ("sigterm, kill_switch, requeue", "this order"),
-        ("requeue, evidence", "come before"),
-        ("cancel, requeue", "comes last"),
+        ("requeue, evidence", "must come before"),
+        ("cancel, requeue", "must come last"),
         ("hold, requeue", "no other rung"),
     ],
 )

@@ -75,7 +75,7 @@ def doctor(
     severity: str,
     **where: Any,
 ) -> None:
-    """What is missing for a cluster, a node, a job or a job script (- is standard input) to be protected.
+    """Checks a cluster, node, job or job script (- is standard input) for missing settings.
 
     Without an argument: the cluster, from the management node. Each finding is one sentence, what it was seen from,
     and the line to add. It changes nothing. A hint alone is code 0.

@@ -287,7 +287,7 @@ def _print(verdict: StackVerdict) -> None:
     from slurm_watchdog.diagnose.stacks.wording import culprit_words
 
     people = (
-        ("Named", verdict.culprits if len(verdict.culprits) > 1 else ()),
+        ("Suspects", verdict.culprits if len(verdict.culprits) > 1 else ()),
         ("Elsewhere than the others, which alone proves nothing", verdict.odd),
         ("Ended", verdict.gone),
         ("Could not be dumped", verdict.undumped),

@@ -103,11 +103,11 @@ def restart(
     no_wait: bool,
     **saving: Any,
 ) -> None:
-    """Moves a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
+    """Restarts a job gracefully: kill switch, complete checkpoint, requeue without the excluded nodes, first new step.
 
     A job with a supervisor (slurm-watchdog run) is started again in its allocation, and requeued only where that
     cannot be. A job that is known to hang cannot see a kill switch: it is restarted at once, if you confirm it or
-    give --now. Several jobs are moved at once; a table says what became of each.
+    give --now. Several jobs are restarted at once; a table says what became of each.
 
     The guards that protect the job hold here, too (paused, Slurm not answering, storage unavailable, job not
     requeueable); cooldown, budget and mode don't. Exit code 0 when the job trains again (with --no-wait: when

@@ -1,8 +1,8 @@
 """`gpu_fault`: the driver, the kernel or the GPU itself reports that something is broken, and whether program
 or hardware is to blame.
 
-A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. A line (an
-Xid) is a moment: it stays BAD for `recent`, so that one fault that is reported ten times is one incident.
+A GPU that is off the bus or counts uncorrectable errors is a state and stays BAD while it lasts. An Xid
+keeps the incident open for 10 min: one fault that is reported ten times is one incident.
 
 Fires: the driver does not answer for 60 s; a GPU is off the bus; an Xid or a kernel line blames hardware or
 driver; uncorrectable ECC; a row cannot be remapped or waits to be; fewer PCIe lanes under load.

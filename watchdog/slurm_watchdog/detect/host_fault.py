@@ -1,7 +1,7 @@
 """`host_fault`: the kernel reports that a part of a node is broken that is not a GPU: memory, processor, PCIe, network
 adapter, disk, local filesystem, or heat.
 
-A line is a moment: it counts for an hour. What was there before the agent started, or before the node did, does not.
+A line counts for an hour. What was there before the agent started, or before the node did, does not.
 
 Fires: at once for an uncorrected or fatal error (critical), and for one that was survived (warning); for corrected
 errors in 10 minutes of an hour (warning).

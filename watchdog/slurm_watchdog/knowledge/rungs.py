@@ -24,13 +24,13 @@ def problem_of(ladder: tuple[Rung, ...]) -> str | None:
         return "end_process is about a process whose job is over: it goes with no other rung"
     in_order = [rung for rung in ORDER if rung in ladder and rung not in ENDINGS]
     if [rung for rung in ladder if rung not in ENDINGS] != in_order:
-        return f"the rungs come in this order: {', '.join(ORDER)}"
+        return f"the rungs must be in this order: {', '.join(ORDER)}"
     ends = [place for place, rung in enumerate(ladder) if rung in ENDINGS]
     if ends and ends[0] < len(ladder) - len(ends):
-        before = ", ".join((Rung.EVIDENCE, *GENTLE))
-        return f"{before} have to come before {', '.join(ENDINGS)}"
+        late = next(rung for rung in ladder[ends[0] :] if rung not in ENDINGS)
+        return f"{late} must come before {ladder[ends[0]]}"
     if Rung.RESTART_STEP in ladder and next(rung for rung in ladder if rung in ENDINGS) is not Rung.RESTART_STEP:
         return "restart_step must come before the other rungs that end a run"
     if Rung.CANCEL in ladder[:-1]:
-        return "cancel is never refused for a reason that another rung would mend: it comes last"
+        return "cancel is never refused for a reason that another rung would solve: it must come last"
     return None

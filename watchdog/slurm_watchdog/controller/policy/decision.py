@@ -40,7 +40,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
     action = Action.HOLD if held_why and action is not Action.NONE else action
     verdict, by = Verdict.ALLOWED, str(incident.kind)
-    reason = f"{'a person asked for it' if asked else 'the evidence is clear'} and no guard objects"
+    reason = f"{'a person asked for it' if asked else 'the evidence is conclusive'} and no guard objects"
     if action is Action.NONE:
         reason = _why_none(incident, rule)
         if restarts_itself(situation):

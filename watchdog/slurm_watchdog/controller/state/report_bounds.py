@@ -188,6 +188,6 @@ class Crowds:
         self._logged_at[whose] = now
         job = f"job {crowd.job_id}" if crowd.job_id is not None else "no job that Slurm lists"
         log.warning(
-            "%s: %d processes are too many to be looked at one by one; most of them belong to uid %d, %s",
+            "%s: only some of %d processes are inspected; most of them belong to uid %d, %s",
             crowd.whose, crowd.count, uid, job,
         )  # fmt: skip

@@ -33,7 +33,7 @@ class Contract:
 
 
 EDGES = (
-    "slurm_watchdog.config", "slurm_watchdog.base.log_setup", "slurm_watchdog.base.clock", "slurm_watchdog.base.loop",
+    "slurm_watchdog.config.loading", "slurm_watchdog.config.knowledge_files", "slurm_watchdog.base.log_setup", "slurm_watchdog.base.clock", "slurm_watchdog.base.loop",
 )  # fmt: skip
 WORLD = (
     "os", "socket", "subprocess", "time", "asyncio", "threading", "aiohttp", "sqlalchemy", "prometheus_client",

@@ -14,20 +14,13 @@ from tests.behaviour.story import ACT, QUICK, Story
 Tell = Callable[..., Story]
 
 OVERRIDES = f"""
-mode: act
-policy:
-  cooldown: 0s
-  budget_percent: 100
-  overrides:
-    - match: {{partition: debug}}
-      mode: "off"
-    - match: {{account: [chemistry, bio*]}}
-      mode: observe
-    - match: {{user: bob, job_name: "eval-*"}}
-      kinds: [collective_hang]
-      ladder: [evidence, cancel]
-    - match: {{user: bob}}
-      mode: observe
+restart: all
+expert: {{policy: {{cooldown: 0s, budget_percent: 100}}}}
+except:
+- {{match: {{partition: debug}}, ladder: []}}
+- {{match: {{account: [chemistry, bio*]}}, restart: never}}
+- {{match: {{user: bob, job_name: "eval-*", kind: collective_hang}}, restart: all, ladder: [evidence, cancel]}}
+- {{match: {{user: bob}}, restart: never}}
 {QUICK}
 """
 
@@ -40,11 +33,11 @@ policy:
         ({"account": "biology"}, "observed", "requeue"),
         ({"user": "bob"}, "observed", "requeue"),
         ({"user": "bob", "name": "eval-3"}, "allowed", "cancel"),
-        ({"user": "bob", "name": "eval-3", "account": "chemistry"}, "observed", "requeue"),
+        ({"user": "bob", "name": "eval-3", "account": "chemistry"}, "observed", "cancel"),
         ({"partition": "debug"}, "allowed", "none"),
     ],
 )
-def test_given_rules_for_some_jobs_then_the_first_that_matches_holds(
+def test_given_exceptions_then_each_value_is_that_of_the_first_that_matches_and_has_it(
     tell: Tell, job: dict[str, str], verdict: str, action: str
 ) -> None:
     story = tell(OVERRIDES)
@@ -65,7 +58,7 @@ def test_given_a_rule_for_one_kind_then_other_kinds_of_the_same_job_keep_theirs(
 def test_given_a_decision_then_it_names_the_rule_that_gave_it(tell: Tell) -> None:
     story = tell(OVERRIDES)
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, story.job(hangs=True, user="bob", name="eval-3"))
-    assert story.decisions(hang)[0].rule == "policy.overrides[2]"
+    assert story.decisions(hang)[0].rule == "except (user: bob, job_name: eval-*, kind: collective_hang)"
 
 
 def test_given_a_mode_for_one_kind_then_only_that_kind_is_acted_on(tell: Tell) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from slurm_watchdog.config.exceptions import Except, Match
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import (
@@ -67,6 +68,14 @@ RUN = ActionRun(
 )
 FAILED = replace(RUN, end=ActionEnd(ok=False, ended_at=1.0, detail="no checkpoint"))
 SITE = Site(cluster="a")
+CALLING = Site(
+    cluster="a",
+    mention="here",
+    exceptions=(
+        Except(match=Match(user=("ann",)), mention="U0ANN"),
+        Except(match=Match(partition=("large",)), mention="S0LARGE"),
+    ),
+)
 LINKED = Site(cluster="a", external_url="https://w.example/", runbook_url="https://r.example/{kind}?a=1&b=2")
 OVER = replace(INCIDENT, state=IncidentState.RESOLVED, resolved_at=7300.0, resolution="steps again")
 

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
+from slurm_watchdog.config.policy import Policy
+from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.policy.policy_input import PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
 from tests.builders.views import slurm_job
 
-LIMITS = GuardLimits(
-    cooldown_s=900,
-    attempts=3,
-    budget=4,
-    budget_percent=20,
-    budget_window_s=3600,
-    storm_jobs=3,
-    storm_nodes_percent=20,
-    max_excluded_nodes=3,
-    storm_cooldown_s=60,
-    opt_out_comment="watchdog=off",
-)
+LIMITS = Config(policy=Policy(max_excluded_nodes=3, max_drained_nodes=0, storm_cooldown=60))
 INCIDENT = Incident(
     id="i",
     kind=IncidentKind.COLLECTIVE_HANG,
@@ -47,7 +38,7 @@ PROCESS = GpuProcess(
 )
 SITUATION = PolicyInput(
     now_wall=1e6,
-    rule=Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="test"),
+    rule=Rule(acts=True, ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="test"),
     job=slurm_job(),
     paused=None,
     blind=None,

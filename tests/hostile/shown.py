@@ -37,13 +37,12 @@ OURS = re.compile(rf"\x1b\[(?:0|{'|'.join(set(STYLES.values()))})m")
 def slack(batch: list[str]) -> None:
     """Every message that holds it is plain text without a mention, a link or an escape that is not ours, and
     of a size that Slack takes."""
-    mentions = {"default": ""}
-    digest = Digest(mentions)
+    digest = Digest(Site(cluster="a"))
     for text in batch:
         told, site = story(text), Site(cluster=text)
-        check_slack(card(told, site, mentions))
+        check_slack(card(told, site))
         check_slack(updated(told, site))
-        check_slack(reply(told, mentions))
+        check_slack(reply(told, site))
         for notice in told:
             digest.add(notice)
     for message in (digest.message("c"), listing(batch[0], batch, "end")):

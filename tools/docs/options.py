@@ -16,7 +16,7 @@ from msgspec.structs import FieldInfo
 
 from slurm_watchdog.config.converting import options_of, way_of
 from slurm_watchdog.config.detectors import Detector
-from slurm_watchdog.config.policy import Match, Override, Treatment
+from slurm_watchdog.config.exceptions import Except, Match, Values
 from slurm_watchdog.config.schema import Config, Expert
 from slurm_watchdog.detect import registry
 from slurm_watchdog.knowledge import limits
@@ -37,9 +37,8 @@ EXPERT = """
 All else. [config.example.yaml](../config.example.yaml) has each with a sentence.
 """
 LISTS: dict[type[Struct], str] = {
-    Treatment: "expert.policy.kinds.KIND",
-    Override: "expert.policy.overrides[], beside the same",
-    Match: "match of an override or threshold",
+    Except: "except[], beside the values of expert.policy that a rule has",
+    Match: "except[].match",
 }
 """Blocks that may stand several times: they hang on no default, so they are named here."""
 SENTENCE = re.compile(r"(?<=[\w)\]}'`])\. (?=[A-Z{])")
@@ -110,7 +109,7 @@ def write() -> str:
     for block, name in LISTS.items():
         texts = texts_of(block)
         lines += ["", f"## {name}", "", "| option | meaning |", "|---|---|"]
-        own = [each for each in options_of(block) if block is not Override or each not in options_of(Treatment)]
+        own = [each for each in options_of(block) if block is not Except or each not in options_of(Values)]
         lines += [f"| `{each}` | {cell(short(texts[each]))} |" for each in own]
     for each in options(Expert()):
         blocks.append(f"\n- **{each.name}**:" if each.default is None else f" `{each.name}: {each.default}`")

@@ -16,7 +16,7 @@ import pytest
 from slurm_watchdog.base.text import fold
 from slurm_watchdog.notify.slack_messages import card
 from tests.builders.evidence_rows import add_evidence, evidence_of
-from tests.builders.notices import INCIDENT, SITE, open_journal, replace
+from tests.builders.notices import CALLING, INCIDENT, open_journal, replace
 from tests.builders.slack_server import marked
 from tests.hostile import page
 from tests.hostile.shown import CHANNELS, story
@@ -37,8 +37,8 @@ def test_the_page_is_given_json_that_says_what_was_meant() -> None:
 
 def test_in_a_mention_stand_ids_of_the_configuration_only() -> None:
     for text in strings(len(PIECES)):
-        message = card(story(text), SITE, {f"user:{text}": "U024BE7LH", "default": "here"})
-        assert marked(message) in (["<@U024BE7LH>"], ["<!here>"])
+        message = card(story(text), CALLING)
+        assert marked(message) in (["<@U0ANN>"], ["<!here>"], ["<!subteam^S0LARGE>"])
 
 
 def test_the_journal_keeps_it(tmp_path: Path) -> None:

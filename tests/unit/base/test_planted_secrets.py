@@ -153,7 +153,7 @@ def every_exit(text: str, directory: Path) -> dict[str, str]:
     }
     found |= {
         "report": msgspec.json.encode(report).decode(), "agent": repr({name: each for name, each in read.items() if name != "frames"}), "webhook": json.dumps(event_json(notice, SITE), default=str),
-        "alertmanager": json.dumps(alerts_json(notice, SITE)), "slack": json.dumps(card([notice], SITE, {})),
+        "alertmanager": json.dumps(alerts_json(notice, SITE)), "slack": json.dumps(card([notice], SITE)),
         "log": MaskingFormatter("%(message)s").format(record), "reason": reason,
     }  # fmt: skip
     journal.close()

@@ -635,8 +635,8 @@ def test_check_config_prints_every_error_with_its_line_and_exits_with_2(tmp_path
         ("notify: {slack: {webhook_url_file: secrets/slack}}", "must be an absolute path"),
         ("mode: observe", "Warning: controller: not set"),
         ("detectors: {collective_hang: {floor: 1h}}", "is longer than the timeout of a collective"),
-        ("detectors: {checkpoint_overdue: {mode: act}}", "checkpoint_overdue.mode: act has no effect"),
-        ("policy: {kinds: {disk_full: {mode: act}}}", "policy.kinds.disk_full.mode: act has no effect"),
+        ("detectors: {checkpoint_overdue: {mode: act}}", "except (kind: checkpoint_overdue): restart has no effect"),
+        ("policy: {kinds: {disk_full: {mode: act}}}", "except (kind: disk_full): restart has no effect"),
     ],
 )
 def test_check_config_says_what_is_hardly_meant(tmp_path: Path, text: str, said: str) -> None:

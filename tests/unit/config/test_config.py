@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from slurm_watchdog.config.loading import ConfigError, load_config, parse_config
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import format_duration, format_size, parse_duration, parse_size
+from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
-from slurm_watchdog.detect.registry import DEFAULTS
+from slurm_watchdog.detect.registry import DEFAULTS, KINDS
 from slurm_watchdog.detect.slow_job import SlowJob
 from tools.docs.options import example as example_config
 
@@ -53,14 +54,7 @@ def test_detectors_get_the_values_of_the_file_and_their_own_defaults() -> None:
 
 
 def test_configuration_without_settings_observes() -> None:
-    config = Config()
-    assert config.mode == "observe"
-    assert {config.mode_of(kind) for kind in config.detectors.__struct_fields__} == {"observe"}
-
-
-def test_the_mode_of_a_detector_overrides_the_general_one() -> None:
-    config = parse_config("restart: all\ndetectors:\n  lingering_job:\n    mode: observe\n")
-    assert (config.mode_of("lingering_job"), config.mode_of("collective_hang")) == ("observe", "act")
+    assert not [kind for kind in KINDS if rule_for(Config(), kind, None).acts]
 
 
 def test_a_wrong_value_hides_no_wrong_value_of_another_section() -> None:
@@ -72,13 +66,6 @@ def test_a_wrong_value_hides_no_wrong_value_of_another_section() -> None:
     ]
 
 
-def test_a_bare_off_is_the_mode_and_not_yaml_s_false() -> None:
-    config = parse_config("restart: all\ndetectors:\n  lingering_job:\n    mode: off\n")
-    assert config.mode_of("lingering_job") == "off"
-    text = "detectors:\n  lingering_job: {mode: on}\n"
-    assert problems(text) == [(2, "detectors.lingering_job.mode", "must be off, observe or act, got True")]
-
-
 @pytest.mark.parametrize(
     "key", ["controller:\n  tick", "agent:\n  interval", "detectors:\n  collective_hang:\n    floor"]
 )
@@ -88,13 +75,7 @@ def test_a_duration_that_must_be_something_is_not_zero(key: str) -> None:
 
 
 def test_every_setting_is_explained() -> None:
-    lines = example_config().splitlines()
-    bare = [
-        line
-        for before, line in pairwise(lines)
-        if ": " in line and not line.strip().startswith("#") and not before.strip().startswith("#")
-    ]
-    assert not bare
+    assert not [line for line in example_config().splitlines() if line and "# " not in line]
 
 
 # ------------------------------------------------------------------------------------- keys for people
@@ -106,13 +87,15 @@ def test_three_lines_are_a_configuration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("restart", "hang", "slow"), [("never", "observe", "observe"), ("hangs", "act", "observe"), ("all", "act", "act")]
+    ("restart", "hang", "slow"), [("never", False, False), ("hangs", True, False), ("all", True, True)]
 )
-def test_what_is_restarted_is_one_word(restart: str, hang: str, slow: str) -> None:
+def test_what_is_restarted_is_one_word(restart: str, hang: bool, slow: bool) -> None:
     config = parse_config(f"restart: {restart}")
     hanging = ("collective_hang", "rank_stopped", "lingering_job", "driver_stall")
-    assert {config.mode_of(kind) for kind in hanging} == {hang}
-    assert {config.mode_of(kind) for kind in ("slow_node", "gpu_fault", "filesystem_stall", "node_down")} == {slow}
+    assert {rule_for(config, kind, None).acts for kind in hanging} == {hang}
+    assert {
+        rule_for(config, kind, None).acts for kind in ("slow_node", "gpu_fault", "filesystem_stall", "node_down")
+    } == {slow}
 
 
 def test_limits_of_silence_follow_the_patience_and_no_proof_does() -> None:
@@ -245,9 +228,9 @@ def test_yaml_that_cannot_be_read_as_values_is_one_problem(text: str, line: int 
 
 
 def test_an_alias_that_is_used_twice_is_fine() -> None:
-    config = parse_config("policy:\n  kinds:\n    slow_node: &a {mode: act, ladder: [kill_switch, requeue]}\n"
-                          "    gpu_clock_low: *a\n")  # fmt: skip
-    assert config.policy.kinds["gpu_clock_low"] == config.policy.kinds["slow_node"]
+    first = "{match: {kind: slow_node}, restart: all, ladder: [kill_switch, requeue]}"
+    config = parse_config(f"except:\n- &a {first}\n- *a\n")
+    assert config.exceptions[0] == config.exceptions[1]
 
 
 @pytest.mark.parametrize(
@@ -270,7 +253,7 @@ def test_a_number_beyond_all_use_is_refused(line: str, words: str) -> None:
         ("controller: ['http://[::1:9765']", "controller", "such as http://mgmt1:9765"),
         ("notify: {external_url: 'http://[x'}", "notify.external_url", "an address"),
         ("controller: {journal_url: db1}", "controller.journal_url", "an SQLAlchemy URL"),
-        ("policy: {overrides: [{mach: {}}]}", "policy.overrides[0].mach", "did you mean 'match'?"),
+        ("except: [{mach: {}}]", "except[0].mach", "did you mean 'match'?"),
         ("policy: {overrides: [{mode: act}]}", "policy.overrides[0].match", "is missing"),
     ],
 )

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from slurm_watchdog.config.exceptions import Except
 from slurm_watchdog.config.loading import load_config
-from slurm_watchdog.config.policy import Override
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.owner_directives import VARIABLES
 from slurm_watchdog.controller.policy.rules import rule_for
@@ -34,15 +33,13 @@ def test_every_profile_is_valid(checkout: Path) -> None:
 
 
 def test_the_safe_profile_acts_on_these_kinds_and_on_no_other(safe: Config) -> None:
-    book = rule_book_of(safe)
-    acts = {kind for kind in KINDS if rule_for(book, kind, slurm_job(partition="gpu")).mode == "act"}
+    acts = {kind for kind in KINDS if rule_for(safe, kind, slurm_job(partition="gpu")).acts}
     assert acts == SAFE <= set(MAY_ACT)
 
 
 def test_the_safe_profile_ends_no_job_for_good_and_drains_nothing(safe: Config) -> None:
-    book = rule_book_of(safe)
     for kind in SAFE:
-        rule = rule_for(book, kind, slurm_job(partition="gpu"))
+        rule = rule_for(safe, kind, slurm_job(partition="gpu"))
         assert set(rule.ladder) <= {Rung.EVIDENCE, Rung.RESTART_STEP, Rung.REQUEUE, *GENTLE}
         assert not rule.drain and not rule.lose_work
 
@@ -62,8 +59,8 @@ def test_the_safe_profile_has_no_wider_limit_than_what_is_shipped(safe: Config) 
 
 @pytest.mark.parametrize("partition", ["debug", "debug-gpu", "interactive"])
 def test_the_safe_profile_leaves_jobs_alone_that_somebody_waits_for(safe: Config, partition: str) -> None:
-    rule = rule_for(rule_book_of(safe), IncidentKind.COLLECTIVE_HANG, slurm_job(partition=partition))
-    assert rule.mode == "off"
+    rule = rule_for(safe, IncidentKind.COLLECTIVE_HANG, slurm_job(partition=partition))
+    assert not rule.ladder
 
 
 # ------------------------------------------------------------------------------------------ tables for readers
@@ -92,8 +89,8 @@ def test_the_page_on_acting_has_every_rung_in_its_order(checkout: Path) -> None:
 
 
 def test_the_page_on_acting_has_every_key_of_a_rule(checkout: Path) -> None:
-    told = set(re.findall(r"`(\w+)`", rows(checkout, "key of a rule")))
-    assert told == set(Override.__struct_fields__)
+    told = set(re.findall(r"`(\w+)`", rows(checkout, "value of `except`")))
+    assert told == set(Except.__struct_fields__)
 
 
 def test_the_page_on_acting_has_every_directive_of_an_owner(checkout: Path) -> None:

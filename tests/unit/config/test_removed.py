@@ -42,7 +42,7 @@ def test_an_option_that_some_jobs_had_otherwise_is_taken_out_too() -> None:
         ["f.yaml:2", "thresholds[0].detectors.driver_stall.blocked_for"],
         ["f.yaml:2", "thresholds[1].detectors.driver_stall.blocked_for"],
     ]
-    assert config.thresholds[0].settings(config.detectors) == config.detectors.settings()
+    assert config.exceptions[0].settings(config.detectors.settings()) == config.detectors.settings()
 
 
 def test_what_was_never_an_option_is_still_an_error() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 from msgspec.structs import replace
 
@@ -16,7 +14,6 @@ from slurm_watchdog.controller.policy.by_user import (
 )
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.guards import GUARDS, is_storm, is_storm_of_one
-from slurm_watchdog.controller.policy.policy_input import GuardLimits
 from slurm_watchdog.model.actions import Verdict
 from slurm_watchdog.model.incidents import IncidentKind, IncidentState
 from tests.builders.policy_inputs import INCIDENT, LIMITS, PROCESS, SITUATION
@@ -83,6 +80,6 @@ def test_over_budget(spent: dict[int | None, int], allowed: int, others: bool, w
 
 
 def test_over_budget_with_a_site_that_allows_one_action_in_all_keeps_to_it() -> None:
-    strict: dict[str, Any] = {**{f: getattr(LIMITS, f) for f in LIMITS.__struct_fields__}, "budget": 1}
-    found = decide(INCIDENT, world(JOB, (done("100", MALLORY),)), GuardLimits(**strict), "d")
+    strict = replace(LIMITS, restarts_per_hour=1)
+    found = decide(INCIDENT, world(JOB, (done("100", MALLORY),)), strict, "d")
     assert (found.verdict, found.by) == (Verdict.SUPPRESSED, "budget")

@@ -36,7 +36,7 @@ def test_a_file_that_says_the_same_changes_nothing(tmp_path: Path, caplog: pytes
     file.write_text("mode: observe\n")
     with caplog.at_level(logging.WARNING):
         assert not reload_config(str(file), Config())
-    assert "nothing changes" in caplog.text
+    assert "is unchanged" in caplog.text
     file.write_text("mode: act\n")
     assert reload_config(str(file), Config())
 

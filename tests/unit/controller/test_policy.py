@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.lost_mounts import broken_under
@@ -41,7 +42,7 @@ BY_SITE = (IncidentKind.SLOW_NODE, IncidentKind.SLOW_JOB)
 
 
 def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> Decision:
-    rule = changes.pop("rule", Rule(mode=mode, ladder=(), source="test"))
+    rule = changes.pop("rule", Rule(acts=mode == "act", ladder=(), source="test"))
     shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind in BY_SITE else ())
     ladder = (Rung.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
@@ -84,7 +85,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
     ],
     "opted_out": [
         {"job": slurm_job(comment="x watchdog=off y")},
-        {"rule": Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", refused="no")},
+        {"rule": Rule(acts=True, ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", refused="no")},
     ],
     "not_possible": [
         {"job": slurm_job(is_batch=False)},
@@ -114,11 +115,7 @@ OBJECTIONS: dict[str, list[dict[str, Any]]] = {
         }
     ],
     "hours": [
-        {
-            "rule": Rule(
-                mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", no_action=(ALWAYS,)
-            )
-        },
+        {"rule": Rule(acts=True, ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", no_action=(ALWAYS,))},
     ],
     "cooldown": [{"recent": (done(899),)}],
     "budget": [
@@ -226,7 +223,7 @@ def test_above_a_fifth_of_the_nodes_silent_nothing_is_done_whatever_else_is_clea
 
 def test_what_of_a_ladder_is_not_possible_is_left_out_and_said() -> None:
     ladder = (Rung.KILL_SWITCH, Rung.REQUEUE, Rung.RESUBMIT, Rung.CANCEL)
-    rule = Rule(mode="act", ladder=ladder, source="t")
+    rule = Rule(acts=True, ladder=ladder, source="t")
     situation = replace(SITUATION, rule=rule, job=slurm_job(requeueable=False), loop_turns=False)
     decision = decide(INCIDENT, situation, LIMITS, "d")
     assert decision.ladder == (Rung.RESUBMIT, Rung.CANCEL)
@@ -234,19 +231,10 @@ def test_what_of_a_ladder_is_not_possible_is_left_out_and_said() -> None:
     assert "no kill switch" in decision.reason and "no requeue" in decision.reason
 
 
-@pytest.mark.parametrize(
-    ("mode", "action", "words"), [("off", Action.NONE, "the mode is off"), ("act", Action.REQUEUE, "clear")]
-)
-def test_a_kind_whose_mode_is_off_is_told_only(mode: str, action: Action, words: str) -> None:
-    decision = judge(mode=mode)
-    assert (decision.action, decision.verdict) == (action, Verdict.ALLOWED)
-    assert words in decision.reason
-
-
 def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets() -> None:
     nodes = tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(1, 101))
-    rule = Rule(mode="act", ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", drain=True)
-    limits = replace(LIMITS, max_drained_nodes=3, drained_percent=2.0)
+    rule = Rule(acts=True, ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", drain=True)
+    limits = replace(LIMITS, policy=Policy(max_drained_nodes=3, drained_percent=2.0))
     fits = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=nodes), limits, "d")
     assert fits.drain == ("n1",)
     out = (*nodes[:-2], *(replace(node, state="DRAINED") for node in nodes[-2:]))

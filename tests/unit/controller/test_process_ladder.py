@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_agent import end_process
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.controller.actions.from_config import rule_book_of
+from slurm_watchdog.config.policy import Policy
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.process import MAX_TRIES
 from slurm_watchdog.controller.actions.ladder.state import (
@@ -27,7 +28,7 @@ from slurm_watchdog.controller.actions.ladder.state import (
 )
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.orphan_process import AT_ONCE_S, objection
-from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput, with_process
+from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, rule_for
 from slurm_watchdog.detect import orphan_gpu_process
 from slurm_watchdog.model.actions import (
@@ -65,11 +66,8 @@ INCIDENT = Incident(
     id="i", kind=IncidentKind.ORPHAN_GPU_PROCESS, subject="leftovers:6/1000", state=IncidentState.FIRING, severity=Severity.WARNING,
     job_ids=(), opened_at=1e6 - 300, pending_mono=0, actionable=True, processes=(PROCESS,),
 )  # fmt: skip
-LIMITS = GuardLimits(
-    cooldown_s=900, attempts=3, budget=4, budget_percent=20, budget_window_s=3600, storm_jobs=3, storm_nodes_percent=20,
-    max_excluded_nodes=3, opt_out_comment="watchdog=off", max_drained_nodes=2, drained_percent=50,
-)  # fmt: skip
-RULE = Rule(mode="act", ladder=(Rung.END_PROCESS,), source="policy.kinds.orphan_gpu_process")
+LIMITS = Config(policy=Policy(max_excluded_nodes=3, drained_percent=50))
+RULE = Rule(acts=True, ladder=(Rung.END_PROCESS,), source="except (kind: orphan_gpu_process)")
 SITUATION = PolicyInput(
     now_wall=1e6, rule=RULE, job=None, paused=None, blind=None, recent=(), busy=False, running_jobs=0, jobs_in_trouble=0,
     nodes_known=40, nodes_silent=0, process=PROCESS, process_since=1e6 - 300, mounts_stalled=(), nodes=tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(4)),
@@ -178,9 +176,9 @@ def test_each_guard_holds_for_a_process_as_well(by: str, change: dict[str, Any])
 
 def test_weak_evidence_is_only_told_and_observing_stays_observing() -> None:
     assert judge(replace(INCIDENT, actionable=False)).by == "evidence"
-    observed = judge(rule=replace(RULE, mode="observe"))
+    observed = judge(rule=replace(RULE, acts=False))
     assert (observed.verdict, observed.action) == (Verdict.OBSERVED, Action.END_PROCESS)
-    assert judge(rule=replace(RULE, mode="off")).action is Action.NONE
+    assert judge(rule=replace(RULE, ladder=())).action is Action.NONE
 
 
 def test_a_hundred_workers_of_one_job_on_one_node_are_one_action_and_another_process_has_no_cooldown() -> None:
@@ -224,35 +222,33 @@ def test_a_node_is_drained_only_if_the_rule_says_so_and_there_is_room() -> None:
 
 
 def rule(text: str) -> Rule:
-    return rule_for(rule_book_of(parse_config(text)), IncidentKind.ORPHAN_GPU_PROCESS, None)
+    return rule_for(parse_config(text), IncidentKind.ORPHAN_GPU_PROCESS, None)
 
 
 def test_as_it_ships_nobody_is_ended_in_whatever_mode() -> None:
-    assert rule("mode: act").ladder == ()
-    assert rule("mode: observe").ladder == ()
+    assert rule("restart: all").ladder == ()
+    assert rule("restart: never").ladder == ()
 
 
 def test_a_site_turns_it_on_for_this_kind() -> None:
-    found = rule("policy: {kinds: {orphan_gpu_process: {mode: act, ladder: [end_process], drain: true}}}")
-    assert (found.mode, found.ladder, found.drain) == ("act", (Rung.END_PROCESS,), True)
+    found = rule("except: [{match: {kind: orphan_gpu_process}, restart: all, ladder: [end_process], drain: true}]")
+    assert (found.acts, found.ladder, found.drain) == (True, (Rung.END_PROCESS,), True)
 
 
 @pytest.mark.parametrize(
     ("text", "path", "words"),
     [
-        ("kinds: {orphan_gpu_process: {ladder: [requeue]}}", "policy.kinds.orphan_gpu_process.ladder", "[end_process]"),
-        ("kinds: {collective_hang: {ladder: [end_process]}}", "policy.kinds.collective_hang.ladder", "answers orphan_gpu_process alone"),
-        ("kinds: {orphan_gpu_process: {ladder: [end_process, cancel]}}", "policy.kinds.orphan_gpu_process.ladder", "no other rung"),
-        (
-            "overrides: [{match: {user: a}, kinds: [orphan_gpu_process], ladder: [end_process]}]",
-            "policy.overrides[0].kinds", "an override matches jobs",
-        ),
+        ("{match: {kind: orphan_gpu_process}, ladder: [requeue]}", "ladder", "[end_process]"),
+        ("{match: {kind: collective_hang}, ladder: [end_process]}", "ladder", "answers orphan_gpu_process alone"),
+        ("{match: {kind: orphan_gpu_process}, ladder: [end_process, cancel]}", "ladder", "no other rung"),
+        ("{match: {user: a, kind: orphan_gpu_process}, ladder: [end_process]}", "match.kind", "match it by kind alone"),
     ],
 )  # fmt: skip
 def test_where_it_makes_no_sense_it_is_refused_with_the_reason(text: str, path: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_config(f"mode: act\npolicy:\n  {text}\n")
-    assert any(each.path == path and words in each.message for each in caught.value.problems), caught.value.problems
+        parse_config(f"except: [{text}]\n")
+    found = caught.value.problems
+    assert any(each.path == f"except[0].{path}" and words in each.message for each in found), found
 
 
 # ------------------------------------------------------------------------------------------------ the ladder
@@ -501,7 +497,7 @@ def test_a_node_that_falls_silent_is_waited_for_and_then_nothing_is_claimed() ->
 def test_people_are_told_of_the_process_and_never_of_a_job_that_is_over() -> None:
     decision = judge()
     assert told(INCIDENT, decision).sentence.startswith("process 4711 (python) of eve on n1 is being ended: ")
-    observed = told(INCIDENT, judge(rule=replace(RULE, mode="observe")))
+    observed = told(INCIDENT, judge(rule=replace(RULE, acts=False)))
     assert "would have been ended, but was not touched" in observed.sentence
     assert "on n1: kill 4711" in observed.todo
     held = told(INCIDENT, judge(paused="x"))

@@ -39,7 +39,7 @@ SUPERVISOR = SupervisorStatus(
 
 
 def judge(supervisor: SupervisorStatus | None, ladder: tuple[Rung, ...] = LADDER, **changes: Any) -> Decision:
-    rule = Rule(mode="act", ladder=ladder, source="test", exclude_nodes=changes.pop("exclude_nodes", True))
+    rule = Rule(acts=True, ladder=ladder, source="test", exclude_nodes=changes.pop("exclude_nodes", True))
     return decide(INCIDENT, replace(SITUATION, rule=rule, supervisor=supervisor, **changes), LIMITS, "d")
 
 
@@ -100,7 +100,7 @@ def test_a_bad_loss_is_answered_only_where_the_newest_checkpoint_is_good_and_tha
     incident = replace(
         INCIDENT, kind=IncidentKind.LOSS_NAN, actionable=actionable, good_checkpoint=GOOD, exclude_nodes=()
     )
-    rule = Rule(mode="act", ladder=LADDER, source="test", may_ask=False)
+    rule = Rule(acts=True, ladder=LADDER, source="test", may_ask=False)
     situation = replace(SITUATION, rule=rule, supervisor=supervisor, resume_from=GOOD)
     decision = decide(incident, situation, LIMITS, "d")
     assert (decision.verdict, decision.resume_from) == (verdict, named)
@@ -219,7 +219,7 @@ def test_what_became_of_an_order_is_not_known_while_the_agent_of_the_batch_host_
 
 def test_a_lost_node_is_left_to_slurm_but_for_a_job_that_lives_on_with_a_supervisor() -> None:
     lost = replace(INCIDENT, kind=IncidentKind.NODE_DOWN, exclude_nodes=("n1",))
-    rule = Rule(mode="act", ladder=spec_of(IncidentKind.NODE_DOWN).ladder, source="test")
+    rule = Rule(acts=True, ladder=spec_of(IncidentKind.NODE_DOWN).ladder, source="test")
     situation = replace(SITUATION, rule=rule, nodes_silent=1, nodes_known=4, mounts_stalled=())
     there = decide(lost, replace(situation, supervisor=SUPERVISOR), LIMITS, "d")
     assert (there.verdict, there.action, there.avoid) == (Verdict.ALLOWED, Action.RESTART_STEP, ("n1",))

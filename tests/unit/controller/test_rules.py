@@ -3,14 +3,18 @@ configuration may not say."""
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurm_watchdog.actuate.by_slurm import options_for
+from slurm_watchdog.actuate.by_slurm import TARGETS, options_for
+from slurm_watchdog.config.converting import options_of
+from slurm_watchdog.config.exceptions import Values
 from slurm_watchdog.config.loading import ConfigError, parse_config
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.from_config import ladder_limits_of, rule_book_of
+from slurm_watchdog.controller.actions.from_config import ladder_limits_of
 from slurm_watchdog.controller.policy.owner_directives import (
     OwnerDirectives,
     directives_of,
@@ -18,7 +22,7 @@ from slurm_watchdog.controller.policy.owner_directives import (
     problem_of_path,
 )
 from slurm_watchdog.controller.policy.placement import jobs_behind, objection_to_excluding
-from slurm_watchdog.controller.policy.rules import Rule, RuleBook, RuleChange, action_of, mode_words, permit, rule_for
+from slurm_watchdog.controller.policy.rules import Rule, action_of, mode_words, permit, rule_for
 from slurm_watchdog.detect.registry import KINDS, spec_of, why_ladder_unfit
 from slurm_watchdog.knowledge.rungs import ENDINGS, HARMLESS, ORDER, problem_of
 from slurm_watchdog.model.actions import Action, Rung
@@ -56,84 +60,79 @@ def test_what_is_shipped_is_a_ladder_that_a_site_could_write(kind: IncidentKind)
 )
 def test_a_ladder_that_makes_no_sense_is_refused_with_its_line(ladder: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rules(f"policy:\n  kinds:\n    collective_hang:\n      ladder: [{ladder}]\n")
+        rules(f"except:\n- match: {{kind: collective_hang}}\n  ladder: [{ladder}]\n")
     (problem,) = caught.value.problems
-    assert problem.path.startswith("policy.kinds.collective_hang") and problem.line in (3, 4)
+    assert (problem.path, problem.line) == ("except[0].ladder", 3)
     assert words in problem.message
 
 
 @pytest.mark.parametrize(
     ("text", "path", "words"),
     [
-        ("kinds: {colective_hang: {mode: act}}", "policy.kinds.colective_hang", "did you mean"),
-        ("kinds: {agent_silent: {ladder: [requeue]}}", "policy.kinds.agent_silent.ladder", "reported only"),
-        ("kinds: {loss_nan: {ladder: [kill_switch, requeue]}}", "policy.kinds.loss_nan.ladder", "damaged"),
-        ("kinds: {gpu_clock_low: {ladder: [requeue]}}", "policy.kinds.gpu_clock_low.ladder", "asked to save before"),
-        ("kinds: {collective_hang: {ladder: [reboot]}}", "policy.kinds.collective_hang.ladder[0]", "must be evidence, kill_switch"),
-        ("overrides: [{match: {}}]", "policy.overrides[0].match", "names no partition"),
-        ("overrides: [{mode: act}]", "policy.overrides[0].match", "missing"),
-        ("overrides: [{match: {user: a}, ladder: [requeue]}]", "policy.overrides[0].kinds", "name the kinds"),
-        ("overrides: [{match: {user: a}, kinds: [x]}]", "policy.overrides[0].kinds", "not a kind of incident"),
-        ("kinds: {1: {mode: act}}", "policy.kinds.1", "must be text, got 1"),
-        ("no_action: ['22-7']", "policy.no_action[0]", "not a time of the week"),
-        ("overrides: [{match: {user: a}, no_action: ['mo 22:00-07:00']}]", "policy.overrides[0].no_action[0]", "'mo' is not a day"),
-        ("overrides: [{match: {users: a}}]", "policy.overrides[0].match.users", "unknown key"),
+        ("{match: {kind: colective_hang}, restart: all}", "except[0].match.kind", "did you mean"),
+        ("{match: {kind: agent_silent}, ladder: [requeue]}", "except[0].ladder", "reported only"),
+        ("{match: {kind: loss_nan}, ladder: [kill_switch, requeue]}", "except[0].ladder", "damaged"),
+        ("{match: {kind: gpu_clock_low}, ladder: [requeue]}", "except[0].ladder", "asked to save before"),
+        ("{match: {kind: collective_hang}, ladder: [reboot]}", "except[0].ladder[0]", "must be evidence, kill_switch"),
+        ("{match: {}, restart: all}", "except[0].match", "names no partition"),
+        ("{restart: all}", "except[0].match", "missing"),
+        ("{match: {user: a}}", "except[0].match", "nothing is different"),
+        ("{match: {user: a}, ladder: [requeue]}", "except[0].match.kind", "name the kinds"),
+        ("{match: {user: a, kind: orphan_gpu_process}, restart: all}", "except[0].match.kind", "job is over"),
+        ("{match: {kind: slow_node}, patience: 2min}", "except[0].match", "chosen by the job alone"),
+        ("{match: {user: a}, patience: 5s}", "except[0].patience", "at least 30s"),
+        ("{match: {user: a}, restart: some}", "except[0].restart", "must be never, hangs or all"),
+        ("{match: {user: a}, mention: '@ann'}", "except[0].mention", "must be an id"),
+        ("{match: {user: a}, silence: ''}", "except[0].silence", "must not be empty"),
+        ("{match: {user: a}, no_action: ['mo 22:00-07:00']}", "except[0].no_action[0]", "'mo' is not a day"),
+        ("{match: {users: a}, restart: all}", "except[0].match.users", "did you mean 'user'?"),
+        ("{match: {user: a}, restrat: all}", "except[0].restrat", "did you mean 'restart'?"),
     ],
 )  # fmt: skip
-def test_a_wrong_rule_is_refused_with_its_path_and_line(text: str, path: str, words: str) -> None:
+def test_a_wrong_exception_is_refused_with_its_path_and_line(text: str, path: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        rules(f"mode: act\npolicy:\n  {text}\n")
+        rules(f"restart: all\nexcept:\n- {text}\n")
     found = [(each.path, each.message) for each in caught.value.problems]
     assert any(where == path and words in message for where, message in found), found
-    assert all(each.line in (2, 3) for each in caught.value.problems)
-
-
-def test_two_modes_for_one_kind_that_differ_are_refused() -> None:
-    with pytest.raises(ConfigError) as caught:
-        rules("detectors: {collective_hang: {mode: observe}}\npolicy: {kinds: {collective_hang: {mode: act}}}\n")
-    assert "remove one" in caught.value.problems[0].message
+    assert {each.line for each in caught.value.problems} == {3}
 
 
 def test_every_word_of_a_signal_s_target_is_one_of_the_actuator() -> None:
-    from slurm_watchdog.actuate.by_slurm import TARGETS
-    from slurm_watchdog.config.converting import options_of
-    from slurm_watchdog.config.policy import Treatment
-
-    annotation = options_of(Treatment)["signal_to"].type
-    assert all(word in str(annotation) for word in TARGETS)
+    assert set(get_args(options_of(Values)["signal_to"].type)) == set(TARGETS)
     assert {target for target, _ in TARGETS.values()} == set(SignalTo)
 
 
 # ---------------------------------------------------------------------------------------------------- rules
 
 
-def test_layers_replace_single_fields() -> None:
-    book = rule_book_of(
-        rules(
-            "mode: act\npolicy:\n  kinds:\n    collective_hang: {attempts: 1, checkpoint_limit: 1min}\n"
-            "  overrides:\n    - {match: {user: ann}, cooldown: 1h, signal_limit: 5s}\n"
-        )
+def test_each_value_is_taken_from_the_first_exception_that_matches_and_has_it() -> None:
+    config = rules(
+        "restart: all\nexpert: {policy: {attempts: 5, cooldown: 20min}}\nexcept:\n"
+        "- {match: {user: ann}, cooldown: 1h, signal_limit: 5s}\n"
+        "- {match: {kind: collective_hang}, cooldown: 2h, attempts: 1, checkpoint_limit: 1min}\n"
     )
-    rule = rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="ann"))
-    assert (rule.mode, rule.ladder, rule.attempts, rule.cooldown_s) == (
-        "act",
-        spec_of(IncidentKind.COLLECTIVE_HANG).ladder,
-        1,
-        3600,
-    )
-    assert dict(rule.rung_limits) == {"checkpoint_s": 60.0, "signal_s": 5.0}
-    assert rule.source == "expert.policy.overrides[0]"
-    assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(user="bob")).cooldown_s is None
+    rule = rule_for(config, IncidentKind.COLLECTIVE_HANG, slurm_job(user="ann"))
+    assert (rule.acts, rule.ladder) == (True, spec_of(IncidentKind.COLLECTIVE_HANG).ladder)
+    assert (rule.attempts, rule.cooldown, rule.checkpoint_limit, rule.signal_limit) == (1, 3600, 60, 5)
+    assert rule.source == "except (user: ann)"
+    other = rule_for(config, IncidentKind.SLOW_NODE, slurm_job(user="bob"))
+    assert (other.cooldown, other.attempts, other.source) == (1200, 5, "what is shipped for slow_node")
 
 
 def test_a_job_that_waits_in_several_partitions_is_in_each_of_them() -> None:
-    book = rule_book_of(rules('mode: act\npolicy: {overrides: [{match: {partition: "gpu*"}, mode: observe}]}\n'))
-    assert rule_for(book, IncidentKind.COLLECTIVE_HANG, slurm_job(partition="cpu,gpu2")).mode == "observe"
+    config = rules('restart: all\nexcept: [{match: {partition: "gpu*"}, restart: never}]\n')
+    assert not rule_for(config, IncidentKind.COLLECTIVE_HANG, slurm_job(partition="cpu,gpu2")).acts
+
+
+@pytest.mark.parametrize(("nodes", "acts"), [(("n1", "n2"), False), (("n1", "m1"), True), ((), True)])
+def test_an_exception_for_nodes_holds_where_all_are_meant(nodes: tuple[str, ...], acts: bool) -> None:
+    config = rules("restart: all\nexcept: [{match: {node: 'n*'}, restart: never}]\n")
+    assert rule_for(config, IncidentKind.COLLECTIVE_HANG, slurm_job(nodes=nodes)).acts is acts
 
 
 def test_limits_of_the_configuration_reach_the_ladder() -> None:
     limits = ladder_limits_of(
-        rules("ladder: {signal_limit: 7s, confirm_limit: 8s}\npolicy: {exclusion_lifetime: 9s}\n")
+        rules("expert: {ladder: {confirm_limit: 8s}, policy: {signal_limit: 7s, exclusion_lifetime: 9s}}")
     )
     assert (limits.signal_s, limits.confirm_s, limits.exclusion_s) == (7.0, 8.0, 9.0)
 
@@ -212,10 +211,10 @@ def test_a_path_that_nobody_should_follow_is_refused(path: str) -> None:
 
 @given(st.text(max_size=300))
 def test_no_comment_breaks_anything_and_none_makes_more_happen(comment: str) -> None:
-    rule = Rule(mode="act", ladder=(Rung.EVIDENCE, Rung.REQUEUE), source="r")
+    rule = Rule(acts=True, ladder=(Rung.EVIDENCE, Rung.REQUEUE), source="r")
     after = permit(rule, directives_of(f"watchdog: {comment}"))
     assert set(after.ladder) <= {*rule.ladder, *HARMLESS}
-    assert after.mode == rule.mode
+    assert after.acts == rule.acts
 
 
 @given(
@@ -226,15 +225,15 @@ def test_an_owner_s_ladder_has_no_ending_that_the_administrator_does_not_permit(
     permitted: list[Rung], wanted: list[Rung]
 ) -> None:
     ladder = tuple(step for step in ORDER if step in permitted)
-    after = permit(Rule(mode="act", ladder=ladder, source="r"), OwnerDirectives(source="w", ladder=tuple(wanted)))
+    after = permit(Rule(acts=True, ladder=ladder, source="r"), OwnerDirectives(source="w", ladder=tuple(wanted)))
     assert set(after.ladder) & set(ENDINGS) <= set(ladder)
     assert Rung.SIGTERM not in after.ladder or Rung.SIGTERM in ladder
     assert ladder or not after.ladder
 
 
 def test_a_job_whose_state_is_damaged_is_not_asked_to_save_for_its_owner_s_ladder_either() -> None:
-    book = RuleBook(modes={}, kinds={"loss_nan": RuleChange(source="s", ladder=(Rung.EVIDENCE, Rung.REQUEUE))})
-    after = permit(rule_for(book, "loss_nan", None), directives_of("watchdog: ladder=kill_switch+requeue"))
+    config = rules("except: [{match: {kind: loss_nan}, ladder: [evidence, requeue]}]")
+    after = permit(rule_for(config, "loss_nan", None), directives_of("watchdog: ladder=kill_switch+requeue"))
     assert (after.ladder, after.refused) == ((Rung.EVIDENCE, Rung.REQUEUE), "")
 
 
@@ -302,18 +301,19 @@ def test_a_script_is_submitted_again_with_what_slurm_tells_of_the_job() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("mode: observe", "observe"),
-        ("mode: act", "act"),
-        ("policy: {kinds: {collective_hang: {mode: act}}}", "observe, but acts on collective_hang"),
-        ("policy: {kinds: {crash_loop: {mode: act}}}", "observe"),
-        ("policy: {kinds: {crash_loop: {mode: act, ladder: [hold]}}}", "observe, but acts on crash_loop"),
-        ("mode: act\npolicy: {kinds: {rank_stopped: {mode: observe}}}", "act, but not on rank_stopped"),
+        ("", "observe"),
+        ("restart: all", "act"),
+        ("restart: hangs", "act on hangs"),
+        ("except: [{match: {kind: collective_hang}, restart: all}]", "observe, but acts on collective_hang"),
+        ("except: [{match: {kind: crash_loop}, restart: all}]", "observe"),
+        ("except: [{match: {kind: crash_loop}, restart: all, ladder: [hold]}]", "observe, but acts on crash_loop"),
+        ("restart: all\nexcept: [{match: {kind: rank_stopped}, restart: never}]", "act, but not on rank_stopped"),
         (
-            "policy: {overrides: [{match: {partition: gpu}, mode: act}]}",
-            "observe, but acts on some jobs (policy.overrides)",
+            "restart: hangs\nexcept: [{match: {kind: node_down}, restart: all}]",
+            "act on hangs, but acts on node_down",
         ),
+        ("except: [{match: {partition: gpu}, restart: hangs}]", "observe, but acts on some jobs (except)"),
     ],
 )
 def test_the_mode_in_words_says_what_may_happen(text: str, words: str) -> None:
-    config = parse_config(text)
-    assert mode_words(rule_book_of(config), config.mode) == words
+    assert mode_words(parse_config(text)) == words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.placement import Suspects, suspect_nodes, to_avoid
 from slurm_watchdog.model.incidents import Culprit, IncidentKind, IncidentState
@@ -53,7 +54,7 @@ def test_only_an_open_incident_that_fires_makes_a_suspect() -> None:
 
 
 def test_a_decision_excludes_a_suspect_with_its_reason_and_starts_no_step_without_it() -> None:
-    limits = replace(LIMITS, suspects=Suspects.EXCLUDE, max_excluded_nodes=8)
+    limits = replace(LIMITS, policy=Policy(suspects="exclude"))
     situation = replace(SITUATION, job=JOB, nodes=IDLE, suspects=(("n3", "n3 fails again and again"),))
     decision = decide(INCIDENT, situation, limits, "d1")
     assert decision.exclude == ("n1", "n3") and decision.avoid == ()

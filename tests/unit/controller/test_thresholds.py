@@ -15,12 +15,12 @@ from slurm_watchdog.model.incidents import Truth
 from tests.builders import views
 from tests.builders.views import LOADER, RECV, progress, slurm_job, still
 
-DEBUG = "thresholds: [{match: {partition: debug}, detectors: {collective_hang: {floor: 2min, proven_floor: 2min}}}]\n"
+DEBUG = "except: [{match: {partition: debug}, detectors: {collective_hang: {floor: 2min, proven_floor: 2min}}}]\n"
 
 
-SOONER = "jobs: {stall_after_floor: 40s}\n"
-SOONER_IN_DEBUG = "thresholds: [{match: {partition: debug}, stall_after_floor: 30s}]\n"
-NOT_IN_LONG = SOONER + "thresholds: [{match: {partition: long}, stall_after_floor: 0s}]\n"
+SOONER = "expert: {policy: {stall_after_floor: 40s}}\n"
+SOONER_IN_DEBUG = "except: [{match: {partition: debug}, stall_after_floor: 30s}]\n"
+NOT_IN_LONG = SOONER + "except: [{match: {partition: long}, stall_after_floor: 0s}]\n"
 ASKS = {"comment": "watchdog: stall_after=35s"}
 
 
@@ -106,7 +106,7 @@ def test_a_job_of_which_nobody_is_known_to_do_anything_is_reported_sooner_too() 
 
 def test_a_site_may_have_a_partition_judged_sooner_itself() -> None:
     ceiling = "detectors: {collective_hang: {floor: 30s, ceiling: 90s}}"
-    config = f"thresholds: [{{match: {{partition: debug}}, {ceiling}}}]\n"
+    config = f"except: [{{match: {{partition: debug}}, {ceiling}}}]\n"
     slow = {"intervals_s": (40.0, 40.0)}
     assert judged(config, 5.0, seen=slow, partition="debug")[1] == 90.0
     assert judged(config, 5.0, seen=slow, partition="long")[1] == 120.0
@@ -117,7 +117,7 @@ def test_a_site_may_have_a_partition_judged_sooner_itself() -> None:
     [
         ("{detectors: {collective_hang: {floor: 2min}}}", "missing"),
         ("{match: {}, detectors: {}}", "names no partition"),
-        ("{match: {user: a}}", "changes nothing"),
+        ("{match: {user: a}}", "nothing is different"),
         ("{match: {user: a}, stall_after_floor: 5s}", "0s or at least 30s, got 5s"),
         ("{match: {user: a}, detectors: {collective_hung: {floor: 2min}}}", "judges no single job"),
         ("{match: {user: a}, detectors: {node_down: {}}}", "judges no single job"),
@@ -129,11 +129,11 @@ def test_a_site_may_have_a_partition_judged_sooner_itself() -> None:
 )
 def test_a_threshold_that_makes_no_sense_is_refused(threshold: str, words: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_config(f"thresholds: [{threshold}]\n")
+        parse_config(f"except: [{threshold}]\n")
     assert words in "\n".join(caught.value.lines()), caught.value.lines()
 
 
 def test_a_floor_for_all_jobs_that_leaves_no_time_for_stacks_is_refused() -> None:
     with pytest.raises(ConfigError) as caught:
-        parse_config("jobs: {stall_after_floor: 10s}\n")
-    assert "jobs.stall_after_floor: 0s or at least 30s" in "\n".join(caught.value.lines())
+        parse_config("expert: {policy: {stall_after_floor: 10s}}\n")
+    assert "expert.policy.stall_after_floor: 0s or at least 30s" in "\n".join(caught.value.lines())

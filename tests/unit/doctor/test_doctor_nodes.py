@@ -176,10 +176,11 @@ def test_findings_of_status_become_findings_of_the_doctor_grouped_by_their_reaso
 
 
 PARTITIONED = """
-policy: {overrides: [{match: {partition: [debugg, 'test-*']}, mode: observe}, {match: {user: ann}, mode: observe}]}
-thresholds: [{match: {partition: 'gpu*'}, stall_after_floor: 1min}]
-notify:
-  slack: {webhook_url_file: /x, mentions: {'partition:gpu': here, 'partition:cpu': here, default: here}}
+except:
+- {match: {partition: [debugg, 'test-*']}, restart: never}
+- {match: {user: ann}, restart: never}
+- {match: {partition: 'gpu*'}, stall_after_floor: 1min}
+- {match: {partition: cpu}, mention: here}
 """
 
 
@@ -187,8 +188,8 @@ def test_what_the_configuration_has_for_a_partition_that_is_not_there_is_said_fo
     meant = parse_config(PARTITIONED)
     found = list(cluster.examine_partitions(meant, ("gpu", "debug", "vision")))
     assert [(each.rule, each.sentence.partition(" is for")[0], each.evidence.partition(";")[0]) for each in found] == [
-        ("no_partition", "policy.overrides[0]", "debugg, test-*"),
-        ("no_partition", "notify.slack.mentions", "cpu"),
+        ("no_partition", "except (partition: debugg or test-*)", "debugg, test-*"),
+        ("no_partition", "except (partition: cpu)", "cpu"),
     ]
     assert not list(cluster.examine_partitions(meant, ())), "Slurm did not say which there are"
 

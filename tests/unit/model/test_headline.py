@@ -117,4 +117,4 @@ def test_what_is_done_is_the_same_everywhere() -> None:
     assert needs_person(replace(INCIDENT, job_ids=()))
     assert not needs_person(replace(INCIDENT, job_ids=(), severity="warning"))
     each = notice(Topic.DECIDED, decision=DECISION)
-    assert event_json(each, Site(cluster="a"))["headline"] in card([each], Site(cluster="a"), {})["text"]
+    assert event_json(each, Site(cluster="a"))["headline"] in card([each], Site(cluster="a"))["text"]

@@ -25,7 +25,19 @@ from slurm_watchdog.notify.dispatcher import IncidentSources, Notifier, make_not
 from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.slack import MessageRate, SlackChannel, SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload
-from tests.builders.notices import DECISION, FAILED, INCIDENT, OVER, RUN, SITE, Ticking, incident, open_journal, replace
+from tests.builders.notices import (
+    CALLING,
+    DECISION,
+    FAILED,
+    INCIDENT,
+    OVER,
+    RUN,
+    SITE,
+    Ticking,
+    incident,
+    open_journal,
+    replace,
+)
 from tests.builders.slack_server import FakeSlack, shown, too_long, with_slack
 
 
@@ -65,8 +77,8 @@ class Wall:
 
 
 def ticking(journal: Journal, wall: Wall, **changes: Any) -> Ticking:
-    pulses = changes.pop("pulses", tuple)
-    found = Ticking(journal, [SlackChannel(wall, SITE, Slack(**changes), pulses)])
+    pulses, site = changes.pop("pulses", tuple), changes.pop("site", SITE)
+    found = Ticking(journal, [SlackChannel(wall, site, Slack(**changes), pulses)])
     wall.now = lambda: found.now
     return found
 
@@ -82,7 +94,7 @@ def test_slack_without_threads_is_two_messages_an_incident(journal: Journal) -> 
     wall = Wall()
 
     async def go() -> None:
-        told = ticking(journal, wall, mentions={"default": "here"})
+        told = ticking(journal, wall, site=CALLING)
         told.notifier.opened(INCIDENT)
         await told.run_until(told.now + 5.0)
         assert wall.posts == []  # what is decided is in the same message
@@ -105,7 +117,7 @@ def test_slack_without_threads_waits_for_no_decision_for_long_and_calls_a_person
     wall = Wall()
 
     async def go() -> None:
-        told = ticking(journal, wall, mentions={"default": "here"})
+        told = ticking(journal, wall, site=CALLING)
         told.notifier.opened(INCIDENT)
         told.notifier.opened(replace(INCIDENT, id="i8", job_ids=()))  # nothing is decided about it
         await told.run_until(told.now + 3.0)
@@ -257,7 +269,7 @@ def test_whose_job_it_is_stands_in_the_message(journal: Journal) -> None:
     wall = Wall()
 
     async def go() -> None:
-        told = ticking(journal, wall, mentions={"user:ann": "U0ANN"})
+        told = ticking(journal, wall, site=CALLING)
         job = SlurmJob(job_id="7", state="RUNNING", user="ann", partition="large", name="gpt")
         told.notifier.attach(IncidentSources(job_of={"7": job}.get))
         told.notifier.opened(INCIDENT)
@@ -493,7 +505,7 @@ def test_lasting_storm_is_one_digest_a_minute_with_its_failures(journal: Journal
     numbers = list(range(1, 601))
 
     async def go() -> None:
-        told = ticking(journal, wall, mentions={"default": "here"})
+        told = ticking(journal, wall, site=CALLING)
         for number in numbers:  # two a second, for five minutes
             told.notifier.opened(incident(number))
             if number == 300:

@@ -19,7 +19,7 @@ from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import Caller, JobNote, Notice, Topic
 from slurm_watchdog.notify.slack import SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload, card, reply, updated
-from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace
+from tests.builders.notices import CALLING, DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace
 from tests.builders.slack_server import CHANNEL, SECRET, TOKEN, Answer, FakeSlack, marked, shown, too_long, with_slack
 
 HOSTILE = [
@@ -32,7 +32,6 @@ HOSTILE = [
 ]
 LINKS = "<https://w.example/?incident=i1|Incident> · <https://r.example/collective_hang?a=1&amp;b=2|Runbook>"
 CAPTURE = Path(__file__).parents[2] / "captures" / "notices.txt"
-MENTIONS = {"user:ann": "U0ANN", "partition:large": "S0LARGE", "default": "here"}
 
 
 def every_message(text: str) -> list[Payload]:
@@ -52,12 +51,11 @@ def every_message(text: str) -> list[Payload]:
         Notice(topic=Topic.ENDED, at=1.0, incident=incident, run=failed),
         Notice(topic=Topic.RESOLVED, at=1.0, incident=incident),
     ]  # fmt: skip
-    mentions = {f"user:{text}": "U0X", **MENTIONS}
     return [
-        *(card([each], LINKED, mentions) for each in story),
-        card(story, LINKED, mentions),
+        *(card([each], LINKED) for each in story),
+        card(story, CALLING),
         updated(story[:5], LINKED),
-        reply(story, mentions),
+        reply(story, CALLING),
     ]
 
 
@@ -151,7 +149,7 @@ STORIES: dict[str, list[Notice]] = {
 def test_what_people_read_of_each_thing_that_happens() -> None:
     """In Slack, whole; `NOTICES=write pytest …` writes them."""
     told = []
-    messages = {name: card(story, SITE, MENTIONS) for name, story in STORIES.items()}
+    messages = {name: card(story, CALLING) for name, story in STORIES.items()}
     messages |= {
         f"updated: {name}": updated([notice(), *STORIES[name]], SITE)
         for name in ("decided", "suppressed", "ended", "failed")
@@ -171,13 +169,13 @@ def test_what_people_read_of_each_thing_that_happens() -> None:
     [
         ((JobNote(job_id="7", user="ann", partition="small"),), "<@U0ANN>"),
         ((JobNote(job_id="7", user="bob", partition="large"),), "<!subteam^S0LARGE>"),
-        ((JobNote(job_id="7", user="ann", partition="large"),), "<@U0ANN> <!subteam^S0LARGE>"),
+        ((JobNote(job_id="7", user="ann", partition="large"),), "<@U0ANN>"),
         ((JobNote(job_id="7", user="bob", partition="small"),), "<!here>"),
         ((), "<!here>"),
     ],
 )
 def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...], called: str) -> None:
-    message = card([notice(Topic.ENDED, run=FAILED, jobs=jobs)], SITE, MENTIONS)
+    message = card([notice(Topic.ENDED, run=FAILED, jobs=jobs)], CALLING)
     assert marked(message) == [called]
     assert called not in message["text"]
 
@@ -199,16 +197,16 @@ def test_who_is_mentioned_depends_on_user_and_partition(jobs: tuple[JobNote, ...
     ],
 )
 def test_only_what_needs_somebody_mentions_anybody(each: Notice, loud: bool) -> None:
-    message = card([each], SITE, MENTIONS)
+    message = card([each], CALLING)
     assert bool(marked(message)) is loud
-    assert not marked(card([each], SITE, {}))
+    assert not marked(card([each], SITE))
 
 
 # ------------------------------------------------------------------------------------------------- the webhook
 
 
 def test_a_message_arrives_as_it_was_formatted(tmp_path: Path) -> None:
-    message = card([notice()], SITE, {})
+    message = card([notice()], SITE)
 
     async def send(slack: FakeSlack) -> None:
         assert await SlackPoster(slack.hook(tmp_path)).post(message) is None
@@ -290,18 +288,18 @@ def test_an_address_that_is_none_is_not_shown(url: str, tmp_path: Path) -> None:
 
 
 def test_a_bot_opens_a_thread_answers_in_it_and_changes_its_first_message(tmp_path: Path) -> None:
-    message = card([notice()], SITE, {})
+    message = card([notice()], SITE)
 
     async def send(slack: FakeSlack) -> None:
         poster = SlackPoster(slack.bot(tmp_path))
         thread = await poster.post(message)
         assert thread == f"{CHANNEL}/1700000000.000000"
-        assert await poster.post(reply([notice(Topic.ENDED, run=FAILED)], {}), thread, loud=True) == thread
+        assert await poster.post(reply([notice(Topic.ENDED, run=FAILED)], SITE), thread, loud=True) == thread
         (first,) = slack.in_channel()
         (answer,) = slack.below(first)
         assert answer["reply_broadcast"] is True
         assert first["blocks"] == message["blocks"]
-        await poster.revise(thread, card([notice(Topic.RESOLVED, incident=OVER)], SITE, {}))
+        await poster.revise(thread, card([notice(Topic.RESOLVED, incident=OVER)], SITE))
         assert slack.in_channel()[0]["text"].endswith("job 7 (over)")
 
     with_slack(FakeSlack(), send)
@@ -311,9 +309,9 @@ def test_where_the_first_message_was_removed_the_next_one_stands_by_itself(tmp_p
     async def send(slack: FakeSlack) -> None:
         poster = SlackPoster(slack.bot(tmp_path))
         gone = f"{CHANNEL}/1600000000.000000"
-        await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], {}), gone)
+        await poster.post(reply([notice(Topic.DECIDED, decision=DECISION)], SITE), gone)
         assert len(slack.in_channel()) == 1
-        await poster.revise(gone, card([notice(Topic.RESOLVED, incident=OVER)], SITE, {}))
+        await poster.revise(gone, card([notice(Topic.RESOLVED, incident=OVER)], SITE))
 
     with_slack(FakeSlack(), send)
 
@@ -341,7 +339,7 @@ def test_slack_refusal_is_retried_unless_the_message_itself_is_wrong(
 
     async def send(slack: FakeSlack) -> None:
         with pytest.raises(SendFailed) as caught:
-            await SlackPoster(slack.bot(tmp_path)).post(card([notice()], SITE, {}))
+            await SlackPoster(slack.bot(tmp_path)).post(card([notice()], SITE))
         assert TOKEN not in caught.value.reason
         assert (caught.value.retry_after_s, caught.value.permanent) == (retry_after_s, permanent)
 
@@ -351,7 +349,7 @@ def test_slack_refusal_is_retried_unless_the_message_itself_is_wrong(
 
 def test_a_bot_that_gets_no_answer_or_has_no_token_fails_within_its_deadline(tmp_path: Path) -> None:
     async def send(slack: FakeSlack) -> None:
-        message = card([notice()], SITE, {})
+        message = card([notice()], SITE)
         with pytest.raises(SendFailed, match=r"within 0\.3 s"):
             await SlackPoster(slack.bot(tmp_path), 0.3).post(message)
         with pytest.raises(SendFailed, match="cannot be reached"):

@@ -210,7 +210,7 @@ def test_severities_are_those_of_the_shipped_rules(journal: Journal) -> None:
 def test_every_configured_receiver_gets_the_message(journal: Journal, tmp_path: Path) -> None:
     text = """
 notify:
-  slack: {token_file: /t, channel: C024BE91L, mentions: {'user:ann': U024BE7LH, default: here}, pulse: 1h}
+  slack: {token_file: /t, channel: C024BE91L, mention: here, pulse: 1h}
   webhook: {url_file: /u}
   alertmanager: {urls: ['http://alerts:9093']}
 """
@@ -227,9 +227,8 @@ notify:
     [
         ("{token_file: /t}", "notify.slack.channel: required"),
         ("{token_file: /t, webhook_url_file: /w, channel: C1}", "a token or a webhook, not both"),
-        ("{mentions: {ann: U024BE7LH}}", "must be user:NAME, partition:NAME or default"),
-        ("{mentions: {'user:ann': '@ann'}}", "must be an id"),
-        ("{mentions: {'user:ann': 'U1> <!channel'}}", "must be an id"),
+        ("{mention: '@ann'}", "must be an id"),
+        ("{mention: 'U1> <!channel'}", "must be an id"),
         ("{api_url: 'http://slack.example/api/'}", "must be an https:// address"),
         ("{pulse: 5s}", "at least 1min"),
         ("{messages_per_minute: 0}", "at least 1"),
@@ -286,11 +285,11 @@ def test_webhook_body_is_ascii_json(journal: Journal, tmp_path: Path) -> None:
 
 def test_messages_link_to_the_page_and_the_runbook_where_a_site_names_them_and_nowhere_else() -> None:
     page, runbook = "https://w.example/?incident=i1", "https://r.example/collective_hang?a=1&b=2"
-    assert LINKS in json.dumps(card([notice()], LINKED, {}), ensure_ascii=False)
+    assert LINKS in json.dumps(card([notice()], LINKED), ensure_ascii=False)
     (alert,) = alerts_json(notice(), LINKED)
     assert (alert["generatorURL"], alert["annotations"]["runbook_url"]) == (page, runbook)
     assert event_json(notice(), LINKED)["links"] == {"page": page, "runbook": runbook}
-    assert "http" not in json.dumps([card([notice()], SITE, {}), alerts_json(notice(), SITE)])
+    assert "http" not in json.dumps([card([notice()], SITE), alerts_json(notice(), SITE)])
 
 
 def test_an_alert_wakes_nobody_while_an_action_is_under_way() -> None:

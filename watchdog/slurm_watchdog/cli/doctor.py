@@ -218,7 +218,7 @@ def _check_config(file: str, as_json: bool) -> NoReturn:
 def warnings(config: Config) -> Iterator[str]:
     """What is allowed and hardly meant, a key and a sentence each."""
     from slurm_watchdog.detect.collective_hang import CollectiveHang
-    from slurm_watchdog.detect.registry import KINDS, why_ladder_unfit
+    from slurm_watchdog.detect.registry import why_ladder_unfit
 
     if not config.controller_urls:
         yield "controller: not set, so no agent starts with this file; set it on nodes"
@@ -229,12 +229,10 @@ def warnings(config: Config) -> Iterator[str]:
                 f"detectors.collective_hang.{name}: {duration(seconds)} is longer than the timeout of a collective, "
                 "which ends the job before (NCCL's is 10 min in PyTorch)"
             )
-    modes = {kind: getattr(config.detectors, kind).mode for kind in KINDS if hasattr(config.detectors, kind)}
-    asked = [(f"detectors.{kind}", kind) for kind, mode in modes.items() if mode == "act"]
-    asked += [(f"expert.policy.kinds.{kind}", kind) for kind, each in config.policy.kinds.items() if each.mode == "act"]
-    for where, kind in asked:
-        if why := (why_ladder_unfit(kind, ()) or "").partition("; kinds with")[0]:
-            yield f"{where}.mode: act has no effect, since {why}"
+    for each in config.exceptions:
+        for kind in each.match.kinds() if each.given().get("restart", "never") != "never" else ():
+            if why := (why_ladder_unfit(kind, ()) or "").partition("; kinds with")[0]:
+                yield f"{each.match.words}: restart has no effect, since {why}"
 
 
 def _send_test(file: str, severity: str, as_json: bool) -> NoReturn:

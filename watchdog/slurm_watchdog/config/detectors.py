@@ -1,18 +1,14 @@
-"""The sections `detectors` and `thresholds` of the configuration: a block for each detector, from what it declares
-(detect/spec.py), and what is different for some jobs."""
+"""The section `detectors` of the configuration: a block for each detector, from what it declares (detect/spec.py)."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar, get_type_hints
 
 from msgspec import UNSET, Meta, UnsetType, defstruct
 from msgspec.structs import asdict
 
-from slurm_watchdog.config.jobs import Match, floor_problems
-from slurm_watchdog.config.types import Mode, Seconds, Section, format_duration, parse_duration
+from slurm_watchdog.config.types import Seconds, Section, format_duration, parse_duration
 from slurm_watchdog.detect import registry
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import Subject
@@ -24,8 +20,8 @@ S = TypeVar("S")
 class Detector(Section, frozen=True):
     """What every detector has."""
 
-    mode: Mode | None = None
-    """Overrides the top-level mode for this detector."""
+    enabled: bool = True
+    """Whether it judges anything."""
 
 
 def _own_options(settings: type[Any]) -> dict[str, Any]:
@@ -63,19 +59,31 @@ _OF_JOBS = {
 }
 if TYPE_CHECKING:
     _Blocks = Section
-    _OptionsOfJobs = Section
+    _OfJobsBase = Section
 else:
     _Blocks = _struct("_Blocks", Section, {kind: (block, block()) for kind, block in _BLOCKS.items()})
-    _OptionsOfJobs = _struct(
-        "_OptionsOfJobs",
+    _OfJobsBase = _struct(
+        "_OfJobsBase",
         Section,
         {kind: (block, block()) for kind, block in _OF_JOBS.items()},
         UNKNOWN="judges no single job",
     )
 
 
+class OptionsOfJobs(_OfJobsBase, frozen=True):
+    """Options of detectors that some jobs may have otherwise."""
+
+    def given(self, kind: str) -> dict[str, Any]:
+        """Those of one detector."""
+        return {name: value for name, value in asdict(getattr(self, kind)).items() if value is not UNSET}
+
+
 class Detectors(_Blocks, frozen=True):
     """One block a detector."""
+
+    def is_enabled(self, kind: str) -> bool:
+        """Whether its detector judges; of what no detector finds, always."""
+        return getattr(getattr(self, kind, None), "enabled", True)
 
     def of(self, settings: type[S]) -> S:
         """The values of one settings class."""
@@ -115,29 +123,3 @@ def with_patience(patience: object, own: dict[str, Any], general: dict[str, Any]
                 if isinstance(block, dict) and not given:
                     shipped_s = getattr(getattr(Detectors(), kind), name)
                     block.setdefault(name, format_duration(shipped_s * times))
-
-
-class Threshold(Section, frozen=True):
-    """Options of detectors for some jobs. Of several that match a job the first one holds, alone."""
-
-    match: Match
-    """Which jobs."""
-    detectors: _OptionsOfJobs | None = None
-    """Options in place of those of `detectors`, such as {collective_hang: {floor: 2min}}."""
-    stall_after_floor: Seconds | None = None
-    """In place of `jobs.stall_after_floor`."""
-
-    def problems(self) -> Iterator[str]:
-        yield from floor_problems(self.stall_after_floor or 0.0, "stall_after_floor")
-        if self.detectors is None and self.stall_after_floor is None:
-            yield "detectors: changes nothing; give options of detectors, or stall_after_floor"
-
-    def settings(self, detectors: Detectors) -> registry.Settings:
-        """The values of every detector for these jobs."""
-        found = dict(detectors.settings())
-        for spec in registry.SPECS:
-            if self.detectors is not None and spec.subject is Subject.JOB:
-                given = asdict(getattr(self.detectors, spec.kind)).items()
-                own = {name: value for name, value in given if value is not UNSET}
-                found[spec.settings] = replace(found[spec.settings], **own)
-        return found

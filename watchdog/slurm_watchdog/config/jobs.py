@@ -3,33 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final
 
-from slurm_watchdog.config.types import Globs, JobPath, Seconds, Section, template_problems
-from slurm_watchdog.model.job_match import JobMatch
+from slurm_watchdog.config.types import JobPath, Section, template_problems
 from slurm_watchdog.model.kill_switch import problem_of_path, problem_of_prefix
 from slurm_watchdog.parse.training_log.site_patterns import MAX_PATTERNS, problem_of
-
-LEAST_FLOOR_S: Final = 30.0
-"""Ranks are asked for their stacks from half of a limit on, twice, and agents report every 5 s."""
-
-
-class Match(JobMatch, frozen=True):
-    """Which jobs: names or globs (*, ?, [abc]), one or a list; what is left out matches every job."""
-
-    partition: Globs = ()
-    """Of Slurm."""
-    account: Globs = ()
-    """Of Slurm."""
-    user: Globs = ()
-    """Its owner's name."""
-    job_name: Globs = ()
-    """As in --job-name."""
-
-    def problems(self) -> Iterator[str]:
-        """What is wrong across its options."""
-        if not (self.partition or self.account or self.user or self.job_name):
-            yield ": names no partition, account, user or job_name: for all jobs use the option itself"
 
 
 class Jobs(Section, frozen=True):
@@ -51,10 +28,6 @@ class Jobs(Section, frozen=True):
     progress_files: tuple[JobPath, ...] = ()
     """Files that the training loop updates, for jobs that log no steps, such as '{workdir}/heartbeat'; never
     the log."""
-    stall_after_floor: Seconds = 0.0
-    """With it an owner's `stall_after` may also make the watchdog less patient with that job, down to this
-    time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. 0s = never less
-    patient than without. For some jobs: `thresholds`."""
     opt_out_comment: str = "watchdog=off"
     """A job with these words in its --comment is watched and never touched."""
 
@@ -69,19 +42,12 @@ class Jobs(Section, frozen=True):
         if not of_switch and (problem := _misplaced(self.kill_switch, self.kill_switch_prefixes)):
             of_switch.append(f"kill_switch: {problem}")
         yield from of_switch
-        yield from floor_problems(self.stall_after_floor, "stall_after_floor")
         if len(self.progress_patterns) > MAX_PATTERNS:
             yield f"progress_patterns: more than {MAX_PATTERNS} patterns"
         for index, pattern in enumerate(self.progress_patterns):
             problem = problem_of(pattern)
             if problem is not None:
                 yield f"progress_patterns[{index}]: {pattern[:80]!r} {problem}"
-
-
-def floor_problems(seconds: float, where: str) -> Iterator[str]:
-    """Why an owner may not have a job judged so soon."""
-    if 0 < seconds < LEAST_FLOOR_S:
-        yield f"{where}: 0s or at least {LEAST_FLOOR_S:.0f}s, got {seconds:g}s: two dumps of stacks have to fit in"
 
 
 def _misplaced(template: str, prefixes: tuple[str, ...]) -> str | None:

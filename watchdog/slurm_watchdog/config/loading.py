@@ -13,7 +13,6 @@ from slurm_watchdog.config.converting import Wrong, convert
 from slurm_watchdog.config.detectors import with_patience
 from slurm_watchdog.config.knowledge_files import check_texts, read_texts
 from slurm_watchdog.config.moved import Moves
-from slurm_watchdog.config.removed import take_removed
 from slurm_watchdog.config.schema import Config, Expert
 
 CREDENTIALS: Final = "${CREDENTIALS_DIRECTORY}"
@@ -91,11 +90,11 @@ def parse_config(text: str, file: str = "configuration") -> Config:
         raise ConfigError(file, [ConfigProblem(path="", line=1, message="must be a mapping of keys and values")])
     lines, duplicates = _lines_by_path(node)
     data = _with_credentials(data)
-    moves = Moves(data)
-    warned, wrong = [*moves.warned, *((moves.written(path), why) for path, why in take_removed(data))], Wrong()
-    detectors = data.setdefault("detectors", {})
-    if "patience" in data and isinstance(detectors, dict):
-        with_patience(data["patience"], detectors, detectors)
+    moves, wrong = Moves(data), Wrong()
+    detectors, entries = data.setdefault("detectors", {}), data.get("except")
+    for each in [data, *(entries if isinstance(entries, list) else ())] if isinstance(detectors, dict) else ():
+        if isinstance(each, dict) and "patience" in each and isinstance(each.setdefault("detectors", {}), dict):
+            with_patience(each["patience"], each["detectors"], detectors)
     expert: Expert = convert(Expert, data.pop("expert", {}), "expert", wrong)
     config: Config = convert(Config, data, "", wrong)
     if not wrong:
@@ -105,7 +104,7 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     problems += _with_lines([*moves.wrong, *((moves.written(path), why) for path, why in wrong)], lines)
     if problems:
         raise ConfigError(file, sorted(problems, key=lambda p: (p.line or 0, p.path)))
-    return replace(config, warnings=tuple(ConfigError(file, _with_lines(warned, lines)).lines()))
+    return replace(config, warnings=tuple(ConfigError(file, _with_lines(moves.warned, lines)).lines()))
 
 
 def _with_lines(found: Wrong, lines: dict[str, int]) -> list[ConfigProblem]:

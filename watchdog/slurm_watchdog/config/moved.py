@@ -6,36 +6,42 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from slurm_watchdog.config.converting import Wrong
+from slurm_watchdog.config.removed import take_removed
 
 SECTIONS: Final = ("agent", "controller", "slurm", "security", "jobs", "policy", "ladder", "knowledge", "node_tests")
 MOVED: Final[tuple[tuple[str, str], ...]] = (
-    *((name, f"expert.{name}") for name in (*SECTIONS, "thresholds")),
+    *((name, f"expert.{name}") for name in SECTIONS),
     ("mode", "restart"),
     ("expert.agent.controller_url", "controller"),
     ("expert.agent.standby_urls", "controller"),
     ("expert.policy.budget", "restarts_per_hour"),
+    ("expert.ladder.checkpoint_limit", "expert.policy.checkpoint_limit"),
+    ("expert.ladder.signal_limit", "expert.policy.signal_limit"),
+    ("expert.jobs.stall_after_floor", "expert.policy.stall_after_floor"),
+    ("notify.slack.mentions.default", "notify.slack.mention"),
 )
 """Old place -> new one, in this order: a row may begin with what a row before it has moved. Rows stay for one
 release."""
-RESTART_OF_MODE: Final = {"off": "never", False: "never", "observe": "never", "act": "all"}
+RESTART_OF_MODE: Final = {"observe": "never", "act": "all"}
+OFF: Final = ("off", False)  # As YAML reads it.
 
 
 class Moves:
-    """Moves the values of a document that is no longer shared, in place."""
+    """Moves the values of a document that shares none of them, in place; then takes out what was removed."""
 
-    def __init__(self, data: dict[str, Any], rows: tuple[tuple[str, str], ...] = MOVED):
+    def __init__(self, data: dict[str, Any]):
         self.warned: Wrong = []
         self.wrong: Wrong = []
         self._data, self._from = data, dict[str, str]()
-        for old, new in rows:
+        for old, new in MOVED:
             *sections, name = old.split(".")
-            inside: Any = data
-            for section in sections:
-                inside = inside.get(section) if isinstance(inside, dict) else None
-            if isinstance(inside, dict) and name in inside and not (old == "controller" and _is_address(inside[name])):
+            inside = self._at(*sections)
+            if isinstance(inside, dict) and name in inside and (old != "controller" or isinstance(inside[name], dict)):
                 written = self.written(old)
-                self.warned.append((written, f"is now {new!r}; the old place is read until the next release"))
+                self._warn(old, new)
                 self._put(new, inside.pop(name), written)
+        self.warned += [(self.written(path), why) for path, why in take_removed(data)]
+        self._exceptions()
 
     def written(self, path: str) -> str:
         """The path at which the user wrote what is now at `path`."""
@@ -43,6 +49,15 @@ class Moves:
         while near and near not in self._from:
             near = near[: max(near.rfind("."), near.rfind("["), 0)]
         return self._from[near] + path[len(near) :] if near else path
+
+    def _at(self, *path: str) -> Any:
+        inside: Any = self._data
+        for name in path:
+            inside = inside.get(name) if isinstance(inside, dict) else None
+        return inside
+
+    def _warn(self, old: str, new: str) -> None:
+        self.warned.append((self.written(old), f"is now {new}; the old place is read until the next release"))
 
     def _put(self, new: str, value: Any, written: str) -> None:
         *sections, name = new.split(".")
@@ -52,7 +67,7 @@ class Moves:
             if not isinstance(inside, dict):
                 return  # which is an error by itself
         if name not in inside:
-            inside[name] = RESTART_OF_MODE.get(value, value) if written == "mode" else value
+            inside[name] = _restart_of(value) if written == "mode" else value
             self._from[new] = written
         elif new == "controller":
             inside[name] = [*_listed(inside[name]), *_listed(value)]
@@ -62,10 +77,73 @@ class Moves:
         else:
             self.wrong.append((written, f"is given twice: also as {new}; remove one"))
 
+    # ------------------------------------------------------------------------------------ the list `except`
 
-def _is_address(value: object) -> bool:
-    """Whether `controller` is that of agents, and not the section of releases before."""
-    return not isinstance(value, Mapping)
+    def _exceptions(self) -> None:
+        """What was different in four places becomes entries of `except`, behind those that are there: rules of jobs,
+        rules of kinds and modes of detectors, thresholds, mentions."""
+        overrides = self._taken("expert.policy.overrides", list)
+        for number, each in enumerate(overrides):
+            self._rule(each, place := f"expert.policy.overrides[{number}]", {})
+            later = [other.get("mode") for other in overrides[number + 1 :] if isinstance(other, dict)]
+            if isinstance(each, dict) and not each.keys() & {"restart", "ladder"} and "act" in later:
+                why = "give it a mode, too: the entries after it hold as well where it has none"
+                self.wrong.append((self.written(place), why))
+        kinds, detectors = self._taken("expert.policy.kinds", dict), self._at("detectors")
+        places = {kind: f"expert.policy.kinds.{kind}" for kind in kinds}
+        for kind, block in detectors.items() if isinstance(detectors, dict) else ():
+            mode = block.pop("mode", None) if isinstance(block, dict) else None
+            if mode in OFF:
+                self._warn(f"detectors.{kind}.mode", f"detectors.{kind}.enabled")
+                block["enabled"] = False
+            elif mode is not None:
+                self._warn(f"detectors.{kind}.mode", "an entry of except, with restart")
+                places.setdefault(kind, f"detectors.{kind}")
+                kinds.setdefault(kind, {}).setdefault("mode", mode)
+        for kind, each in kinds.items():
+            self._rule(each, places[kind], {"kind": kind})
+        for number, each in enumerate(self._taken("thresholds", list)):
+            self._add(each, f"thresholds[{number}]")
+        for who, identity in self._taken("notify.slack.mentions", dict).items():
+            key, _, name = str(who).partition(":")
+            self._add({"match": {key: name}, "mention": identity}, f"notify.slack.mentions.{who}")
+
+    def _taken(self, path: str, kind: type) -> Any:
+        """The values of an option whose place is `except` now, taken out; nothing where it is of another kind."""
+        *sections, name = path.split(".")
+        inside = self._at(*sections)
+        if not isinstance(inside, dict) or not isinstance(inside.get(name), kind):
+            return kind()
+        if inside[name]:
+            self._warn(path, "except, where each value is taken from the first entry that matches and has it")
+        return inside.pop(name)
+
+    def _rule(self, given: Any, old: str, match: Mapping[str, str]) -> None:
+        if not given:
+            return
+        place, written = self._add(given, old), self.written(old)
+        if isinstance(given, dict):
+            if match or isinstance(given.get("match"), dict):
+                given["match"] = {**given.get("match", {}), **match}
+                if "kinds" in given:
+                    given["match"]["kind"] = given.pop("kinds")
+                    self._from[f"{place}.match.kind"] = f"{written}.kinds"
+            if "mode" in given:
+                mode = given.pop("mode")
+                given |= {"ladder": []} if mode in OFF else {"restart": _restart_of(mode)}
+                self._from[f"{place}.restart"] = f"{written}.mode"
+
+    def _add(self, entry: Any, old: str) -> str:
+        """Adds an entry to `except`; gives its place."""
+        entries = self._data.setdefault("except", [])
+        if isinstance(entries, list):  # else it is an error by itself
+            entries.append(entry)
+            self._from[f"except[{len(entries) - 1}]"] = self.written(old)
+        return f"except[{len(entries) - 1}]"
+
+
+def _restart_of(mode: Any) -> Any:
+    return "never" if mode in OFF else RESTART_OF_MODE.get(mode, mode) if isinstance(mode, str) else mode
 
 
 def _listed(value: Any) -> list[Any]:

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from msgspec import Meta
 
-from slurm_watchdog.config.types import AbsolutePath, Link, Seconds, Section, checked, is_url, shown
+from slurm_watchdog.config.types import AbsolutePath, Link, Mention, Seconds, Section, checked, is_url, shown
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-_MENTION_KEY = re.compile(r"default|(user|partition):[^\s:]{1,200}")
-_MENTION_ID = re.compile(r"[UWS][A-Z0-9]{2,20}|here|channel")
 
 
 def is_secure(url: str) -> bool:
@@ -49,8 +46,8 @@ class Slack(Section, frozen=True):
     """Slack's own API; another one for GovSlack."""
     messages_per_minute: Annotated[int, Meta(ge=1, le=60)] = 5
     """At most so many messages; the rest is one digest."""
-    mentions: dict[str, str] = {}
-    """Who is mentioned: {'user:ann': U024BE7LH, 'partition:large': S0604QSJC, default: here}; ids, here or channel."""
+    mention: Mention = ""
+    """Who is mentioned where a person is needed: the id of a member (U…) or group (S…), here or channel."""
     pulse: Seconds = 0.0
     """Every so often a line about each job, such as 1h; 0s = never."""
 
@@ -59,11 +56,6 @@ class Slack(Section, frozen=True):
             yield "token_file: name a token or a webhook, not both"
         if self.token_file and not self.channel:
             yield "channel: required with token_file: where the bot writes"
-        for key, value in self.mentions.items():
-            if not _MENTION_KEY.fullmatch(key):
-                yield f"mentions: must be user:NAME, partition:NAME or default, got {key!r}"
-            if not _MENTION_ID.fullmatch(value):
-                yield f"mentions: {key} must be an id (U…, W…, S…), here or channel, got {value!r}"
         if 0 < self.pulse < 60:
             yield "pulse: must be 0s or at least 1min"
 

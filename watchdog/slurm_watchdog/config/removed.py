@@ -103,11 +103,11 @@ REMOVED: Final[Mapping[str, str]] = {
 
 
 def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
-    """Takes the removed options out of a file's values, in place; those of detectors out of `thresholds`, too. Returns
-    the path of each, with the sentence about it."""
+    """Takes the removed options out of a file's values, in place; those of `except`, too. Returns the path of
+    each, with the sentence about it."""
     found: list[tuple[str, str]] = []
     for path, instead in rows.items():
-        for place in ("", "expert.", "expert.thresholds.*."):
+        for place in ("", "expert.", "thresholds.*.", "except.*."):
             *names, name = f"{place}{path}".split(".")
             for at, section in _sections(data, names, ""):
                 if name in section:

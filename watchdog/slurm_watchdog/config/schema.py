@@ -8,22 +8,22 @@ easily confused. In Python every duration is seconds and every size is bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final, Literal
-
-from msgspec import Meta
+from typing import Annotated, ClassVar, Final
 
 from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.controller import Controller, Slurm
-from slurm_watchdog.config.detectors import Detectors, Threshold
-from slurm_watchdog.config.jobs import LEAST_FLOOR_S, Jobs
+from slurm_watchdog.config.detectors import Detectors
+from slurm_watchdog.config.exceptions import Exceptions
+from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.config.notify import Notify
 from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import (
     AbsolutePath,
     Count,
-    Mode,
     Name,
+    Patience,
+    Restart,
     Seconds,
     Section,
     Span,
@@ -52,12 +52,8 @@ HANGS: Final = frozenset(
 class Ladder(Section, frozen=True):
     """How long each rung of an action may take."""
 
-    checkpoint_limit: Span = 1800.0
-    """For a complete checkpoint after the kill switch; then the restart is given up."""
     exit_limit: Seconds = 60.0
     """For a job that has saved for the kill switch to end on its own, before it is requeued anyway."""
-    signal_limit: Span = 300.0
-    """For a job to save or to end after a signal; then the next rung is tried."""
     step_limit: Span = 120.0
     """For one request to Slurm, retries included."""
     confirm_limit: Span = 7200.0
@@ -101,9 +97,6 @@ class Expert(Section, frozen=True):
     jobs: Jobs = Jobs()
     policy: Policy = Policy()
     ladder: Ladder = Ladder()
-    thresholds: tuple[Threshold, ...] = ()
-    """Options of detectors that are different for some jobs; the first that matches a job holds: [{match:
-    {partition: debug}, detectors: {collective_hang: {floor: 2min}}}]."""
     knowledge: Knowledge = Knowledge()
     node_tests: NodeTests = NodeTests()
 
@@ -118,15 +111,19 @@ class Config(Expert, frozen=True):
     controller_urls: Annotated[Urls, key("controller")] = ()
     """Where agents report to: the controller's address, such as http://mgmt1:9765 (https:// with certificates);
     a list for several controllers on one PostgreSQL (expert.controller.journal_url). Required on nodes."""
-    restart: Literal["never", "hangs", "all"] = "never"
+    restart: Restart = "never"
     """never: says what it would do; hangs: restarts jobs that hang, or have lost a rank and cannot end; all:
     acts on every kind of incident that has a ladder (docs/acting.md)."""
     restarts_per_hour: Count = 4
     """Actions on the whole cluster; half of them at most on jobs of one user, where others run any."""
-    patience: Annotated[Span, Meta(ge=LEAST_FLOOR_S)] = 60.0
+    patience: Patience = 60.0
     """No job counts as hanging sooner than this after its last step. The other limits of silence follow in
     proportion; those of a start, an evaluation and a checkpoint only get longer. A hang that is proven is
     reported sooner."""
+    exceptions: Annotated[Exceptions, key("except")] = ()
+    """What is different for some jobs, kinds of incidents and nodes: [{match: {partition: debug}, restart:
+    never}, {match: {kind: slow_node}, restart: all}]. Of several that match, each value is taken from the first
+    that has it; docs/options.md has all values."""
     notify: Notify = Notify()
     detectors: Detectors = Detectors()
     site_texts: tuple[SiteText, ...] = ()
@@ -153,23 +150,18 @@ class Config(Expert, frozen=True):
         interval = "expert.agent.interval"
         if self.controller.agent_silent_after < 2 * self.agent.interval:
             yield f"expert.controller.agent_silent_after: must be at least twice {interval}"
-        for kind, treatment in self.policy.kinds.items():
-            own, where = getattr(getattr(self.detectors, kind, None), "mode", None), f"expert.policy.kinds.{kind}.mode"
-            if own is not None and treatment.mode is not None and own != treatment.mode:
-                yield f"{where}: is {treatment.mode}, and detectors.{kind}.mode is {own}; remove one"
+
+    def acts_on(self, kind: str, restart: Restart | None = None) -> bool:
+        """Whether something is done about incidents of `kind`, by `restart` or by the general one."""
+        restart = restart or self.restart
+        return restart == "all" or (restart == "hangs" and kind in HANGS)
 
     @property
-    def mode(self) -> Mode:
-        """What is done about most kinds."""
-        return "act" if self.restart == "all" else "observe"
+    def mode(self) -> str:
+        """Whether anything is done by itself: `observe` or `act`."""
+        return "observe" if self.restart == "never" else "act"
 
     @property
     def report_lifetime_s(self) -> float:
         """Older reports are kept for the record and never judged: before what they say of a node counts as unknown."""
         return max(0.75 * self.controller.agent_silent_after, 2 * self.agent.interval)
-
-    def mode_of(self, kind: str) -> Mode:
-        """The mode that holds for incidents of `kind`: its detector's own, otherwise what `restart` says."""
-        block = getattr(self.detectors, kind, None)
-        own: Mode | None = getattr(block, "mode", None)
-        return own or ("act" if self.restart == "hangs" and kind in HANGS else self.mode)

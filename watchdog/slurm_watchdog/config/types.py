@@ -78,11 +78,6 @@ def shown(value: object) -> str:
         return "a number with thousands of digits"
 
 
-def read_off(value: object) -> object:
-    """YAML reads a bare `off` as false."""
-    return "off" if value is False else value
-
-
 def _one_or_more(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -104,6 +99,11 @@ def is_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that none has, half of an IPv6 address
         return False
+
+
+def _mention(text: str) -> None:
+    if text and not re.fullmatch(r"[UWS][A-Z0-9]{2,20}|here|channel", text):
+        raise ValueError(f"must be an id (U…, W…, S…), here or channel, got {shown(text)}")
 
 
 def _address(text: str) -> None:
@@ -173,7 +173,10 @@ Percent = Annotated[float, Meta(ge=0, le=100)]
 Count = Annotated[int, Meta(ge=0, le=10**9)]
 Name = Annotated[str, Meta(min_length=1)]
 Globs = Annotated[tuple[Name, ...], Meta(extra={"read": _one_or_more})]
-Mode = Annotated[Literal["off", "observe", "act"], Meta(extra={"read": read_off})]
+Restart = Literal["never", "hangs", "all"]
+Patience = Annotated[Span, Meta(ge=30.0)]
+"""Ranks are asked for their stacks from half of a limit on, twice, and agents report every 5 s."""
+Mention = Annotated[str, checked(_mention)]
 Urls = Annotated[tuple[str, ...], Meta(extra={"read": lambda value: _one_or_more(value or [])}), checked(_urls)]
 Address = Annotated[str, checked(_address)]
 AddressOrNone = Annotated[str, checked(_address_or_none)]

@@ -14,7 +14,6 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
-from slurm_watchdog.controller.actions.from_config import rule_book_of
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.evidence.collector import Collector
@@ -88,7 +87,7 @@ class Controller:
         outside: Outside = NOTHING_OUTSIDE,
     ):
         self.config = config
-        self._mode_words = mode_words(rule_book_of(config), config.mode)
+        self._mode_words = mode_words(config)
         self.recorder = recorder
         self.journal = journal
         self.slurm = slurm
@@ -185,10 +184,13 @@ class Controller:
             ),
             chunks,
         )
-        self.silences = Silences(journal, self.writer, notifier, lambda: self.judge.incidents)
+        job_of = lambda job_id: self.state.jobs.get(job_id)  # noqa: E731, PLW0108 - each listing replaces the dictionary
+        self.silences = Silences(
+            journal, self.writer, notifier, lambda: self.judge.incidents, clock.wall, config.exceptions, job_of
+        )
         notifier.attach(
             IncidentSources(
-                job_of=lambda job_id: self.state.jobs.get(job_id),  # noqa: PLW0108 - each listing replaces the dictionary
+                job_of=job_of,
                 firing=lambda: [
                     each for each in self.judge.incidents if is_announced(each) and not self.silences.silence_of(each)
                 ],

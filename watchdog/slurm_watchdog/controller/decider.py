@@ -179,7 +179,7 @@ class Decider:
             situation = self._inputs.with_process(situation, incident, matter, now)
         self._inputs.note_storm(situation, job, now)
         decision = self._with_switch(
-            decide(incident, situation, self._inputs.limits, self._new_id()), incident, job, None
+            decide(incident, situation, self._inputs.config, self._new_id()), incident, job, None
         )
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
         if not (again or is_news(decision, earlier)):
@@ -220,7 +220,7 @@ class Decider:
 
     def why_left_alone(self, job: SlurmJob) -> str:
         """Why its owner wants it left alone, a sentence; empty: he says nothing of the kind."""
-        wish, words = self._paths.directives_of(job), self._inputs.limits.opt_out_comment
+        wish, words = self._paths.directives_of(job), self._inputs.config.jobs.opt_out_comment
         if wish.leave_alone or wish.problem or (words and words in job.comment):
             return f"its owner opted out ({wish.problem or wish.source or '--comment'})"
         return ""
@@ -257,7 +257,7 @@ class Decider:
         if at_once:
             situation = replace(situation, loop_turns=False)
         situation = replace(situation, rule=wished(situation.rule, wish, within_s))
-        decision = decide(incident, situation, self._inputs.limits, self._new_id())
+        decision = decide(incident, situation, self._inputs.config, self._new_id())
         decision = self._with_switch(decision, incident, job, asked_by)
         decision = replace(decision, asked_by=asked_by, hold=wish is Wish.HOLD)
         self._journal.save_incident(incident)

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.from_config import limits_of, rule_book_of
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
@@ -59,8 +58,7 @@ class DecisionInputs:
         self._journal, self._cluster, self._judgement = ports.journal, ports.cluster, ports.judgement
         self._is_busy, self._blind, self._wall = ports.executor.is_busy, ports.blind, ports.wall
         self._paths = paths
-        self.limits = limits_of(config)
-        self._book = rule_book_of(config)
+        self.config = config
         self._storm_at: float | None = None  # When so much was wrong at once last.
         self._storm_of: dict[int, float] = {}  # User -> when so much was wrong with his jobs alone.
         ago = ports.monotonic() - ports.wall()
@@ -75,9 +73,9 @@ class DecisionInputs:
 
     def note_storm(self, situation: PolicyInput, job: SlurmJob | None, now: float) -> None:
         """Remembers a storm: its cooldown begins when it is over."""
-        if situation.blind is None and is_storm(situation, self.limits):
+        if situation.blind is None and is_storm(situation, self.config):
             self._storm_at = now
-        if situation.blind is None and job is not None and is_storm_of_one(situation, self.limits):
+        if situation.blind is None and job is not None and is_storm_of_one(situation, self.config):
             self._storm_of[job.uid] = now
 
     def context(self, now: float) -> TickContext:
@@ -85,7 +83,7 @@ class DecisionInputs:
         nodes = self._cluster.known_nodes()
         active = [job for job in self._cluster.jobs.values() if job.state in RUNNING]
         wall = self._wall()
-        cooldown_s = self.limits.storm_cooldown_s
+        cooldown_s = self.config.policy.storm_cooldown
         self._storm_of = {uid: at for uid, at in self._storm_of.items() if now - at <= cooldown_s}
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
         paused = self._journal.paused()
@@ -183,7 +181,7 @@ class DecisionInputs:
 
     def rule(self, kind: str, job: SlurmJob | None) -> Rule:
         """What the administrator permits, and of that what the job's owner wants."""
-        rule = rule_for(self._book, kind, job)
+        rule = rule_for(self.config, kind, job)
         return (
             rule
             if job is None or kind == IncidentKind.OPERATOR_RESTART

@@ -6,12 +6,15 @@ One event loop owns this; the journal has each silence before it holds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
+from typing import Final
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.config.exceptions import Exceptions, OfJob, values_for
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal
@@ -19,6 +22,8 @@ from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.notify.dispatcher import Notifier
+
+BY_FILE: Final = "the configuration"
 
 
 class Silences:
@@ -31,8 +36,13 @@ class Silences:
         news: Notifier,
         incidents: Callable[[], Iterable[Incident]],
         wall: Callable[[], float] = clock.wall,
+        exceptions: Exceptions = (),
+        job_of: Callable[[str], OfJob | None] = lambda job_id: None,
     ):
-        """`incidents`: the open ones. Raises JournalError."""
+        """`incidents`: the open ones; `exceptions`: of the configuration, which may silence, too. Raises
+        JournalError."""
+        self._quiet = tuple(each for each in exceptions if "silence" in each.given())
+        self._job_of, self._started_at = job_of, wall()
         self._journal, self._writer, self._news, self._incidents, self._wall = journal, writer, news, incidents, wall
         self._open = journal.silences.open()
 
@@ -42,7 +52,17 @@ class Silences:
 
     def silence_of(self, incident: Incident) -> Silence | None:
         """The silence that holds for an incident."""
-        return next((each for each in self._open if each.covers(incident)), None)
+        return next((each for each in self._open if each.covers(incident)), None) or self._configured(incident)
+
+    def _configured(self, incident: Incident) -> Silence | None:
+        """The configuration's, where it holds for every job of the incident."""
+        jobs = [self._job_of(job_id) for job_id in incident.job_ids] or [None]
+        found = [
+            values_for(self._quiet, job, incident.kind, incident.named_nodes)[0].get("silence", "") for job in jobs
+        ]
+        if not self._quiet or not all(found):
+            return None
+        return Silence(id="", by=BY_FILE, at=self._started_at, until=math.inf, reason=found[0])
 
     def add(self, silence: Silence) -> None:
         """It holds from now on, and all who were notified of what it covers are notified of it. Raises JournalError."""
@@ -85,7 +105,10 @@ class Silences:
     def words_of(self, incident: Incident) -> str:
         """Who has silenced an incident; empty: no person."""
         silence = self.silence_of(incident)
-        return f"silenced by {silence.by} until {_date(silence.until)}" if silence else ""
+        if silence is None:
+            return ""
+        end = f": {silence.reason}" if silence.by == BY_FILE else f" until {_date(silence.until)}"
+        return f"silenced by {silence.by}{end}"
 
     def _covered(self, silence: Silence) -> list[Incident]:
         return [each for each in self._incidents() if silence.covers(each)]

@@ -112,11 +112,7 @@ def examine_jobs(jobs: Sequence[Job]) -> Iterator[Advice]:
 
 def examine_partitions(config: Config, partitions: Sequence[str]) -> Iterator[Advice]:
     """What of the configuration is for partitions alone that Slurm does not have; nothing where these are not known."""
-    policy, slack = config.policy.overrides, config.notify.slack.mentions
-    parts = [(f"policy.overrides[{number}]", each.match.partition) for number, each in enumerate(policy)]
-    parts += [(f"thresholds[{number}]", each.match.partition) for number, each in enumerate(config.thresholds)]
-    named = (key.removeprefix("partition:") for key in slack if key.startswith("partition:"))
-    parts += [("notify.slack.mentions", (name,)) for name in named]
+    parts = [(each.match.words, each.match.partition) for each in config.exceptions]
     for part, globs in parts if partitions else ():
         if globs and not any(fnmatchcase(name, glob) for name in partitions for glob in globs):
             facts = {"part": part, "wanted": Names(globs), "partitions": Names(partitions)}

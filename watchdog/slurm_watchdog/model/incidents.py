@@ -225,3 +225,11 @@ class Incident(Struct, frozen=True, kw_only=True):
     owners: tuple[int, ...] = ()
     """Uids of the owners of all jobs that it has ever been about, -1 for one that is not known: whose its
     evidence is."""
+
+    @property
+    def named_nodes(self) -> frozenset[str]:
+        """The nodes that it names: its culprits', those to exclude, and the one that it is about."""
+        named = {each.node for each in self.culprits if each.node} | set(self.exclude_nodes)
+        if self.subject.startswith(("node:", "host:")):
+            named.add(self.subject[5:].partition("/")[0])
+        return frozenset(named)

@@ -48,7 +48,5 @@ class Silence(Struct, frozen=True, kw_only=True):
         jobs = {job if job in self.jobs else job.partition("_")[0] for job in incident.job_ids}
         if self.jobs and not (jobs and jobs.issubset(self.jobs)):
             return False
-        named = {each.node for each in incident.culprits if each.node} | set(incident.exclude_nodes)
-        if incident.subject.startswith(("node:", "host:")):
-            named.add(incident.subject[5:].partition("/")[0])
+        named = incident.named_nodes
         return not self.nodes or bool(named and named.issubset(self.nodes))

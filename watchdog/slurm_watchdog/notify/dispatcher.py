@@ -296,7 +296,10 @@ def receivers(
 ) -> dict[str, Channel]:  # fmt: skip
     """Those that are configured, by what people call them; Alertmanagers of one cluster are one, unless `apart`."""
     notify, found = config.notify, dict[str, Channel]()
-    site = Site(cluster=config.cluster_name, external_url=notify.external_url, runbook_url=notify.runbook_url)
+    site = Site(
+        cluster=config.cluster_name, external_url=notify.external_url, runbook_url=notify.runbook_url,
+        mention=notify.slack.mention, exceptions=config.exceptions,
+    )  # fmt: skip
     if notify.slack.token_file or notify.slack.webhook_url_file:
         where = f"bot in channel {notify.slack.channel}" if notify.slack.token_file else "incoming webhook"
         found[f"slack ({where})"] = SlackChannel(SlackPoster(notify.slack), site, notify.slack, pulses)

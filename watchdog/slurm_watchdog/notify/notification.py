@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.config.exceptions import Exceptions, values_for
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.headline import BUSY, headline, needs_person, response
 from slurm_watchdog.model.incidents import Incident
@@ -126,6 +127,15 @@ class Site(Struct, frozen=True, kw_only=True):
     cluster: str
     external_url: str = ""  # the page, as people reach it
     runbook_url: str = ""  # with {kind} in it
+
+    mention: str = ""  # Who is mentioned where a person is needed; with `exceptions` for some jobs.
+    exceptions: Exceptions = ()
+
+    def mention_for(self, job: JobNote | None, incident: Incident) -> str:
+        """Who is mentioned for a job of an incident."""
+        own, _ = values_for(self.exceptions, job, incident.kind, incident.named_nodes)
+        found: str = own.get("mention", self.mention)
+        return found
 
     def page(self, incident: Incident) -> str:
         """The page of an incident."""

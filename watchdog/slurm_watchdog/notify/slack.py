@@ -140,7 +140,7 @@ class SlackChannel:
     def __init__(
         self, poster: SlackPoster, site: Site, settings: Slack, pulses: Callable[[], Sequence[str]] = tuple
     ) -> None:
-        self._poster, self._site, self._mentions = poster, site, settings.mentions
+        self._poster, self._site = poster, site
         self._pace = MessageRate(settings.messages_per_minute)
         self._digest_at = float("-inf")
         self._pulse_s, self._pulses = settings.pulse, pulses
@@ -196,22 +196,22 @@ class SlackChannel:
     async def _post_story(self, outbox: SqlOutbox, rows: Sequence[Numbered], now: float) -> None:
         """Posts all waiting notices of one incident, in one message: the first in the channel, others in its thread."""
         story = [notice for _, notice in rows]
-        incident, threads, mentions = story[0].incident, self._poster.threads, self._mentions
+        incident, threads = story[0].incident, self._poster.threads
         thread = known = outbox.thread_of(self.name, incident.id) if threads else None
         over = [notice for notice in story if notice.topic is Topic.RESOLVED]
         if thread is None:
-            thread = await self._post(card(story, self._site, mentions), None, now)
+            thread = await self._post(card(story, self._site), None, now)
             outbox.keep_thread(self.name, incident.id, thread or UNTHREADED, now)
         elif len(over) < len(story):
             loud = any(notice.failed for notice in story)
-            await self._post(reply(story, mentions), thread, now, loud=loud)
+            await self._post(reply(story, self._site), thread, now, loud=loud)
         outbox.done_all(self.name, [number for number, _ in rows])
         cause = over[0].incident.inhibited_by if over else None
         if thread and cause is not None and outbox.thread_of(self.name, cause) is None:
             outbox.keep_thread(self.name, cause, thread, now)  # its cause takes this message over
         if thread and (over or known):
             try:  # an edit notifies no user
-                await self._poster.revise(thread, card(over, self._site, {}) if over else updated(story, self._site))
+                await self._poster.revise(thread, card(over, self._site) if over else updated(story, self._site))
             except SendFailed as error:
                 LOG.warning("the first message about %s stays as it is: %s", incident.id, error.reason)
 
@@ -219,7 +219,7 @@ class SlackChannel:
         """Posts notices of an incident, each in the place of the first where that can be changed. Raises SendFailed."""
         thread: str | None = None
         for notice in story:
-            message = card([notice], self._site, self._mentions)
+            message = card([notice], self._site)
             if thread is None:
                 thread = await self._poster.post(message)
             else:
@@ -232,7 +232,7 @@ class SlackChannel:
 
     async def _post_digest(self, outbox: SqlOutbox, now: float) -> None:
         """One message in the place of as many rows as it takes."""
-        digest, last = Digest(self._mentions), 0
+        digest, last = Digest(self._site), 0
         while not digest.is_full and (page := pending_notices(outbox, self.name, ROWS_AT_ONCE, last)):
             for _, notice in page:
                 digest.add(notice)

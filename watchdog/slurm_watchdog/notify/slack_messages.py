@@ -8,7 +8,7 @@ ids and addresses of the configuration only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timezone
 from typing import Any
 
@@ -47,9 +47,8 @@ FULL = 6000  # characters after which a digest takes no more notices: another pa
 Payload = dict[str, Any]
 
 
-def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str]) -> Payload:
-    """The message in the channel about an incident: headline, fields, its sentences and evidence, what to do, links.
-    `mentions` is the configuration's."""
+def card(story: Sequence[Notice], site: Site) -> Payload:
+    """The message in the channel about an incident: headline, fields, its sentences and evidence, what to do, links."""
     incident, is_over = story[-1].incident, any(each.topic is Topic.RESOLVED for each in story)
     fields = render(
         "card",
@@ -62,7 +61,7 @@ def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str]) -> Pa
     links = [(site.page(incident), "Incident"), (site.runbook(incident), "Runbook")]
     words = " · ".join(f"<{address.replace('&', '&amp;')}|{name}>" for address, name in links if address)
     head = f"{MARK_OVER if is_over else MARKS[incident.severity]} {headline_of(story)}"
-    shown = reply(story, mentions, [{"type": "context", "elements": [_marked(words)]}] if words else [])
+    shown = reply(story, site, [{"type": "context", "elements": [_marked(words)]}] if words else [])
     before = [
         {"type": "header", "text": _plain(safe(head, HEADER_LIMIT))},
         {"type": "section", "fields": [_plain(safe(each, FIELD_LIMIT).replace(": ", "\n", 1)) for each in fields]},
@@ -73,10 +72,10 @@ def card(story: Sequence[Notice], site: Site, mentions: Mapping[str, str]) -> Pa
 def updated(story: Sequence[Notice], site: Site) -> Payload:
     """The card after the news in `story`, which the thread has whole."""
     news = [each for each in story if each.topic in (Topic.DECIDED, Topic.ENDED)]
-    return card([replace(story[0], topic=Topic.OPENED, decision=None, run=None), *news[-3:]], site, {})
+    return card([replace(story[0], topic=Topic.OPENED, decision=None, run=None), *news[-3:]], site)
 
 
-def reply(story: Sequence[Notice], mentions: Mapping[str, str], after: Sequence[Payload] = ()) -> Payload:
+def reply(story: Sequence[Notice], site: Site, after: Sequence[Payload] = ()) -> Payload:
     """News in the thread of an incident: sentences, evidence, what to do."""
     said = messages_of(story)
     evidence = [line for each in said for line in each.evidence if line.strip()]
@@ -84,7 +83,7 @@ def reply(story: Sequence[Notice], mentions: Mapping[str, str], after: Sequence[
     lines = _bulleted([*evidence[:FACT_LIMIT], *more], LINE_LIMIT)
     head = "\n".join(safe(each.sentence, SENTENCE_LIMIT) for each in said[:4])
     texts = [head, *lines, safe(said[-1].todo, SENTENCE_LIMIT)]
-    return _payload(headline_of(story), texts, [*after, *_mention(wanted(story, mentions))])
+    return _payload(headline_of(story), texts, [*after, *_mention(wanted(story, site))])
 
 
 def headline_of(story: Sequence[Notice]) -> str:
@@ -93,14 +92,12 @@ def headline_of(story: Sequence[Notice]) -> str:
     return replace(newest[-1], incident=story[-1].incident).headline
 
 
-def wanted(story: Iterable[Notice], mentions: Mapping[str, str]) -> tuple[str, ...]:
+def wanted(story: Iterable[Notice], site: Site) -> tuple[str, ...]:
     """Ids to mention by the configuration, if a person is needed."""
-    if not mentions or not any(notice.needs_person for notice in story):
+    if not any(notice.needs_person for notice in story):
         return ()
-    jobs = [job for notice in story for job in notice.jobs]
-    keys = [key for job in jobs for key in (f"user:{job.user}", f"partition:{job.partition}")]
-    found = [mentions[key] for key in keys if key in mentions] or [mentions.get("default", "")]
-    return tuple(dict.fromkeys(filter(None, found)))
+    jobs = ((job, notice.incident) for notice in story for job in notice.jobs or (None,))
+    return tuple(dict.fromkeys(filter(None, (site.mention_for(*each) for each in jobs))))
 
 
 def _mention(ids: Iterable[str]) -> list[Payload]:
@@ -131,8 +128,8 @@ class Digest:
     """Many notices in one message: takes them one by one, in their order. Of what is alike the first few keep their
     sentences; if there are more, the jobs or places are listed instead, folded into ranges."""
 
-    def __init__(self, mentions: Mapping[str, str]) -> None:
-        self._mentions = mentions
+    def __init__(self, site: Site) -> None:
+        self._site = site
         self._called: dict[str, None] = {}
         self._incidents: set[str] = set()
         self._alike: dict[tuple[int, str], list[tuple[str, str]]] = defaultdict(list)
@@ -142,7 +139,7 @@ class Digest:
         """One more."""
         incident = notice.incident
         self._incidents.add(incident.id)
-        self._called.update(dict.fromkeys(wanted((notice,), self._mentions)))
+        self._called.update(dict.fromkeys(wanted((notice,), self._site)))
         alike = self._alike[_rank(notice)]
         about = ",".join(incident.job_ids) if 0 < len(incident.job_ids) <= 5 else incident.subject
         alike.append((about, message_of(notice).sentence if len(alike) < FEW else ""))

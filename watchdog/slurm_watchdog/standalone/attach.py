@@ -166,7 +166,7 @@ def _configuration(wanted: AttachRequest, listen: str) -> Config:
             "kill_switch_prefixes": [str(directory)],
             "partitions": [],
         },
-        "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
+        "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
     }
     if wanted.kill_switch or "kill_switch" in (expert.get("jobs") or {}):
         template = wanted.kill_switch or expert["jobs"]["kill_switch"]

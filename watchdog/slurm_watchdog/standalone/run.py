@@ -24,7 +24,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.python310 import run_module
-from slurm_watchdog.config.policy import Treatment
+from slurm_watchdog.config.exceptions import Except, Match
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import Section
 from slurm_watchdog.controller.app import live, open_doors
@@ -106,11 +106,11 @@ def config_for(base: Config, wanted: RunRequest, page_listen: str) -> Config:
             "partitions": (),
             "checkpoint_directories": wanted.checkpoints or base.jobs.checkpoint_directories,
         },
-        "detectors": {kind: {"mode": "off"} for kind in DETECTORS_OFF},
+        "detectors": {kind: {"enabled": False} for kind in DETECTORS_OFF},
     }
     # One node, so no culprit to find: a command that makes no progress beyond its limit is restarted.
-    still = {"stalled_progress": Treatment(ladder=(Rung.EVIDENCE, Rung.REQUEUE))}
-    own["policy"] = msgspec.structs.replace(base.policy, kinds={**still, **base.policy.kinds})
+    still = Except(match=Match(kind=("stalled_progress",)), ladder=(Rung.EVIDENCE, Rung.REQUEUE))
+    own["exceptions"] = (*base.exceptions, still)
     return _with_values(base, own)
 
 

@@ -22,6 +22,7 @@ from slurm_watchdog.controller.node_history import quarantine
 from slurm_watchdog.controller.node_history.node_tests import NodeTests
 from slurm_watchdog.controller.node_history.quarantine import QuarantineTools
 from slurm_watchdog.controller.policy.placement import suspects_of
+from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal, NodeEntry
@@ -283,7 +284,7 @@ class Actions:
             policy = self._config.policy
             await _take_back(self._journal, self._slurm, self._state.jobs, busy, policy)
             quiet = any(is_within(each, clock.wall()) for each in policy.no_action)
-            drains = policy.quarantine and not quiet and self._config.mode_of(IncidentKind.SUSPECT_NODE) == "act"
+            drains = policy.quarantine and not quiet and rule_for(self._config, IncidentKind.SUSPECT_NODE, None).acts
             suspects = [(node, incident.id) for incident in self._judgement.incidents for node in suspects_of(incident)]
             await quarantine.sweep(self._quarantine, suspects, self._state.slurm_nodes, drains=drains)
             permitted = drains and policy.quarantine_test

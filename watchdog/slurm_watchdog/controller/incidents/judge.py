@@ -36,10 +36,10 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import RUNNING, is_known
 from slurm_watchdog.wire.redact_values import masked
 
-# Which settings of detectors hold for which jobs: the configuration's, those of `thresholds`, and, where the site
+# Which settings of detectors hold for which jobs: the configuration's, those of `except`, and, where the site
 # allows it, what the job's owner says.
 # An owner's `stall_after` makes the watchdog more patient (see Judge). Less patient only where the site has a floor
-# (`jobs.stall_after_floor`, `thresholds`): then the limits of a job that trains, and of one that stands, are cut to
+# (`stall_after_floor`): then the limits of a job that trains, and of one that stands, are cut to
 # it, and never below that floor. Limits of a start, an evaluation and a checkpoint stay, for an owner who thinks of
 # steps thinks of none of these; so does all that the proof of a hang needs beside time.
 
@@ -48,34 +48,35 @@ class SettingsOfJobs:
     """Finds them. `stall_after_of`: after how long without a step an owner wants the job reported; 0: not said."""
 
     def __init__(self, config: Config, stall_after_of: Callable[[SlurmJob], float]):
-        self._general = (config.detectors.settings(), config.jobs.stall_after_floor)
-        self._of_some = tuple(
-            (
-                each.match,
-                each.settings(config.detectors),
-                config.jobs.stall_after_floor if each.stall_after_floor is None else each.stall_after_floor,
-            )
-            for each in config.thresholds
-        )
+        self._config, self._known = config, dict[tuple[int, ...], tuple[Settings, float]]()
+        limits = {"detectors", "stall_after_floor"}
+        self._some = tuple(each for each in config.exceptions if limits & each.given().keys())
         self._stall_after_of = stall_after_of
-        self._may_be_sooner = any(self._of(number)[1] > 0 for number in range(-1, len(self._of_some)))
+        floors = [config.policy.stall_after_floor, *(each.given().get("stall_after_floor", 0.0) for each in self._some)]
+        self._may_be_sooner = any(floor_s > 0 for floor_s in floors)
 
     def groups(self, view: ClusterView) -> list[tuple[ClusterView, Settings]]:
         """The jobs of a view by the settings that hold for them."""
-        if not self._of_some and not self._may_be_sooner:
-            return [(view, self._general[0])]
-        groups: dict[tuple[int, float], list[JobView]] = {}
+        if not self._some and not self._may_be_sooner:
+            return [(view, self._of(())[0])]
+        groups: dict[tuple[tuple[int, ...], float], list[JobView]] = {}
         for job in view.jobs:
-            own = (n for n, (match, *_) in enumerate(self._of_some) if match.matches(job.job))
-            number = next(own, -1)
-            groups.setdefault((number, self._within_s(job.job, self._of(number)[1])), []).append(job)
+            own = tuple(n for n, each in enumerate(self._some) if each.match.matches(job.job))
+            groups.setdefault((own, self._within_s(job.job, self._of(own)[1])), []).append(job)
         return [
-            (replace(view, jobs=tuple(jobs)), sooner(self._of(number)[0], within_s))
-            for (number, within_s), jobs in groups.items()
+            (replace(view, jobs=tuple(jobs)), sooner(self._of(own)[0], within_s))
+            for (own, within_s), jobs in groups.items()
         ]
 
-    def _of(self, number: int) -> tuple[Settings, float]:
-        return self._general if number < 0 else self._of_some[number][1:]
+    def _of(self, own: tuple[int, ...]) -> tuple[Settings, float]:
+        """What holds for jobs that these exceptions match, and down to what their owners may shorten it."""
+        if own not in self._known:
+            settings, floor_s = self._config.detectors.settings(), self._config.policy.stall_after_floor
+            for number in reversed(own):
+                settings = self._some[number].settings(settings)
+                floor_s = self._some[number].given().get("stall_after_floor", floor_s)
+            self._known[own] = (settings, floor_s)
+        return self._known[own]
 
     def _within_s(self, job: SlurmJob, floor_s: float) -> float:
         """What the limits of the job are cut to; 0: they are not."""
@@ -177,7 +178,7 @@ class Judge:
         self._settings = config.detectors.settings()
         self._patience_of = patience_of
         self._of_jobs = SettingsOfJobs(config, patience_of)
-        self._watched = [spec for spec in SPECS if config.mode_of(spec.kind) != "off"]
+        self._watched = [spec for spec in SPECS if config.detectors.is_enabled(spec.kind)]
         self._holds_s = {spec.kind: spec.hold_s for spec in SPECS}
         self._settled: list[Incident] = []  # Those that ended lately: what they explained is no news.
         self._said: dict[str, dict[str, list[Finding]]] = {}

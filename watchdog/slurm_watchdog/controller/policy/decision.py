@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import plural
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.guards import (
     ASKED_FOR,
     GUARDS,
@@ -14,8 +15,8 @@ from slurm_watchdog.controller.policy.guards import (
     is_held,
     why_not,
 )
-from slurm_watchdog.controller.policy.placement import objection_to_excluding, to_avoid
-from slurm_watchdog.controller.policy.policy_input import GuardLimits, PolicyInput
+from slurm_watchdog.controller.policy.placement import Suspects, objection_to_excluding, to_avoid
+from slurm_watchdog.controller.policy.policy_input import PolicyInput
 from slurm_watchdog.controller.policy.rules import Rule, action_of
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS
@@ -24,8 +25,11 @@ from slurm_watchdog.model.incidents import Incident, IncidentKind
 from slurm_watchdog.model.slurm_states import is_out
 from slurm_watchdog.model.supervisor import SupervisorState, in_use
 
+RUNG_LIMITS = (("checkpoint_s", "checkpoint_limit"), ("signal_s", "signal_limit"))
+"""Limits of operations that a rule may have: as the ladder calls them, and their options."""
 
-def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, decision_id: str) -> Decision:
+
+def decide(incident: Incident, situation: PolicyInput, config: Config, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
     rule, job = situation.rule, situation.job
     if incident.kind != IncidentKind.OPERATOR_RESTART:  # a person says himself what to avoid
@@ -37,7 +41,7 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
     held_why = situation.why_held or "" if not asked and is_held(situation) else ""
     if held_why:
         ladder = tuple(rung for rung in ladder if rung in (Rung.EVIDENCE, Rung.REQUEUE))
-    action = action_of(ladder, situation.loop_turns) if rule.mode != "off" or asked else Action.NONE
+    action = action_of(ladder, situation.loop_turns)
     action = Action.HOLD if held_why and action is not Action.NONE else action
     verdict, by = Verdict.ALLOWED, str(incident.kind)
     reason = f"{'a person asked for it' if asked else 'the evidence is conclusive'} and no guard objects"
@@ -47,20 +51,20 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
             by, reason = RESTARTING, "`slurm-watchdog run` restarts the command"
     else:
         for name, guard in GUARDS:
-            objection = None if asked and name not in ASKED_FOR else guard(incident, situation, limits)
+            objection = None if asked and name not in ASKED_FOR else guard(incident, situation, config)
             if objection is not None:
                 verdict, by, reason = Verdict.SUPPRESSED, name, objection
                 break
         else:
-            if rule.mode != "act" and not asked:
+            if not rule.acts and not asked:
                 verdict, by = Verdict.OBSERVED, "mode"
-                reason = f"the mode is {rule.mode}, not act"
+                reason = "the configuration says to observe only (restart)"
     exclude, kept_in = _to_exclude(incident, situation)
     avoid = _to_avoid(incident, situation) if Rung.RESTART_STEP in ladder else ()
     supervisor = situation.supervisor if Rung.RESTART_STEP in ladder else None
     resume_from = situation.resume_from if Rung.RESTART_STEP in ladder else ""
-    drain, not_drained = _to_drain(incident, situation, limits)
-    suspects = _suspects(incident, situation, limits, exclude)
+    drain, not_drained = _to_drain(incident, situation, config)
+    suspects = _suspects(incident, situation, config, exclude)
     whole = (*exclude, *(node for node, _ in suspects))
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
@@ -91,7 +95,11 @@ def decide(incident: Incident, situation: PolicyInput, limits: GuardLimits, deci
         loop_turns=situation.loop_turns,
         lose_work=rule.lose_work,
         signal_to=rule.signal_to,
-        rung_limits=rule.rung_limits,
+        rung_limits=tuple(
+            (name, seconds)
+            for name, key in RUNG_LIMITS
+            if (seconds := getattr(rule, key)) != getattr(config.policy, key)
+        ),
         drain=drain,
         step_s=situation.step_s,
         step_id="" if supervisor is None else supervisor.step_id,
@@ -112,8 +120,6 @@ def restarts_itself(s: PolicyInput) -> bool:
 
 
 def _why_none(incident: Incident, rule: Rule) -> str:
-    if rule.mode == "off" and rule.ladder:
-        return f"the mode is off ({rule.source}): it is reported, and nothing is done about it"
     if Rung.RESTART_STEP in rule.ladder:
         return f"it is left to Slurm: {NO_SUPERVISOR}"
     return spec_of(incident.kind).why_no_action or "this kind of incident is reported, and nothing is done about it"
@@ -151,12 +157,13 @@ def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tu
 
 
 def _suspects(
-    incident: Incident, s: PolicyInput, limits: GuardLimits, exclude: tuple[str, ...]
+    incident: Incident, s: PolicyInput, config: Config, exclude: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
     """Suspect nodes that the restart avoids beside those in `exclude`; a person says himself what to avoid."""
     if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
         return ()
-    return to_avoid(s.job, s.suspects, exclude, limits.suspects, s.nodes, limits.max_excluded_nodes)
+    policy = config.policy
+    return to_avoid(s.job, s.suspects, exclude, Suspects(policy.suspects), s.nodes, policy.max_excluded_nodes)
 
 
 def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:
@@ -166,12 +173,12 @@ def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:
     return tuple(node for node in incident.exclude_nodes if node in s.supervisor.nodes)
 
 
-def _to_drain(incident: Incident, s: PolicyInput, limits: GuardLimits) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_drain(incident: Incident, s: PolicyInput, config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
     nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
     if not s.rule.drain or not nodes or incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
         return (), ()
-    allowed = min(limits.max_drained_nodes, int(len(s.nodes) * limits.drained_percent / 100))
+    allowed = min(config.policy.max_drained_nodes, int(len(s.nodes) * config.policy.drained_percent / 100))
     out = [node for node in s.nodes if is_out(node.state)]
     room = allowed - max(s.drained_by_us, len(out))
     if len(nodes) > room:

@@ -1,4 +1,4 @@
-"""What a decision depends on: the limits of the configuration, and the cluster at the moment of the decision. Pure."""
+"""What a decision depends on beside the configuration: the cluster at that moment. Pure."""
 
 from __future__ import annotations
 
@@ -9,32 +9,12 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.controller.policy.by_user import orphans_at_once
 from slurm_watchdog.controller.policy.orphan_process import job_of, objection, orphan_for_s
-from slurm_watchdog.controller.policy.placement import Suspects
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.incidents import GpuProcess, Incident
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.supervisor import SupervisorStatus
-
-
-class GuardLimits(Struct, frozen=True, kw_only=True):
-    """The configuration's `policy` block; durations in seconds."""
-
-    cooldown_s: float
-    attempts: int
-    budget: int
-    budget_percent: float
-    budget_window_s: float
-    storm_jobs: int
-    max_excluded_nodes: int
-    opt_out_comment: str
-    storm_nodes_percent: float = 20.0
-    """No action while more nodes than this, and more than one, are silent: it is the fabric or the power."""
-    storm_cooldown_s: float = 0.0
-    max_drained_nodes: int = 0
-    drained_percent: float = 0.0
-    suspects: Suspects = Suspects.IGNORE
 
 
 class PolicyInput(Struct, frozen=True, kw_only=True):

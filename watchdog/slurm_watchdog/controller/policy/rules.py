@@ -6,121 +6,62 @@ A later layer replaces single fields of the ones before. The job's owner can onl
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.config.exceptions import Values, values_for
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.detect.registry import MAY_ACT, spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, HARMLESS
 from slurm_watchdog.model.actions import Action, Rung, Wish
-from slurm_watchdog.model.job_match import JobMatch
 from slurm_watchdog.model.slurm import SlurmJob
 
 NAMED = 4  # Kinds that a headline names.
 
 
-class Rule(Struct, frozen=True, kw_only=True):
+class Rule(Values, frozen=True):
     """What holds for one kind of incident of one job."""
 
-    mode: str
-    ladder: tuple[Rung, ...]
-    source: str  # The part of the configuration that gave it, for people.
-    exclude_nodes: bool = True  # Whether the restart avoids the nodes that the evidence blames.
-    drain: bool = False
-    signal_to: str = "steps"
-    lose_work: bool = False
-    cooldown_s: float | None = None
-    attempts: int | None = None
-    no_action: tuple[str, ...] = ()
-    """Times of the week at which nothing is done by itself: see slurm_watchdog.base.hours."""
-    rung_limits: tuple[tuple[str, float], ...] = ()
+    acts: bool = False
+    ladder: tuple[Rung, ...] = ()
+    source: str = ""  # The part of the configuration that gave it, for people.
     may_ask: bool = True  # False: what the job would save is damaged, and its owner has it asked in vain.
     refused: str = ""  # Why the job's owner wants nothing done; a guard says it.
     planned: bool = False
     """The job would come to its end at about this time anyway, and whatever waits for that end would start."""
 
 
-class RuleChange(Struct, frozen=True, kw_only=True):
-    """Fields of a rule that one layer replaces; None leaves what was there."""
-
-    source: str
-    mode: str | None = None
-    ladder: tuple[Rung, ...] | None = None
-    exclude_nodes: bool | None = None
-    drain: bool | None = None
-    signal_to: str | None = None
-    lose_work: bool | None = None
-    cooldown_s: float | None = None
-    attempts: int | None = None
-    no_action: tuple[str, ...] | None = None
-    rung_limits: tuple[tuple[str, float], ...] = ()
-
-
-class Override(Struct, frozen=True, kw_only=True):
-    """What is different for some jobs, and for these kinds (none named: all)."""
-
-    match: JobMatch
-    kinds: tuple[str, ...] = ()
-    change: RuleChange
-
-
-class RuleBook(Struct, frozen=True, kw_only=True):
-    """The configuration's policy, as it stands there."""
-
-    modes: Mapping[str, str]  # Kind -> mode by the general setting and the detector's own.
-    kinds: Mapping[str, RuleChange] = {}
-    overrides: tuple[Override, ...] = ()
-    no_action: tuple[str, ...] = ()
-
-
-def rule_for(book: RuleBook, kind: str, job: SlurmJob | None) -> Rule:
-    """The rule of the administrator: shipped, then the kind's block, then the first override that matches."""
-    rule = Rule(
-        mode=book.modes.get(kind, "observe"),
-        ladder=spec_of(kind).ladder,
-        no_action=book.no_action,
+def rule_for(config: Config, kind: str, job: SlurmJob | None) -> Rule:
+    """The rule of the administrator: shipped, then what is different for the kind and the job."""
+    own, source = values_for(config.exceptions, job, kind, () if job is None else job.nodes)
+    general = {name: getattr(config.policy, name) for name in Values.__struct_fields__}
+    return Rule(
+        **{name: own.get(name, value) for name, value in general.items()},
+        acts=config.acts_on(kind, own.get("restart")),
+        ladder=own.get("ladder", spec_of(kind).ladder),
         may_ask=spec_of(kind).asks is not False,
-        source=f"what is shipped for {kind}",
+        source=source or f"what is shipped for {kind}",
     )
-    if kind in book.kinds:
-        rule = _change(rule, book.kinds[kind])
-    of_kind = (each for each in book.overrides if not each.kinds or kind in each.kinds)
-    override = next((each for each in of_kind if job is not None and each.match.matches(job)), None)
-    return rule if override is None else _change(rule, override.change)
 
 
-def mode_words(book: RuleBook, mode: str) -> str:
-    """The general mode, with the kinds that the policy treats otherwise: `observe, but acts on collective_hang`."""
-    watched = [kind for kind in MAY_ACT if book.modes.get(kind) != "off"]
-    with_ladder = [kind for kind in watched if rule_for(book, kind, None).ladder]
-    acting = [kind for kind in with_ladder if rule_for(book, kind, None).mode == "act"]
-    others = [each.change.mode for each in book.overrides if each.change.mode not in (None, mode)]
-    if mode == "act":
-        idle = _names([kind for kind in with_ladder if kind not in acting])
-        return f"act, but not on {idle}" if idle else "act"
-    some = "some jobs (policy.overrides)" if "act" in others else ""
-    on = " and ".join(filter(None, (_names(acting), some)))
-    return f"{mode}, but acts on {on}" if on else mode
+def mode_words(config: Config) -> str:
+    """What is done, with the kinds that are treated otherwise: `observe, but acts on collective_hang`."""
+    watched = [kind for kind in MAY_ACT if config.detectors.is_enabled(kind) and rule_for(config, kind, None).ladder]
+    acting = [kind for kind in watched if rule_for(config, kind, None).acts]
+    usual = [kind for kind in watched if config.acts_on(kind)]
+    jobs = [each.restart for each in config.exceptions if each.match.of_jobs]
+    more = ["some jobs (except)"] if config.restart == "never" and {"hangs", "all"}.intersection(jobs) else []
+    also = " and ".join(filter(None, (_names([kind for kind in acting if kind not in usual]), *more)))
+    less = _names([kind for kind in usual if kind not in acting])
+    words = {"never": "observe", "hangs": "act on hangs", "all": "act"}[config.restart]
+    return words + (f", but acts on {also}" if also else "") + (f", but not on {less}" if less else "")
 
 
 def _names(kinds: Sequence[str]) -> str:
     more = f" and {len(kinds) - NAMED} more kinds" if len(kinds) > NAMED else ""
     return ", ".join(kinds[:NAMED]) + more
-
-
-def _change(rule: Rule, change: RuleChange) -> Rule:
-    fields = {
-        name: value
-        for name in (
-            "mode", "ladder", "exclude_nodes", "drain", "signal_to", "lose_work", "cooldown_s", "attempts",
-            "no_action",
-        )
-        if (value := getattr(change, name)) is not None
-    }  # fmt: skip
-    limits = dict(rule.rung_limits) | dict(change.rung_limits)
-    return replace(rule, **fields, source=change.source, rung_limits=tuple(sorted(limits.items())))
 
 
 def permit(rule: Rule, wish: OwnerDirectives) -> Rule:
@@ -155,9 +96,8 @@ WISHED: dict[Wish, tuple[Rung, ...]] = {
 
 def wished(rule: Rule, wish: Wish, within_s: float | None) -> Rule:
     """The rule for what a person asks for; `within_s`: for so long the checkpoint is waited for, None: as usual."""
-    limits = dict(rule.rung_limits) | ({} if within_s is None else {"checkpoint_s": within_s})
-    rule = replace(rule, rung_limits=tuple(sorted(limits.items())))
-    rule = replace(rule, planned=wish is Wish.HOLD)  # before maintenance
+    limit_s = rule.checkpoint_limit if within_s is None else within_s
+    rule = replace(rule, checkpoint_limit=limit_s, planned=wish is Wish.HOLD)  # planned: before maintenance
     return replace(rule, ladder=WISHED[wish], lose_work=False) if wish in WISHED else rule
 
 

@@ -39,6 +39,7 @@ ALWAYS: Final[Mapping[str, str]] = {
 """Options that are constants now, with their value."""
 REMOVED: Final[Mapping[str, str]] = {
     **{path: f"it is always {value}" for path, value in ALWAYS.items()},
+    "agent.core_debugger": "an incident names the core file: gdb PROGRAM CORE, as its owner",
     "agent.spool_age": FIXED,
     "controller.evidence_per_user": "one user has a quarter of controller.evidence_per_day",
     "detectors.*.hold": FIXED,

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from slurm_watchdog.base.uncancelled import to_its_end
+from slurm_watchdog.nodetest.conduct import to_its_end
 
 
 def test_what_is_cancelled_again_and_again_is_done_and_the_cancellation_comes_afterwards() -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import VoteGroup
-from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.knowledge.stack_frames import Place
 
 

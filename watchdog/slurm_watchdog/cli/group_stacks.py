@@ -284,7 +284,7 @@ def _hints(verdict: StackVerdict) -> tuple[Hint, ...]:
 
 
 def _print(verdict: StackVerdict) -> None:
-    from slurm_watchdog.diagnose.stacks.wording import culprit_words
+    from slurm_watchdog.diagnose.stacks.sentences import culprit_words
 
     people = (
         ("Suspects", verdict.culprits if len(verdict.culprits) > 1 else ()),

@@ -55,13 +55,14 @@ from slurm_watchdog.diagnose.everybody_waits import LOOK_EVERY_S, all_wait, with
 from slurm_watchdog.diagnose.hang_cause import with_kill, with_logged_cause
 from slurm_watchdog.diagnose.hang_findings import (
     error_window_s,
+    facts_of,
     finding_beyond_limit,
     finding_by_gpus,
+    held_up_by,
     proven_finding,
     spinning_finding,
     standing_alone,
 )
-from slurm_watchdog.diagnose.hang_words import facts_of, held_up_by
 from slurm_watchdog.diagnose.recorded_collectives import with_other_sources
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import PhaseLimits, span

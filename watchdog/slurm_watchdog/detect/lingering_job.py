@@ -39,8 +39,8 @@ from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import describe, describe_all
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
+from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
-from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.knowledge.limits import PhaseLimits, span
 from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView, StackSnapshot

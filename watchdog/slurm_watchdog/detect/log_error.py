@@ -25,8 +25,7 @@ from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
-from slurm_watchdog.diagnose.logs.left_first import HOW as LEFT_FIRST
-from slurm_watchdog.diagnose.logs.root_cause import Cause, culprit_of, find_cause, running, work_lost
+from slurm_watchdog.diagnose.logs.root_cause import LEFT_FIRST, Cause, culprit_of, find_cause, running, work_lost
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.log_signatures import log_table
 from slurm_watchdog.model.cluster_view import ClusterView, JobView

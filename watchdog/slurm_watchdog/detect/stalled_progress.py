@@ -42,7 +42,7 @@ from slurm_watchdog.detect import collective_hang
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import what_they_do
-from slurm_watchdog.diagnose.hang_words import phase_fact
+from slurm_watchdog.diagnose.hang_findings import phase_fact
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
 from slurm_watchdog.knowledge.limits import span, span_or_never
 from slurm_watchdog.knowledge.stack_frames import Place

@@ -25,8 +25,8 @@ from slurm_watchdog.analysis.rank_activity import loop_state
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import what_they_do
+from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.diagnose.stacks.vote import Vote, vote
-from slurm_watchdog.diagnose.stacks.wording import group_words
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.stack_frames import Place
 from slurm_watchdog.model.cluster_view import ClusterView, ErrorLine, JobView, ProcessView

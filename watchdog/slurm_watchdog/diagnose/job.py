@@ -31,8 +31,8 @@ from slurm_watchdog.diagnose.filesystem import culprits as blocked_culprits
 from slurm_watchdog.diagnose.logs.root_cause import failed_first
 from slurm_watchdog.diagnose.outliers import compare
 from slurm_watchdog.diagnose.recorded_collectives import weigh
+from slurm_watchdog.diagnose.stacks.sentences import class_word
 from slurm_watchdog.diagnose.stacks.vote import Vote, VoteGroup, vote
-from slurm_watchdog.diagnose.stacks.wording import class_word
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.knowledge.remediation_hints import MAX_HINTS, hints_for
 from slurm_watchdog.knowledge.stack_frames import Place

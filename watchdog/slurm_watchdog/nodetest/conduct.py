@@ -17,7 +17,7 @@ import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import msgspec
 from msgspec.structs import replace
@@ -26,7 +26,6 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.base.uncancelled import to_its_end
 from slurm_watchdog.config.schema import NodeTests
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
@@ -49,6 +48,28 @@ from slurm_watchdog.nodetest.judge import (
 )
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
+
+# Cleaning up that nothing interrupts: neither a second signal nor a time limit that is reached meanwhile.
+T = TypeVar("T")
+
+
+async def to_its_end(work: Awaitable[T]) -> T:
+    """What `work` returns or raises, once it has ended, however often this is cancelled meanwhile. If it was, raises
+    CancelledError then.
+
+    `asyncio.shield` alone is not enough: a second cancellation lets go of what it shields, and the end of the event
+    loop cancels that. For what the main task waits for: the loop cancels all others at once.
+    """
+    task, cancelled = asyncio.ensure_future(work), False
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            cancelled = True
+    if cancelled:
+        raise asyncio.CancelledError
+    return task.result()
+
 
 JOB_NAME = "slurm-watchdog-test"
 NICE = 10_000  # above what users give each other: a test waits behind every other job of its partition

@@ -51,7 +51,7 @@ from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
 from slurm_watchdog.diagnose.filesystem import Scope, assess, blocked_call, probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
-from slurm_watchdog.diagnose.stacks.wording import group_words
+from slurm_watchdog.diagnose.stacks.sentences import group_words
 from slurm_watchdog.journal.evidence import pack
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter

@@ -9,10 +9,9 @@ from functools import cached_property
 import msgspec
 
 from slurm_watchdog.diagnose.logs.digest import Digest
-from slurm_watchdog.diagnose.logs.only_waiting import Waiting
 from slurm_watchdog.diagnose.logs.progress import Change, LossJump, NoNumber, Progress, main_facts
 from slurm_watchdog.diagnose.logs.ranks import Ranks
-from slurm_watchdog.diagnose.logs.silence import Silence
+from slurm_watchdog.diagnose.logs.silence import Silence, Waiting
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError
 
 

@@ -15,7 +15,6 @@ from slurm_watchdog.diagnose.logs.case import LogVerdict, Source
 from slurm_watchdog.diagnose.logs.digest import HEAD_LINES, Digest, put_on_clock
 from slurm_watchdog.diagnose.logs.grouping import base_of, local_is_rank, named_by, rotated_parts, with_rank
 from slurm_watchdog.diagnose.logs.no_error import OF_NUMBERS, STILL_TRAINS, slower_words, spike_words
-from slurm_watchdog.diagnose.logs.only_waiting import read_waiting
 from slurm_watchdog.diagnose.logs.progress import (
     read_changes,
     read_loss_jump,
@@ -25,7 +24,7 @@ from slurm_watchdog.diagnose.logs.progress import (
     read_slower,
 )
 from slurm_watchdog.diagnose.logs.ranks import Ranks, read_ranks
-from slurm_watchdog.diagnose.logs.silence import last_words, read_silence
+from slurm_watchdog.diagnose.logs.silence import last_words, read_silence, read_waiting
 from slurm_watchdog.diagnose.logs.timestamps import parse_time
 from slurm_watchdog.diagnose.logs.tracebacks import FoundError, find_errors
 from slurm_watchdog.diagnose.logs.verdict import find_verdict

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.diagnose.stacks.case import Ruling, StackCase
 from slurm_watchdog.diagnose.stacks.places import RankPlace, is_of_kernel, place_of
-from slurm_watchdog.diagnose.stacks.sentences import class_of, where_all_are, who_does
+from slurm_watchdog.diagnose.stacks.sentences import class_of, class_word, place_words, where_all_are, who_does
 from slurm_watchdog.diagnose.stacks.waiting import (
     ENDLESS,
     LONG,
@@ -19,7 +19,6 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     is_unhurried,
     is_within,
 )
-from slurm_watchdog.diagnose.stacks.wording import class_word, place_words
 from slurm_watchdog.knowledge.stack_frames import Place
 
 # How long a rank may stand where it stands before that is no ordinary thing.

@@ -37,9 +37,15 @@ from slurm_watchdog.diagnose.stacks.places import (
 )
 from slurm_watchdog.diagnose.stacks.ranks import RankAssignment, assign_ranks
 from slurm_watchdog.diagnose.stacks.sentences import (
+    StackGroup,
     by_rank,
     class_of,
+    class_word,
     culprit_of,
+    culprit_words,
+    fold,
+    group_places,
+    people,
     todo,
     waiters,
     where_all_are,
@@ -55,7 +61,6 @@ from slurm_watchdog.diagnose.stacks.waiting import (
     odd_one,
     suspects,
 )
-from slurm_watchdog.diagnose.stacks.wording import StackGroup, class_word, culprit_words, fold, group_places, people
 from slurm_watchdog.knowledge.stack_frames import CLASSES, MOMENTARY, Place
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.parse.stacks.dump import Dump

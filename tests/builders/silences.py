@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_watchdog.base.capped import LeftOut
-from slurm_watchdog.controller.silences import Silences
+from slurm_watchdog.controller.actions.silences import Silences
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.incidents import Incident

@@ -6,9 +6,9 @@ from __future__ import annotations
 import asyncio
 
 from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.incidents import Finding, IncidentKind, StackRequest, Truth
 from slurm_watchdog.model.protocol import CommandResult

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from slurm_watchdog.config.jobs import Jobs
-from slurm_watchdog.controller.owned_paths import READ_WITHIN_S, OwnedPaths, is_named_after
+from slurm_watchdog.controller.actions.owned_paths import READ_WITHIN_S, OwnedPaths, is_named_after
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Role
 from slurm_watchdog.model.report import JobDirectives, Report

@@ -14,8 +14,10 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import Shortage
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
+from slurm_watchdog.controller.actions.decider import Decider
 from slurm_watchdog.controller.actions.manager import Actions
-from slurm_watchdog.controller.decider import Decider
+from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
+from slurm_watchdog.controller.actions.silences import Silences
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
@@ -27,7 +29,6 @@ from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
 from slurm_watchdog.controller.node_history.ledger import NodeLedger
 from slurm_watchdog.controller.node_history.node_tests import Tester
-from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.decision import why_blind
 from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.ports.given import (
@@ -39,7 +40,6 @@ from slurm_watchdog.controller.ports.given import (
 )
 from slurm_watchdog.controller.recorder import Recorder
 from slurm_watchdog.controller.run_records import RunRecords
-from slurm_watchdog.controller.silences import Silences
 from slurm_watchdog.controller.slow_nodes import SlowNodes
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.report_bounds import Crowds

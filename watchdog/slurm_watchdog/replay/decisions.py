@@ -16,8 +16,8 @@ from itertools import count
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.decider import Decider
 from slurm_watchdog.controller.actions.own_records import subject_of
-from slurm_watchdog.controller.decider import Decider
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
 from slurm_watchdog.controller.policy.decision import why_blind
 from slurm_watchdog.controller.ports.given import DecisionPorts, RestartRequest

@@ -17,8 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.incidents.judge import IncidentChange, Judge
-from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.actions import Decision
 from slurm_watchdog.model.evidence import ProcessStack

@@ -48,13 +48,13 @@ from slurm_watchdog.model.silence import Silence
 if TYPE_CHECKING:
     from slurm_watchdog.base.capped import Shortage
     from slurm_watchdog.config.schema import Config
+    from slurm_watchdog.controller.actions.decider import Decider
     from slurm_watchdog.controller.actions.manager import Actions
-    from slurm_watchdog.controller.decider import Decider
+    from slurm_watchdog.controller.actions.silences import Silences
     from slurm_watchdog.controller.evidence.collector import Collector
     from slurm_watchdog.controller.health.cluster import Health
     from slurm_watchdog.controller.incidents.judge import Judge
     from slurm_watchdog.controller.node_history.ledger import NodeLedger
-    from slurm_watchdog.controller.silences import Silences
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.journal.journal import Journal
     from slurm_watchdog.notify.dispatcher import Notifier

@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate.by_agent import content_for
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.decision_inputs import DecisionInputs, TickContext
+from slurm_watchdog.controller.actions.decision_inputs import DecisionInputs, TickContext
+from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.health.cluster import is_announced
-from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.rules import Rule, wished

@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.good_checkpoint import resume_from
 from slurm_watchdog.config.schema import Config
+from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.incidents.judge import proves_stuck
-from slurm_watchdog.controller.owned_paths import OwnedPaths
 from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_trouble
 from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import broken_under, lost_mounts

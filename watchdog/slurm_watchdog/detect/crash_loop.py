@@ -8,7 +8,7 @@ job that makes a new step has left the loop.
 Fires: three runs one after the other died before their first new step, each within 30 min.
 Names: the cause that they have in common, if there is one.
 Note: preemption, and runs that a person requeued, do not count. Nor do runs before a hold: a job that is held starts
-no more, and who releases it has looked. `policy.kinds` may give it the ladder `[hold]`.
+no more, and who releases it has looked. `except` may give it the ladder `[hold]`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ one is missed."""
 
 @dataclass(frozen=True, kw_only=True)
 class CrashLoop:
-    """A job restarts and dies each time before its first new step. Acted on only where `policy.kinds` has a
+    """A job restarts and dies each time before its first new step. Acted on only where `except` has a
     ladder for it: [hold]."""
 
     runs: int = 3

@@ -4,7 +4,7 @@ has made since its last checkpoint would be lost.
 Fires: a reservation with the flag MAINT takes a node of the job within an hour (`maintenance`), or the end of its
 time limit is nearer than `time_limit`, where that is set; and at its pace the job is not finished before.
 Names: the nodes that are taken; of a time limit none.
-Note: nothing is wrong with the job. Where `policy.kinds.ends_soon` has `mode: act` and a ladder (`[kill_switch]`, or
+Note: nothing is wrong with the job. Where `except` has `restart: all` and a ladder for it (`[kill_switch]`, or
 `[kill_switch, requeue]`), the job is asked to save in time; storms and budgets do not count such jobs.
 """
 
@@ -26,7 +26,7 @@ SPARE = 1.2  # Work is counted as done in time only if it may take so much longe
 
 @dataclass(frozen=True, kw_only=True)
 class EndsSoon:
-    """Maintenance or a time limit ends the job before its work is done. Acted on only where `policy.kinds` has a
+    """Maintenance or a time limit ends the job before its work is done. Acted on only where `except` has a
     ladder for it."""
 
     maintenance: float = span_or_never(
@@ -98,7 +98,7 @@ SPEC = DetectorSpec(
     steps_continue=True,
     site_may_act=True,
     planned=True,
-    why_no_action="as shipped it is reported only; policy.kinds.ends_soon with a ladder has the job asked to save",
+    why_no_action="as shipped it is reported only; an entry of `except` with a ladder has the job asked to save",
     hint=Hint(
         usually="Maintenance is announced, or the job is longer than its limit.",
         try_next="Have it save: slurm-watchdog restart --save-only --hold JOB; see docs/operating.md, Maintenance.",

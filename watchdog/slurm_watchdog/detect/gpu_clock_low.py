@@ -38,7 +38,7 @@ PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of 
 @dataclass(frozen=True, kw_only=True)
 class GpuClockLow:
     """A GPU under load is slower than its peers in the job and than it used to be. Acted on only where
-    `policy.kinds` has a ladder for it."""
+    `except` has a ladder for it."""
 
 
 def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:

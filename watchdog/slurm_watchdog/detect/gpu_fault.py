@@ -45,7 +45,7 @@ SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) a
 class GpuFault:
     """The kernel, the driver or the GPU itself says that something is broken, and it is not the program.
 
-    Nothing is done about it by itself, unless `policy.kinds.gpu_fault` has a ladder. A restart for what
+    Nothing is done about it, unless `except` has a ladder. A restart for what
     follows from it (a dead rank, a hang) avoids the node where the evidence proves that hardware is
     broken."""
 

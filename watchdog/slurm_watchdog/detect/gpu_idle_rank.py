@@ -43,7 +43,7 @@ IDLE_WHILE_STEPS_S = 900.0  # While the job makes steps.
 
 @dataclass(frozen=True, kw_only=True)
 class GpuIdleRank:
-    """The GPU of one rank does nothing while those of its peers are busy. Acted on only where `policy.kinds`
+    """The GPU of one rank does nothing while those of its peers are busy. Acted on only where `except`
     has a ladder for it, and the job makes no step for 15 min."""
 
 

@@ -49,7 +49,7 @@ _LABEL = re.compile(r"\bon (\S*(?:DIMM|_MC#)\S*)")
 class HostFault:
     """The kernel reports that memory, processor, PCIe, network adapter, disk or cooling of a node is broken.
 
-    Nothing is done about it by itself, unless `policy.kinds.host_fault` has a ladder. A restart of a job
+    Nothing is done about it, unless `except` has a ladder. A restart of a job
     that ran there, for whatever reason, avoids the node after an uncorrected or fatal error."""
 
 

@@ -21,7 +21,7 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 @dataclass(frozen=True, kw_only=True)
 class LossNan:
-    """The loss is NaN or infinite. Acted on only where `policy.kinds` has a ladder for it, and a restart resumes from
+    """The loss is NaN or infinite. Acted on only where `except` has a ladder for it, and a restart resumes from
     before."""
 
 

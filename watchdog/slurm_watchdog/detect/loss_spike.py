@@ -24,7 +24,7 @@ LASTS_STEPS = 100  # Three times of what most spikes take to recover: before tha
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpike:
-    """The loss jumps far above where it was. Most spikes recover: acted on only where `policy.kinds` has a
+    """The loss jumps far above where it was. Most spikes recover: acted on only where `except` has a
     ladder for it, it lasts, and a restart resumes from before."""
 
 

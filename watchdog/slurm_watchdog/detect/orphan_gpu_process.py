@@ -13,7 +13,7 @@ device itself open.
 Fires: a process holds a GPU and belongs to no running job for longer than `agent.orphan_grace`.
 Names: what one job left behind, on however many nodes, as one incident: processes, user, GPUs, memory in
 all.
-Acts: nothing is ended, unless `policy.kinds` has the ladder `[end_process]`.
+Acts: nothing is ended, unless `except` has the ladder `[end_process]`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class _Leftovers:
 @dataclass(frozen=True, kw_only=True)
 class OrphanGpuProcess:
     """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Reported only,
-    unless policy.kinds has a ladder."""
+    unless `except` has a ladder."""
 
 
 def detect(view: ClusterView) -> list[Finding]:

@@ -81,7 +81,7 @@ class Sign(Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, kw_only=True)
 class SlowNode:
     """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`).
-    Acted on only where `policy.kinds` has a ladder for it."""
+    Acted on only where `except` has a ladder for it."""
 
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:

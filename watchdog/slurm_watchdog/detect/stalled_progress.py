@@ -67,7 +67,7 @@ and a log that has a line every few of them, half an hour of writing is more tha
 @dataclass(frozen=True, kw_only=True)
 class StalledProgress:
     """No step beyond the limit of `collective_hang`, and no better name for it. Acted on only where
-    `policy.kinds` has a ladder for it, as `slurm-watchdog run` does, and the stacks of all ranks are known
+    `except` has a ladder for it, as `slurm-watchdog run` does, and the stacks of all ranks are known
     not to move."""
 
     busy_limit: float = span(

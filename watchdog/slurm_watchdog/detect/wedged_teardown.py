@@ -42,7 +42,7 @@ BUSY_LIMIT_S = 1800.0
 
 @dataclass(frozen=True, kw_only=True)
 class WedgedTeardown:
-    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `policy.kinds`
+    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `except`
     has a ladder for it."""
 
     grace: float = 600.0

@@ -38,13 +38,11 @@ from tests.rig.standin_nvml import standin
 from tests.rig.standin_nvml.standin import HEALTHY, Gpu, Instance, Scenario
 
 INTERVAL_S = 1.0
-DRIVER_SILENT_S = 5.0
 GRACE_S = 3.0
 LIFETIME_S = 5.0
 SAVE_INTERVAL = 5
 SETTINGS: dict[str, dict[str, Any]] = {
     "agent": {"mount_probe_interval": "1s", "orphan_grace": f"{GRACE_S:g}s", "metrics_listen": ""},
-    "detectors": {"gpu_fault": {"driver_silent_for": f"{DRIVER_SILENT_S:g}s"}},
 }
 
 pytestmark = [
@@ -458,7 +456,7 @@ def test_a_driver_that_never_answers_costs_one_child_and_is_told_of_its_node(
     watchdog.sees("n3", lambda r: r.hung_probes, 20, "a child that hangs")
     time.sleep(2)
     before = descriptors_and_threads(tree_of(watchdog.agents["n3"].pid))
-    (incident,) = watchdog.wait_for(lambda: watchdog.incidents_of("gpu_fault"), 20, "the incident")
+    (incident,) = watchdog.wait_for(lambda: watchdog.incidents_of("gpu_fault"), 80, "the incident")
     assert [(c["node"], c["gpu_uuid"]) for c in incident["culprits"]] == [("n3", None)]
     assert "driver on n3 has not answered" in incident["summary"]
     time.sleep(8)

@@ -93,8 +93,7 @@ class Values(Section, frozen=True):
     exclude_nodes: bool = True
     """Whether the restart avoids the nodes that the evidence blames."""
     drain: bool = False
-    """Whether those nodes are drained, too; for orphan_gpu_process, whether a node is on which one cannot be
-    killed."""
+    """Whether those nodes are drained, too; of orphan_gpu_process, a node on which one cannot be killed."""
     signal_to: Literal["steps", "batch", "all"] = "steps"
     """Who gets a signal: the tasks, the batch shell, or all."""
     lose_work: bool = False
@@ -104,16 +103,13 @@ class Values(Section, frozen=True):
     attempts: Count = 3
     """Actions on one job before a person has to look."""
     no_action: tuple[Annotated[str, checked(parse_hours)], ...] = ()
-    """Times without automatic actions, in this machine's time zone, such as ['22:00-07:00', 'sat,sun
-    00:00-24:00']: all is reported, and what still fires afterwards is decided then."""
+    """Times without automatic actions, of this machine's time zone, such as ['22:00-07:00', 'sat,sun 00:00-24:00']."""
     checkpoint_limit: Span = 1800.0
     """For a complete checkpoint after the kill switch; then the restart is given up."""
     signal_limit: Span = 300.0
     """For a job to save or to end after a signal; then the next rung is tried."""
     stall_after_floor: Seconds = 0.0
-    """With it an owner's `stall_after` may also make the watchdog less patient with that job, down to this
-    time: limits of a job that trains or stands; start, evaluation and checkpoint keep theirs. 0s = never less
-    patient than without."""
+    """Down to this an owner's `stall_after` may make the watchdog less patient; 0s = not at all."""
 
     def problems(self) -> Iterator[str]:
         floor_s: Any = self.stall_after_floor
@@ -143,9 +139,7 @@ class Except(_SomeValues, frozen=True, kw_only=True):
     restart: Restart | UnsetType = UNSET
     """never, hangs or all, in place of the general one."""
     ladder: tuple[Rung, ...] | UnsetType = UNSET
-    """What is tried, in this order, each if the ones before did not do: evidence, kill_switch, sigusr1,
-    sigterm, then ways to end the run: requeue, resubmit, chain, cancel. [] = nothing. hold goes alone, and so
-    does end_process, of orphan_gpu_process."""
+    """What is tried, in this order (docs/acting.md), such as [evidence, sigterm, requeue]; [] = nothing."""
     patience: Patience | UnsetType = UNSET
     """No such job counts as hanging sooner than this after its last step."""
     detectors: OptionsOfJobs | UnsetType = UNSET
@@ -153,7 +147,7 @@ class Except(_SomeValues, frozen=True, kw_only=True):
     mention: Mention | UnsetType = UNSET
     """Who is mentioned in Slack; '' = no one."""
     silence: Annotated[str, Meta(min_length=1, max_length=200)] | UnsetType = UNSET
-    """Why people are not notified: no messages and no alerts; all else continues."""
+    """Why people are not notified: messages and alerts stay away, all else goes on."""
 
     def given(self) -> dict[str, Any]:
         """The values that it has."""

@@ -28,8 +28,6 @@ class Jobs(Section, frozen=True):
     progress_files: tuple[JobPath, ...] = ()
     """Files that the training loop updates, for jobs that log no steps, such as '{workdir}/heartbeat'; never
     the log."""
-    opt_out_comment: str = "watchdog=off"
-    """A job with these words in its --comment is watched and never touched."""
 
     def problems(self) -> Iterator[str]:
         wrong = template_problems(self.kill_switch, "job_id", "user", "workdir", "restarts")

@@ -20,6 +20,7 @@ ALWAYS: Final[Mapping[str, str]] = {
     "detectors.crash_loop.within": "30min",
     "detectors.dead_rank.gone_for": "3s",
     "detectors.gpu_clock_low.percent": "10",
+    "detectors.gpu_fault.driver_silent_for": "1min",
     "detectors.loss_nan.steps": "3",
     "detectors.near_limit.near": "95",
     "detectors.partition_or_outage.nodes": "3",
@@ -29,6 +30,7 @@ ALWAYS: Final[Mapping[str, str]] = {
     "detectors.wedged_teardown.grace": "10min",
     "detectors.wedged_teardown.teardown_limit": "2min",
     "ladder.evidence_limit": "90s",
+    "jobs.opt_out_comment": "watchdog=off",
     "ladder.kill_limit": "1min",
     "ladder.kill_switch_limit": "1min",
     "ladder.mount_limit": "1d",
@@ -39,7 +41,6 @@ ALWAYS: Final[Mapping[str, str]] = {
 """Options that are constants now, with their value."""
 REMOVED: Final[Mapping[str, str]] = {
     **{path: f"it is always {value}" for path, value in ALWAYS.items()},
-    "agent.core_debugger": "an incident names the core file: gdb PROGRAM CORE, as its owner",
     "agent.spool_age": FIXED,
     "controller.evidence_per_user": "one user has a quarter of controller.evidence_per_day",
     "detectors.*.hold": FIXED,

@@ -8,7 +8,7 @@ easily confused. In Python every duration is seconds and every size is bytes.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, ClassVar, Final
+from typing import Annotated, Final
 
 from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.controller import Controller, Slurm
@@ -59,36 +59,29 @@ class Ladder(Section, frozen=True):
     confirm_limit: Span = 7200.0
     """For the first new step after the restart."""
     set_down_after: Seconds = 0.0
-    """A requeued job that cannot start because processes of its old run cannot be killed (Slurm 25.11 and
-    later): the node is set DOWN after so long, if Slurm has drained it with `Kill task failed` or its agent
-    shows such a process in state D for so long, no other job runs there, and the drain budget allows; 0s =
-    never."""
+    """A node with an unkillable process of a requeued job is set DOWN after so long (docs/limits.md); 0s = never."""
 
 
 class Knowledge(Section, frozen=True):
-    """What a site knows besides the package: signatures of its own log lines, kernel lines, Xids, frames,
-    progress (docs/knowledge.md)."""
+    """What a site knows besides the package (docs/knowledge.md)."""
 
     directory: str = "/etc/slurm-watchdog/knowledge.d"
-    """Directory of *.conf files with rows of your own, owned by root and writable by root alone; missing = none.
-    `doctor --config` checks them, agents and controller read them at start and at reload."""
+    """Directory of *.conf files with rows of your own, writable by root alone; missing = none."""
 
 
 class NodeTests(Section, frozen=True):
     """What `slurm-watchdog test-nodes` runs on nodes."""
 
     program: AbsolutePath = ""
-    """A site's own node test, in place of the one that is shipped (deploy/node-test/node_test.py)."""
+    """A site's own node test, in place of deploy/node-test/node_test.py."""
     options: tuple[str, ...] = ()
-    """Words that it gets, such as [--shared=/scratch, --torch=/opt/python/bin/python3]; those of the command
-    line come after them."""
+    """Words that it gets, such as [--shared=/scratch]; those of the command line come after them."""
     floors: dict[str, float] = {}
-    """Worst values that are accepted, by the name of a figure: {cpu_all: 40000, pair_out: 80, 'mount_write
-    /scratch': 500}. docs/test-nodes.md has names and units."""
+    """Worst values that are accepted (docs/test-nodes.md): {cpu_all: 40000, 'mount_write /scratch': 500}."""
 
 
 class Expert(Section, frozen=True):
-    """Everything else that can be set; what is shipped is right for most sites."""
+    """All else; what is shipped is right for most sites."""
 
     agent: Agent = Agent()
     controller: Controller = Controller()
@@ -104,26 +97,22 @@ class Expert(Section, frozen=True):
 class Config(Expert, frozen=True):
     """slurm-watchdog: what people set. In the file, the sections of Expert are below the key `expert`."""
 
-    NO_OPTIONS: ClassVar = (*Expert.__struct_fields__, "site_texts", "warnings")
+    NO_OPTIONS = (*Expert.__struct_fields__, "site_texts", "warnings")
 
     cluster_name: Name = "cluster"
     """Shown in messages."""
     controller_urls: Annotated[Urls, key("controller")] = ()
-    """Where agents report to: the controller's address, such as http://mgmt1:9765 (https:// with certificates);
-    a list for several controllers on one PostgreSQL (expert.controller.journal_url). Required on nodes."""
+    """The controller's address, for agents, such as http://mgmt1:9765; a list where several share one PostgreSQL."""
     restart: Restart = "never"
-    """never: says what it would do; hangs: restarts jobs that hang, or have lost a rank and cannot end; all:
-    acts on every kind of incident that has a ladder (docs/acting.md)."""
+    """never: says what it would do; hangs: restarts jobs that hang or have lost a rank; all: acts wherever a
+    ladder is."""
     restarts_per_hour: Count = 4
-    """Actions on the whole cluster; half of them at most on jobs of one user, where others run any."""
+    """Actions on the whole cluster; at most half of them on jobs of one user, where others run any."""
     patience: Patience = 60.0
-    """No job counts as hanging sooner than this after its last step. The other limits of silence follow in
-    proportion; those of a start, an evaluation and a checkpoint only get longer. A hang that is proven is
-    reported sooner."""
+    """No job counts as hanging sooner than this after its last step, unless the hang is proven; other limits follow."""
     exceptions: Annotated[Exceptions, key("except")] = ()
-    """What is different for some jobs, kinds of incidents and nodes: [{match: {partition: debug}, restart:
-    never}, {match: {kind: slow_node}, restart: all}]. Of several that match, each value is taken from the first
-    that has it; docs/options.md has all values."""
+    """What is different for some jobs, kinds and nodes: [{match: {partition: debug}, restart: never}]
+    (docs/options.md)."""
     notify: Notify = Notify()
     detectors: Detectors = Detectors()
     site_texts: tuple[SiteText, ...] = ()

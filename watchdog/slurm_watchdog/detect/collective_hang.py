@@ -76,11 +76,7 @@ from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Sever
 class CollectiveHang(PhaseLimits):
     """Ranks are alive, the training loop does not turn."""
 
-    proven_floor: float = span(
-        10.0,
-        "As `floor`, of a hang that is proven: several stack dumps show every rank, and that nothing can unblock the "
-        "stuck one. Set it equal to `floor` to disable the proof.",
-    )
+    proven_floor: float = span(10.0, "As `floor`, of a hang that stack dumps prove; equal to `floor` = no proof.")
     everybody_limit: float = 120.0
     """A job that trains and whose ranks all wait in one collective is acted on after this time, where it is known of
     each that it does nothing else, and no link of their nodes is down."""

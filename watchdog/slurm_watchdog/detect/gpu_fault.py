@@ -49,7 +49,7 @@ class GpuFault:
     follows from it (a dead rank, a hang) avoids the node where the evidence proves that hardware is
     broken."""
 
-    driver_silent_for: float = span(60.0, "Time without an answer of the GPU driver on a node.")
+    driver_silent_for: float = 60.0  # Without an answer of the GPU driver on a node.
     recent: float = span(600.0, "A line of the kernel or the driver counts for so long.")
 
 

@@ -70,26 +70,10 @@ class StalledProgress:
     `except` has a ladder for it, as `slurm-watchdog run` does, and the stacks of all ranks are known
     not to move."""
 
-    busy_limit: float = span(
-        1800.0,
-        "Limit while a rank works, or that is not known; a loop in which no rank is known to do anything is reported "
-        "at its own limit.",
-    )
-    still_limit: float = span(
-        600.0,
-        "Limit where stacks and processes show that no rank does anything and none waits in a collective.",
-    )
-    act_without_stacks: float = span_or_never(
-        0.0,
-        "Where no stack is available (no ptrace), a ladder acts after this time without a step, if processes and GPUs "
-        "of all ranks are known to do nothing; 0s = never. No less than `busy_limit` counts.",
-    )
-    start_limit: float = span(
-        5400.0,
-        "Time to the first step of a run, of a training whose log can be read; reported only if it is "
-        "known that its ranks do "
-        "nothing, or few of them nothing while the others wait on their GPUs.",
-    )
+    busy_limit: float = span(1800.0, "Limit while a rank works, or that is not known.")
+    still_limit: float = span(600.0, "Limit where no rank does anything and none waits in a collective.")
+    act_without_stacks: float = span_or_never(0.0, "Without any stack, a ladder acts after this; 0s = never.")
+    start_limit: float = span(5400.0, "Time to the first step, reported only if ranks are known to do nothing.")
 
 
 def detect(view: ClusterView, settings: StalledProgress, hang: collective_hang.CollectiveHang) -> list[Finding]:

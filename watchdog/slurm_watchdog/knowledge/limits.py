@@ -50,32 +50,22 @@ class PhaseLimits:
     floor: float = span(60.0, "No job counts as hanging sooner than this after its last step.")
     factor: float = 3.0  # Limit = this x the slowest of the recent steps, never below `floor`.
     ceiling: float = span_or_never(
-        0.0,
-        "While a job trains no limit is longer than this, nor shorter than twice its slowest recent step; 0s = as long "
-        "as is learnt.",
+        0.0, "No limit of a job that trains is longer, nor below twice its slowest step; 0s = as learnt."
     )
     startup_grace: float = span(3600.0, "Limit until enough steps of this run were seen.")
     warmup_steps: int = option(5, "Steps of a run to see before its own speed counts.", ge=0)
     evaluation_floor: float = span(1800.0, "Floor while the log says that an evaluation runs.")
     checkpoint_floor: float = span(
-        1800.0,
-        "Floor while the log says that a checkpoint is written, or stacks show that one is written, read or uploaded.",
+        1800.0, "Floor while the log or the stacks show a checkpoint that is written, read or uploaded."
     )
-    stepless_limit: float = span(
-        600.0,
-        "Limit for a run whose steps cannot be read: time that no rank has moved in its stacks, or 3 x "
-        "(`factor`) its longest pause.",
-    )
+    stepless_limit: float = span(600.0, "Limit of a run whose steps cannot be read, or 3 x its longest pause.")
     answer_limit: float = 300.0
     """Limit where the rank that the others wait for has asked a server that sends nothing: no byte on its connection;
     or saves or evaluates, and waits in a lock of its process while nothing runs there. Proxies and load balancers
     give up sooner (nginx and AWS ALB after 60 s, Azure's after 240 s). A transfer or a checkpoint is acted on after
     `checkpoint_floor`."""
     busy_limit: float = span(
-        1800.0,
-        "Limit while stacks move or a rank outside the collective computes, and where no stack can be read. "
-        "Ranks that all wait in one collective are reported at once, and acted on only after this time, or after "
-        "2 min where it is known that none does anything else.",
+        1800.0, "Limit while stacks move or a rank outside the collective computes, or without stacks."
     )
 
 

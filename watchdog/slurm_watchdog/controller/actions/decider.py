@@ -15,6 +15,7 @@ from slurm_watchdog.controller.actions.decision_inputs import DecisionInputs, Ti
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.controller.policy.decision import decide, is_final, is_news
+from slurm_watchdog.controller.policy.guards import OPT_OUT
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.rules import Rule, wished
 from slurm_watchdog.controller.ports.given import CHUNKS, DecisionPorts, RestartRequest, TickChunks
@@ -220,8 +221,8 @@ class Decider:
 
     def why_left_alone(self, job: SlurmJob) -> str:
         """Why its owner wants it left alone, a sentence; empty: he says nothing of the kind."""
-        wish, words = self._paths.directives_of(job), self._inputs.config.jobs.opt_out_comment
-        if wish.leave_alone or wish.problem or (words and words in job.comment):
+        wish = self._paths.directives_of(job)
+        if wish.leave_alone or wish.problem or OPT_OUT in job.comment:
             return f"its owner opted out ({wish.problem or wish.source or '--comment'})"
         return ""
 

@@ -17,6 +17,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
 from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 
+OPT_OUT = "watchdog=off"  # A job with these words in its --comment is watched and never touched.
 STORM_NODES_PERCENT = 20.0
 """No action while more nodes than this, and more than one, are silent: it is the fabric or the power."""
 Guard = Callable[[Incident, PolicyInput, Config], str | None]
@@ -56,11 +57,10 @@ def _job_changed(incident: Incident, s: PolicyInput, _: Config) -> str | None:
     return None
 
 
-def _opted_out(_: Incident, s: PolicyInput, config: Config) -> str | None:
+def _opted_out(_: Incident, s: PolicyInput, __: Config) -> str | None:
     job = s.job or s.process_job
-    words = config.jobs.opt_out_comment
-    if job is not None and words and words in job.comment:
-        return f"the job's comment says {words}"
+    if job is not None and OPT_OUT in job.comment:
+        return f"the job's comment says {OPT_OUT}"
     return s.rule.refused or None
 
 

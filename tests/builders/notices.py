@@ -25,8 +25,7 @@ from slurm_watchdog.model.actions import (
 )
 from slurm_watchdog.model.incidents import Culprit, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.notify.dispatcher import Channel, Notifier, make_notifier
-from slurm_watchdog.notify.notification import Caller, Notice, Site, Topic
-from slurm_watchdog.notify.wording import Message, message_of
+from slurm_watchdog.notify.notification import Caller, Message, Notice, Site, Topic, message_of
 
 replace = msgspec.structs.replace
 INCIDENT = Incident(

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurm_watchdog.model.incidents import Severity
-from slurm_watchdog.notify.notification import Notice, Topic, from_row
-from slurm_watchdog.notify.wording import Message, message_of
+from slurm_watchdog.notify.notification import Message, Notice, Topic, from_row, message_of
 from tests.simulation.cluster import EPOCH
 from tests.simulation.recipe import Recipe
 from tests.simulation.sim import Simulation, simulation

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 import tests.simulation.controller
-from slurm_watchdog.notify.http import SendFailed
+from slurm_watchdog.notify.programs import SendFailed
 from tests.simulation.crash_points import quiet_recipe
 from tests.simulation.history import history_of
 from tests.simulation.recipe import recipe_of

@@ -14,8 +14,7 @@ import pytest
 from msgspec.structs import replace as replaced
 
 from slurm_watchdog.model.incidents import Culprit, Severity
-from slurm_watchdog.notify.notification import Notice, Topic
-from slurm_watchdog.notify.wording import Message
+from slurm_watchdog.notify.notification import Message, Notice, Topic
 from tests.accuracy import looks
 from tests.accuracy.looks import Look
 from tests.accuracy.training import Worker

@@ -48,8 +48,7 @@ from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 from slurm_watchdog.model.protocol import CommandResult, ProcessEnd
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
-from slurm_watchdog.notify.notification import Notice, Topic
-from slurm_watchdog.notify.wording import messages_of
+from slurm_watchdog.notify.notification import Notice, Topic, messages_of
 from tests.builders.notices import told
 from tests.builders.views import slurm_job
 

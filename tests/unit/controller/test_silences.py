@@ -17,9 +17,8 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, IncidentState
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.notify.dispatcher import IncidentSources
-from slurm_watchdog.notify.notification import Notice, from_row
+from slurm_watchdog.notify.notification import Notice, from_row, message_of
 from slurm_watchdog.notify.programs import Programs, event_json
-from slurm_watchdog.notify.wording import message_of
 from tests.builders.asking import asked
 from tests.builders.notices import FAILED, INCIDENT, OVER, SITE, Ticking, incident, replace
 from tests.builders.open_doors import OPERATOR, OWNER, STRANGE, Controller
@@ -132,7 +131,7 @@ def test_a_silenced_incident_is_not_spoken_of_and_the_end_of_one_that_was_announ
 
 def test_what_is_said_of_a_silence_is_said_to_programs_too() -> None:
     noted, _ = topics_of(HOUR)
-    assert message_of(noted).sentence == "job 7: silenced by ann"
+    assert message_of(noted).sentence == "silenced by ann"
     assert list(event_json(noted, SITE)["said"]) == ["silenced by ann"]
 
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from slurm_watchdog.config.notify import Slack
 from slurm_watchdog.model.actions import RESTARTING, Action, Verdict
 from slurm_watchdog.model.incidents import Culprit, GpuProcess
-from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import Caller, JobNote, Notice, Topic
+from slurm_watchdog.notify.programs import SendFailed
 from slurm_watchdog.notify.slack import SlackPoster
 from slurm_watchdog.notify.slack_messages import Payload, card, reply, updated
 from tests.builders.notices import CALLING, DECISION, FAILED, INCIDENT, LINKED, OVER, RUN, SITE, notice, replace

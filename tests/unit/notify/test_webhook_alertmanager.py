@@ -16,8 +16,7 @@ from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import IncidentKind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import IncidentSources, make_notifier, try_receivers
-from slurm_watchdog.notify.http import why
-from slurm_watchdog.notify.programs import Heartbeat, alerts_json, event_json
+from slurm_watchdog.notify.programs import Heartbeat, alerts_json, event_json, why
 from slurm_watchdog.notify.slack_messages import card
 from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, SITE, Ticking, incident, notice, replace
@@ -68,7 +67,7 @@ def test_webhook_gets_every_event_in_order_with_values_by_their_names(journal: J
     assert [each["event"] for each in events] == ["opened", "diagnosed", "decided", "ended", "resolved"]
     assert [each["needs_person"] for each in events] == [False, False, False, True, False]
     opened = events[0]
-    assert opened["text"] == "CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s."
+    assert opened["text"] == "CRITICAL: rank 3 waits alone. Noticed after 60 s."
     assert opened["incident"]["kind"] == "collective_hang"
     (culprit,) = opened["incident"]["culprits"]
     assert culprit | {"node": "n1", "rank": 3, "pid": 42, "reason": "the only one in forward"} == culprit
@@ -143,7 +142,7 @@ def test_incident_is_an_alert_repeated_while_it_fires_and_then_ended(journal: Jo
         "job_id": "7",
     }  # fmt: skip
     assert opened["annotations"]["summary"] == "Rank 3 on n1 waits alone, job 7"
-    assert opened["annotations"]["description"].startswith("CRITICAL: job 7: rank 3 waits alone. Noticed after 60 s.")
+    assert opened["annotations"]["description"].startswith("CRITICAL: rank 3 waits alone. Noticed after 60 s.")
     assert opened["annotations"]["job"] == "7 g\N{REPLACEMENT CHARACTER}pt of ann in large"
     for alert in (*again, over):
         assert alert["labels"] == opened["labels"]

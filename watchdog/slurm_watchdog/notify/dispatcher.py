@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from msgspec.structs import replace
@@ -23,12 +24,12 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import one_line, plural
+from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import ActionRun, Decision, Verdict
 from slurm_watchdog.model.documents import Delivery
-from slurm_watchdog.model.incidents import GpuProcess, Incident, IncidentKind, IncidentState, Severity
+from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.model.slurm import SlurmJob
-from slurm_watchdog.notify.http import SendFailed
 from slurm_watchdog.notify.notification import (
     KEPT_JOBS,
     TEST_SUBJECT,
@@ -40,7 +41,7 @@ from slurm_watchdog.notify.notification import (
     Topic,
     to_row,
 )
-from slurm_watchdog.notify.programs import ALERTED, Programs, post_alerts, post_events
+from slurm_watchdog.notify.programs import ALERTED, Programs, SendFailed, post_alerts, post_events
 from slurm_watchdog.notify.slack import SlackChannel, SlackPoster
 
 if TYPE_CHECKING:
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-HOLD_BACK_S = 60.0  # a decision by a transient guard is announced if no other one replaces it within this time
 OUTCOMES = ("sent", "failed", "dropped")
 POLL_S = 5.0
 FIRST_RETRY_S = 2.0
@@ -171,8 +171,6 @@ class Notifier:
         self.outbox, self.poll_s, self.wall, self._caller = outbox, poll_s, wall, caller
         self.sources = IncidentSources()
         self.workers = [Worker(self, channel) for channel in channels]
-        self._held: dict[tuple[str, str | GpuProcess], tuple[float, Incident, Decision]] = {}
-        """(incident, job or process) -> since when which decision is held back."""
 
     def attach(self, sources: IncidentSources) -> None:
         """Where to look things up from now on."""
@@ -197,22 +195,10 @@ class Notifier:
         self._add(Topic.DIAGNOSED, incident, said=tuple(said))
 
     def decided(self, incident: Incident, decision: Decision) -> None:
-        """Announce what was decided. That nothing is done for the moment, by a transient guard, is held
-        back: mostly another decision follows within seconds."""
-        key = (incident.id, decision.process or ("" if decision.fence is None else decision.fence.job_id))
-        self._held.pop(key, None)
-        if decision.verdict is Verdict.SUPPRESSED and decision.by in TRANSIENT_GUARDS:
-            self._held[key] = (self.wall(), incident, decision)
-        else:
+        """Announce what was decided, but not that a transient guard holds it back: another decision follows within
+        seconds, or what the guard waits for is an incident itself."""
+        if decision.verdict is not Verdict.SUPPRESSED or decision.by not in TRANSIENT_GUARDS:
             self._add(Topic.DECIDED, incident, decision=decision)
-
-    def release(self) -> None:
-        """Announces what was held back for HOLD_BACK_S, and was followed by nothing, with the incident as it is now."""
-        for key, (at, incident, decision) in list(self._held.items()):
-            if not 0 <= self.wall() - at < HOLD_BACK_S:
-                del self._held[key]
-                now = next((each for each in self.sources.firing() if each.id == incident.id), incident)
-                self._add(Topic.DECIDED, now, decision=decision)
 
     def ended(self, incident: Incident, run: ActionRun) -> None:
         """Announce how an action ended."""
@@ -238,8 +224,6 @@ class Notifier:
     def _add(self, topic: Topic, incident: Incident, **what: Any) -> None:
         """Writes a notice for each channel that sends such. A silence quiets it, but for what a person has done, and
         the end of what was announced before the silence."""
-        if topic is Topic.RESOLVED:
-            self._held = {key: held for key, held in self._held.items() if key[0] != incident.id}
         workers = [each for each in self.workers if topic in each.channel.topics]
         silence = None if topic is Topic.NOTED else self.sources.silence_of(incident)
         announced = silence is not None and incident.fired_at is not None and incident.fired_at < silence.at
@@ -266,21 +250,20 @@ class Notifier:
 
     async def run(self) -> None:
         """Send until cancelled. Nothing that goes wrong here ends it."""
-        kept = self._every(TIDY_EVERY_S, self.tidy), self._every(self.poll_s, self.release)
-        tasks = [asyncio.ensure_future(each) for each in (*kept, *(worker.run() for worker in self.workers))]
+        tasks = [asyncio.ensure_future(each) for each in (self._keep_tidy(), *(each.run() for each in self.workers))]
         try:
             await asyncio.gather(*tasks)
         except asyncio.CancelledError:  # they are cancelled with it: wait for their ends
             await asyncio.gather(*tasks, return_exceptions=True)
             raise
 
-    async def _every(self, pause_s: float, work: Callable[[], object]) -> None:
+    async def _keep_tidy(self) -> None:
         while True:
             try:
-                work()
+                self.tidy()
             except Exception:  # the boundary: a journal that fails gets it later
-                LOG.exception("the outbox cannot be written")
-            await asyncio.sleep(pause_s)
+                LOG.exception("the outbox cannot be cleaned up")
+            await asyncio.sleep(TIDY_EVERY_S)
 
     def tidy(self) -> None:
         """Forgets what is old, and drops the rows of channels that are no receiver any more."""
@@ -307,9 +290,8 @@ def receivers(
         found["webhook"] = Programs("webhook", partial(post_events, notify.webhook, site))
     urls = notify.alertmanager.urls
     for some in [(url,) for url in urls] if apart else filter(None, [urls]):
-        found[f"alertmanager {', '.join(some)}"] = Programs(
-            "alertmanager", partial(post_alerts, some, site), ALERTED, firing
-        )
+        name = f"alertmanager {some[0]}" if apart else "alertmanager"
+        found[name] = Programs(name, partial(post_alerts, some, site), ALERTED, firing)
     return found
 
 
@@ -332,6 +314,9 @@ async def try_receivers(config: Config, severity: Severity, now: float) -> dict[
     )  # fmt: skip
     over = replace(test, state=IncidentState.RESOLVED, resolved_at=now, resolution="The test is over.")
     story = [Notice(topic=Topic.OPENED, at=now, incident=test), Notice(topic=Topic.RESOLVED, at=now, incident=over)]
-    found = receivers(config, apart=True)
-    errors = await asyncio.gather(*(each.try_once(story) for each in found.values()), return_exceptions=True)
-    return {name: None if error is None else str(error) for name, error in zip(found, errors, strict=True)}
+    found, outbox = receivers(config, apart=True), Journal("sqlite://").outbox
+    for channel, notice in product(found.values(), story):
+        outbox.add(channel.name, test.id, to_row(notice), now)
+    errors = await asyncio.gather(*(each.send_due(outbox, now) for each in found.values()), return_exceptions=True)
+    why = [str(error) if isinstance(error, Exception) else None for error in errors]
+    return dict(zip(found, why, strict=True))

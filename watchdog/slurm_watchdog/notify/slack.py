@@ -12,9 +12,17 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from slurm_watchdog.base.text import safe
-from slurm_watchdog.notify.http import DEADLINE_S, SendFailed, post_json, read_secret, read_url, without
-from slurm_watchdog.notify.notification import Notice, Site, Topic
-from slurm_watchdog.notify.programs import Numbered, pending_notices
+from slurm_watchdog.notify.notification import Site, Topic
+from slurm_watchdog.notify.programs import (
+    DEADLINE_S,
+    Numbered,
+    SendFailed,
+    pending_notices,
+    post_json,
+    read_secret,
+    read_url,
+    without,
+)
 from slurm_watchdog.notify.slack_messages import Digest, Payload, card, listing, reply, updated
 
 if TYPE_CHECKING:
@@ -23,15 +31,7 @@ if TYPE_CHECKING:
 
 LOG = logging.getLogger(__name__)
 
-OF_THE_MESSAGE = (
-    "invalid_ar",
-    "invalid_at",
-    "invalid_blocks",
-    "msg_",
-    "no_text",
-    "too_many_attachments",
-    "metadata_too",
-)
+OF_THE_MESSAGE = ("invalid_ar", "invalid_at", "invalid_blocks", "msg_", "no_text", "too_many_attachments", "metadata_")
 """How errors of chat.postMessage begin after which the same message is not sent again. All others (a token that was
 revoked, a channel that was archived, an outage) may be mended:
 https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
@@ -214,16 +214,6 @@ class SlackChannel:
                 await self._poster.revise(thread, card(over, self._site) if over else updated(story, self._site))
             except SendFailed as error:
                 LOG.warning("the first message about %s stays as it is: %s", incident.id, error.reason)
-
-    async def try_once(self, story: Sequence[Notice]) -> None:
-        """Posts notices of an incident, each in the place of the first where that can be changed. Raises SendFailed."""
-        thread: str | None = None
-        for notice in story:
-            message = card([notice], self._site)
-            if thread is None:
-                thread = await self._poster.post(message)
-            else:
-                await self._poster.revise(thread, message)
 
     async def _post(self, message: Payload, thread: str | None, now: float, *, loud: bool = False) -> str | None:
         # Counted before: the message may have been posted although its answer was lost.

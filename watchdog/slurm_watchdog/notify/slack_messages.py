@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.text import fold, plural, safe
 from slurm_watchdog.model.actions import Action
 from slurm_watchdog.model.incidents import Severity
-from slurm_watchdog.notify.notification import Notice, Site, Topic
-from slurm_watchdog.notify.wording import SEVERITY_WORDS, message_of, messages_of, render
+from slurm_watchdog.notify.notification import SEVERITY_WORDS, Notice, Site, Topic, message_of, messages_of, render
 
 SENTENCE_LIMIT = 600
 LINE_LIMIT = 300
@@ -142,7 +141,10 @@ class Digest:
         self._called.update(dict.fromkeys(wanted((notice,), self._site)))
         alike = self._alike[_rank(notice)]
         about = ",".join(incident.job_ids) if 0 < len(incident.job_ids) <= 5 else incident.subject
-        alike.append((about, message_of(notice).sentence if len(alike) < FEW else ""))
+        sentence = f"{SEVERITY_WORDS[incident.severity]}: {notice.headline}"
+        if notice.topic in (Topic.DECIDED, Topic.ENDED):
+            sentence = message_of(notice).sentence
+        alike.append((about, sentence if len(alike) < FEW else ""))
 
     def message(self, cluster: str) -> Payload:
         """The digest of all that was added."""

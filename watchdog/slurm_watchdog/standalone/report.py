@@ -13,9 +13,8 @@ from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.model.actions import ActionRun
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
 from slurm_watchdog.notify.dispatcher import Notifier, Worker
-from slurm_watchdog.notify.notification import Topic
+from slurm_watchdog.notify.notification import Topic, message_of
 from slurm_watchdog.notify.programs import Numbered, Programs
-from slurm_watchdog.notify.wording import message_of
 from slurm_watchdog.standalone.own_runs import PASSWORD_FILE, SOCKET, OwnRun
 
 MAX_INCIDENTS = 5  # Incidents in the summary; the command that lists them all is printed below.

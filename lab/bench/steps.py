@@ -20,7 +20,7 @@ LOOK_EVERY = 7
 SLOWER_AT_S = 4 * 3600.0
 
 
-class Healthy(Struct, frozen=True):
+class Healthy(Struct, kw_only=False):
     """Jobs that must raise no alarm."""
 
     kind: str
@@ -37,7 +37,7 @@ class Healthy(Struct, frozen=True):
         return steps_of(self.kind, seed, hours, self.step_s, self.quantum_s, ramp=self.ramp)
 
 
-class Slower(Struct, frozen=True):
+class Slower(Struct, kw_only=False):
     """A job that becomes slower, by which share, and within how many minutes nine of ten have to be found."""
 
     kind: str

@@ -28,7 +28,7 @@ GPUS = {"gpus": True, "spins": True, "host_share": 0.02}
 DUMPS = 12
 
 
-class Case(Struct, frozen=True):
+class Case(Struct, kw_only=False):
     """Jobs that become slower in one way. `named`: who is to be named, nobody without."""
 
     name: str

@@ -6,7 +6,7 @@ from slurm_watchdog.base.by_identity import ByIdentity
 from slurm_watchdog.base.structs import Struct
 
 
-class Large(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
+class Large(Struct, gc=True, weakref=True):
     name: str
 
 

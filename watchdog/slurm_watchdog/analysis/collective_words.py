@@ -13,7 +13,7 @@ MAX_NUMBERS = 4
 MAX_REASONS = 4  # Ranks, or sets of ranks with one reason, whose reasons a sentence has; the list below it has all.
 
 
-class OddRank(Struct, frozen=True, kw_only=True):
+class OddRank(Struct):
     """A rank that keeps others waiting."""
 
     rank: int
@@ -22,7 +22,7 @@ class OddRank(Struct, frozen=True, kw_only=True):
     """No collective is known that it has not entered: others send to it, or receive from it, and it does neither."""
 
 
-class CollectiveOrder(Struct, frozen=True, kw_only=True):
+class CollectiveOrder(Struct):
     """What the records of all ranks say together."""
 
     ranks: int  # Of which there is a record.
@@ -35,7 +35,7 @@ class CollectiveOrder(Struct, frozen=True, kw_only=True):
     missing: tuple[int, ...] = ()  # Ranks of communicators in which others wait, and of which there is no record.
 
 
-class Front(Struct, frozen=True, kw_only=True):
+class Front(Struct):
     """One collective in which ranks wait."""
 
     label: str

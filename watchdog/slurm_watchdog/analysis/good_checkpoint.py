@@ -10,7 +10,7 @@ from slurm_watchdog.model.incidents import Incident, IncidentState
 from slurm_watchdog.model.observations import Checkpoint
 
 
-class Resumes(Struct, frozen=True, kw_only=True):
+class Resumes(Struct):
     """What a restart now would do about a loss that went bad."""
 
     helps: bool  # It is known to resume from before, and nothing newer is being written.

@@ -78,7 +78,7 @@ SERVERS = ("pt_tcpstore", "pt_nccl_", "pt_elastic")
 """Beginnings of the names (comm) of torch's own threads that listen for other ranks for as long as the job lives."""
 
 
-class Proof(Struct, frozen=True, kw_only=True):
+class Proof(Struct):
     """Who keeps the others waiting."""
 
     culprits: tuple[Culprit, ...]
@@ -93,7 +93,7 @@ class Proof(Struct, frozen=True, kw_only=True):
         return self.dumps >= SECOND_LOOK_DUMPS and self.span_s >= SECOND_LOOK_S
 
 
-class _Seen(Struct, frozen=True, kw_only=True):
+class _Seen(Struct):
     """What the dumps of one row show."""
 
     job: JobView

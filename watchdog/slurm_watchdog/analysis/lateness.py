@@ -84,7 +84,7 @@ ERRORS = 3.0
 LEAST_LATE."""
 
 
-class RankLateness(Struct, frozen=True, kw_only=True):
+class RankLateness(Struct):
     """Of one rank."""
 
     ratio: float

@@ -13,7 +13,7 @@ from slurm_watchdog.knowledge.limits import PhaseLimits
 _PHASE_FLOORS = {"evaluating": "evaluation_floor", "checkpointing": "checkpoint_floor"}
 
 
-class Limit(Struct, frozen=True, kw_only=True):
+class Limit(Struct):
     seconds: float
     reason: str  # Half a sentence: where the number comes from.
 

@@ -49,14 +49,14 @@ come together make no odd batch."""
 LEAST_BEFORE, LEAST_AFTER = 3, 3  # Batches to both sides of a change.
 
 
-class Sample(Struct, frozen=True):
+class Sample(Struct, kw_only=False):
     """One value of the series: seconds a step, and when it was seen."""
 
     seconds: float
     at: float
 
 
-class Rise(Struct, frozen=True):
+class Rise(Struct, kw_only=False):
     """A rise that lasts: where it is, and the level before and now in seconds a step."""
 
     begin: int  # Place of its first value.

@@ -16,7 +16,7 @@ NEWEST = 3  # So many in a row have to be high: one outlier is a bad batch. As m
 LEARN_EVERY = 20
 
 
-class Spike(Struct, frozen=True):
+class Spike(Struct, kw_only=False):
     """Places are those of the series."""
 
     begin: int  # Of the first high loss.

@@ -245,7 +245,7 @@ MUCH_SMALLER = 0.01
 there, and by more above."""
 
 
-class Interval(Struct, frozen=True, kw_only=True):
+class Interval(Struct):
     """Advice for a job."""
 
     seconds: float  # Of training between two checkpoints.

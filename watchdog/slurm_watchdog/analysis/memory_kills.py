@@ -52,7 +52,7 @@ _SLURMS = late_regex(r"/job_\d+(?:/step_[^/]+(?:/(?:user|slurm))?(?:/task_[^/]+)
 _HELD = late_regex(r"\b(?:anon|file|shmem)-rss:(\d+)kB")
 
 
-class MemoryKill(Struct, frozen=True, kw_only=True):
+class MemoryKill(Struct):
     """One process that the kernel killed for memory."""
 
     node: str

@@ -41,7 +41,7 @@ RHYTHM = 3  # Times between two checkpoints that were seen, to speak of a rhythm
 RARE_LOOK_S = 300.0  # Two such dumps are no further apart.
 
 
-class LoopClock(Struct, frozen=True, kw_only=True):
+class LoopClock(Struct):
     """For how long the loop of a job has not been seen to turn, by whichever of its clocks tells, and how
     long it may."""
 

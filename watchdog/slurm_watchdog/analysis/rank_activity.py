@@ -54,7 +54,7 @@ class RankState(StrEnum):
     UNKNOWN = "unknown"
 
 
-class RankActivity(Struct, frozen=True, kw_only=True):
+class RankActivity(Struct):
     """What one rank is doing."""
 
     rank: ProcessView
@@ -64,7 +64,7 @@ class RankActivity(Struct, frozen=True, kw_only=True):
     gpu: RankGpu | None = None
 
 
-class LoopState(Struct, frozen=True, kw_only=True):
+class LoopState(Struct):
     """Whether a loop stands, as far as this evidence goes."""
 
     stands: bool | None = None

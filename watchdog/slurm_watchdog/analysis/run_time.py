@@ -31,7 +31,7 @@ LEAST_S = 1e-5  # Less than this is an error of rounding: dates are exact to som
 Piece = tuple[float, float]  # From one date to another.
 
 
-class Part(Struct, frozen=True, kw_only=True):
+class Part(Struct):
     """What some time of a run went to."""
 
     cause: str  # KEPT, or what it was lost to.
@@ -39,7 +39,7 @@ class Part(Struct, frozen=True, kw_only=True):
     share: float = 1.0  # Of these pieces; the rest of them is in another part.
 
 
-class Division(Struct, frozen=True, kw_only=True):
+class Division(Struct):
     """All of a run's time, and what of it waited to be noticed."""
 
     parts: tuple[Part, ...]

@@ -28,7 +28,7 @@ CONFIRMED_BY = 3
 a single run slow."""
 
 
-class Verdict(Struct, frozen=True, kw_only=True):
+class Verdict(Struct):
     """What is known so far."""
 
     suspects: tuple[str, ...]  # Nodes of the first run of which one must be slow; empty: it is none of them.

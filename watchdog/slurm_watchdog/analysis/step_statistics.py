@@ -57,7 +57,7 @@ LEAST_SIGMA = 0.002
 """Of the level: logs round their figures, and a series without any scatter would find a change in the last digit."""
 
 
-class Segment(Struct, frozen=True, kw_only=True):
+class Segment(Struct):
     """A stretch of the series with one level; `begin` and `end` (exclusive) are places in it."""
 
     begin: int

@@ -49,7 +49,7 @@ them say so: where others wait for a quarter of a step, a dump of four ranks fin
 LEAST_CALLS = 3  # Dumps that found a straggler in one place, before it is said where it is.
 
 
-class Straggler(Struct, frozen=True, kw_only=True):
+class Straggler(Struct):
     """One rank that the others wait for."""
 
     key: RankKey
@@ -59,7 +59,7 @@ class Straggler(Struct, frozen=True, kw_only=True):
     error: float  # Standard error of `waits`.
 
 
-class Lateness(Struct, frozen=True, kw_only=True):
+class Lateness(Struct):
     """What is known of who keeps a job waiting."""
 
     truth: Truth  # BAD: `late` are the ranks. OK: nobody. UNKNOWN: `why`.
@@ -71,7 +71,7 @@ class Lateness(Struct, frozen=True, kw_only=True):
     by_gpu: bool = False  # By idle GPUs; otherwise by main threads that sleep.
 
 
-class _Row(Struct, frozen=True):
+class _Row(Struct, kw_only=False):
     """One rank, in one signal."""
 
     key: RankKey
@@ -194,7 +194,7 @@ def shares(blocks: Sequence[WaitBlock], by_gpu: bool) -> list[tuple[float, float
 # ------------------------------------------------------------------------------------ what dumps of stacks add
 
 
-class Dumped(Struct, frozen=True, kw_only=True):
+class Dumped(Struct):
     """What the dumps since the change say of stragglers."""
 
     others_wait: Truth  # Whether the others, asleep, are in calls that wait for ranks. UNKNOWN: too few dumps.

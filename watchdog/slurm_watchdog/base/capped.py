@@ -43,7 +43,7 @@ REPORTED_S = 600.0  # How long an omission is reported.
 MAX_OWNERS = 4096  # Owners that are reported: a few per node.
 
 
-class Shortage(Struct, frozen=True, kw_only=True):
+class Shortage(Struct):
     """What did not fit of one owner's, lately."""
 
     what: str  # A key of CAPS.

@@ -2,12 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:
 
-class Struct(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    def dataclass_transform(**_: object):
+        """For type checkers alone: nodes load no typing_extensions."""
+        return lambda decorated: decorated
+
+
+class _Values(msgspec.StructMeta):
+    """Values are frozen and made by keywords, unless their class says otherwise."""
+
+    def __new__(mcls, name: str, bases: tuple[type, ...], body: dict[str, Any], **settings: Any) -> Any:
+        return super().__new__(mcls, name, bases, body, **{"frozen": True, "kw_only": True, **settings})
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Struct(msgspec.Struct, metaclass=_Values, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Common settings of every value: immutable, by keyword only, defaults left off the wire.
 
     Values are trees, made once and never changed, so none can be part of a cycle: the collector of cycles

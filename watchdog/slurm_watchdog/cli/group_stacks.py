@@ -119,7 +119,7 @@ def read_stacks(paths: Sequence[str], config: Config | None, given: dict[str, An
 # ------------------------------------------------------------------------------------------- files
 
 
-class StackFiles(Struct, frozen=True, kw_only=True):
+class StackFiles(Struct):
     """What files hold."""
 
     dumps: list[Dump]  # In an order that does not depend on the order of the paths.

@@ -23,7 +23,7 @@ MAX_VALUES: Final = 100_000
 """With all aliases written out: a few lines of YAML can stand for billions of values."""
 
 
-class ConfigProblem(Struct, frozen=True, kw_only=True):
+class ConfigProblem(Struct):
     """One thing that is wrong in a configuration file."""
 
     path: str

@@ -166,7 +166,7 @@ def _was_killed(job: JobView, first: ProcessView, now: float) -> bool:
     return how_they_ended(job, [first.process.rank], now).startswith(BY_SIGNAL)
 
 
-class _Waiting(Struct, frozen=True, kw_only=True):
+class _Waiting(Struct):
     """Whether the survivors are seen to wait: by their stacks or, if there are none, by their GPUs beyond the
     limit of a step."""
 

@@ -116,7 +116,7 @@ def _with_search(finding: Finding, job: JobView, search: SlowSearch) -> Finding:
     )
 
 
-class Slowdown(Struct, frozen=True):
+class Slowdown(Struct, kw_only=False):
     """A change to slower steps that lasts: measured, in seconds a step."""
 
     first: StepTime
@@ -128,7 +128,7 @@ class Slowdown(Struct, frozen=True):
     """Steps of the level before."""
 
 
-class Recent(Struct, frozen=True):
+class Recent(Struct, kw_only=False):
     """What the recent steps say."""
 
     step_s: float

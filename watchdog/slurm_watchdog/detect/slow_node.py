@@ -68,7 +68,7 @@ CARDS_NAMED = 2  # What more cards of one node have in common is the node's.
 AROUND_S = 900.0  # What began this long before the change, or later, may have to do with it.
 
 
-class Sign(Struct, frozen=True, kw_only=True):
+class Sign(Struct):
     """One thing in which a node, or a GPU of it, is unlike the others."""
 
     node: str

@@ -14,7 +14,7 @@ from slurm_watchdog.model.evidence import LockWait
 from slurm_watchdog.model.incidents import Culprit
 
 
-class FilesystemVerdict(Struct, frozen=True, kw_only=True):
+class FilesystemVerdict(Struct):
     """One filesystem on which processes of the job wait."""
 
     mount: str
@@ -25,7 +25,7 @@ class FilesystemVerdict(Struct, frozen=True, kw_only=True):
     unanswering: tuple[str, ...] = ()
 
 
-class Diagnosis(Struct, frozen=True, kw_only=True):
+class Diagnosis(Struct):
     """What is to be said about one job."""
 
     job_id: str
@@ -45,7 +45,7 @@ class Diagnosis(Struct, frozen=True, kw_only=True):
     hints: tuple[Hint, ...] = ()  # What it usually is, and what to try: never the verdict.
 
 
-class JobEvidence(Struct, frozen=True, kw_only=True):
+class JobEvidence(Struct):
     """What was collected of one job."""
 
     snapshots: tuple[StackSnapshot, ...] = ()  # Oldest first.

@@ -34,7 +34,7 @@ class Scope(StrEnum):
     UNKNOWN = "unknown"  # Nobody else was asked, or has answered yet.
 
 
-class Assessment(Struct, frozen=True, kw_only=True):
+class Assessment(Struct):
     scope: Scope
     blocked_s: float  # Of the process that has been blocked longest.
     answering: tuple[str, ...]

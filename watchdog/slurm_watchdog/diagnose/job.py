@@ -48,7 +48,7 @@ STEP_FLOOR_S = 15.0
 MAX_NAMED = 32
 
 
-class _Bounds(Struct, frozen=True, kw_only=True):
+class _Bounds(Struct):
     """See `diagnose`."""
 
     blocked_for_s: float

@@ -37,7 +37,7 @@ ON_PURPOSE = frozenset(
 RUNNING_NUMBERS = frozenset({"shm_free_mib", "cpus_used"})  # Settings of a node that move all the time.
 
 
-class Difference(Struct, frozen=True, kw_only=True):
+class Difference(Struct):
     """One thing that is not as with the others."""
 
     kind: str  # `gpu`, `environment` or `node`.
@@ -63,7 +63,7 @@ class Difference(Struct, frozen=True, kw_only=True):
         return f"{who}: {what} is {_short(self.value)}, {rest} {_short(self.usual)}"
 
 
-class RankFacts(Struct, frozen=True, kw_only=True):
+class RankFacts(Struct):
     """What is compared of one rank."""
 
     rank: int
@@ -72,7 +72,7 @@ class RankFacts(Struct, frozen=True, kw_only=True):
     environment: tuple[tuple[str, str], ...] = ()
 
 
-class _Measure(Struct, frozen=True, kw_only=True):
+class _Measure(Struct):
     """One attribute of a GPU: how to get it, how far from the median is far, and how to say it."""
 
     name: str

@@ -34,7 +34,7 @@ _UNRECORDED = late_regex(
 )
 
 
-class Weighed(Struct, frozen=True, kw_only=True):
+class Weighed(Struct):
     """Who is accused when all sources were heard."""
 
     culprits: tuple[Culprit, ...]

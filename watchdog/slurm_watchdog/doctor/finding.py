@@ -32,7 +32,7 @@ ORDER = tuple(Level)
 CODES = {Level.CRITICAL: 2, Level.UNKNOWN: 3, Level.WARNING: 1, Level.HINT: 0}
 
 
-class Advice(Struct, frozen=True):
+class Advice(Struct, kw_only=False):
     """One finding."""
 
     rule: str
@@ -43,7 +43,7 @@ class Advice(Struct, frozen=True):
     where: str = ""  # In which file, or on which node, it belongs.
 
 
-class Rule(Struct, frozen=True):
+class Rule(Struct, kw_only=False):
     """A row of rules.conf; the texts with {FACT} in them."""
 
     name: str

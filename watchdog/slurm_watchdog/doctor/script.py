@@ -46,7 +46,7 @@ _ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?-([^{}]*))?\}|([A-Za-z_]\w*))")
 
 
-class Command(Struct, frozen=True, kw_only=True):
+class Command(Struct):
     """One simple command."""
 
     line: int
@@ -63,7 +63,7 @@ class Command(Struct, frozen=True, kw_only=True):
         return [part for word in self.words for part in word.split()]
 
 
-class Script(Struct, frozen=True, kw_only=True):
+class Script(Struct):
     """A batch script."""
 
     path: str

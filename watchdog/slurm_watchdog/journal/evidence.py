@@ -20,7 +20,7 @@ LEVEL = 3  # A node's three dumps of 8 ranks: 2 MiB become some 100 kB in 15 ms.
 MAX_BYTES = 64 << 20
 
 
-class Piece(Struct, frozen=True, kw_only=True):
+class Piece(Struct):
     """One piece of evidence, without its document."""
 
     number: int

@@ -63,7 +63,7 @@ ADD_INCIDENT_JOB = sa.insert(INCIDENT_JOBS)
 ADD_NOTE = sa.insert(TIMELINE)
 
 
-class NodeEntry(Struct, frozen=True, kw_only=True):
+class NodeEntry(Struct):
     """One thing that we did to a node."""
 
     id: int | None = None

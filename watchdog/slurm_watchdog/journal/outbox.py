@@ -12,7 +12,7 @@ from slurm_watchdog.journal.database import Database, encode, value_of
 from slurm_watchdog.journal.tables import OUTBOX, THREADS
 
 
-class OutboxItem(Struct, frozen=True, kw_only=True):
+class OutboxItem(Struct):
     """One message that waits to be sent."""
 
     id: int

@@ -61,7 +61,7 @@ def code_in_words(text: str) -> int | None:
 _CODE = late_regex(r"\b[Ee]xit(?:ed with exit)? code (?P<code>\d{1,3})\b")
 
 
-class Ending(Struct, frozen=True, kw_only=True):
+class Ending(Struct):
     """What one line says of a process that ended; None: it does not say."""
 
     rank: int | None = None
@@ -105,7 +105,7 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-class EndingRow(Struct, frozen=True):
+class EndingRow(Struct, kw_only=False):
     """One way to write that a process ended."""
 
     regex: re.Pattern[str]

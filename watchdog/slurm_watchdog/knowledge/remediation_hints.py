@@ -19,7 +19,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.knowledge.log_signatures import BOILERPLATE
 
 
-class Hint(Struct, frozen=True, kw_only=True):
+class Hint(Struct):
     """One piece of advice. It may be wrong for this case: it says what it usually is."""
 
     usually: str

@@ -18,7 +18,7 @@ from slurm_watchdog.base.structs import Struct
 Row = TypeVar("Row")
 
 
-class SiteText(Struct, frozen=True):
+class SiteText(Struct, kw_only=False):
     """One file of a site, as it was read."""
 
     file: str

@@ -59,7 +59,7 @@ class Wish(StrEnum):
     HOLD = "hold"  # The same; then it waits in the queue, held, until somebody releases it.
 
 
-class Fence(Struct, frozen=True, kw_only=True):
+class Fence(Struct):
     """The one run of the one job that a decision is about. It applies to nothing else."""
 
     job_id: str
@@ -71,7 +71,7 @@ RESTARTING = "restarting"
 """`Decision.by` where `slurm-watchdog run` restarts the command, so that nothing else is done."""
 
 
-class Decision(Struct, frozen=True, kw_only=True):
+class Decision(Struct):
     id: str
     incident_id: str
     action: Action
@@ -163,7 +163,7 @@ class OperationOutcome(StrEnum):
     SKIPPED = "skipped"
 
 
-class OperationRecord(Struct, frozen=True, kw_only=True):
+class OperationRecord(Struct):
     """One operation of one action, as the journal keeps it. `outcome` None: the intent only."""
 
     operation: Operation
@@ -178,7 +178,7 @@ OUTCOMES: dict[str, str] = {"ok": "succeeded", "needless": "was not needed", "fa
 """How an action can end, and the words for it."""
 
 
-class ActionEnd(Struct, frozen=True, kw_only=True):
+class ActionEnd(Struct):
     """How an action ended, in writing: nothing is forgotten."""
 
     ok: bool
@@ -205,7 +205,7 @@ class ActionEnd(Struct, frozen=True, kw_only=True):
         return OUTCOMES[self.outcome]
 
 
-class ActionRun(Struct, frozen=True, kw_only=True):
+class ActionRun(Struct):
     """A decision that was allowed, with everything done for it so far."""
 
     decision: Decision

@@ -30,7 +30,7 @@ class NoData(Exception):
     """A detector cannot judge: what it needs was not seen. Opens nothing, closes nothing."""
 
 
-class ProcessView(Struct, frozen=True, kw_only=True):
+class ProcessView(Struct):
     """One process of a job, as last seen."""
 
     node: str
@@ -68,7 +68,7 @@ class ProcessView(Struct, frozen=True, kw_only=True):
         return Culprit(node=self.node, rank=self.process.rank, pid=self.process.pid, reason=reason)
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class Progress(Struct):
     """The progress clock of one run of one job."""
 
     step: int  # 0 where `step_known` is not set.
@@ -120,12 +120,12 @@ class Progress(Struct, frozen=True, kw_only=True):
         return f"step {self.step}" if self.step_known else "its last sign of progress"
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True):
+class Checkpoint(Struct):
     step: int
     age_s: float
 
 
-class Announced(Struct, frozen=True, kw_only=True):
+class Announced(Struct):
     """The line of a log that says which phase a run is in."""
 
     phase: str
@@ -135,7 +135,7 @@ class Announced(Struct, frozen=True, kw_only=True):
     source: str = ""  # The file that it was read from.
 
 
-class LogView(Struct, frozen=True, kw_only=True):
+class LogView(Struct):
     """What is known of the logs of a run, all of them together, where agents could read them."""
 
     grew_age_s: float  # Since one of them last grew.
@@ -144,7 +144,7 @@ class LogView(Struct, frozen=True, kw_only=True):
     """Which one wrote them, as far as their words show: for slurm_watchdog.knowledge.frameworks.what_to_do."""
 
 
-class RankGpu(Struct, frozen=True, kw_only=True):
+class RankGpu(Struct):
     """Which GPU a rank computes on, as NVML's process lists say."""
 
     rank: int
@@ -157,7 +157,7 @@ class RankGpu(Struct, frozen=True, kw_only=True):
         return Culprit(node=gpu.node, rank=self.rank, pid=self.pid, gpu_uuid=gpu.gpu.uuid, reason=reason)
 
 
-class StepTime(Struct, frozen=True, kw_only=True):
+class StepTime(Struct):
     """How long the steps up to `step` took, each."""
 
     step: int
@@ -171,13 +171,13 @@ class StepTime(Struct, frozen=True, kw_only=True):
     batch: float | None = None  # Samples a step, where the line says so.
 
 
-class LossPoint(Struct, frozen=True, kw_only=True):
+class LossPoint(Struct):
     step: int
     loss: float  # May be NaN or infinite.
     at: float
 
 
-class StackSnapshot(Struct, frozen=True, kw_only=True):
+class StackSnapshot(Struct):
     """One dump of all ranks of a job."""
 
     age_s: float
@@ -185,7 +185,7 @@ class StackSnapshot(Struct, frozen=True, kw_only=True):
     silent_nodes: tuple[str, ...] = ()  # Nodes that did not answer in time.
 
 
-class StillRow(Struct, frozen=True, kw_only=True):
+class StillRow(Struct):
     """Dumps since the last step in which every rank stood where it stood in the first of them."""
 
     dumps: int
@@ -194,7 +194,7 @@ class StillRow(Struct, frozen=True, kw_only=True):
     """Somebody has moved since, or was not seen: until the next step this row proves nothing any more."""
 
 
-class ErrorLine(Struct, frozen=True, kw_only=True):
+class ErrorLine(Struct):
     node: str
     age_s: float
     event: Event
@@ -204,14 +204,14 @@ ASKED_RANKS = 64
 """The ranks of a job are started alike: what so many of them say of their command line, the others would say, too."""
 
 
-class CollectiveTimeout(Struct, frozen=True, kw_only=True):
+class CollectiveTimeout(Struct):
     """After how long the ranks of a job give a collective up, and with it themselves and the evidence."""
 
     seconds: float
     assumed: bool  # Nothing says so: it is torch's own default, and the program may have asked for another.
 
 
-class JobView(Struct, frozen=True, kw_only=True, dict=True, gc=True):
+class JobView(Struct, dict=True, gc=True):
     """One run of one job that Slurm says is running."""
 
     job: SlurmJob
@@ -348,7 +348,7 @@ def _gone_s(process: ProcessView) -> float:
     return process.seen_age_s if process.gone_s is None else process.gone_s
 
 
-class MountAnswer(Struct, frozen=True, kw_only=True):
+class MountAnswer(Struct):
     """What the newest probe of a mount on one node said."""
 
     responding: bool
@@ -360,7 +360,7 @@ class MountAnswer(Struct, frozen=True, kw_only=True):
     uid: int | None = None  # The user that the child asked as; None: no user's child, whose word counts for everybody.
 
 
-class FilesystemView(Struct, frozen=True, kw_only=True):
+class FilesystemView(Struct):
     """One filesystem on which a process of a job is, or was lately, blocked."""
 
     key: str  # Names the filesystem itself: the same on two nodes only if it is the same one.
@@ -370,7 +370,7 @@ class FilesystemView(Struct, frozen=True, kw_only=True):
     answers: tuple[tuple[str, MountAnswer], ...] = ()  # (node, answer) of the probes since the trouble began.
 
 
-class ClusterView(Struct, frozen=True, kw_only=True):
+class ClusterView(Struct):
     """Everything, at one moment."""
 
     now: float

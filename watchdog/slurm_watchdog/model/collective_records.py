@@ -6,7 +6,7 @@ from __future__ import annotations
 from slurm_watchdog.base.structs import Struct
 
 
-class Call(Struct, frozen=True, kw_only=True):
+class Call(Struct):
     """One collective that a rank has entered and not finished."""
 
     seq: int  # Number of the collective in its communicator, the same on all ranks.
@@ -18,7 +18,7 @@ class Call(Struct, frozen=True, kw_only=True):
     since: float | None = None  # When this rank entered it, as a date of its node's clock; None: not known.
 
 
-class Communicator(Struct, frozen=True, kw_only=True):
+class Communicator(Struct):
     """How far one rank is in one communicator."""
 
     key: str  # The same on all its ranks, and on no rank of another.
@@ -37,7 +37,7 @@ class Communicator(Struct, frozen=True, kw_only=True):
     comparable: bool = True  # False: ranks count its collectives differently, and no number says who is behind.
 
 
-class CollectiveRecord(Struct, frozen=True, kw_only=True):
+class CollectiveRecord(Struct):
     """All that one rank recorded, at one moment."""
 
     rank: int
@@ -59,7 +59,7 @@ class CollectiveRecord(Struct, frozen=True, kw_only=True):
     point_to_point: bool = True  # Whether its sending and receiving is recorded: with gloo it is not.
 
 
-class RecordSet(Struct, frozen=True, kw_only=True):
+class RecordSet(Struct):
     """The records of one source, of all ranks that have one."""
 
     source: str  # `Flight Recorder`.
@@ -67,7 +67,7 @@ class RecordSet(Struct, frozen=True, kw_only=True):
     facts: tuple[str, ...] = ()  # What else it says.
 
 
-class RasRank(Struct, frozen=True, kw_only=True):
+class RasRank(Struct):
     """One member of a communicator, as NCCL's RAS has it."""
 
     rank: int  # In the communicator.
@@ -80,7 +80,7 @@ class RasRank(Struct, frozen=True, kw_only=True):
     apart: bool = False  # Its process answers, and has no part in this communicator: it has left it, or not come to it.
 
 
-class RasCommunicator(Struct, frozen=True, kw_only=True):
+class RasCommunicator(Struct):
     """One communicator."""
 
     key: str
@@ -88,7 +88,7 @@ class RasCommunicator(Struct, frozen=True, kw_only=True):
     ranks: tuple[RasRank, ...]
 
 
-class RasAnswer(Struct, frozen=True, kw_only=True):
+class RasAnswer(Struct):
     """What NCCL's RAS said of a whole job, at one moment."""
 
     release: str  # `2.28.7`.

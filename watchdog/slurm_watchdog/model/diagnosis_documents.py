@@ -7,7 +7,7 @@ import msgspec
 from slurm_watchdog.model.documents import Answer
 
 
-class NodeRow(Answer, frozen=True, kw_only=True):
+class NodeRow(Answer):
     """How far one node is with its evidence."""
 
     node: str
@@ -17,7 +17,7 @@ class NodeRow(Answer, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class Group(Answer, frozen=True, kw_only=True):
+class Group(Answer):
     """Ranks that stand in the same frames."""
 
     frames: tuple[str, ...] = ()
@@ -26,7 +26,7 @@ class Group(Answer, frozen=True, kw_only=True):
     place: str = ""
 
 
-class Suspect(Answer, frozen=True, kw_only=True):
+class Suspect(Answer):
     rank: int | None = None
     host: str | None = None
     pid: int | None = None
@@ -36,17 +36,17 @@ class Suspect(Answer, frozen=True, kw_only=True):
     gpu_uuid: str | None = None
 
 
-class Difference(Answer, frozen=True, kw_only=True):
+class Difference(Answer):
     line: str = ""
 
 
-class FilesystemVerdict(Answer, frozen=True, kw_only=True):
+class FilesystemVerdict(Answer):
     mount: str = ""
     summary: str = ""
     scope: str = ""  # `one_node`, `outage`, …
 
 
-class Hint(Answer, frozen=True, kw_only=True):
+class Hint(Answer):
     """What a fault of this class usually is, and what to try."""
 
     usually: str = ""
@@ -54,7 +54,7 @@ class Hint(Answer, frozen=True, kw_only=True):
     documented: str = ""
 
 
-class Diagnosis(Answer, frozen=True, kw_only=True):
+class Diagnosis(Answer):
     """What is to be said about one job."""
 
     job_id: str = ""
@@ -74,7 +74,7 @@ class Diagnosis(Answer, frozen=True, kw_only=True):
     nodes: tuple[NodeRow, ...] = ()
 
 
-class DiagnosisProgress(Answer, frozen=True, kw_only=True):
+class DiagnosisProgress(Answer):
     """A diagnosis under way, or over."""
 
     id: str

@@ -15,7 +15,7 @@ from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.silence import Silence
 
 
-class Answer(Struct, frozen=True, kw_only=True, omit_defaults=False):
+class Answer(Struct, omit_defaults=False):
     """Common settings of every answer: all keys are there."""
 
 
@@ -33,19 +33,19 @@ class Level(StrEnum):
         return cls.UNKNOWN
 
 
-class Pause(Answer, frozen=True, kw_only=True):
+class Pause(Answer):
     reason: str = ""
     by: str = ""
     at: float | None = None
 
 
-class Paused(Answer, frozen=True, kw_only=True):
+class Paused(Answer):
     """`paused` is None where actions are allowed."""
 
     paused: Pause | None = None
 
 
-class ControllerState(Answer, frozen=True, kw_only=True):
+class ControllerState(Answer):
     version: str = ""
     started_at: float | None = None
     last_tick_age_s: float | None = None  # Since it last judged.
@@ -53,18 +53,18 @@ class ControllerState(Answer, frozen=True, kw_only=True):
     journal_error: str | None = None
 
 
-class SlurmState(Answer, frozen=True, kw_only=True):
+class SlurmState(Answer):
     age_s: float | None = None  # Since Slurm last answered; None if it never did.
     error: str | None = None
     notes: tuple[str, ...] = ()
 
 
-class Nodes(Answer, frozen=True, kw_only=True):
+class Nodes(Answer):
     reporting: tuple[str, ...] = ()
     silent: tuple[str, ...] = ()
 
 
-class JobHealth(Answer, frozen=True, kw_only=True):
+class JobHealth(Answer):
     """Health of a job, the same on page, `status`, Slack and metrics."""
 
     job_id: str = ""
@@ -78,7 +78,7 @@ class JobHealth(Answer, frozen=True, kw_only=True):
     """An open incident says it already: a headline that counts incidents need not name the job."""
 
 
-class Job(Answer, frozen=True, kw_only=True):
+class Job(Answer):
     job_id: str
     name: str = ""
     user: str = ""
@@ -105,13 +105,13 @@ class Job(Answer, frozen=True, kw_only=True):
         return self.ranks is not None and self.ranks_alive is not None and self.ranks_alive < self.ranks
 
 
-class IncidentCounts(Answer, frozen=True, kw_only=True):
+class IncidentCounts(Answer):
     firing: int = 0
     pending: int = 0
     resolved: int = 0
 
 
-class OpenIncident(Answer, frozen=True, kw_only=True):
+class OpenIncident(Answer):
     """One of the most urgent of those that are open."""
 
     id: str
@@ -128,7 +128,7 @@ class OpenIncident(Answer, frozen=True, kw_only=True):
     quiet: str = ""  # Who has silenced it.
 
 
-class Delivery(Answer, frozen=True, kw_only=True):
+class Delivery(Answer):
     """How the notifications of one channel fare."""
 
     channel: str = ""
@@ -140,21 +140,21 @@ class Delivery(Answer, frozen=True, kw_only=True):
     oldest_s: float = 0.0  # Age of the oldest of these.
 
 
-class Silences(Answer, frozen=True, kw_only=True):
+class Silences(Answer):
     """Those that hold, and the id of the one that was just made."""
 
     id: str | None = None
     silences: tuple[Silence, ...] = ()
 
 
-class Reason(Answer, frozen=True, kw_only=True):
+class Reason(Answer):
     """Why the level is what it is, one of several."""
 
     level: Level = Level.UNKNOWN
     text: str = ""
 
 
-class Status(Answer, frozen=True, kw_only=True):
+class Status(Answer):
     level: Level = Level.UNKNOWN
     headline: str = (
         "the controller does not say how things are: is it of an older release? Compare: slurm-watchdog --version."
@@ -174,7 +174,7 @@ class Status(Answer, frozen=True, kw_only=True):
     waiting: Mapping[str, str] = {}  # Job -> why its restart does not come about.
 
 
-class DecisionSummary(Answer, frozen=True, kw_only=True):
+class DecisionSummary(Answer):
     action: str = ""
     verdict: str = ""
     by: str = ""
@@ -185,7 +185,7 @@ class DecisionSummary(Answer, frozen=True, kw_only=True):
     outcome: str | None = None
 
 
-class Incident(OpenIncident, frozen=True, kw_only=True):
+class Incident(OpenIncident):
     fired_at: float | None = None
     resolved_at: float | None = None
     detected_after_s: float | None = None
@@ -198,12 +198,12 @@ class Incident(OpenIncident, frozen=True, kw_only=True):
     details_for: str = ""  # Who may see the details, where the caller may not.
 
 
-class Moment(Answer, frozen=True, kw_only=True):
+class Moment(Answer):
     at: float
     text: str
 
 
-class Evidence(Answer, frozen=True, kw_only=True):
+class Evidence(Answer):
     at: float
     kind: str
     document: Any = None  # Text, or any JSON.
@@ -213,7 +213,7 @@ class Evidence(Answer, frozen=True, kw_only=True):
     taken: str = ""  # When it was taken, seen from the incident.
 
 
-class Operation(Answer, frozen=True, kw_only=True):
+class Operation(Answer):
     """An `OperationRecord` of any release."""
 
     operation: str
@@ -224,14 +224,14 @@ class Operation(Answer, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class Waiting(Answer, frozen=True, kw_only=True):
+class Waiting(Answer):
     """What an action under way waits for, and when it gives that up (wall clock)."""
 
     what: str = msgspec.field(name="for", default="")
     until: float | None = None
 
 
-class ActionRun(DecisionSummary, frozen=True, kw_only=True):
+class ActionRun(DecisionSummary):
     """What was done for one decision."""
 
     decision_id: str
@@ -240,7 +240,7 @@ class ActionRun(DecisionSummary, frozen=True, kw_only=True):
     end: ActionEnd | None = None
 
 
-class Explanation(Answer, frozen=True, kw_only=True):
+class Explanation(Answer):
     """Everything about one incident."""
 
     incident: Incident
@@ -249,7 +249,7 @@ class Explanation(Answer, frozen=True, kw_only=True):
     actions: tuple[ActionRun, ...] = ()
 
 
-class SelectedJob(Answer, frozen=True, kw_only=True):
+class SelectedJob(Answer):
     """A job that selectors named."""
 
     job_id: str
@@ -262,7 +262,7 @@ class SelectedJob(Answer, frozen=True, kw_only=True):
     why_not: str = ""  # Why it cannot be asked to save; empty: as far as is known it can.
 
 
-class Answered(Answer, frozen=True, kw_only=True):
+class Answered(Answer):
     """What policy said to what a person asked for of a job."""
 
     job_id: str = ""
@@ -281,21 +281,21 @@ MAX_NAMED = 1000
 Names = Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_NAMED)]
 
 
-class PauseRequest(Answer, frozen=True, kw_only=True):
+class PauseRequest(Answer):
     reason: str = ""  # Kept in the journal.
 
 
-class JobRequest(Answer, frozen=True, kw_only=True):
+class JobRequest(Answer):
     job_id: str  # Slurm's number: `4711`, `4711_3`.
 
 
-class RestartRequest(JobRequest, frozen=True, kw_only=True):
+class RestartRequest(JobRequest):
     exclude: Names = ()  # Names of nodes, one by one.
     reason: str = ""
     now: bool = False  # Also of a job that hangs and cannot save: from its last checkpoint.
 
 
-class SaveRequest(Answer, frozen=True, kw_only=True):
+class SaveRequest(Answer):
     """The same for some jobs."""
 
     job_ids: Annotated[tuple[str, ...], msgspec.Meta(min_length=1, max_length=MAX_AT_ONCE)]
@@ -305,11 +305,11 @@ class SaveRequest(Answer, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class FollowRequest(Answer, frozen=True, kw_only=True):
+class FollowRequest(Answer):
     incident_ids: Annotated[tuple[str, ...], msgspec.Meta(max_length=MAX_FOLLOWED)]
 
 
-class SilenceRequest(Answer, frozen=True, kw_only=True):
+class SilenceRequest(Answer):
     for_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_S)]
     kinds: Names = ()
     jobs: Names = ()
@@ -317,7 +317,7 @@ class SilenceRequest(Answer, frozen=True, kw_only=True):
     reason: str = ""
 
 
-class Cancelled(Answer, frozen=True, kw_only=True):
+class Cancelled(Answer):
     """A restart that was ended before it began."""
 
     job_id: str = ""

@@ -6,7 +6,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import Frame
 
 
-class Steady(Struct, frozen=True, kw_only=True):
+class Steady(Struct):
     """A rank that runs Python in one small loop, as dump after dump since the last step had it; see
     slurm_watchdog.diagnose.stacks.spinning. `*_at` are on the clock of `ClusterView.now`."""
 
@@ -23,7 +23,7 @@ class Steady(Struct, frozen=True, kw_only=True):
     cpu_s: tuple[float, float]  # Of the whole process, at the first and at the last dump.
 
 
-class Motion(Struct, frozen=True, kw_only=True):
+class Motion(Struct):
     """What the dumps of one run say of a loop whose steps cannot be read; see
     slurm_watchdog.analysis.rank_motion. `*_at` are on the clock of `ClusterView.now`."""
 

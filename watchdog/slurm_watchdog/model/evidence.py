@@ -7,13 +7,13 @@ from slurm_watchdog.model.collective_records import CollectiveRecord, RasAnswer
 from slurm_watchdog.model.observations import Blocked, Role
 
 
-class Frame(Struct, frozen=True, kw_only=True):
+class Frame(Struct):
     function: str
     file: str
     line: int = 0
 
 
-class ThreadStack(Struct, frozen=True, kw_only=True):
+class ThreadStack(Struct):
     thread_id: int
     name: str
     active: bool
@@ -21,7 +21,7 @@ class ThreadStack(Struct, frozen=True, kw_only=True):
     owns_gil: bool = False  # Whether it held the interpreter's lock at the moment of the dump.
 
 
-class WaitingThreads(Struct, frozen=True, kw_only=True):
+class WaitingThreads(Struct):
     """Threads of one process, without its main one, that are alike."""
 
     name: str  # As the kernel has it (comm).
@@ -30,14 +30,14 @@ class WaitingThreads(Struct, frozen=True, kw_only=True):
     threads: int
 
 
-class SocketBytes(Struct, frozen=True, kw_only=True):
+class SocketBytes(Struct):
     """How much came and went on one TCP connection."""
 
     socket: str  # As /proc/PID/fd names it: `socket:[INODE]`.
     moved: int  # Bytes that arrived, and those that the other end has acknowledged, since it was made.
 
 
-class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
+class ProcessStack(Struct, gc=True, weakref=True):
     """The Python stacks of one process, or why there are none."""
 
     node: str
@@ -65,7 +65,7 @@ class ProcessStack(Struct, frozen=True, kw_only=True, gc=True, weakref=True):
     """Its threads without the main one, those of compiled code included; None: not known of all of them."""
 
 
-class StackDump(Struct, frozen=True, kw_only=True):
+class StackDump(Struct):
     """One of several dumps of one process. Only the first one has every thread."""
 
     after_s: float  # Since the first dump of this collection was asked for.
@@ -77,7 +77,7 @@ class StackDump(Struct, frozen=True, kw_only=True):
     main_cpu_s: float | None = None
 
 
-class ThreadState(Struct, frozen=True, kw_only=True):
+class ThreadState(Struct):
     """One thread as the kernel sees it."""
 
     thread_id: int
@@ -88,7 +88,7 @@ class ThreadState(Struct, frozen=True, kw_only=True):
     kernel_stack: tuple[str, ...] = ()  # Innermost function first; empty where it may not be read.
 
 
-class SocketState(Struct, frozen=True, kw_only=True):
+class SocketState(Struct):
     """One TCP connection or listener of a process."""
 
     state: str  # The kernel's word: ESTABLISHED, SYN_SENT, CLOSE_WAIT, LISTEN.
@@ -99,7 +99,7 @@ class SocketState(Struct, frozen=True, kw_only=True):
     retransmits: int = 0
 
 
-class LockWait(Struct, frozen=True, kw_only=True):
+class LockWait(Struct):
     """A file lock that a process waits for, as /proc/locks of its node has it."""
 
     kind: str  # `FLOCK WRITE`, `POSIX READ`.
@@ -109,7 +109,7 @@ class LockWait(Struct, frozen=True, kw_only=True):
     """Name of the process that holds it; None for one that this node does not see, on another node."""
 
 
-class RankEvidence(Struct, frozen=True, kw_only=True):
+class RankEvidence(Struct):
     """Everything that was found out about one process of the job: a rank, or one of its workers."""
 
     pid: int
@@ -133,7 +133,7 @@ class RankEvidence(Struct, frozen=True, kw_only=True):
     problems: tuple[str, ...] = ()  # What else could not be read of it, and why.
 
 
-class FoundFile(Struct, frozen=True, kw_only=True):
+class FoundFile(Struct):
     """A file that tells about the end of a process: a core file, a dump of PyTorch's Flight Recorder, an error file."""
 
     kind: str  # `core`, `flight_recorder` or `own_words`.
@@ -148,7 +148,7 @@ class FoundFile(Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class OwnWords(Struct, frozen=True, kw_only=True):
+class OwnWords(Struct):
     """What a rank wrote of its own end."""
 
     node: str
@@ -157,7 +157,7 @@ class OwnWords(Struct, frozen=True, kw_only=True):
     text: str
 
 
-class NodeEvidence(Struct, frozen=True, kw_only=True):
+class NodeEvidence(Struct):
     """What one node answered to CollectEvidence."""
 
     node: str

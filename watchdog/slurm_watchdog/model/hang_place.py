@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.base.structs import Struct
 
 
-class HangPlace(Struct, frozen=True, kw_only=True):
+class HangPlace(Struct):
     """The place of one hang."""
 
     incident_id: str

@@ -65,7 +65,7 @@ class Severity(StrEnum):
     CRITICAL = "critical"
 
 
-class Culprit(Struct, frozen=True, kw_only=True, omit_defaults=False):
+class Culprit(Struct, omit_defaults=False):
     """Who is named. Fields that are not known stay None, and are there in JSON, for scripts; an empty list of culprits
     names nobody."""
 
@@ -80,7 +80,7 @@ class Culprit(Struct, frozen=True, kw_only=True, omit_defaults=False):
     is_worker: bool = False  # `pid` is a worker's (a data loader's) of `rank`, not its own.
 
 
-class GpuProcess(Struct, frozen=True, kw_only=True):
+class GpuProcess(Struct):
     """One of the processes that a finding or an incident is about, or the one that a decision is about: pid,
     start and boot together are never given out again."""
 
@@ -98,7 +98,7 @@ class GpuProcess(Struct, frozen=True, kw_only=True):
     """It is in that job's control group: whatever else its user runs here, it belongs to that job."""
 
 
-class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
+class StackRequest(Struct, tag="stacks"):
     """A detector needs the stacks of every rank of the job before it can say more."""
 
     job_id: str
@@ -111,7 +111,7 @@ class StackRequest(Struct, frozen=True, kw_only=True, tag="stacks"):
     apart, and no evidence of a hang."""
 
 
-class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):
+class MountProbeRequest(Struct, tag="probe"):
     """A detector needs to know whether other nodes can write to the mount."""
 
     mount: str
@@ -123,7 +123,7 @@ class MountProbeRequest(Struct, frozen=True, kw_only=True, tag="probe"):
 Wanted = StackRequest | MountProbeRequest
 
 
-class Finding(Struct, frozen=True, kw_only=True):
+class Finding(Struct):
     """What one detector says about one subject at one moment."""
 
     kind: str
@@ -190,7 +190,7 @@ class IncidentState(StrEnum):
     RESOLVED = "resolved"
 
 
-class Incident(Struct, frozen=True, kw_only=True):
+class Incident(Struct):
     """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
 
     id: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.base.structs import Struct
 
 
-class Link(Struct, frozen=True, kw_only=True):
+class Link(Struct):
     """One link, as the kernel showed it at the newest look. None: it did not say."""
 
     name: str  # `mlx5_0/1` of a port, else the interface: `ens1f0np0`.

@@ -6,7 +6,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.run_record import RunRecord
 
 
-class Savings(Struct, frozen=True, kw_only=True):
+class Savings(Struct):
     """Of the incidents that an action of ours ended."""
 
     saved_h: float = 0.0  # Node-hours, of those that could be compared.
@@ -18,7 +18,7 @@ class Savings(Struct, frozen=True, kw_only=True):
     recovered: int = 0  # Runs of which the same was decided, and that trained again by themselves.
 
 
-class JobTime(Struct, frozen=True, kw_only=True):
+class JobTime(Struct):
     """Of one job. Hours are node-hours."""
 
     job_id: str
@@ -43,7 +43,7 @@ class JobTime(Struct, frozen=True, kw_only=True):
     share: float | None  # Effective share of what was measured; None: nothing was.
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct):
     """Of all jobs together."""
 
     since: float

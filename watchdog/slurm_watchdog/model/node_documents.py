@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.model.documents import Answer
 
 
-class NodeEventRequest(Answer, frozen=True, kw_only=True):
+class NodeEventRequest(Answer):
     """Something that happened to a node, told to the controller."""
 
     kind: str  # `test_failed`, `test_passed` or `mended`.
@@ -15,7 +15,7 @@ class NodeEventRequest(Answer, frozen=True, kw_only=True):
     """The part of the node: a GPU's UUID, `mount:/scratch`, `link:eth0`, or a word such as `cpu`; empty: the node."""
 
 
-class NodeSuspicion(Answer, frozen=True, kw_only=True):
+class NodeSuspicion(Answer):
     """A node with a past, and how suspicious that makes it."""
 
     node: str
@@ -28,14 +28,14 @@ class NodeSuspicion(Answer, frozen=True, kw_only=True):
     reasons: str = ""  # The newest of them, in words; none comes from a user.
 
 
-class NodeTable(Answer, frozen=True, kw_only=True):
+class NodeTable(Answer):
     suspect_from: float = 0.0
     suspects: int = 0
     known: int = 0
     nodes: tuple[NodeSuspicion, ...] = ()
 
 
-class PastEvent(Answer, frozen=True, kw_only=True):
+class PastEvent(Answer):
     at: float
     kind: str = ""
     what: str = ""
@@ -48,7 +48,7 @@ class PastEvent(Answer, frozen=True, kw_only=True):
     why_not: str = ""  # Why it does not count; empty: it does.
 
 
-class NodeHistory(NodeSuspicion, frozen=True, kw_only=True):
+class NodeHistory(NodeSuspicion):
     """One node with its events, newest first."""
 
     suspect_from: float = 0.0

@@ -42,7 +42,7 @@ class NodeEventKind(StrEnum):
     MENDED = "mended", 0.0, "it was repaired"
 
 
-class NodeEvent(Struct, frozen=True, kw_only=True):
+class NodeEvent(Struct):
     """One thing that happened to a node or a part of it."""
 
     key: str  # Names the event: however often it is reported, it is one.

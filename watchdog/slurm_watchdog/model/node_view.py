@@ -8,7 +8,7 @@ from slurm_watchdog.model.observations import Gpu, GpuHolder, HungProbe, MountPr
 from slurm_watchdog.model.usage import Pressure, Usage
 
 
-class Rise(Struct, frozen=True, kw_only=True):
+class Rise(Struct):
     """A counter of corrected errors that rose in look after look, never a quarter of an hour apart."""
 
     counter: str  # `ecc_corrected`, `pcie_replays` or `nvlink_errors`; of a link `errors`.
@@ -17,7 +17,7 @@ class Rise(Struct, frozen=True, kw_only=True):
     times: int
 
 
-class GpuView(Struct, frozen=True, kw_only=True):
+class GpuView(Struct):
     """One GPU with what its recent past tells. `*_at` and `*_since` are on the clock of `ClusterView.now`."""
 
     node: str
@@ -47,21 +47,21 @@ def work_ratio(gpu: Gpu) -> float | None:
     return max(known, default=None)
 
 
-class SeenEvent(Struct, frozen=True, kw_only=True):
+class SeenEvent(Struct):
     """A line of the kernel or the driver, and when it was said (on the clock of `ClusterView.now`)."""
 
     at: float
     event: NodeEvent
 
 
-class SeenMount(Struct, frozen=True, kw_only=True):
+class SeenMount(Struct):
     """The newest probe of a mount on a node."""
 
     at: float
     probe: MountProbe
 
 
-class SeenUsage(Struct, frozen=True, kw_only=True):
+class SeenUsage(Struct):
     """What was in use of a limit when a node was seen to have it last. A group that is gone with its job is
     remembered for a while."""
 
@@ -70,7 +70,7 @@ class SeenUsage(Struct, frozen=True, kw_only=True):
     refused_at: float | None = None  # When its count of those who went without was last seen to rise.
 
 
-class LinkView(Struct, frozen=True, kw_only=True):
+class LinkView(Struct):
     """One network link with what its recent past tells."""
 
     link: Link
@@ -84,7 +84,7 @@ class LinkView(Struct, frozen=True, kw_only=True):
     carried: bool = False  # Something was seen to go through it.
 
 
-class NodeView(Struct, frozen=True, kw_only=True):
+class NodeView(Struct):
     """What a node itself is like, as its newest report said. `*_at` are on the clock of `ClusterView.now`."""
 
     name: str
@@ -109,7 +109,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     slurm_watchdog.analysis.slurm_nodes."""
 
 
-class SlurmNodeView(Struct, frozen=True, kw_only=True):
+class SlurmNodeView(Struct):
     """Slurm's word about a node."""
 
     name: str
@@ -125,7 +125,7 @@ class SlurmNodeView(Struct, frozen=True, kw_only=True):
     None: not counted."""
 
 
-class UnreachedNode(Struct, frozen=True):
+class UnreachedNode(Struct, kw_only=False):
     """A node whose machine does not answer, while others do."""
 
     name: str

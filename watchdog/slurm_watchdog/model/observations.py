@@ -14,7 +14,7 @@ class Role(StrEnum):
     HELPER = "helper"  # Anything else of the job: batch shell, srun, torchrun, tee.
 
 
-class Blocked(Struct, frozen=True, kw_only=True):
+class Blocked(Struct):
     """One thread that has been in the same system call, consuming nothing, for a while."""
 
     thread_id: int
@@ -37,7 +37,7 @@ BY_SLURM, BY_CLAIM = "slurm", "claim"
 its environment alone, as the user whose job Slurm says that it is."""
 
 
-class Process(Struct, frozen=True, kw_only=True):
+class Process(Struct):
     """One process of a Slurm job on one node, at one moment."""
 
     pid: int
@@ -77,7 +77,7 @@ class Process(Struct, frozen=True, kw_only=True):
     looked at in this tick."""
 
 
-class LogFile(Struct, frozen=True, kw_only=True):
+class LogFile(Struct):
     """One file of a job that the agent follows."""
 
     job_id: str
@@ -101,7 +101,7 @@ class EventKind(StrEnum):
     ERROR = "error"  # A line that looks like an error.
 
 
-class Event(Struct, frozen=True, kw_only=True):
+class Event(Struct):
     """Something that happened once, most often a line of a log."""
 
     kind: EventKind
@@ -128,7 +128,7 @@ class Event(Struct, frozen=True, kw_only=True):
     """It stood in the file already when the agent first opened it: nobody knows when it was written."""
 
 
-class MountProbe(Struct, frozen=True, kw_only=True):
+class MountProbe(Struct):
     """What a disposable child found out about one mount."""
 
     mount: str
@@ -143,7 +143,7 @@ class MountProbe(Struct, frozen=True, kw_only=True):
     alone. None: the agent's own."""
 
 
-class NoAnswer(Struct, frozen=True, kw_only=True):
+class NoAnswer(Struct):
     """A question about a mount of which nothing is known: neither that it answers, nor that it does not."""
 
     mount: str
@@ -152,14 +152,14 @@ class NoAnswer(Struct, frozen=True, kw_only=True):
     uid: int | None = None  # As in MountProbe.
 
 
-class HungProbe(Struct, frozen=True, kw_only=True):
+class HungProbe(Struct):
     """A child of the agent that did not come back."""
 
     probe: str  # Kind of the probe and its resource: `files:/shared`, `stacks`.
     seconds: float
 
 
-class MigInstance(Struct, frozen=True, kw_only=True):
+class MigInstance(Struct):
     """One slice of a GPU in MIG mode: a job sees it as a GPU of its own."""
 
     uuid: str
@@ -169,7 +169,7 @@ class MigInstance(Struct, frozen=True, kw_only=True):
     memory_total_bytes: int | None = None
 
 
-class GpuHealth(Struct, frozen=True, kw_only=True):
+class GpuHealth(Struct):
     """What changes slowly about a GPU or costs the driver time: read about once a minute and said again in between.
 
     None: the GPU, its driver or its hypervisor does not say.
@@ -202,7 +202,7 @@ class GpuHealth(Struct, frozen=True, kw_only=True):
     mig: tuple[MigInstance, ...] | None = None  # None: MIG is off or unknown; its utilisation is then the whole GPU's.
 
 
-class Gpu(GpuHealth, frozen=True, kw_only=True):
+class Gpu(GpuHealth):
     """One GPU of a node at one moment, as NVML sees it. None: it did not say.
 
     Four names that are never the same thing: the UUID is the GPU's own; the PCI address is its slot; the minor is the
@@ -236,7 +236,7 @@ class FaultSeverity(StrEnum):
     CRITICAL = "critical"
 
 
-class NodeEvent(Struct, frozen=True, kw_only=True):
+class NodeEvent(Struct):
     """Something that the kernel's log or NVML said about the node itself, once. It accuses nobody: detectors judge."""
 
     source: str  # `kernel_log` or `nvml`.
@@ -262,7 +262,7 @@ class NodeEvent(Struct, frozen=True, kw_only=True):
     """The part of the machine that it is about: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none."""
 
 
-class Checkpoint(Struct, frozen=True, kw_only=True):
+class Checkpoint(Struct):
     """The checkpoints of one job in one directory, as they lie on disk."""
 
     job_id: str
@@ -283,7 +283,7 @@ class Checkpoint(Struct, frozen=True, kw_only=True):
     error: str | None = None  # Why it cannot be read now.
 
 
-class GpuHolder(Struct, frozen=True, kw_only=True):
+class GpuHolder(Struct):
     """A process that holds a GPU and is not, as far as this node knows, part of a running job."""
 
     pid: int

@@ -11,7 +11,7 @@ from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
-class MapNode(Struct, frozen=True, kw_only=True):
+class MapNode(Struct):
     """A node of many: a few dozen bytes."""
 
     node: str
@@ -23,7 +23,7 @@ class MapNode(Struct, frozen=True, kw_only=True):
     jobs: tuple[str, ...] = ()
 
 
-class Act(Answer, frozen=True, kw_only=True):
+class Act(Answer):
     """An action under way, or over."""
 
     incident: str
@@ -34,7 +34,7 @@ class Act(Answer, frozen=True, kw_only=True):
     end: ActionEnd | None = None
 
 
-class Todo(Answer, frozen=True, kw_only=True):
+class Todo(Answer):
     """An incident that waits for a person."""
 
     incident: str
@@ -44,7 +44,7 @@ class Todo(Answer, frozen=True, kw_only=True):
     hint: str = ""  # What usually helps.
 
 
-class Overview(Status, frozen=True, kw_only=True):
+class Overview(Status):
     """The status with all open incidents, the nodes, what is being done and what is left for a person."""
 
     cluster: str
@@ -54,7 +54,7 @@ class Overview(Status, frozen=True, kw_only=True):
     todo: tuple[Todo, ...] = ()
 
 
-class Rank(Answer, frozen=True, kw_only=True):
+class Rank(Answer):
     view: ProcessView
     gpus: tuple[Gpu, ...] = ()
     letter: str
@@ -63,7 +63,7 @@ class Rank(Answer, frozen=True, kw_only=True):
     late_ratio: float | None = None  # Share of the last minutes in which others wait and it does not.
 
 
-class History(Answer, frozen=True, kw_only=True):
+class History(Answer):
     """A job from its first run to now."""
 
     runs: tuple[RunRecord, ...] = ()
@@ -71,7 +71,7 @@ class History(Answer, frozen=True, kw_only=True):
     actions: tuple[Act, ...] = ()
 
 
-class JobPage(Job, frozen=True, kw_only=True):
+class JobPage(Job):
     """A job; `losses` and what follows only for those who may see what its owner may."""
 
     ended: bool = False

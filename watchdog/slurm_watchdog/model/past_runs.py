@@ -6,7 +6,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.slurm import SlurmJob
 
 
-class LoggedError(Struct, frozen=True, kw_only=True):
+class LoggedError(Struct):
     """An error line of a run as an agent reported it: who said it is found when the run is judged
     (diagnose/logs/reported_run.py)."""
 
@@ -18,7 +18,7 @@ class LoggedError(Struct, frozen=True, kw_only=True):
     """The node whose agent read it. A job's common log is read on one node, whichever rank wrote to it."""
 
 
-class RankLocation(Struct, frozen=True):
+class RankLocation(Struct, kw_only=False):
     """Where a rank runs."""
 
     rank: int
@@ -27,7 +27,7 @@ class RankLocation(Struct, frozen=True):
     gone_at: float | None = None  # Since when it was seen to be gone; None: it was not.
 
 
-class PastRun(Struct, frozen=True, kw_only=True):
+class PastRun(Struct):
     """A run of a job that is over. `*_at` are on the clock of `ClusterView.now`."""
 
     restarts: int
@@ -61,7 +61,7 @@ class PastRun(Struct, frozen=True, kw_only=True):
     batch_host: str | None = None
 
 
-class EndedJob(Struct, frozen=True, kw_only=True):
+class EndedJob(Struct):
     """A job that was seen running and is over. Slurm keeps it in its list for some minutes (MinJobAge)."""
 
     job: SlurmJob

@@ -7,7 +7,7 @@ from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack
 from slurm_watchdog.model.observations import MountProbe
 
 
-class DumpStacks(Struct, frozen=True, kw_only=True, tag="dump_stacks"):
+class DumpStacks(Struct, tag="dump_stacks"):
     """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
 
     id: str
@@ -16,7 +16,7 @@ class DumpStacks(Struct, frozen=True, kw_only=True, tag="dump_stacks"):
     expires_s: float = 60.0
 
 
-class ProbeMount(Struct, frozen=True, kw_only=True, tag="probe_mount"):
+class ProbeMount(Struct, tag="probe_mount"):
     """Write and read back on a mount, in `directory`, as `uid`; leaves nothing behind when it answers."""
 
     id: str
@@ -26,7 +26,7 @@ class ProbeMount(Struct, frozen=True, kw_only=True, tag="probe_mount"):
     expires_s: float = 60.0
 
 
-class WriteKillSwitch(Struct, frozen=True, kw_only=True, tag="write_kill_switch"):
+class WriteKillSwitch(Struct, tag="write_kill_switch"):
     """Create the kill switch of one run of one job, as the job's owner."""
 
     id: str
@@ -38,7 +38,7 @@ class WriteKillSwitch(Struct, frozen=True, kw_only=True, tag="write_kill_switch"
     expires_s: float = 60.0
 
 
-class RemoveKillSwitch(Struct, frozen=True, kw_only=True, tag="remove_kill_switch"):
+class RemoveKillSwitch(Struct, tag="remove_kill_switch"):
     """Remove a kill switch if, and only if, it holds exactly `content`: we wrote it."""
 
     id: str
@@ -49,7 +49,7 @@ class RemoveKillSwitch(Struct, frozen=True, kw_only=True, tag="remove_kill_switc
     expires_s: float = 300.0
 
 
-class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
+class EndProcess(Struct, tag="end_process"):
     """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
 
     The node refuses unless all of it is still so: this boot, this process (its start time) with this user and
@@ -69,7 +69,7 @@ class EndProcess(Struct, frozen=True, kw_only=True, tag="end_process"):
     expires_s: float = 30.0
 
 
-class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence"):
+class CollectEvidence(Struct, tag="collect_evidence"):
     """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a
     NodeEvidence."""
 
@@ -86,7 +86,7 @@ class CollectEvidence(Struct, frozen=True, kw_only=True, tag="collect_evidence")
 Command = DumpStacks | ProbeMount | WriteKillSwitch | RemoveKillSwitch | CollectEvidence | EndProcess
 
 
-class ProcessEnd(Struct, frozen=True, kw_only=True):
+class ProcessEnd(Struct):
     """What a node says of the process that it was to end, after it has done so, or has refused to."""
 
     gone: bool = False  # It has ended, or its number is another's by now.
@@ -97,7 +97,7 @@ class ProcessEnd(Struct, frozen=True, kw_only=True):
     refusal: str = ""  # Why nothing was sent.
 
 
-class CommandResult(Struct, frozen=True, kw_only=True):
+class CommandResult(Struct):
     """What became of one command. Every command is answered once, refusals included."""
 
     command_id: str
@@ -109,7 +109,7 @@ class CommandResult(Struct, frozen=True, kw_only=True):
     process: ProcessEnd | None = None
 
 
-class JobWatch(Struct, frozen=True, kw_only=True):
+class JobWatch(Struct):
     """What the controller tells an agent about a job that runs on its node."""
 
     job_id: str
@@ -129,7 +129,7 @@ class JobWatch(Struct, frozen=True, kw_only=True):
     kill_switch: str = ""  # Its directory is made ready on this node, owned by the job's owner.
 
 
-class Reply(Struct, frozen=True, kw_only=True):
+class Reply(Struct):
     """The controller's answer to a report."""
 
     commands: tuple[Command, ...] = ()

@@ -7,7 +7,7 @@ from slurm_watchdog.base.structs import Struct
 WHOLE = 255  # Of the shares in a WaitBlock.
 
 
-class RankKey(Struct, frozen=True):
+class RankKey(Struct, kw_only=False):
     """One process that holds a rank."""
 
     rank: int
@@ -16,7 +16,7 @@ class RankKey(Struct, frozen=True):
     start_ticks: int
 
 
-class WaitBlock(Struct, frozen=True, kw_only=True):
+class WaitBlock(Struct):
     """A minute or so. One byte a rank, in the order of `ranks`: thousands of ranks for hours."""
 
     begin_at: float
@@ -28,7 +28,7 @@ class WaitBlock(Struct, frozen=True, kw_only=True):
     gpu_idle: bytes  # The share of that time in which its GPU did nothing, in 255ths.
 
 
-class DumpedRank(Struct, frozen=True, kw_only=True):
+class DumpedRank(Struct):
     """Where one rank stood in one dump."""
 
     key: RankKey
@@ -39,7 +39,7 @@ class DumpedRank(Struct, frozen=True, kw_only=True):
     call: str  # `function (file:line)` of the innermost frame that is its own program's; empty: not known.
 
 
-class WaitDump(Struct, frozen=True, kw_only=True):
+class WaitDump(Struct):
     """One dump of all ranks, taken to see where they usually are."""
 
     at: float

@@ -53,7 +53,7 @@ class GpuNumbers(msgspec.Struct, frozen=True, array_like=True, gc=False):
     memory_used_bytes: int | None
 
 
-class Changes(Struct, frozen=True, kw_only=True):
+class Changes(Struct):
     """Makes a report one of changes: processes and GPUs that it does not name are as they were. See
     slurm_watchdog.wire.delta."""
 
@@ -64,7 +64,7 @@ class Changes(Struct, frozen=True, kw_only=True):
     whole: tuple[str, ...] = ()  # Lists of the report that are complete in it.
 
 
-class JobDirectives(Struct, frozen=True, kw_only=True):
+class JobDirectives(Struct):
     """What the processes of one run of a job have in their environment for the watchdog; see
     slurm_watchdog.controller.policy.owner_directives."""
 
@@ -75,7 +75,7 @@ class JobDirectives(Struct, frozen=True, kw_only=True):
     uid: int = -1  # The user whose process has them; -1: an earlier release does not say.
 
 
-class LeftOut(Struct, frozen=True, kw_only=True):
+class LeftOut(Struct):
     """Processes of one user that are there and not in a report, for there were too many: short helpers of a
     job, most often."""
 
@@ -87,14 +87,14 @@ class LeftOut(Struct, frozen=True, kw_only=True):
 # -- sections: what one collector saw in one tick ---------------------------------------------------------------
 
 
-class ProcessSection(Struct, frozen=True, kw_only=True):
+class ProcessSection(Struct):
     """Processes of jobs; all of them until the report is made, which names as many as it has room for."""
 
     processes: tuple[Process, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
 
-class LogSection(Struct, frozen=True, kw_only=True):
+class LogSection(Struct):
     """Log files of jobs, and what was read in them."""
 
     logs: tuple[LogFile, ...] = ()
@@ -102,21 +102,21 @@ class LogSection(Struct, frozen=True, kw_only=True):
     events_dropped: int = 0
 
 
-class MountSection(Struct, frozen=True, kw_only=True):
+class MountSection(Struct):
     """Filesystems that jobs use: which of them answered."""
 
     mounts: tuple[MountProbe, ...] = ()
     unanswered: tuple[NoAnswer, ...] = ()
 
 
-class CheckpointSection(Struct, frozen=True, kw_only=True):
+class CheckpointSection(Struct):
     """Checkpoints of jobs, and those that have become complete."""
 
     checkpoints: tuple[Checkpoint, ...] = ()
     events: tuple[Event, ...] = ()
 
 
-class GpuSection(Struct, frozen=True, kw_only=True):
+class GpuSection(Struct):
     """GPUs as NVML shows them, and what it announced."""
 
     gpus: tuple[Gpu, ...] = ()
@@ -124,45 +124,45 @@ class GpuSection(Struct, frozen=True, kw_only=True):
     node_events_dropped: int = 0
 
 
-class OrphanGpuProcessSection(Struct, frozen=True, kw_only=True):
+class OrphanGpuProcessSection(Struct):
     """Processes that hold a GPU without a job."""
 
     gpu_holders: tuple[GpuHolder, ...] = ()
 
 
-class KernelLogSection(Struct, frozen=True, kw_only=True):
+class KernelLogSection(Struct):
     """What the kernel logged about this node."""
 
     node_events: tuple[NodeEvent, ...] = ()
     node_events_dropped: int = 0
 
 
-class DirectiveSection(Struct, frozen=True, kw_only=True):
+class DirectiveSection(Struct):
     """What owners of jobs want of the watchdog."""
 
     wishes: tuple[JobDirectives, ...] = ()
 
 
-class SupervisorSection(Struct, frozen=True, kw_only=True):
+class SupervisorSection(Struct):
     """Supervisors of jobs whose batch host this is."""
 
     supervisors: tuple[JobSupervisor, ...] = ()
 
 
-class UsageSection(Struct, frozen=True, kw_only=True):
+class UsageSection(Struct):
     """What is in use of what has a limit, and what is waited for."""
 
     usages: tuple[Usage, ...] = ()
     pressures: tuple[Pressure, ...] = ()
 
 
-class LinkSection(Struct, frozen=True, kw_only=True):
+class LinkSection(Struct):
     """Network links of the node."""
 
     links: tuple[Link, ...] = ()
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct):
     """What one agent saw in one tick. A section is a field of its own type here, or, as in the first release,
     spread over fields of the same names: see `with_sections`. A new field has a default, so that an older
     agent or controller is understood."""

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base.structs import Struct
 
 
-class RunRecord(Struct, frozen=True, kw_only=True):
+class RunRecord(Struct):
     """One run, (job id, restart count). Times are dates (seconds since 1970); None: not known."""
 
     job_id: str
@@ -36,7 +36,7 @@ class RunRecord(Struct, frozen=True, kw_only=True):
     step_s: float | None = None  # Of one step, the median of the recent ones.
 
 
-class Spell(Struct, frozen=True, kw_only=True):
+class Spell(Struct):
     """An incident of one run: when it was open (dates)."""
 
     job_id: str

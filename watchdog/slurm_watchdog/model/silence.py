@@ -10,7 +10,7 @@ OF_JOBS = ("job:", "run:", "loop:", "chain:")
 (chain_broken). Whatever else an incident is about concerns others, too: a node, a GPU, a filesystem."""
 
 
-class Silence(Struct, frozen=True, kw_only=True):
+class Silence(Struct):
     """Of the selectors each that is given has to match; none of them matches a part of an incident."""
 
     id: str

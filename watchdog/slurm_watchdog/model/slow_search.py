@@ -5,7 +5,7 @@ from __future__ import annotations
 from slurm_watchdog.base.structs import Struct
 
 
-class SearchRun(Struct, frozen=True, kw_only=True):
+class SearchRun(Struct):
     """One run of the job: which nodes it used and how fast it was."""
 
     nodes: tuple[str, ...] = ()
@@ -17,7 +17,7 @@ class SearchRun(Struct, frozen=True, kw_only=True):
     step_id: str | None = None  # With `restarts`: another one in the same allocation is another run.
 
 
-class SlowSearch(Struct, frozen=True, kw_only=True):
+class SlowSearch(Struct):
     """Of one job. Dates are the controller's."""
 
     job_id: str

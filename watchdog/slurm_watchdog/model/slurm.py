@@ -38,7 +38,7 @@ def _spans(job_id: str) -> list[range] | None:
     return spans if sum(map(len, spans)) <= MAX_ELEMENTS else None
 
 
-class SlurmJob(Struct, frozen=True, kw_only=True):
+class SlurmJob(Struct):
     """One job as Slurm lists it. `None` means that Slurm did not say."""
 
     job_id: str
@@ -117,7 +117,7 @@ NEEDED = ("state", "restarts", "start_at", "uid", "nodes", "is_batch")
 """What has to be known of a job before anything is done to it."""
 
 
-class SlurmNode(Struct, frozen=True, kw_only=True):
+class SlurmNode(Struct):
     name: str
     address: str
     state: str
@@ -129,7 +129,7 @@ class SlurmNode(Struct, frozen=True, kw_only=True):
     unreadable: tuple[str, ...] = ()  # As in `SlurmJob`.
 
 
-class Reservation(Struct, frozen=True, kw_only=True):
+class Reservation(Struct):
     """Nodes that Slurm keeps for something from a date on."""
 
     name: str
@@ -144,7 +144,7 @@ class Reservation(Struct, frozen=True, kw_only=True):
         return "MAINT" in self.flags
 
 
-class SlurmPerson(Struct, frozen=True, kw_only=True):
+class SlurmPerson(Struct):
     """A user who is more than that in Slurm's accounting."""
 
     user: str
@@ -152,7 +152,7 @@ class SlurmPerson(Struct, frozen=True, kw_only=True):
     coordinates: tuple[str, ...] = ()  # Accounts that he is a coordinator of.
 
 
-class SlurmView(Struct, frozen=True, kw_only=True):
+class SlurmView(Struct):
     """One answer of Slurm: all jobs, all nodes, as far as it shows them to us."""
 
     jobs: tuple[SlurmJob, ...]

@@ -59,7 +59,7 @@ class OrderAnswer(StrEnum):
     """The command was ended, and could not be started again, or not without the nodes to avoid: `words` says why."""
 
 
-class SupervisorStatus(Struct, frozen=True, kw_only=True):
+class SupervisorStatus(Struct):
     """What a supervisor says of itself. Everything is the job owner's word."""
 
     protocol: int
@@ -89,7 +89,7 @@ class SupervisorStatus(Struct, frozen=True, kw_only=True):
     words: str = ""  # One sentence about the last start, end or order.
 
 
-class JobSupervisor(Struct, frozen=True, kw_only=True):
+class JobSupervisor(Struct):
     """The supervisor of one run of a job, as the agent of its batch host read it."""
 
     job_id: str  # As processes know it.
@@ -99,7 +99,7 @@ class JobSupervisor(Struct, frozen=True, kw_only=True):
     status: SupervisorStatus
 
 
-class Sighting(Struct, frozen=True, kw_only=True):
+class Sighting(Struct):
     """The last word of a supervisor, whether it lives or not; dates on the clock of who keeps it."""
 
     status: SupervisorStatus
@@ -107,7 +107,7 @@ class Sighting(Struct, frozen=True, kw_only=True):
     read_at: float  # When the agent found it so.
 
 
-class RestartOrder(Struct, frozen=True, kw_only=True):
+class RestartOrder(Struct):
     """End the command's step `step_id` and start the command again, without the nodes of `avoid`."""
 
     decision: str

@@ -15,7 +15,7 @@ class Resource(StrEnum):
     SHARED_MEMORY = "shared_memory"  # Bytes in /dev/shm.
 
 
-class Usage(Struct, frozen=True, kw_only=True):
+class Usage(Struct):
     """How much of something is in use. Without `job_id`: of the whole node."""
 
     resource: Resource
@@ -39,7 +39,7 @@ class Usage(Struct, frozen=True, kw_only=True):
         return self.used / self.limit if self.limit else 0.0
 
 
-class Pressure(Struct, frozen=True, kw_only=True):
+class Pressure(Struct):
     """How much of the last minute was spent waiting (the kernel's pressure stall information, Linux 4.20), of a job
     or of the node. Without it, no row."""
 

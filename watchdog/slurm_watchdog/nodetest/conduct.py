@@ -93,7 +93,7 @@ nothing hangs (docs/test-nodes.md); a job that hangs costs its own limit, minute
 Say = Callable[[str], None]
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class Terms(Struct):
     """How a test is done, and what all of its jobs have in common."""
 
     comment: str = ""  # whose the jobs are
@@ -238,7 +238,7 @@ async def run_all(
     return found
 
 
-class Report(Struct, frozen=True, kw_only=True):
+class Report(Struct):
     """All that came of it. Dates."""
 
     began_at: float
@@ -310,7 +310,7 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     return report
 
 
-class PastTest(Struct, frozen=True, kw_only=True):
+class PastTest(Struct):
     """One test of one node against which nothing was found: a line of the file."""
 
     node: str

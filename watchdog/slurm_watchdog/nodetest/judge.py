@@ -33,7 +33,7 @@ Past = Mapping[str, Sequence[Mapping[str, float]]]  # Node to the figures of its
 Pair = tuple[str, str]
 
 
-class Figure(Struct, frozen=True, kw_only=True):
+class Figure(Struct):
     """What a part has measured, and how it is compared: the fields are described where they are printed."""
 
     name: Text
@@ -66,7 +66,7 @@ class Figure(Struct, frozen=True, kw_only=True):
         return f"{text} {self.unit}".strip()
 
 
-class Fault(Struct, frozen=True, kw_only=True):
+class Fault(Struct):
     """What a part itself has found wrong."""
 
     what: Text
@@ -75,7 +75,7 @@ class Fault(Struct, frozen=True, kw_only=True):
     same: Text = ""  # Names the same on other nodes; empty: `what` does.
 
 
-class Line(Struct, frozen=True, kw_only=True):
+class Line(Struct):
     """A part has begun, or ended."""
 
     node: Text
@@ -94,7 +94,7 @@ class Line(Struct, frozen=True, kw_only=True):
         return f"{self.part} {self.about}".strip()
 
 
-class Measured(Struct, frozen=True, kw_only=True):
+class Measured(Struct):
     """What is known of one node, or of one pair (`name` is then `a b`)."""
 
     name: str
@@ -157,7 +157,7 @@ def measured(name: str, lines: Iterable[Line], missing: str = "") -> Measured:
 # ---------------------------------------------------------------------------------------------- nodes
 
 
-class NodeVerdict(Struct, frozen=True, kw_only=True):
+class NodeVerdict(Struct):
     """What a test says of one node."""
 
     node: str

@@ -67,7 +67,7 @@ class Caller(StrEnum):
     ATTACH = "attach"
 
 
-class JobNote(Struct, frozen=True, kw_only=True):
+class JobNote(Struct):
     """Whose a job is."""
 
     job_id: str
@@ -84,7 +84,7 @@ class JobNote(Struct, frozen=True, kw_only=True):
         return " ".join(f"{word} {name}".strip() for word, name in parts if name)
 
 
-class Notice(Struct, frozen=True, kw_only=True):
+class Notice(Struct):
     """One notification."""
 
     topic: Topic
@@ -141,7 +141,7 @@ def from_row(row: dict[str, Any]) -> Notice:
     return msgspec.convert(row, Notice)
 
 
-class Site(Struct, frozen=True, kw_only=True):
+class Site(Struct):
     """What messages say of the site: its cluster, and addresses of more about an incident where it has named any."""
 
     cluster: str

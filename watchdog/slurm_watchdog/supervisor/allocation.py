@@ -11,7 +11,7 @@ from slurm_watchdog.slurm.node_names import MAX_NODES, expand_nodes
 _REPEATED = re.compile(r"(\d{1,6})(?:\(x(\d{1,6})\))?")
 
 
-class Allocation(Struct, frozen=True, kw_only=True):
+class Allocation(Struct):
     """The job that this process is in."""
 
     job_id: str

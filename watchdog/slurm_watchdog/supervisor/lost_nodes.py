@@ -32,14 +32,14 @@ _NAMES = "|".join(sorted(each.replace("_", "[_-]") for each in NODES))
 _LEAST = re.compile(rf"(?:^|[\s\"'])--?(?:{_NAMES})(?:=|\s+)[\"']?(\d{{1,6}}):(\d{{1,6}})\b")
 
 
-class Missing(Struct, frozen=True):
+class Missing(Struct, kw_only=False):
     """A node of the command that Slurm has taken out of the job."""
 
     listings: int = 0  # Answers in a row without it.
     tries: int = 0  # Connections in vain, in a row.
 
 
-class Watch(Struct, frozen=True):
+class Watch(Struct, kw_only=False):
     """What was seen of the present start."""
 
     missing: Mapping[str, Missing] = {}

@@ -48,7 +48,7 @@ class NoSpare(Exception):
     """Too few nodes are left; the text is a sentence."""
 
 
-class Placement(Struct, frozen=True, kw_only=True):
+class Placement(Struct):
     """Nodes of one start, and the others of the allocation; each in the allocation's order."""
 
     nodes: tuple[str, ...]

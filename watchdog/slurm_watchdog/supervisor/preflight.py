@@ -31,7 +31,7 @@ MAX_LINE = 65_536
 Text = Annotated[str, Meta(max_length=4096)]
 
 
-class NodeLook(Struct, frozen=True, kw_only=True):
+class NodeLook(Struct):
     """What one node said of itself."""
 
     node: Text

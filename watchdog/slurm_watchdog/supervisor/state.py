@@ -39,7 +39,7 @@ class Ends(StrEnum):
     TREE = "tree"
 
 
-class Settings(Struct, frozen=True, kw_only=True):
+class Settings(Struct):
     """What does not change."""
 
     allocation: Allocation
@@ -48,7 +48,7 @@ class Settings(Struct, frozen=True, kw_only=True):
     least: int  # Nodes with which the command says that it can run, too, or `count`.
 
 
-class Run(Struct, frozen=True, kw_only=True):
+class Run(Struct):
     """All that the supervisor remembers."""
 
     settings: Settings
@@ -94,43 +94,43 @@ class Run(Struct, frozen=True, kw_only=True):
 # ------------------------------------------------------------------------------------ events
 
 
-class Tick(Struct, frozen=True):
+class Tick(Struct, kw_only=False):
     """Time has passed."""
 
 
-class Looked(Struct, frozen=True):
+class Looked(Struct, kw_only=False):
     """The look at the nodes is over."""
 
     suspects: Mapping[str, str]  # Node to what is wrong there, a part of a sentence.
 
 
-class NotBegun(Struct, frozen=True):
+class NotBegun(Struct, kw_only=False):
     """The command could not be started."""
 
     why: str
 
 
-class Begun(Struct, frozen=True):
+class Begun(Struct, kw_only=False):
     """The command runs."""
 
     ticks: int  # Since when: see SupervisorStatus.
 
 
-class StepsSeen(Struct, frozen=True):
+class StepsSeen(Struct, kw_only=False):
     """Steps that the present start has begun, all of them, oldest first; BATCH_STEP alone: Slurm lists none."""
 
     steps: tuple[str, ...]
     nodes: tuple[str, ...] = ()  # Where they run, as far as Slurm says.
 
 
-class Ordered(Struct, frozen=True):
+class Ordered(Struct, kw_only=False):
     """An order was found."""
 
     order: RestartOrder
     written_at: float  # Since the epoch, as its file says.
 
 
-class Ended(Struct, frozen=True, kw_only=True):
+class Ended(Struct):
     """The command has ended, or what was left of it has."""
 
     start: int  # Number of the start, from 1.
@@ -139,30 +139,30 @@ class Ended(Struct, frozen=True, kw_only=True):
     stopped: str = ""  # Who ended its step, where that was not itself: a part of a sentence.
 
 
-class Switch(Struct, frozen=True):
+class Switch(Struct, kw_only=False):
     """Whether our kill switch is there."""
 
     present: bool
 
 
-class Asked(Struct, frozen=True):
+class Asked(Struct, kw_only=False):
     """A signal came."""
 
     number: int
     ends: bool  # It asks for the end, as SIGTERM does.
 
 
-class Lost(Struct, frozen=True):
+class Lost(Struct, kw_only=False):
     """Nodes of the command are lost: it cannot continue."""
 
     nodes: tuple[str, ...]
 
 
-class NotRequeued(Struct, frozen=True):
+class NotRequeued(Struct, kw_only=False):
     """Slurm does not requeue the job."""
 
 
-class Beside(Struct, frozen=True):
+class Beside(Struct, kw_only=False):
     """Another supervisor of this job lives, or none any more."""
 
     pid: int  # 0: none.
@@ -175,13 +175,13 @@ Event: TypeAlias = (
 # ------------------------------------------------------------------------------------ actions
 
 
-class Look(Struct, frozen=True):
+class Look(Struct, kw_only=False):
     """Look at these nodes, and report it as Looked."""
 
     nodes: tuple[str, ...]
 
 
-class Begin(Struct, frozen=True):
+class Begin(Struct, kw_only=False):
     """Start the command on these nodes, and report it as Begun, or NotBegun."""
 
     placement: Placement
@@ -189,30 +189,30 @@ class Begin(Struct, frozen=True):
     resume_from: str = ""  # See SupervisorStatus.resumed_from.
 
 
-class SignalSteps(Struct, frozen=True):
+class SignalSteps(Struct, kw_only=False):
     """Send a signal to steps."""
 
     name: str
     steps: tuple[str, ...]
 
 
-class SignalTree(Struct, frozen=True):
+class SignalTree(Struct, kw_only=False):
     """Send a signal to all that the command has started on this host."""
 
     name: str
 
 
-class Forward(Struct, frozen=True):
+class Forward(Struct, kw_only=False):
     """Hand a signal on to the command."""
 
     number: int
 
 
-class Requeue(Struct, frozen=True):
+class Requeue(Struct, kw_only=False):
     """Have Slurm requeue the job, which ends all of it, and report NotRequeued where it does not."""
 
 
-class Say(Struct, frozen=True):
+class Say(Struct, kw_only=False):
     """A line for people."""
 
     text: str

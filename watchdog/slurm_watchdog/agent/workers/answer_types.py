@@ -16,7 +16,7 @@ from slurm_watchdog.model.observations import Checkpoint, Event, GpuHealth, LogF
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
-class IdentifiedProcess(Struct, frozen=True, kw_only=True):
+class IdentifiedProcess(Struct):
     """One process: who it is, and what its environment and its command line say."""
 
     index: int  # Its place in the request.
@@ -37,7 +37,7 @@ class IdentifiedProcess(Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class ResolvedCall(Struct, frozen=True, kw_only=True):
+class ResolvedCall(Struct):
     """The file that a blocked call is about."""
 
     index: int
@@ -61,7 +61,7 @@ class OpenDevices(msgspec.Struct, frozen=True, array_like=True, gc=False):
     devices: tuple[str, ...]
 
 
-class ThreadFacts(Struct, frozen=True, kw_only=True):
+class ThreadFacts(Struct):
     """The one of these that was asked for."""
 
     io: str | None = None  # The text of /proc/PID/io.
@@ -82,7 +82,7 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
     resent: int | None = None  # What these are: slurm_watchdog.model.links.Link.
 
 
-class ProcessState(Struct, frozen=True, kw_only=True):
+class ProcessState(Struct):
     """One process as the kernel shows it, for evidence."""
 
     pid: int
@@ -98,7 +98,7 @@ class ProcessState(Struct, frozen=True, kw_only=True):
     lock: LockWait | None = None
 
 
-class FollowedFile(LogFile, frozen=True, kw_only=True):
+class FollowedFile(LogFile):
     """One log file: what is new in it, and how far it was read."""
 
     events: tuple[Event, ...] = ()  # Without job and source.
@@ -106,7 +106,7 @@ class FollowedFile(LogFile, frozen=True, kw_only=True):
     seats: tuple[tuple[int, int, int, int], ...] = ()  # (pid, rank, local rank, world size), where Ray says it.
 
 
-class FollowedLogs(Struct, frozen=True, kw_only=True):
+class FollowedLogs(Struct):
     """What is new in the logs of one child."""
 
     files: tuple[FollowedFile, ...]
@@ -115,7 +115,7 @@ class FollowedLogs(Struct, frozen=True, kw_only=True):
     """(job, pattern, paths) of the patterns that were looked up in this request."""
 
 
-class LogEnd(Struct, frozen=True, kw_only=True):
+class LogEnd(Struct):
     """The last lines of one log, or why they could not be read."""
 
     path: str
@@ -123,7 +123,7 @@ class LogEnd(Struct, frozen=True, kw_only=True):
     error: str | None = None
 
 
-class LeftoverFiles(Struct, frozen=True, kw_only=True):
+class LeftoverFiles(Struct):
     """Files that a job has left behind."""
 
     flight_recorder: tuple[FoundFile, ...] = ()
@@ -132,7 +132,7 @@ class LeftoverFiles(Struct, frozen=True, kw_only=True):
     program: str | None = None  # Of the first process that lives: a core file of its neighbour is read with it.
 
 
-class Listeners(Struct, frozen=True, kw_only=True):
+class Listeners(Struct):
     """Who listens on one TCP port."""
 
     addresses: tuple[str, ...] = ()  # `127.0.0.1:28028`, of processes of the job.
@@ -162,14 +162,14 @@ class KnownSize(msgspec.Struct, frozen=True, array_like=True, gc=False):
     size_bytes: int | None
 
 
-class CheckpointMemory(Struct, frozen=True, kw_only=True):
+class CheckpointMemory(Struct):
     """What a scan of a directory is compared with: the child keeps nothing, so it travels to and fro."""
 
     footprints: dict[str, Footprint] = msgspec.field(default_factory=dict)  # By path.
     size: KnownSize | None = None
 
 
-class ScannedDirectory(Checkpoint, frozen=True, kw_only=True):
+class ScannedDirectory(Checkpoint):
     """One directory of checkpoints: its newest complete one, and the one that is being written."""
 
     memory: CheckpointMemory | None = None
@@ -178,7 +178,7 @@ class ScannedDirectory(Checkpoint, frozen=True, kw_only=True):
     at_ns: int = 0  # When `path` was complete, by the filesystem's clock.
 
 
-class ScannedTracker(Struct, frozen=True, kw_only=True):
+class ScannedTracker(Struct):
     """A tracker file that says a step."""
 
     job: str
@@ -187,7 +187,7 @@ class ScannedTracker(Struct, frozen=True, kw_only=True):
     age_s: float
 
 
-class ScannedClock(Struct, frozen=True, kw_only=True):
+class ScannedClock(Struct):
     """A file whose changes are progress."""
 
     job: str
@@ -197,7 +197,7 @@ class ScannedClock(Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
 
 
-class ScannedCheckpoints(Struct, frozen=True, kw_only=True):
+class ScannedCheckpoints(Struct):
     """All that one child was asked about."""
 
     directories: tuple[ScannedDirectory, ...] = ()
@@ -205,14 +205,14 @@ class ScannedCheckpoints(Struct, frozen=True, kw_only=True):
     clocks: tuple[ScannedClock, ...] = ()
 
 
-class SupervisorFile(Struct, frozen=True, kw_only=True):
+class SupervisorFile(Struct):
     """What a supervisor says of itself."""
 
     status: SupervisorStatus
     age_s: float  # Since it was written.
 
 
-class GpuHealthRow(GpuHealth, frozen=True, kw_only=True):
+class GpuHealthRow(GpuHealth):
     """Of one GPU, with the one value that is in NVML's unit."""
 
     memory_clock_mhz: int | None = None
@@ -222,7 +222,7 @@ GpuProcesses = tuple[tuple[int, int | None], ...]
 """(pid, bytes) of each process that computes; None: NVML does not know how many bytes."""
 
 
-class GpuRow(Struct, frozen=True, kw_only=True):
+class GpuRow(Struct):
     """One GPU in NVML's units. None: it does not say."""
 
     index: int
@@ -242,7 +242,7 @@ class GpuRow(Struct, frozen=True, kw_only=True):
     health: GpuHealthRow | UnsetType | None = UNSET
 
 
-class GpuReading(Struct, frozen=True, kw_only=True):
+class GpuReading(Struct):
     """All GPUs of a node, or why there is nothing to read."""
 
     missing: str = ""  # This node has no driver.
@@ -252,7 +252,7 @@ class GpuReading(Struct, frozen=True, kw_only=True):
     driver_s: float = 0.0  # Spent inside NVML.
 
 
-class ConfigCheck(Struct, frozen=True, kw_only=True):
+class ConfigCheck(Struct):
     """Whether an agent could run with a configuration file."""
 
     problems: tuple[str, ...] = ()

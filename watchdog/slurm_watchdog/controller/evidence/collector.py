@@ -70,7 +70,7 @@ RAS_PROBLEM = "RAS"  # In what an agent says of an answer that it did not get (a
 NO_VIEWS: Mapping[str, JobView] = MappingProxyType({})
 
 
-class CollectionLimits(Struct, frozen=True, kw_only=True):
+class CollectionLimits(Struct):
     """Bounds of all collections; durations in seconds."""
 
     at_once: int = 4  # Jobs of which evidence is collected at the same time; the others wait.

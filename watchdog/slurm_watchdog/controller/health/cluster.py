@@ -35,7 +35,7 @@ ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
 """An incident outranks blindness, and blindness a warning."""
 
 
-class HealthInputs(Struct, frozen=True, kw_only=True):
+class HealthInputs(Struct):
     """All that the judgement is made of, at one moment."""
 
     view: ClusterView
@@ -60,7 +60,7 @@ class HealthInputs(Struct, frozen=True, kw_only=True):
     personal: bool = False  # Of a `run` or `attach`.
 
 
-class Health(Struct, frozen=True, kw_only=True):
+class Health(Struct):
     """How everything is."""
 
     level: Level

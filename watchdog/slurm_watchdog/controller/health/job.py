@@ -56,7 +56,7 @@ PYTHON = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
 
 
-class Blind(Struct, frozen=True, kw_only=True):
+class Blind(Struct):
     """Why no job at all can be judged."""
 
     why: NotJudged
@@ -64,7 +64,7 @@ class Blind(Struct, frozen=True, kw_only=True):
     todo: str
 
 
-class JobContext(Struct, frozen=True, kw_only=True):
+class JobContext(Struct):
     """What is the same for every job of one look."""
 
     reporting: frozenset[str]

@@ -56,12 +56,12 @@ FORGET_AFTER_S = 3600.0
 after this."""
 
 
-class CorrelateSettings(Struct, frozen=True, kw_only=True):
+class CorrelateSettings(Struct):
     hold_s: Mapping[str, float]
     resolve_after_s: float = RESOLVE_AFTER_S
 
 
-class CorrelateContext(Struct, frozen=True, kw_only=True):
+class CorrelateContext(Struct):
     """When, and in which world, findings are turned into incidents."""
 
     mono: float

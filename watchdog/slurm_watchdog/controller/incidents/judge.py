@@ -127,7 +127,7 @@ def proves_stuck(incidents: Iterable[Incident], job_id: str) -> Incident | None:
     )
 
 
-class IncidentChange(Struct, frozen=True, kw_only=True):
+class IncidentChange(Struct):
     """One incident before and after a judgement; `before` None: it was opened."""
 
     before: Incident | None

@@ -20,7 +20,7 @@ Uid = int | None  # None: not known.
 Trouble = dict[str, dict[Uid, set[str]]]  # Kind -> user -> his jobs with an incident of that kind.
 
 
-class Crowd(Struct, frozen=True, kw_only=True):
+class Crowd(Struct):
     """How many have the same trouble at once."""
 
     users: int = 0

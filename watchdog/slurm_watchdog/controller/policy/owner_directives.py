@@ -37,7 +37,7 @@ _UNITS_S = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _PATIENCE = re.compile(r"(\d{1,6})\s*(s|m|min|h|d)")
 
 
-class OwnerDirectives(Struct, frozen=True, kw_only=True):
+class OwnerDirectives(Struct):
     """What the owner of one job wants; everything empty: nothing."""
 
     source: str = ""  # Where it stands, for people.

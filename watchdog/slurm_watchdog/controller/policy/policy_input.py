@@ -17,7 +17,7 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
-class PolicyInput(Struct, frozen=True, kw_only=True):
+class PolicyInput(Struct):
     """The world at the moment of a decision."""
 
     now_wall: float

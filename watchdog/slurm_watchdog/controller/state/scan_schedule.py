@@ -33,7 +33,7 @@ class ProcessBudget:
             self.most = max(AT_LEAST, (self.most + fitting) // 2)  # one tick more or less says little
 
 
-class ScheduledJob(Struct, frozen=True, kw_only=True):
+class ScheduledJob(Struct):
     """One job that waits to be looked at."""
 
     job_id: str

@@ -25,7 +25,7 @@ IN_ORDER = frozenset({signal.SIGHUP, signal.SIGINT, signal.SIGTERM})
 """With which launchers, Slurm and people end a process."""
 
 
-class End(Struct, frozen=True):
+class End(Struct, kw_only=False):
     """One process that ended, or several of which Slurm says so together."""
 
     line: int
@@ -70,7 +70,7 @@ class FirstToEnd(msgspec.Struct, frozen=True):
         return self.ends[0] if self.number == 1 and len(self.ends) == 1 else None
 
 
-class Felt(Struct, frozen=True):
+class Felt(Struct, kw_only=False):
     """Who says that it lost another one."""
 
     ranks: frozenset[int] = frozenset()

@@ -30,7 +30,7 @@ _ROTATED = late_regex(r"(?P<base>.+?)(?:\.(?P<place>\d{1,3})|-(?P<date>20\d{6}))
 _NO_RANK_STEMS = frozenset({"worker", "train", "proc", "process"})
 
 
-class NamedBy(Struct, frozen=True):
+class NamedBy(Struct, kw_only=False):
     """Who wrote a file, as its name has it."""
 
     key: str  # Files with the same key are of one job.

@@ -130,7 +130,7 @@ _JSON_HOST = late_regex(r'"(?:host|hostname|node|node_name)"\s*:\s*"(?P<host>[\w
 _JSON_LEVEL = late_regex(r'"(?:level|levelname|severity)"\s*:\s*"(?P<level>[A-Za-z]+)"')
 
 
-class Who(Struct, frozen=True):
+class Who(Struct, kw_only=False):
     """Whom a line's beginning names. Two lines of the same `Who` were most often written by the same process."""
 
     rank: int | None = None
@@ -147,7 +147,7 @@ class Who(Struct, frozen=True):
 NOBODY = Who()
 
 
-class Line(Struct, frozen=True):
+class Line(Struct, kw_only=False):
     """A line of a log; `text` still has its own indentation."""
 
     number: int

@@ -23,7 +23,7 @@ _BY_A_LOGGER = late_regex(r"\b(?:DEBUG|INFO|NOTICE)\b|\[NeMo I|^\W?I\d{4} ")
 """A level: such lines are flushed one by one."""
 
 
-class Behind(Struct, frozen=True):
+class Behind(Struct, kw_only=False):
     """Whose log stops first."""
 
     rank: int | None

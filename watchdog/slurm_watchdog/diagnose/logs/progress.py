@@ -55,7 +55,7 @@ LEAST_TICKS = 10
 """Most logs write whole seconds: steps are compared by them over 10 s and more, which a tick changes by a tenth."""
 
 
-class Progress(Struct, frozen=True, kw_only=True):
+class Progress(Struct):
     framework: str | None = None
     first_step: int | None = None
     last_step: int | None = None
@@ -72,7 +72,7 @@ class Progress(Struct, frozen=True, kw_only=True):
     """Where it says so in words that no program writes that dies: who falls over is torn down and summed up, too."""
 
 
-class Change(Struct, frozen=True, kw_only=True):
+class Change(Struct):
     line: int
     step: int | None
     before_s: float
@@ -81,7 +81,7 @@ class Change(Struct, frozen=True, kw_only=True):
     sure: bool = True
 
 
-class LossJump(Struct, frozen=True, kw_only=True):
+class LossJump(Struct):
     """A loss far above what it was for some steps."""
 
     line: int
@@ -94,7 +94,7 @@ class LossJump(Struct, frozen=True, kw_only=True):
     steps_since: int  # and how many were made after that.
 
 
-class NoNumber(Struct, frozen=True, kw_only=True):
+class NoNumber(Struct):
     """The loss is no number, up to the end."""
 
     line: int

@@ -48,7 +48,7 @@ def lines_since_last_step(run: PastRun, read_apart_s: float = 0.0) -> list[Logge
     return sorted(lines, key=lambda e: e.at)  # stable: what was read at once stays in its order
 
 
-class ReportedLine(Struct, frozen=True):
+class ReportedLine(Struct, kw_only=False):
     """An error line in its place."""
 
     number: int
@@ -61,7 +61,7 @@ class ReportedLine(Struct, frozen=True):
     read_on: str
 
 
-class ReportedRun(Struct, frozen=True):
+class ReportedRun(Struct, kw_only=False):
     """What is judged of a run, without what changes from one look to the next: two that are equal come to the same."""
 
     lines: tuple[ReportedLine, ...]
@@ -211,7 +211,7 @@ def _node_of(host: str | None, run: ReportedRun) -> str | None:
     return next((node for node in run.nodes if host is not None and short_host(node) == short_host(host)), None)
 
 
-class AttributedError(Struct, frozen=True):
+class AttributedError(Struct, kw_only=False):
     """An error line, and who said it as far as that is known."""
 
     error: LoggedError

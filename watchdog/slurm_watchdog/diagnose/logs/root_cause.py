@@ -93,7 +93,7 @@ LEAST_SIGNAL = 128
 """Of codes from here on a shell says which signal it was: that is the launcher's to say, and may be its own deed."""
 
 
-class Cause(Struct, frozen=True, kw_only=True):
+class Cause(Struct):
     """What the lines come to."""
 
     error: LoggedError  # The line that says most of the first failure.

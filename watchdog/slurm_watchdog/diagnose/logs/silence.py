@@ -36,7 +36,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 LONG_S = 3600.0  # By the lines' own count of the time that passed: as long as a start may take.
 
 
-class Waiting(Struct, frozen=True):
+class Waiting(Struct, kw_only=False):
     """From which line on nothing else was logged, and how many such lines; `words`: what they say."""
 
     line: int
@@ -99,7 +99,7 @@ CLOCKS_APART_S = 60.0
 """Two files that log the same steps so close in time have the same clock; zones differ by 15 min and more."""
 
 
-class Silence(Struct, frozen=True, kw_only=True):
+class Silence(Struct):
     silent_s: float
     limit_s: float
     reason: str

@@ -56,7 +56,7 @@ _WAYS = (_FULL, _MONTH_FIRST, _SHORT_YEAR, _NAMED, _GLOG, _SHORT, _CLOCK)
 """To write a time, in the order in which they are tried."""
 
 
-class Stamp(Struct, frozen=True):
+class Stamp(Struct, kw_only=False):
     sort: str  # `zoned`, `local` (a full date without a zone), `dated` (no year), `clock` (time of day).
     seconds: float  # Since 1970 as if its zone were UTC; of `clock` since midnight.
 

@@ -19,7 +19,7 @@ from slurm_watchdog.model.incidents import Culprit
 GONE = "its process had ended"
 
 
-class Options(Struct, frozen=True, kw_only=True):
+class Options(Struct):
     """What the caller knows besides the stacks."""
 
     ranks: int | None = None
@@ -30,7 +30,7 @@ class Options(Struct, frozen=True, kw_only=True):
     limits: PhaseLimits = SHIPPED  # The configuration's `detectors.collective_hang`.
 
 
-class StackCase(Struct, frozen=True, kw_only=True):
+class StackCase(Struct):
     """All that the rules look at."""
 
     given: Options

@@ -90,7 +90,7 @@ _SAYS_LITTLE = frozenset({Place.OTHER, Place.BACKWARD, Place.LOCK, Place.QUEUE})
 """Places of Python frames that native frames may correct."""
 
 
-class RankPlace(Struct, frozen=True, kw_only=True):
+class RankPlace(Struct):
     """Where one rank's main thread stands in one dump."""
 
     node: str

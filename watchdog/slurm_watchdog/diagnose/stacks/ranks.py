@@ -38,7 +38,7 @@ _NO_PYTHON = late_regex(r"find python version|no such process", re.IGNORECASE)
 _INNER = 8  # So deep below its callers Ray waits for an object.
 
 
-class RankProcess(Struct, frozen=True, kw_only=True):
+class RankProcess(Struct):
     """One rank, with every dump of it in the order in which they were given."""
 
     host: str = ""
@@ -49,7 +49,7 @@ class RankProcess(Struct, frozen=True, kw_only=True):
     source: str = ""
 
 
-class RankAssignment(Struct, frozen=True, kw_only=True):
+class RankAssignment(Struct):
     """Who is who in a set of dumps."""
 
     ranks: tuple[RankProcess, ...] = ()

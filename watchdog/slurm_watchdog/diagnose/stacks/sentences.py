@@ -33,7 +33,7 @@ from slurm_watchdog.model.observations import Role
 MAX_FRAMES = 40
 
 
-class StackGroup(Struct, frozen=True, kw_only=True):
+class StackGroup(Struct):
     """Ranks that stand in the same frames."""
 
     place: Place

@@ -29,7 +29,7 @@ _OTHER_ORDER = late_regex(r"--use[-_]tp[-_]pp[-_]dp[-_]mapping\b")
 _WORDS = {"tp": "tensor", "pp": "pipeline", "cp": "context"}
 
 
-class Topology(Struct, frozen=True, kw_only=True):
+class Topology(Struct):
     """Sizes of the groups; what is left of all ranks is data parallelism."""
 
     world: int

@@ -72,7 +72,7 @@ share a node, any number that is a minority."""
 _ROOTED = late_regex(r"_?(broadcast|bcast|scatter|gather|reduce)(_object(_list)?|_data|_coalesced)?$", re.IGNORECASE)
 
 
-class StackVerdict(Struct, frozen=True, kw_only=True):
+class StackVerdict(Struct):
     """The answer."""
 
     ranks: int

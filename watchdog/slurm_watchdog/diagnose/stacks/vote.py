@@ -32,7 +32,7 @@ STARVED_LOOKS = 3  # Dumps that found a process running, one after the other.
 MIN_APART_S = 2.0  # Two dumps closer than this say nothing about movement.
 
 
-class VoteGroup(Struct, frozen=True, kw_only=True):
+class VoteGroup(Struct):
     """Ranks that stand in the same frames."""
 
     place: Place
@@ -41,7 +41,7 @@ class VoteGroup(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
 
 
-class Vote(Struct, frozen=True, kw_only=True):
+class Vote(Struct):
     """What the stacks of all ranks say together."""
 
     groups: tuple[VoteGroup, ...] = ()  # Largest first.

@@ -14,7 +14,7 @@ ROOTS = ("<module>", "_run_module_as_main", "_shutdown")
 over. `threading._shutdown`, which waits for other threads then, says so by its own name."""
 
 
-class Dump(Struct, frozen=True, kw_only=True):
+class Dump(Struct):
     """The stacks of one process, once, and what the text around them says of the process."""
 
     source: str = ""  # The file.

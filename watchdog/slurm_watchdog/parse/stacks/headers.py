@@ -20,7 +20,7 @@ _FILE_WORDS = (
 )
 
 
-class DumpHeader(Struct, frozen=True):
+class DumpHeader(Struct, kw_only=False):
     """What a header says about one process. `label` is a number in front of lines (`srun --label`): a task, whose or
     what is not known."""
 

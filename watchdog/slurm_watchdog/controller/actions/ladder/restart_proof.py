@@ -16,7 +16,7 @@ PROOF = 2  # Steps above the one that was loaded that have to be seen.
 UNSEEN = 3  # Lines of a new run that may be missed: until Slurm lists it, what its log says counts for the run before.
 
 
-class StepsLost(Struct, frozen=True, kw_only=True):
+class StepsLost(Struct):
     """Steps that were made and have to be made again: what the logs prove, and what they leave open."""
 
     at_least: int

@@ -50,7 +50,7 @@ class Stage(StrEnum):
     NEXT_RUN = "next_run"  # A later run is going on, or is over.
 
 
-class LadderLimits(Struct, frozen=True, kw_only=True):
+class LadderLimits(Struct):
     """How long each operation may take, in seconds."""
 
     kill_switch_s: float = 60.0  # For the kill switch to be written to all nodes of the job.
@@ -71,7 +71,7 @@ class LadderLimits(Struct, frozen=True, kw_only=True):
     kill_s: float = 60.0  # … and after SIGKILL: one that is still there cannot be killed.
 
 
-class Observed(Struct, frozen=True, kw_only=True):
+class Observed(Struct):
     """What is known at this moment about the job of an action."""
 
     now: float  # Wall clock: journal entries carry dates, and survive a restart of the controller.
@@ -124,7 +124,7 @@ class Observed(Struct, frozen=True, kw_only=True):
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 
 
-class Execute(Struct, frozen=True, kw_only=True):
+class Execute(Struct):
     """Carry this operation out now."""
 
     operation: Operation
@@ -137,7 +137,7 @@ class Execute(Struct, frozen=True, kw_only=True):
     skip: str = ""  # Why nothing is done for this operation: its outcome is `skipped`, with these words.
 
 
-class Reconcile(Struct, frozen=True, kw_only=True):
+class Reconcile(Struct):
     """Write down the outcome of an operation whose answer was lost: the world shows it."""
 
     operation: Operation
@@ -146,12 +146,12 @@ class Reconcile(Struct, frozen=True, kw_only=True):
     detail: str
 
 
-class Wait(Struct, frozen=True, kw_only=True):
+class Wait(Struct):
     reason: str
     until: float | None = None  # Wall clock: when the ladder gives this up; None: not bounded by a time of its own.
 
 
-class Finish(Struct, frozen=True, kw_only=True):
+class Finish(Struct):
     end: ActionEnd
 
 

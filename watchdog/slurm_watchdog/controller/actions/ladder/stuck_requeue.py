@@ -14,7 +14,7 @@ from slurm_watchdog.model.stuck_node import is_unkillable, why_not
 SHOWN = 3  # Processes of a node that are named one by one.
 
 
-class StuckNode(Struct, frozen=True, kw_only=True):
+class StuckNode(Struct):
     """A node on which the old run of a requeued job has not ended."""
 
     name: str

@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from slurm_watchdog.config.exceptions import Except, Match
 from slurm_watchdog.config.loading import parse_config
+from slurm_watchdog.config.policy import Except, Match
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.actions import (
     Action,

@@ -16,7 +16,7 @@ from msgspec.structs import FieldInfo
 
 from slurm_watchdog.config.converting import options_of, way_of
 from slurm_watchdog.config.detectors import Detector
-from slurm_watchdog.config.exceptions import Except, Match, Values
+from slurm_watchdog.config.policy import Except, Match, Values
 from slurm_watchdog.config.schema import Config, Expert
 from slurm_watchdog.detect import registry
 from slurm_watchdog.knowledge import limits

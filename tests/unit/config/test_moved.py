@@ -94,6 +94,7 @@ def test_what_was_in_four_lists_is_in_one_behind_what_is_there() -> None:
             "policy.overrides[0].kinds",
             "not a kind of incident",
         ),
+        ("jobs: {opt_out_comment: hands off}", "jobs.opt_out_comment", "would be acted on"),
         ("thresholds: [{match: {user: a}, detectors: {x: {}}}]", "thresholds[0].detectors.x", "judges no single job"),
         ("notify: {slack: {mentions: {ann: U123}}}", "notify.slack.mentions.ann.match.ann", "unknown key"),
         (

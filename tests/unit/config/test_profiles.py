@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slurm_watchdog.config.exceptions import Except
 from slurm_watchdog.config.loading import load_config
+from slurm_watchdog.config.policy import Except
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.guards import ASKED_FOR, GUARDS
 from slurm_watchdog.controller.policy.owner_directives import VARIABLES

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
-from slurm_watchdog.config.removed import REMOVED, take_removed
+from slurm_watchdog.config.moved import REMOVED, take_removed
 
 ROWS = {
     "notify.mail.server": "use A",

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 
-from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.config.controller import Jobs
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue

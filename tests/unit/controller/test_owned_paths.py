@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.config.controller import Jobs
 from slurm_watchdog.controller.actions.owned_paths import READ_WITHIN_S, OwnedPaths, is_named_after
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.model.observations import Role

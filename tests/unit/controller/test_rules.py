@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from slurm_watchdog.actuate.by_slurm import TARGETS, options_for
 from slurm_watchdog.config.converting import options_of
-from slurm_watchdog.config.exceptions import Values
 from slurm_watchdog.config.loading import ConfigError, parse_config
+from slurm_watchdog.config.policy import Values
 from slurm_watchdog.config.schema import Config
-from slurm_watchdog.controller.actions.from_config import ladder_limits_of
+from slurm_watchdog.controller.actions.ladder.state import ladder_limits_of
 from slurm_watchdog.controller.policy.owner_directives import (
     OwnerDirectives,
     directives_of,

@@ -1,28 +1,19 @@
-"""Where options were in releases before this one: a file that has them there loads, with a warning for each."""
+"""Options that were elsewhere before this release, or are no more (moved.conf): a file that has them loads, with a
+warning for each."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Final
 
 from slurm_watchdog.config.converting import Wrong
-from slurm_watchdog.config.removed import take_removed
 
-SECTIONS: Final = ("agent", "controller", "slurm", "security", "jobs", "policy", "ladder", "knowledge", "node_tests")
-MOVED: Final[tuple[tuple[str, str], ...]] = (
-    *((name, f"expert.{name}") for name in SECTIONS),
-    ("mode", "restart"),
-    ("expert.agent.controller_url", "controller"),
-    ("expert.agent.standby_urls", "controller"),
-    ("expert.policy.budget", "restarts_per_hour"),
-    ("expert.ladder.checkpoint_limit", "expert.policy.checkpoint_limit"),
-    ("expert.ladder.signal_limit", "expert.policy.signal_limit"),
-    ("expert.jobs.stall_after_floor", "expert.policy.stall_after_floor"),
-    ("notify.slack.mentions.default", "notify.slack.mention"),
-)
-"""Old place -> new one, in this order: a row may begin with what a row before it has moved. Rows stay for one
-release."""
+ROWS: Final = Path(__file__).with_name("moved.conf").read_text(encoding="utf-8").splitlines()
+MOVED: Final = [tuple(row.split(" -> ")) for row in ROWS if " -> " in row]
+REMOVED: Final = dict(row.split(": ", 1) for row in ROWS if ": " in row and not row.startswith("#"))
 RESTART_OF_MODE: Final = {"observe": "never", "act": "all"}
+OPT_OUT: Final = "watchdog=off"
 OFF: Final = ("off", False)  # As YAML reads it.
 
 
@@ -40,6 +31,10 @@ class Moves:
                 written = self.written(old)
                 self._warn(old, new)
                 self._put(new, inside.pop(name), written)
+        words = self._at("expert", "jobs", "opt_out_comment")
+        if words not in (None, "", OPT_OUT):
+            why = f"jobs with these words would be acted on: use {OPT_OUT}, or an entry of except with restart: never"
+            self.wrong.append((self.written("expert.jobs.opt_out_comment"), why))
         self.warned += [(self.written(path), why) for path, why in take_removed(data)]
         self._exceptions()
 
@@ -148,3 +143,29 @@ def _restart_of(mode: Any) -> Any:
 
 def _listed(value: Any) -> list[Any]:
     return value if isinstance(value, list) else [value] if value else []
+
+
+def take_removed(data: dict[str, Any], rows: Mapping[str, str] = REMOVED) -> list[tuple[str, str]]:
+    """Takes the removed options out of a file's values, in place; those of `except`, too. Returns the path of
+    each, with the sentence about it."""
+    found: list[tuple[str, str]] = []
+    for path, instead in rows.items():
+        for place in ("", "expert.", "thresholds.*.", "except.*."):
+            *names, name = f"{place}{path}".split(".")
+            for at, section in _sections(data, names, ""):
+                if name in section:
+                    del section[name]
+                    found.append((f"{at}.{name}".strip("."), f"was removed and has no effect; {instead}"))
+    return found
+
+
+def _sections(inside: Any, names: list[str], at: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The mappings below `names`, each with its path; `*` is any key, or any of a list."""
+    if not names:
+        yield from ((at, inside),) if isinstance(inside, dict) else ()
+    elif isinstance(inside, list) and names[0] == "*":
+        for index, each in enumerate(inside):
+            yield from _sections(each, names[1:], f"{at}[{index}]")
+    elif isinstance(inside, dict):
+        for name in inside if names[0] == "*" else names[:1]:
+            yield from _sections(inside.get(name), names[1:], f"{at}.{name}".strip("."))

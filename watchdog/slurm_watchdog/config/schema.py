@@ -11,12 +11,10 @@ from collections.abc import Iterator
 from typing import Annotated, Final
 
 from slurm_watchdog.config.agent import Agent
-from slurm_watchdog.config.controller import Controller, Slurm
+from slurm_watchdog.config.controller import Controller, Jobs, Slurm
 from slurm_watchdog.config.detectors import Detectors
-from slurm_watchdog.config.exceptions import Exceptions
-from slurm_watchdog.config.jobs import Jobs
 from slurm_watchdog.config.notify import Notify
-from slurm_watchdog.config.policy import Policy
+from slurm_watchdog.config.policy import Exceptions, Policy
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.config.types import (
     AbsolutePath,

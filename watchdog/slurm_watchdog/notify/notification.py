@@ -16,7 +16,7 @@ from msgspec.structs import asdict, replace
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, one_line, plural, to_show
-from slurm_watchdog.config.exceptions import Exceptions, values_for
+from slurm_watchdog.config.policy import Exceptions, values_for
 from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision
 from slurm_watchdog.model.headline import BUSY, headline, needs_person, response
 from slurm_watchdog.model.incidents import Culprit, Incident, Severity

@@ -24,7 +24,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import wait_for
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.python310 import run_module
-from slurm_watchdog.config.exceptions import Except, Match
+from slurm_watchdog.config.policy import Except, Match
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.config.types import Section
 from slurm_watchdog.controller.app import live, open_doors

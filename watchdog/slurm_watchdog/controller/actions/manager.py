@@ -15,7 +15,7 @@ from slurm_watchdog.config.policy import Policy
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
-from slurm_watchdog.controller.actions.from_config import ladder_limits_of
+from slurm_watchdog.controller.actions.ladder.state import ladder_limits_of
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.node_history import quarantine

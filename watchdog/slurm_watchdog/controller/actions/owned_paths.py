@@ -9,7 +9,7 @@ from itertools import takewhile
 
 from msgspec.structs import replace
 
-from slurm_watchdog.config.jobs import Jobs
+from slurm_watchdog.config.controller import Jobs
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives, directives_of, fill
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.run import ids_on

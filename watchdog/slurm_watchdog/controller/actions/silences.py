@@ -14,7 +14,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from slurm_watchdog.base import clock
-from slurm_watchdog.config.exceptions import Exceptions, OfJob, values_for
+from slurm_watchdog.config.policy import Exceptions, OfJob, values_for
 from slurm_watchdog.controller.health.cluster import is_announced
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from slurm_watchdog.config.exceptions import Values, values_for
+from slurm_watchdog.config.policy import Values, values_for
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.owner_directives import OwnerDirectives
 from slurm_watchdog.detect.registry import MAY_ACT, spec_of

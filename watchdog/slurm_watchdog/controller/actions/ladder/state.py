@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode
 from slurm_watchdog.knowledge.rungs import GENTLE
@@ -181,6 +182,23 @@ def ladder_of(decision: Decision) -> tuple[Rung, ...]:
     if decision.action is Action.GRACEFUL_RESTART:
         return (Rung.KILL_SWITCH, Rung.REQUEUE)
     return (Rung.EVIDENCE, Rung.REQUEUE) if decision.asked_by is None else (Rung.REQUEUE,)
+
+
+def ladder_limits_of(config: Config) -> LadderLimits:
+    """The limits of the operations by the configuration."""
+    policy, ladder = config.policy, config.ladder
+    return LadderLimits(
+        checkpoint_s=policy.checkpoint_limit,
+        signal_s=policy.signal_limit,
+        exit_s=ladder.exit_limit,
+        step_s=ladder.step_limit,
+        confirm_s=ladder.confirm_limit,
+        set_down_after_s=ladder.set_down_after,
+        evidence=True,
+        exclusion_s=policy.exclusion_lifetime,
+        max_drained_nodes=policy.max_drained_nodes,
+        drained_percent=policy.drained_percent,
+    )
 
 
 def limits_for(decision: Decision, limits: LadderLimits) -> LadderLimits:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from slurm_watchdog.base.python310 import run_code
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
+from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.model.documents import Paused, Status
 
 PROGRAM = "from slurm_watchdog.cli.main import main; main()"

@@ -21,7 +21,7 @@ from slurm_watchdog.cli.bundle import (
     stack_lines,
     write_bundle,
 )
-from slurm_watchdog.cli.client import ClientError
+from slurm_watchdog.cli.options import ClientError
 
 MAIN = {
     "thread_id": 7,

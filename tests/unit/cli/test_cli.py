@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from slurm_watchdog import __version__
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.main import main, renamed
+from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.cli.restart import Row, parse_date
 from slurm_watchdog.model.actions import OperationOutcome
 from slurm_watchdog.model.documents import ActionRun, Operation, SelectedJob, Status

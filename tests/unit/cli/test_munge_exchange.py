@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.munge_exchange import MungeExchange, MungeExchanges
+from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.identity.munge_protocol import request_digest
 
 MUNGE = "#!/bin/sh\nread -r digest; echo MUNGE:$digest:\n"

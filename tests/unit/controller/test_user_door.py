@@ -20,8 +20,8 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.munge_exchange import MungeExchange
+from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.controller.api.asking import UserLookup
 from slurm_watchdog.controller.api.user_door import (
     ADDRESS_BURST,

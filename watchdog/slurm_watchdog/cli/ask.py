@@ -7,7 +7,7 @@ import sys
 import uuid
 from collections.abc import Sequence
 from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 from click.core import ParameterSource
@@ -31,14 +31,11 @@ from slurm_watchdog.cli.options import (
     table_option,
     value,
 )
-from slurm_watchdog.cli.terminal import as_text, duration, sentence, show, who
+from slurm_watchdog.cli.terminal import duration, sentence, show, who
 from slurm_watchdog.model.documents import Incident, Paused, PauseRequest, SilenceRequest, Silences
 from slurm_watchdog.model.incidents import Culprit
 from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.node_documents import NodeEventRequest, NodeHistory, NodeTable
-
-if TYPE_CHECKING:
-    from slurm_watchdog.knowledge.remediation_hints import Hint
 
 WEEK_S = 7 * 86400.0
 HOUR_S = 3600.0
@@ -85,6 +82,8 @@ def incidents(asked: Asked, job_id: str | None, **which: Any) -> None:
       slurm-watchdog incidents --since 7d --kind gpu_fault --limit 20
       slurm-watchdog incidents --journal ~/.slurm-watchdog/4711   of an `run --job` that has ended
     """
+    from slurm_watchdog.cli.show import hints_of
+
     which["owner_uid"] = _uid(which.pop("user"))
     known = asked.client().get(list[Incident], "/v1/incidents", job=job_id)
     found = wanted(known, clock.wall(), **which)
@@ -147,15 +146,6 @@ def named(culprits: Sequence[Culprit]) -> str:
     """The first of them, and how many more there are."""
     more = f" +{len(culprits) - 1}" if len(culprits) > 1 else ""
     return who(culprits[0]) + more if culprits else "-"
-
-
-def hints_of(incident: Incident) -> tuple[Hint, ...]:
-    """What it usually is and what to try: advice, read from its kind and from the lines that it quotes."""
-    from slurm_watchdog.detect.registry import spec_of
-    from slurm_watchdog.diagnose.incident_hints import incident_hints
-
-    facts = [as_text(fact) for fact in incident.evidence]
-    return incident_hints(incident.kind, incident.summary, facts, spec_of(incident.kind).hint)
 
 
 @click.command()

@@ -24,7 +24,7 @@ from slurm_watchdog import __version__
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.redact import mask_line
 from slurm_watchdog.base.text import columns
-from slurm_watchdog.cli.client import ClientError
+from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.cli.terminal import moment
 from slurm_watchdog.parse.stacks.py_spy_json import whole_dumps
 

@@ -14,7 +14,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, EXIT_USAGE, Refusal
+from slurm_watchdog.cli.options import ClientError, error_text
 
 if TYPE_CHECKING:
     from slurm_watchdog.cli.munge_exchange import MungeExchanges
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 DEADLINE_S = 10.0  # For one whole request, from connecting to the last byte.
-MAX_ERROR = 2000
 MAX_BYTES = 64 * 1024**2  # Stacks of a thousand ranks are a few MiB; more than this is not an answer of ours.
 
 SERVICE_SOCKET = "/run/slurm-watchdog/controller.sock"
@@ -34,26 +33,6 @@ _IS_IT_RUNNING = (
 _SEE_ITS_LOG = "See its log: journalctl -u slurm-watchdog-controller -n 50"
 _HAS_IT_ENDED = "Has that `run` ended? Its journal answers: slurm-watchdog incidents --journal {}"
 Exchange = Callable[[str, str, bytes], tuple[int, str, bytes]]  # (method, target, body) to (status, its words, body).
-
-
-class ClientError(Refusal):
-    """A request that got no good answer: `what` failed, and what `todo` next, each a sentence. Its exit code is wrong
-    usage where the controller has refused the request, otherwise unknown."""
-
-    def __init__(
-        self, what: str, todo: str = "", http_status: int | None = None, code: str = "", *, untaken: bool = False
-    ):
-        is_refused = http_status is not None and 400 <= http_status < 500
-        super().__init__([what], todo, EXIT_USAGE if is_refused else EXIT_UNKNOWN)
-        self.what = what
-        self.http_status = http_status  # Set when the controller itself answered with an error.
-        self.code = code  # The controller's word for programs, such as `hangs`.
-        self.untaken = untaken  # No controller has taken the request, so that another one can be asked the same.
-
-    @property
-    def is_final(self) -> bool:
-        """Whether the controller has refused the request itself: to ask again changes nothing. 429: ask later."""
-        return self.http_status is not None and 400 <= self.http_status < 500 and self.http_status != 429
 
 
 class _UnixConnection(http.client.HTTPConnection):
@@ -174,12 +153,3 @@ class Client:
 
 def _filled(path: str, parts: tuple[object, ...]) -> str:
     return path.format(*(quote(str(each), safe="") for each in parts))
-
-
-def error_text(data: bytes, key: str) -> str:
-    """One text of an error's document: its sentence, or its word for programs."""
-    try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
-        return ""
-    return str(document.get(key) or "")[:MAX_ERROR] if isinstance(document, dict) else ""

@@ -22,6 +22,7 @@ from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     EXIT_USAGE,
     JOB_ID,
+    ClientError,
     Refusal,
     config_option,
     flag,
@@ -87,7 +88,6 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
     """
     if not JOB_ID.fullmatch(given[0]) or os.path.exists(given[0]):
         _diagnose_files(given, config_file, as_json)
-    from slurm_watchdog.cli.client import ClientError
     from slurm_watchdog.cli.find_controller import choose
 
     try:
@@ -113,7 +113,6 @@ def diagnose(given: tuple[str, ...], socket_path: str | None, config_file: str |
 def _collect(client: Client, job_id: str, *, quiet: bool) -> DiagnosisProgress:
     """Asks the nodes, and waits until all have answered or it is over. Raises ClientError."""
     from slurm_watchdog.base.loop import wait_readable
-    from slurm_watchdog.cli.client import ClientError
     from slurm_watchdog.model.diagnosis_documents import DiagnosisProgress
     from slurm_watchdog.model.documents import JobRequest
 
@@ -138,7 +137,6 @@ def _diagnose_files(given: Sequence[str], config_file: str | None, as_json: bool
     import shutil
     import tempfile
 
-    from slurm_watchdog.cli.client import ClientError
     from slurm_watchdog.cli.group_stacks import read_stacks
 
     config = configured(config_file)

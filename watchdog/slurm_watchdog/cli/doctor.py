@@ -14,7 +14,6 @@ from msgspec import to_builtins
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.python310 import run_code
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.client import ClientError
 from slurm_watchdog.cli.find_controller import choose
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -22,6 +21,7 @@ from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     EXIT_USAGE,
     JOB,
+    ClientError,
     Refusal,
     flag,
     load_or_exit,

@@ -12,9 +12,10 @@ from typing import Any
 
 import click
 
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.options import (
     EXIT_USAGE,
+    ClientError,
     Refusal,
     journal_option,
     load_or_exit,

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from slurm_watchdog.cli.client import ClientError, error_text
+from slurm_watchdog.cli.options import ClientError, error_text
 from slurm_watchdog.identity.munge_protocol import STANDBY, SealedAnswer, request_digest
 
 SCHEME = "munge://"

@@ -31,6 +31,7 @@ DEFAULT_SOCKET = "/run/slurm-watchdog/controller.sock"
 
 
 JOB_ID = re.compile(r"\d+(_\d+)?", re.ASCII)
+MAX_ERROR = 2000  # Characters of a sentence that a controller answers.
 NODE_SET = re.compile(r"[\w.\-\[\],]+", re.ASCII)
 
 
@@ -132,6 +133,35 @@ class Refusal(click.ClickException):
         """As click's, without its `Error:`."""
         for line in filter(None, (*self.lines, self.todo)):
             click.echo(line, err=True)
+
+
+class ClientError(Refusal):
+    """A request that got no good answer: `what` failed, and what `todo` next, each a sentence. Its exit code is wrong
+    usage where the controller has refused the request, otherwise unknown."""
+
+    def __init__(
+        self, what: str, todo: str = "", http_status: int | None = None, code: str = "", *, untaken: bool = False
+    ):
+        is_refused = http_status is not None and 400 <= http_status < 500
+        super().__init__([what], todo, EXIT_USAGE if is_refused else EXIT_UNKNOWN)
+        self.what = what
+        self.http_status = http_status  # Set when the controller itself answered with an error.
+        self.code = code  # The controller's word for programs, such as `hangs`.
+        self.untaken = untaken  # No controller has taken the request, so that another one can be asked the same.
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the controller has refused the request itself: to ask again changes nothing. 429: ask later."""
+        return self.http_status is not None and 400 <= self.http_status < 500 and self.http_status != 429
+
+
+def error_text(data: bytes, key: str) -> str:
+    """One text of an error's document: its sentence, or its word for programs."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError):
+        return ""
+    return str(document.get(key) or "")[:MAX_ERROR] if isinstance(document, dict) else ""
 
 
 def load_or_exit(config_file: str, *, with_knowledge: bool = True) -> Config:

@@ -14,8 +14,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from slurm_watchdog.cli.client import Client, ClientError
-from slurm_watchdog.cli.options import INSTALL, needs_package
+from slurm_watchdog.cli.client import Client
+from slurm_watchdog.cli.options import INSTALL, ClientError, needs_package
 from slurm_watchdog.standalone.own_runs import JOURNAL
 
 if TYPE_CHECKING:

@@ -16,12 +16,13 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.python310 import read_iso_time
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.find_controller import Asked, asks_controller
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
     EXIT_FOUND,
     EXIT_UNKNOWN,
+    ClientError,
     expand_nodes,
     flag,
     job_arguments,

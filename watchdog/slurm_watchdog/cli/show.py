@@ -6,17 +6,16 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.text import plural, to_show
-from slurm_watchdog.cli.ask import hints_of
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, own_place
-from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, Refusal, flag, value
+from slurm_watchdog.cli.options import EXIT_FINE, EXIT_FOUND, JOB_ID, NODE_SET, ClientError, Refusal, flag, value
 from slurm_watchdog.cli.terminal import as_text, drawn_columns, print_lines, render, sentence
 from slurm_watchdog.model.diagnosis_documents import Diagnosis
 from slurm_watchdog.model.documents import ActionRun, DecisionSummary, Evidence, Explanation, Incident
@@ -24,6 +23,9 @@ from slurm_watchdog.model.lost_time import Report
 from slurm_watchdog.model.node_documents import NodeHistory
 from slurm_watchdog.model.run_record import RunRecord
 from slurm_watchdog.model.slurm_states import ALIVE
+
+if TYPE_CHECKING:
+    from slurm_watchdog.knowledge.remediation_hints import Hint
 
 SCREEN_LINES = 20  # What is printed without `--all`: it fits a terminal of 24 lines with the prompt.
 CELL_LINES = 3  # Of one sentence on that screen.
@@ -304,3 +306,12 @@ def print_node(asked: Asked, found: NodeHistory, everything: bool = True) -> Non
     shown = found.history[:left]
     asked.answer(found, lambda: _print(everything, found.node, "node", found=found, history=shown))
     sys.exit(EXIT_FOUND if found.suspect else EXIT_FINE)
+
+
+def hints_of(incident: Incident) -> tuple[Hint, ...]:
+    """What it usually is and what to try: advice, read from its kind and from the lines that it quotes."""
+    from slurm_watchdog.detect.registry import spec_of
+    from slurm_watchdog.diagnose.incident_hints import incident_hints
+
+    facts = [as_text(fact) for fact in incident.evidence]
+    return incident_hints(incident.kind, incident.summary, facts, spec_of(incident.kind).hint)

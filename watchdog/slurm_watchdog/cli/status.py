@@ -14,9 +14,9 @@ from msgspec import structs
 
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.capped import CAPS
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.find_controller import Asked, asks_controller, describe, own_instead
-from slurm_watchdog.cli.options import EXIT_UNKNOWN, FiniteRange, flag, table_option, value, versioned
+from slurm_watchdog.cli.options import EXIT_UNKNOWN, ClientError, FiniteRange, flag, table_option, value, versioned
 from slurm_watchdog.cli.terminal import drawn_columns, print_lines, redraw, render, sentence
 from slurm_watchdog.model.documents import ControllerState, IncidentCounts, Job, JobHealth, Nodes, SlurmState, Status
 

@@ -17,7 +17,7 @@ import click
 from msgspec import to_builtins
 from msgspec.structs import replace
 
-from slurm_watchdog.cli.client import Client, ClientError
+from slurm_watchdog.cli.client import Client
 from slurm_watchdog.cli.find_controller import find_socket
 from slurm_watchdog.cli.options import (
     EXIT_FINE,
@@ -25,6 +25,7 @@ from slurm_watchdog.cli.options import (
     EXIT_UNKNOWN,
     EXIT_USAGE,
     PARTITION,
+    ClientError,
     FiniteRange,
     config_option,
     flag,

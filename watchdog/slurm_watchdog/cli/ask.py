@@ -27,6 +27,7 @@ from slurm_watchdog.cli.options import (
     check_job,
     expand_nodes,
     flag,
+    parsed,
     seconds_of,
     table_option,
     value,
@@ -180,18 +181,15 @@ def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
     sys.exit(EXIT_FOUND if found.suspects else EXIT_FINE)
 
 
-def _date(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """A callback of an option: a local date, such as 2026-11-01 or 2026-11-01T06:00. Raises click.BadParameter."""
-    try:
-        return None if value is None else read_iso_time(value).astimezone().timestamp()
-    except (ValueError, OverflowError):
-        raise click.BadParameter(f"{value!r} is not a date such as 2026-11-01 or 2026-11-01T06:00") from None
+date_of = parsed(
+    lambda value: read_iso_time(value).astimezone().timestamp(), "is not a date such as 2026-11-01 or 2026-11-01T06:00"
+)
 
 
 @click.command()
 @flag("--week", help="The last seven days. [default]")
-@value("--from", "since", callback=_date, metavar="DATE", help="From this local date on.")
-@value("--to", "until", callback=_date, metavar="DATE", help="Up to this local date. [default: now]")
+@value("--from", "since", callback=date_of, metavar="DATE", help="From this local date on.")
+@value("--to", "until", callback=date_of, metavar="DATE", help="Up to this local date. [default: now]")
 @value(*USER, metavar="USER", help="Jobs of these users alone, names or globs with commas.")
 @value("-A", "--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
 @value(*PARTITION, metavar="PARTITION", help="Jobs of these partitions alone.")

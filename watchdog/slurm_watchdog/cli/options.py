@@ -221,14 +221,25 @@ INSTALL = "Install it with: pip install 'slurm-training-watchdog[controller]'"
 ON_TOP = "Type it on the management or a login node, or install the package slurm-watchdog-controller here, too."
 
 
-def seconds_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """A callback of an option: the seconds of a duration such as `2h`. Raises click.BadParameter."""
+def parsed(parse: Callable[[str], float], wrong: str = "") -> Callable[..., float | None]:
+    """A callback of an option: what `parse` makes of it. The error is that of `parse`, or `wrong`."""
+
+    def callback(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
+        try:
+            return None if value is None else parse(value)
+        except (ValueError, OverflowError) as error:
+            raise click.BadParameter(f"{value!r} {wrong}" if wrong else str(error)) from None
+
+    return callback
+
+
+def _seconds(value: str) -> float:
     from slurm_watchdog.config.types import parse_duration
 
-    try:
-        return None if value is None else parse_duration(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error)) from None
+    return parse_duration(value)
+
+
+seconds_of = parsed(_seconds)
 
 
 def expand_nodes(context: click.Context, parameter: click.Parameter, value: tuple[str, ...]) -> list[str]:
@@ -256,7 +267,6 @@ def check_job(context: click.Context, parameter: click.Parameter, value: Any) ->
     return value
 
 
-job_argument = click.argument("job_id", metavar="JOB", callback=check_job)
 job_arguments = click.argument("job_ids", metavar="JOB...", nargs=-1, callback=check_job)
 
 

@@ -26,6 +26,7 @@ from slurm_watchdog.cli.options import (
     expand_nodes,
     flag,
     job_arguments,
+    parsed,
     print_json,
     value,
 )
@@ -51,14 +52,6 @@ UNSEEN_ANSWERS = 3
 """Answers in a row without an action, after which it is not waited for: an older controller hides it."""
 ORDER = ("cannot be asked", "failed", "under way", "not needed", "done")
 ENDS = {"ok": "done", "needless": "not needed", "failed": "failed"}
-
-
-def date_of(context: click.Context, parameter: click.Parameter, value: str | None) -> float | None:
-    """A callback of an option: see `parse_date`. Raises click.BadParameter."""
-    try:
-        return None if value is None else parse_date(value, clock.wall())
-    except ValueError:
-        raise click.BadParameter(f"{value!r} is no time; 14:00, 2026-11-24T06:00 and 2h are") from None
 
 
 def parse_date(value: str, at: float) -> float:
@@ -89,7 +82,7 @@ def parse_date(value: str, at: float) -> float:
     "--before",
     "before_at",
     metavar="TIME",
-    callback=date_of,
+    callback=parsed(lambda value: parse_date(value, clock.wall()), "is not a time; 14:00, 2026-11-24T06:00 and 2h are"),
     help="With --save-only: 14:00, 2026-11-24T06:00, 2h. [default: as ladder.checkpoint_limit]",
 )
 @flag("--dry-run", help="With --save-only: only list them, those first that cannot be asked.")

@@ -32,7 +32,7 @@ def test_a_restart_that_is_asked_for_after_a_nan_names_the_last_good_checkpoint_
     assert done.returncode == 0, done.stdout + done.stderr
     asked = next(each for each in watchdog.incidents(job) if each["kind"] == "operator_restart")
     action = ended_action(watchdog, asked["id"], timeout_s=120)
-    assert action["end"]["ok"] and f"the checkpoint {found[0]} is named to it" in action["reason"], action
+    assert action["end"]["ok"] and f"the checkpoint {found[0]} is passed to it" in action["reason"], action
     output = (Path(cluster.directory) / "log" / f"job-{job}.out").read_text()
     assert f"with SLURM_WATCHDOG_RESUME_FROM={found[0]}" in output
     again = output.partition(f"loading checkpoint from {found[1]} at iteration {found[2]}")[2]

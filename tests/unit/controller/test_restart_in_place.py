@@ -107,7 +107,7 @@ def test_a_bad_loss_is_answered_only_where_the_newest_checkpoint_is_good_and_tha
     if verdict is Verdict.SUPPRESSED:
         assert decision.by == "evidence"
     elif named:
-        assert f"the checkpoint {GOOD} is named to it" in decision.reason
+        assert f"the checkpoint {GOOD} is passed to it" in decision.reason
 
 
 def test_an_order_names_its_checkpoint_as_it_is_or_is_not_written() -> None:

@@ -90,7 +90,7 @@ def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
         return LoopState(stands=True, in_collective=True, why=where, culprits=_culprits(idle))
     fallen = _fell_quiet_among_polling(seen)
     if fallen:
-        where = f"the processes of the other {len(seen) - len(fallen)} ranks poll, and no GPU tells more"
+        where = f"the processes of the other {len(seen) - len(fallen)} ranks poll, and no GPU shows more"
         return LoopState(stands=True, in_collective=True, why=where, culprits=_culprits(fallen))
     if by[RankState.WORKS]:
         first = by[RankState.WORKS][0]

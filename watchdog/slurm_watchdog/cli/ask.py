@@ -67,9 +67,7 @@ def _known_kinds(context: click.Context, parameter: click.Parameter, value: tupl
     help="Only incidents in this state; repeatable.",
 )
 @value(*USER, metavar="USER", help="Only incidents of this user's jobs: a name or a uid.")
-@value(
-    "--since", "since_s", metavar="TIME", callback=seconds_of, help="Only those that began in this last time (2h, 7d)."
-)
+@value("--since", "since_s", metavar="TIME", callback=seconds_of, help="Only those of the last 2h, 7d, …")
 @value("--limit", metavar="N", type=click.IntRange(min=1), help="At most N, the newest.")
 @table_option
 @asks_controller(or_journal=True)
@@ -151,7 +149,7 @@ def named(culprits: Sequence[Culprit]) -> str:
 
 @click.command()
 @click.argument("node", required=False)
-@value("--mended", metavar="WHY", help="Mark NODE as mended: earlier events no longer count. For operators.")
+@value("--mended", metavar="WHY", help="Record the repair of NODE: earlier events no longer count. For operators.")
 @table_option
 @asks_controller()
 def nodes(asked: Asked, node: str | None, mended: str | None) -> None:
@@ -188,8 +186,8 @@ date_of = parsed(
 
 @click.command()
 @flag("--week", help="The last seven days. [default]")
-@value("--from", "since", callback=date_of, metavar="DATE", help="From this local date on.")
-@value("--to", "until", callback=date_of, metavar="DATE", help="Up to this local date. [default: now]")
+@value("--from", "since", callback=date_of, metavar="DATE", help="Begin, a local date.")
+@value("--to", "until", callback=date_of, metavar="DATE", help="End, a local date. [default: now]")
 @value(*USER, metavar="USER", help="Jobs of these users alone, names or globs with commas.")
 @value("-A", "--account", metavar="ACCOUNT", help="Jobs of these accounts alone.")
 @value(*PARTITION, metavar="PARTITION", help="Jobs of these partitions alone.")
@@ -200,7 +198,7 @@ date_of = parsed(
     default="60s",
     metavar="TIME",
     callback=seconds_of,
-    help="How long a checkpoint holds the training up, for the advice on its interval.",
+    help="Time that a checkpoint takes, for the advice on its interval.",
 )
 @table_option
 @asks_controller(or_journal=True)

@@ -170,7 +170,7 @@ def _print_kernel(name: str, verdict: KernelVerdict) -> None:
 def summary(verdict: KernelVerdict) -> str:
     """One sentence about a file: what is broken first, then what else is a cause, then how much follows from it."""
     if not verdict.messages:
-        return "no line in which the kernel speaks."
+        return "no line of the kernel."
     lines = [line for line in verdict.lines if line.role != "news"]
     if not lines:
         return f"no fault in its {plural(verdict.messages, 'line')}."

@@ -75,9 +75,9 @@ def parse_date(value: str, at: float) -> float:
 @value("--reason", metavar="TEXT", default="", help="Kept in the journal of each and shown by `show`.")
 @click.option("--now", "how", flag_value="now", help="Requeue at once, from the last complete checkpoint: if it hangs.")
 @click.option("--cancel", "how", flag_value="cancel", help="End a restart that still waits for the job to save.")
-@click.option("--save-only", "how", flag_value="save", help="Have the jobs save, before a maintenance; end none.")
+@click.option("--save-only", "how", flag_value="save", help="Ask the jobs to save before maintenance; end none.")
 @flag("--all", "everything", help="With --save-only: all running jobs that are watched.")
-@flag("--hold", help="With --save-only: one that has saved waits in the queue, held, until `scontrol release`.")
+@flag("--hold", help="With --save-only: a job that has saved is requeued and held until `scontrol release`.")
 @value(
     "--before",
     "before_at",
@@ -86,7 +86,7 @@ def parse_date(value: str, at: float) -> float:
     help="With --save-only: 14:00, 2026-11-24T06:00, 2h. [default: as ladder.checkpoint_limit]",
 )
 @flag("--dry-run", help="With --save-only: only list them, those first that cannot be asked.")
-@flag("--no-wait", help="Ask and leave; otherwise it is followed to its end.")
+@flag("--no-wait", help="Do not wait for the end.")
 @asks_controller(refused=EXIT_FOUND)
 def restart(
     asked: Asked,

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="DIR",
     type=click.Path(file_okay=False),
-    help="Where the command saves, if its own options do not say so. May be given several times.",
+    help="Checkpoint directory, if the command's options do not name it; repeatable.",
 )
 @config_option("Thresholds, detectors, Slack, as for the services; its addresses and directories are not used.")
 @value(
@@ -160,8 +160,8 @@ def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
     watched = supervisor.is_watched()
     if allocation is not None and asked.alone and watched:
         click.echo(
-            "The site's watchdog may act on this job, too, and neither knows of the other: "
-            f"scontrol update JobId={allocation.job_id} Comment=watchdog=off tells it not to.",
+            "The site's watchdog may act on this job, too, and neither knows about the other. To opt out of it: "
+            f"scontrol update JobId={allocation.job_id} Comment=watchdog=off",
             err=True,
         )
     if allocation is None or asked.alone or not watched:

@@ -43,9 +43,7 @@ NO_STATUS = Status(mode="", controller=ControllerState(), slurm=SlurmState(), no
 
 @click.command()
 @flag("--watch", "watching", help="Redraw it every few seconds, until Ctrl-C.")
-@value(
-    "--every", "every_s", type=FiniteRange(0.2, 3600.0), default=2.0, metavar="SECONDS", help="As often, with --watch."
-)
+@value("--every", "every_s", type=FiniteRange(0.2, 3600.0), default=2.0, metavar="SECONDS", help="Interval of --watch.")
 @flag("--me", help="Only your own jobs and incidents.")
 @table_option
 @asks_controller()

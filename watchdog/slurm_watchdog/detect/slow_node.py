@@ -111,7 +111,7 @@ def _job_finding(view: ClusterView, job: JobView, nodes: list[NodeView], setting
     odd = [sign for sign in signs if len({s.node for s in signs if s.signal == sign.signal}) <= few]
     named = sorted({sign.node for sign in odd})
     if not named:
-        return finding.unknown(f"job {job_id} is slower, and no signal tells one of its nodes from the others")
+        return finding.unknown(f"job {job_id} is slower, and no signal separates one of its nodes from the others")
     if len(named) > few:
         return finding.unknown(f"job {job_id} is slower, and {len(named)} of its nodes differ, each in another way")
     more = and_more(len(named))

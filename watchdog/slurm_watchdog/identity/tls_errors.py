@@ -45,8 +45,8 @@ HANDSHAKE_REASONS: Final[Mapping[str, str]] = {
     "or remove the file",
     "wrong_purpose": "its certificate is not for clients",
     "bad_certificate": "its certificate is not good",
-    "no_tls": "it speaks no TLS: does `controller` begin with https:// ?",
-    "old_tls": "it speaks no TLS 1.3",
+    "no_tls": "it does not use TLS: does `controller` begin with https:// ?",
+    "old_tls": "it does not support TLS 1.3",
     "refused_us": "it does not trust our certificate",
     "handshake": "the TLS handshake failed",
     "slow_handshake": "its TLS handshake took too long",
@@ -60,7 +60,7 @@ ALERTS: Final[Mapping[str, str]] = {
     "BAD_CERTIFICATE": "our certificate is not good (not valid yet? is the clock right?)",
     "UNSUPPORTED_CERTIFICATE": "our certificate is not for clients",
     "CERTIFICATE_REVOKED": "our certificate was revoked",
-    "HTTP_REQUEST": "it speaks no TLS",
-    "WRONG_VERSION_NUMBER": "it speaks no TLS: is `controller` right, and expert.security the same on both ends?",
+    "HTTP_REQUEST": "it does not use TLS",
+    "WRONG_VERSION_NUMBER": "it does not use TLS: is `controller` right, and expert.security the same on both ends?",
 }
 """What the end of OpenSSL's reason means to an agent."""

@@ -345,7 +345,7 @@ def with_links(
         for pair, why in slow.items():
             what = f"to {pair[pair[0] == each.node]}: {why}"
             if each.node in pair and len(guilty.intersection(pair)) != 1:
-                doubts.append(f"{what}; which of the two it is, no other pair tells")
+                doubts.append(f"{what}; no other pair shows which of the two it is")
             elif each.node in guilty.intersection(pair):
                 faults.append((min(places) if len(places) == 1 else "link", what))
         own = [link for link in pairs if each.node in link.pair]

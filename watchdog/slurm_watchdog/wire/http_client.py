@@ -74,7 +74,7 @@ class Connection:
         """To the server of `url`; answers are cut off after `max_body` + 1 bytes. No traffic yet.
 
         With `files` it shows its certificate, and sends nothing to a server whose certificate their authority
-        did not sign. Without them it speaks no TLS.
+        did not sign. Without them it does not use TLS.
         """
         address = urlsplit(url)
         self._https = address.scheme == "https"

@@ -185,7 +185,7 @@ class Helper:
             raise RefusedError("a message of unknown type")
         key, uid = words
         if not isinstance(key, str) or not isinstance(uid, int) or isinstance(uid, bool) or len(key) > MAX_KEY:
-            raise RefusedError("a child is asked for by its key and a user")
+            raise RefusedError("a child needs its key and a user")
         if uid >= 0:
             check_user(uid)
         self._limit(connection, uid, now)

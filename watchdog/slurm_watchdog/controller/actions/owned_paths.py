@@ -66,7 +66,7 @@ class OwnedPaths:
         if is_met and self._cluster.is_read(job):
             return ""
         return (
-            f"no rank of the job has been read yet, whose command line may name its kill switch: ask again in "
+            f"no rank of the job has been read yet, whose command line may name its kill switch: retry in "
             f"{READ_WITHIN_S:.0f} s"
         )
 

@@ -355,7 +355,7 @@ async def report(api: Api, asked: Asked) -> Report:
     if asked.person.uid is None and not is_operator:
         raise RequestRefused(403, UNKNOWN_CALLER)
     if api.reports >= MAX_REPORTS:
-        raise RequestRefused(429, "other reports are being made: ask again in a moment")
+        raise RequestRefused(429, "other reports are being made: retry in a moment")
     api.reports += 1
     url = api.controller.journal.url
     uid = None if is_operator else asked.person.uid

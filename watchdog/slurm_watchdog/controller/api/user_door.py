@@ -39,7 +39,7 @@ MAX_CONNECTIONS = 128  # A quarter of rate_limits.SPARE_FILES: what the agents' 
 MAX_OF_ONE_ADDRESS = 32  # At once; this machine's own addresses are no exception.
 ARRIVAL_S = 20.0  # A request has to arrive whole within this time, as a report has to.
 SEALS_AT_ONCE = 4  # Programs munge that run at once, each with its pipes; munged takes one at a time.
-NO_MUNGE = "MUNGE does not answer here ({}): come again"
+NO_MUNGE = "MUNGE does not answer here ({}): retry"
 
 Encode = Callable[[bytes, int], Awaitable[str]]
 """(payload, user) -> a credential that he alone can decode. Raises MungeUnavailable."""

@@ -162,7 +162,7 @@ class ReportEndpoint:
                 remote,
             )
         except MungeUnavailable as error:
-            return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): come again")
+            return self._refuse("no_munge", 503, f"MUNGE does not answer here ({error}): retry")
         except AuthenticationError as doubt:
             return self._refuse_identity(doubt, remote)
         problem = self._wrong_node(beginning.node, remote)

@@ -73,7 +73,7 @@ def decide(incident: Incident, situation: PolicyInput, config: Config, decision_
         if held_why:
             why_avoided.append(f"it is requeued and stays held: {held_why}")
         if resume_from:
-            why_avoided.append(f"the checkpoint {resume_from} is named to it")
+            why_avoided.append(f"the checkpoint {resume_from} is passed to it")
         reason = "; ".join((reason, *left_out, *why_avoided, *kept_in, *not_drained))
     return Decision(
         id=decision_id,

@@ -304,7 +304,7 @@ def _alone(case: StackCase) -> Ruling | None:
         sentence = f"The calls do not match: {who[:1].lower()}{who[1:]} alone waits in {collective_of(odd)}, {does}."
         return True, "collective_mismatch", (), sentence
     hang = case.late and not case.outside
-    more = "" if case.late or case.repeated else " A second dump 20 s later tells whether the calls match."
+    more = "" if case.late or case.repeated else " A second dump 20 s later shows whether the calls match."
     return hang, "collective", (), f"{who} alone waits in {collective_of(odd)}, {does}: that proves no fault.{more}"
 
 

@@ -76,7 +76,7 @@ def test_nodes(**asked: Any) -> None:
     on a node where another job runs. Without arguments nothing is tested.
 
     A node is named if it is slower than nodes that are alike (four or more), than itself in earlier tests, or than
-    the site accepts, in two measurements; a slow link names one of its nodes only if another link tells which.
+    the site accepts, in two measurements; a slow link names one of its nodes only if another link shows which.
     Root is not needed. Ctrl-C cancels the jobs, and so does the end of this program however it comes.
 
     Exit code 0 all nodes are well, 1 a node is named, 2 wrong usage, 3 a node could not be tested or compared, and

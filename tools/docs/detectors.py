@@ -35,9 +35,10 @@ def write() -> str:
 def section(spec: DetectorSpec) -> str:
     """One detector."""
     found = facts(spec)
-    ladder = f"`[{', '.join(spec.ladder)}]`"
     may = "reported only, unless you configure a ladder" if spec.may_act else "reported only"
-    acts = found.get("Acts") or (f"{ladder}." if spec.ladder else f"{may}.")
+    usual = f"`[{', '.join(spec.ladder)}]`" if spec.ladder else may
+    more = f"; {found['Acts']}" if "Acts" in found else "."
+    acts = found["Acts"] if spec.ladder and "Acts" in found else f"{usual}{more}"
     return f"## {spec.kind}\n\n- Fires: {found['Fires']}\n- Names: {found['Names']}\n- Acts: {acts}\n"
 
 

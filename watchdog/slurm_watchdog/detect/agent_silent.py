@@ -3,7 +3,6 @@ jobs is unknown.
 
 Fires: no report for 40 s (`controller.agent_silent_after`), and Slurm still has the node.
 Names: the node.
-Note: the jobs on it are unknown, not suspected.
 """
 
 from __future__ import annotations

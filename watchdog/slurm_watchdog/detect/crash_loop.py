@@ -7,8 +7,7 @@ job that makes a new step has left the loop.
 
 Fires: three runs one after the other died before their first new step, each within 30 min.
 Names: the cause that they have in common, if there is one.
-Note: preemption, and runs that a person requeued, do not count. Nor do runs before a hold: a job that is held starts
-no more, and who releases it has looked. `except` may give it the ladder `[hold]`.
+Acts: `[hold]` is the ladder for it. Preemption, runs that a person requeued, and runs before a hold do not count.
 """
 
 from __future__ import annotations

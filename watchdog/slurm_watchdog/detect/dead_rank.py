@@ -3,7 +3,7 @@
 
 The end of a job looks alike for a moment: its ranks exit one after the other. So it is reported only while
 the gone are few, before the last step, and if no step was made since. Nodes report one after the other: a
-rank that was not seen `gone_for` after the death was seen may have exited with it (Slurm ends a job on all
+rank that was not seen GONE_FOR_S after the death was seen may have exited with it (Slurm ends a job on all
 nodes at once; ranks need a moment each to exit), and does not count as alive.
 
 Where nothing shows that there were steps left to make (the log knows no total, no error was logged, and no
@@ -14,7 +14,6 @@ Fires: a rank has been gone for 3 s, most others have been seen alive since, and
 shows that there were steps left to make, after a minute.
 Names: the rank, and its last log lines; what it wrote into torchelastic's error file, and of several the one that did
 so first, or that failed first by the log.
-Note: `lingering_job` follows, if Slurm does not end the job.
 """
 
 from __future__ import annotations
@@ -46,10 +45,10 @@ class DeadRank:
 
 def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
     """One finding for each running job."""
-    return [_job_finding(job, GONE_FOR_S, view.now) for job in view.jobs]
+    return [_job_finding(job, view.now) for job in view.jobs]
 
 
-def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
+def _job_finding(job: JobView, now: float) -> Finding:
     job_id, ranks, progress = job.job.job_id, job.ranks, job.progress
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or not ranks or job.silent_nodes:
@@ -70,10 +69,10 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
     age_s = dead_for_s(first)
     if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
-    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - gone_for_s)
+    unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - GONE_FOR_S)
     if _are_many(len(dead) + unseen, len(ranks)):
         waits = (
-            f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {gone_for_s:.0f} s "
+            f"{unseen} of {len(ranks)} ranks of job {job_id} were not seen for {GONE_FOR_S:.0f} s "
             f"since rank {first.process.rank} ended"
         )
         return finding.unknown(waits)
@@ -81,7 +80,7 @@ def _job_finding(job: JobView, gone_for_s: float, now: float) -> Finding:
         return finding.unknown(
             f"rank {first.process.rank} of job {job_id} has exited, and no rank waits for it: it is ending"
         )
-    if age_s < gone_for_s or (age_s < UNSURE_S and not _was_not_over(job, first)):
+    if age_s < GONE_FOR_S or (age_s < UNSURE_S and not _was_not_over(job, first)):
         return finding.unknown(f"rank {first.process.rank} of job {job_id} ended {age_s:.0f} s ago")
     named = (first,) if known else dead
     culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in named)

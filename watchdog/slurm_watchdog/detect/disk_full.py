@@ -7,7 +7,6 @@ that can write again clears it.
 
 Fires: a probe, a kernel line or a log line says that no space is left, or that a quota is used up.
 Names: the mount, and who noticed.
-Note: it resolves as soon as something can be written there.
 """
 
 from __future__ import annotations

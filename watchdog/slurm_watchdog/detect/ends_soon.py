@@ -4,8 +4,8 @@ has made since its last checkpoint would be lost.
 Fires: a reservation with the flag MAINT takes a node of the job within an hour (`maintenance`), or the end of its
 time limit is nearer than `time_limit`, where that is set; and at its pace the job is not finished before.
 Names: the nodes that are taken; of a time limit none.
-Note: nothing is wrong with the job. Where `except` has `restart: all` and a ladder for it (`[kill_switch]`, or
-`[kill_switch, requeue]`), the job is asked to save in time; storms and budgets do not count such jobs.
+Acts: `[kill_switch]`, or `[kill_switch, requeue]`: the job is asked to save in time. Storms and budgets do not count
+such jobs.
 """
 
 from __future__ import annotations

@@ -2,8 +2,7 @@
 
 Fires: as `filesystem_stall`, with two nodes or more that are blocked or get no answer.
 Names: the ranks that are blocked, and the mount.
-Note: hangs that it explains are not announced, and no job is restarted into the filesystem. When it answers
-again, the timeouts of its jobs are restarted.
+Acts: no job is restarted into the filesystem; when it answers again, the timeouts of its jobs are restarted.
 """
 
 from __future__ import annotations

@@ -9,8 +9,7 @@ whole node differs alike, or more than a few cards of the job run as slowly, the
 Fires: under load 10 % below the median of the job's busy GPUs of its model, *and* 7 % below its own past,
 or throttled by its own report, for a minute.
 Names: rank, node, GPU, throttle reasons.
-Note: acted on only where each card's own past, or its own report, is evidence against it; the job is asked to save
-first.
+Acts: the job is asked to save first; each card's own past, or its own report, has to be evidence against it.
 """
 
 from __future__ import annotations

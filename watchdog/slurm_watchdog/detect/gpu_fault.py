@@ -7,8 +7,7 @@ keeps the incident open for 10 min: one fault that is reported ten times is one 
 Fires: the driver does not answer for 60 s; a GPU is off the bus; an Xid or a kernel line blames hardware or
 driver; uncorrectable ECC; a row cannot be remapped or waits to be; fewer PCIe lanes under load.
 Names: the GPU by UUID and slot, the node, and the job that computes on it.
-Note: an Xid that usually comes from the program is not a fault of the GPU. Where hardware is proven broken,
-any restart of the job avoids the node.
+Acts: where hardware is proven broken, any restart of the job avoids the node.
 """
 
 from __future__ import annotations

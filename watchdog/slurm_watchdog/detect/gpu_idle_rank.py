@@ -9,8 +9,7 @@ while the job makes its steps: it is not needed.
 Fires: the GPU of a rank is idle while most others are busy: for 60 s if the job makes no step, for 15 min
 if it does.
 Names: rank, node, GPU.
-Note: not while the rank saves, evaluates, loads or computes on the CPU; nor, if the job makes steps, for a
-GPU that was never used. Acted on only where the job makes no step for 15 min, too.
+Acts: only where the job makes no step for 15 min, too.
 """
 
 from __future__ import annotations

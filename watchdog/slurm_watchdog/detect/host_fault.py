@@ -6,9 +6,8 @@ A line counts for an hour. What was there before the agent started, or before th
 Fires: at once for an uncorrected or fatal error (critical), and for one that was survived (warning); for corrected
 errors in 10 minutes of an hour (warning).
 Names: the node, the part (DIMM, PCI device, adapter, disk), the kernel's line, and the jobs that ran there.
-Note: any restart of a job that had the node at that moment avoids it, if the error was uncorrected or fatal. Where
-three nodes have the same within 10 min, what they share is to blame, and none is avoided. What was corrected counts
-against no node.
+Acts: after an uncorrected or fatal error any restart of its job avoids the node, unless three nodes have the same
+within 10 min.
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ Fires: a rank logged an error, and its run ended or has made no step since.
 Names: the first cause, not the cascade: rank, node, line, and the work that was lost. Where no line says why, the
 rank that a launcher or Slurm reports as the first that failed, with its signal or exit code; or the only one of which
 they report nothing.
-Note: the time limit and preemption are normal ends.
 """
 
 from __future__ import annotations

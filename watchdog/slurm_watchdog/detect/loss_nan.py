@@ -3,8 +3,8 @@ and means nothing.
 
 Fires: three losses in a row are NaN or infinite.
 Names: no rank or node: since which step, and from which a restart resumes.
-Note: single ones are skipped by mixed precision. Acted on only where the newest complete checkpoint is known and older
-than that step, and no newer one is being written; the job is not asked to save, for it would save what is damaged.
+Acts: where the newest complete checkpoint is older than that step and none is being written; the job is not asked to
+save.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Fires: three losses in a row are 8 deviations and 10 % above the recent ones.
 Names: no rank or node: since which step, and from which a restart resumes.
-Note: acted on only after 100 steps of it, and where the newest complete checkpoint is known and older, and no newer one
-is being written; the job is not asked to save, for it would save what is damaged.
+Acts: after 100 steps of it, where the newest complete checkpoint is older and none is being written; the job is not
+asked to save.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ that lost it, errors in the log) is explained by it.
 Fires: the kernel's log names a process of the job that it killed for memory: a rank at once; another process where
 the run ended within 5 min for no other reason, or is beyond the limit of a step. Not once a step was made since.
 Names: the rank, what it held, and whether its job had no memory left or the node.
-Note: a restart with the same memory often ends in the same way: nothing is done about the kill alone.
-`lingering_job` or `collective_hang` takes over, with the kill in its sentence, if the job stays.
+Acts: `lingering_job` or `collective_hang` takes over if the job stays, with the kill in its sentence.
 """
 
 from __future__ import annotations

@@ -4,7 +4,6 @@ all of them share. A notice: nothing has failed yet, and no one is suspected.
 Fires: 95 % of a limit are in use for a minute (of memory: without the cache of files), a process or thread was
 refused within 10 min, or for a fifth of a minute all processes of the job or node waited for memory.
 Names: no rank: node, limit, and what is in use; of open files the rank.
-Note: what follows is `memory_kill`, a rank that cannot start a thread or open a file, or a node that crawls.
 """
 
 from __future__ import annotations

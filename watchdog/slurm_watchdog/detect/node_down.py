@@ -4,7 +4,7 @@ Fires: Slurm lists the node as DOWN, not responding or the like. Or, before Slur
 (`controller.agent_silent_after`), its slurmd does not answer three connections while others do, and its job makes no
 step.
 Names: the node.
-Note: Slurm requeues the jobs of the node; one with a supervisor and `--no-kill` is started again in place.
+Acts: Slurm requeues the jobs of the node; one with a supervisor and `--no-kill` is started again in place.
 """
 
 from __future__ import annotations

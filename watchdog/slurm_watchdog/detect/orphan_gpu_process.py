@@ -13,7 +13,7 @@ device itself open.
 Fires: a process holds a GPU and belongs to no running job for longer than `agent.orphan_grace`.
 Names: what one job left behind, on however many nodes, as one incident: processes, user, GPUs, memory in
 all.
-Acts: nothing is ended, unless `except` has the ladder `[end_process]`.
+Acts: `[end_process]` is the ladder for it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@ controller's own link: no node is blamed.
 
 Fires: three agents or more, and more than 20 % of all, fell silent; or all of them.
 Names: the silent nodes, without blame.
-Note: no action is taken anywhere while it lasts.
+Acts: no action is taken anywhere while it lasts.
 """
 
 from __future__ import annotations

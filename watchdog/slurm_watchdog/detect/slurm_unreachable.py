@@ -3,7 +3,7 @@ certain, and takes no action.
 
 Fires: Slurm has not answered a listing for 60 s.
 Names: nothing.
-Note: no action is taken until Slurm answers.
+Acts: no action is taken until Slurm answers.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ if all stacks are motionless outside of any collective; else after `busy_limit` 
 seen to be written, 2 h in an evaluation while all GPUs compute as in training). Or no first step for 90 min
 (`start_limit`), of a training whose log can be read and whose ranks are known to be idle.
 Names: the ranks that do nothing while others work, if that is clear.
-Note: a loop that runs without logging looks alike: hence the 30 min. A site without ptrace may have a ladder act on
-processes and GPUs alone (`act_without_stacks`): each rank is known, and has done nothing for so long.
+Acts: where the stacks of all ranks do not move; without ptrace by processes and GPUs alone (`act_without_stacks`).
 """
 
 from __future__ import annotations

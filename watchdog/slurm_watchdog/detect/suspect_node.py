@@ -5,8 +5,8 @@ add up, those of different parts do not: docs/nodes.md.
 
 Fires: three events of one part within 14 days, give or take (a suspicion of 2.25); stays until 1.5.
 Names: the node, the part of it that failed most, and each event.
-Note: not while the node is out of service, for then a person has it. After a repair: `slurm-watchdog nodes NODE
---mended WHY`. `policy.suspects` has restarts avoid such nodes.
+Acts: `policy.suspects` has restarts avoid it, `policy.quarantine` drains it. After a repair: `slurm-watchdog nodes
+NODE --mended WHY`.
 """
 
 from __future__ import annotations

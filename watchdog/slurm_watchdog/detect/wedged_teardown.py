@@ -9,7 +9,6 @@ or not the log says that the training is over.
 Fires: the last step is made, or an error ended the loop, and the ranks stay: after 10 min, or 30 while a rank works;
 after 2 min where all that are left sit motionless in the teardown of their process group.
 Names: the ranks that are still there.
-Note: `scancel` frees the nodes.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from slurm_watchdog.agent.processes import identify
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
 from slurm_watchdog.agent.processes.reader import ProcessReader
-from slurm_watchdog.agent.reload import validate_in_child
+from slurm_watchdog.agent.reload.reload import check_config
 from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.become_user import may_become_others, why_too_mighty
 from slurm_watchdog.agent.workers.helper_client import HelperLink, is_usable
@@ -55,7 +55,7 @@ OWN_TASKS = tasks_by_name(
     Task(ReadLinks, links.read_links),
     Task(ReadState, position.read_state),
     Task(WriteState, position.write_state),
-    Task(CheckConfig, validate_in_child.check_config),
+    Task(CheckConfig, check_config),
 )
 """Everything that an agent's own workers do: the helper's share too, where there is no helper."""
 

@@ -23,13 +23,15 @@ from slurm_watchdog.agent.workers.child import Functions, frame, unframe
 from slurm_watchdog.agent.workers.child_state import start_of
 from slurm_watchdog.agent.workers.helper_client import HelperLink
 from slurm_watchdog.agent.workers.request_types import ReadThreads, Request
-from slurm_watchdog.agent.workers.silence import LOOK_AT_CHILDREN, CallThen, Silence, why_given_up, why_silent
 from slurm_watchdog.agent.workers.spawner import Spawner, SpawnerDied, Starter
 from slurm_watchdog.agent.workers.worker import (
+    LOOK_AT_CHILDREN,
     READ_SIZE,
     Answer,
+    CallThen,
     InheritedWorker,
     OnPart,
+    Silence,
     Value,
     Worker,
     call_back,
@@ -41,6 +43,8 @@ from slurm_watchdog.agent.workers.worker import (
     is_stuck,
     read_into,
     to_inherited,
+    why_given_up,
+    why_silent,
 )
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.loop import Waiter, wait_readable

@@ -215,7 +215,7 @@ def todo(
 def _why(decisions: Sequence[Decision], *, may_see: bool) -> str:
     """Why no action is under way; the reason has words of users."""
     if not decisions:
-        return "nothing yet"
+        return "no decision yet"
     last = decisions[-1]
     reason = f": {last.reason}" if may_see and last.reason else ""
     if last.action is Action.NONE:

@@ -55,8 +55,8 @@ to_tasks() {
         kill -s "$1" "$child" 2>/dev/null
     fi
 }
-trap 'asked_to_save=yes; say "SIGUSR1: all tasks are told to save and leave"; to_tasks USR1' USR1
-trap 'ended=yes; say "SIGTERM: all tasks are told to end"; to_tasks TERM' TERM
+trap 'asked_to_save=yes; say "SIGUSR1: all tasks are asked to save and exit"; to_tasks USR1' USR1
+trap 'ended=yes; say "SIGTERM: all tasks are asked to end"; to_tasks TERM' TERM
 
 "$@" <&0 &
 child=$!
@@ -74,13 +74,13 @@ if [ -n "$asked_to_save" ] && [ -z "$ended" ] && [ "$code" -eq 0 ] && [ "$next" 
     if [ "$starts" -ge "$max_starts" ]; then
         say "saved; this was start $starts of at most $max_starts: no other one"
     elif [ "$next" = requeue ] && [ -z "${SLURM_JOB_ID:-}" ]; then
-        say "saved; this is no Slurm job, so nothing is requeued: start it again by hand to go on"
+        say "saved; this is not a Slurm job, so nothing is requeued: start it again manually to continue"
     elif [ "$next" = requeue ]; then
         say "saved; start $starts ends here, requeued"
-        scontrol requeue "$SLURM_JOB_ID" || say "the requeue was refused: sbatch the script by hand to go on"
+        scontrol requeue "$SLURM_JOB_ID" || say "the requeue was refused: sbatch the script manually to continue"
     else
         say "saved; start $starts ends here, $script is submitted again"
-        SLURM_WATCHDOG_STARTS=$starts sbatch --export=ALL "$script" || say "sbatch refused it: submit it by hand to go on"
+        SLURM_WATCHDOG_STARTS=$starts sbatch --export=ALL "$script" || say "sbatch refused it: submit it manually to continue"
     fi
 fi
 exit "$code"

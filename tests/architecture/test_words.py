@@ -84,6 +84,18 @@ def test_what_people_read_has_none_of_the_words_to_avoid() -> None:
     assert bad == [], "\n".join(bad)
 
 
+def test_alerts_dashboards_and_the_script_for_trainers_have_none_of_them() -> None:
+    said = re.compile(r'^ *(?:summary|action|"description"|"title"): .*|\bsay ".*', re.MULTILINE)
+    bad = [
+        f"{path.name}: {found} in {line.strip()[:160]!r}"
+        for name in ("prometheus/alerts.yaml", "grafana/dashboards/*.json", "trainers/batch.sh")
+        for path in sorted((CHECKOUT / "deploy").glob(name))
+        for line in said.findall(path.read_text(encoding="utf-8"))
+        for found in found_in(line)
+    ]
+    assert bad == [], "\n".join(bad)
+
+
 def test_the_pages_have_none_of_the_words_to_avoid() -> None:
     bad = [
         f"{path.relative_to(CHECKOUT)}: {found} in {block[:160]!r}"

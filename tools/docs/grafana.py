@@ -227,12 +227,12 @@ def cluster() -> Any:
             ),
             number(
                 "GPU-hours lost",
-                "In the time shown: jobs that stood still with their GPUs, and work that was done again.",
+                "In the time shown: jobs that stalled with their GPUs, and work that was repeated.",
                 f"sum(increase({W}lost_gpu_seconds_total[$__range])) / 3600",
             ),
             number(
                 "GPU-hours saved",
-                "In the time shown: GPUs of jobs that were brought back by themselves, times the hours "
+                "In the time shown: GPUs of jobs that were restarted automatically, times the hours "
                 "until a person would have (above).",
                 f"sum(increase({W}restarted_gpus_total[$__range])) * $hours",
             ),
@@ -274,7 +274,7 @@ def job() -> Any:
             band("ladder", "What is being done about it, operation by operation.", operation, "{{operation}}"),
             curves(
                 "time of a step",
-                "A step that lasts longer from some point on is a slow job (5 % are told).",
+                "A step that lasts longer from some point on is a slow job (5 % are reported).",
                 {"median of the recent steps": f'{W}job_step_seconds{{job_id="$job"}}'},
                 "s",
             ),

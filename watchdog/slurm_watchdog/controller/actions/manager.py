@@ -17,7 +17,6 @@ from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
 from slurm_watchdog.controller.actions.ladder.state import ladder_limits_of
 from slurm_watchdog.controller.actions.tools import Tools
-from slurm_watchdog.controller.incidents.judge import proves_stuck
 from slurm_watchdog.controller.node_history import quarantine
 from slurm_watchdog.controller.node_history.node_tests import NodeTests
 from slurm_watchdog.controller.node_history.quarantine import QuarantineTools
@@ -54,23 +53,7 @@ class Actions:
         self._judgement, self._writer, self._metrics = ports.judgement, ports.writer, ports.metrics
         self._report_end, self._close_incident = ports.ended, ports.close_incident
         self._blind, self._on_failure, self._record = ports.blind, ports.on_failure, ports.record
-        self._tools = Tools(
-            journal=ports.journal,
-            state=ports.state,
-            slurm=ports.slurm,
-            commands=ports.commands,
-            limits=ladder_limits_of(config),
-            probe_deadline_s=config.agent.probe_deadline,
-            poll_s=min(2.0, config.slurm.poll_interval),
-            paused=lambda: ports.journal.paused() is not None,
-            on_record=self._on_record,
-            on_touch=self._on_touch,
-            loop_stuck=lambda job_id: proves_stuck(ports.judgement.incidents, job_id) is not None,
-            why_left_alone=ports.why_left_alone,
-            collect=ports.collect,
-            listing_is_new_after_s=config.slurm.deadline,
-            listing_lasts_s=ports.judgement.slurm_patience_s,
-        )
+        self._tools = Tools(ports, config, ladder_limits_of(config), self._on_record, self._on_touch)
         past = ports.past
         self._quarantine = QuarantineTools(ports.slurm, config.policy, past.events, past.record, clock.wall)
         floors = bool(config.node_tests.floors)

@@ -54,12 +54,11 @@ ALLOWED: dict[str, tuple[Any, int]] = {
     ),
     "last_lines": ({"files": [["1", "/home/u/a.out"]]}, USER),
     "find_files": (
-        {"files": [["~/.cache/x0", 0, 5.0]], "uid": USER, "max_bytes": 100, "places": [["/home/u", "core.*"]], "max_age_s": 9.5, "pids": [7],
+        {"files": [["~/.cache/x0", 0, 5.0]], "uid": USER, "max_bytes": 100, "places": [["/home/u", "core.*"]], "max_age_s": 9.5,
          "error_files": [["/tmp/e/0/error.json", 0]]},
         USER,
     ),
     "find_listeners": ({"processes": [[7, 9]], "port": 28028}, -1),
-    "read_core": ({"path": "/home/u/core.7", "program": "/usr/bin/python3"}, USER),
     "scan_checkpoints": (
         {
             "mount": "/home", "others": [], "budget_s": 2.0, "directories": [["1", "/home/u/c", None], ["1", "/home/u/d", {"size": ["/home/u/d", 7, None]}]],
@@ -135,8 +134,6 @@ REFUSED: tuple[tuple[str, Any, int, str], ...] = (
     ("end_process", ENDING | {"pid": -1}, -1, ">= 1"),
     ("end_process", ENDING | {"minors": []}, -1, "length >= 1"),
     ("find_files", ALLOWED["find_files"][0] | {"uid": USER + 1}, USER, "are not looked for"),
-    ("read_core", {"path": "--eval-command=shell id", "program": None}, USER, "absolute path"),
-    ("read_core", {"path": "/home/u/core.7", "program": ""}, USER, "length >= 1"),
     ("probe_mount", ALLOWED["probe_mount"][0] | {"node": "../x"}, USER, "not a node's name"),
     ("dump_stacks", ALLOWED["dump_stacks"][0] | {"py_spy": "/tmp/evil"}, -1, "unknown field"),
     ("write_kill_switch", SWITCH | {"path": "run/kill"}, USER, "absolute path"),

@@ -49,7 +49,7 @@ def private_tmp(place: Path) -> Iterator[int]:
 
 def asking(place: Path, *pids: tuple[int | None, int], pipe: bool = False) -> FindFiles:
     return FindFiles(
-        files=[(f"{place}/trace_0", 0, 600.0)], uid=os.getuid(), max_bytes=1 << 20, places=[], max_age_s=60.0, pids=[],
+        files=[(f"{place}/trace_0", 0, 600.0)], uid=os.getuid(), max_bytes=1 << 20, places=[], max_age_s=60.0,
         pipes=[(f"{place}/ask_0.pipe", 0)] if pipe else [], error_files=[(f"{place}/error.json", 3)],
         roots=[(rank, pid, read_stat(pid).start_ticks) for rank, pid in pids],
     )  # fmt: skip
@@ -62,10 +62,10 @@ def test_files_in_a_private_tmp_are_read_where_a_rank_has_them(tmp_path: Path) -
         elsewhere = find_files(asking(tmp_path), WorkerState())
         reused = msgspec.structs.replace(asking(tmp_path), roots=[(None, pid, 1), (0, pid, 1)])
         another = find_files(reused, WorkerState())
-    assert [(each.rank, each.record is not None) for each in found.flight_recorder] == [(0, True)]
-    assert [(each.rank, each.path) for each in found.own_words] == [(3, f"{tmp_path}/error.json")]
-    for missed in (elsewhere, another):
-        assert (missed.flight_recorder, missed.own_words) == ((), ())
+    dump, error_file = found
+    assert (dump.rank, dump.record is not None) == (0, True)
+    assert (error_file.rank, error_file.path) == (3, f"{tmp_path}/error.json")
+    assert (elsewhere, another) == ([], [])
 
 
 @needs_root

@@ -97,7 +97,7 @@ def test_a_variable_of_128_kib_is_cut_before_it_is_searched() -> None:
 
 
 def run(code: str, means: tool.Means = MEANS) -> tool.Ran:
-    return tool.run_tool([sys.executable, "-I", "-S", "-c", code], means)
+    return next(tool.run_tools([lambda: ([sys.executable, "-I", "-S", "-c", code], means)]))
 
 
 def test_a_tool_what_it_prints_comes_whole_with_its_errors_and_its_code() -> None:

@@ -77,7 +77,6 @@ class Agent:
             error_files_of=context.processes.error_files_of,
             kernel_log=config.agent.kernel_log,
             switch_prefixes=config.kill_switch_prefixes,
-            core_debugger=config.agent.core_debugger,
             boot_id=self.boot_id,
             objection_to_ending=self._objection_to_ending,
         )

@@ -84,7 +84,6 @@ class Commands:
     switch_prefixes: tuple[str, ...] = ()
     """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its
     own, from root."""
-    core_debugger: bool = False  # Whether a debugger may read a job's core files.
     boot_id: str = ""  # Of this node: a command about a process of another boot is about none.
     objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: "no process is inspected here"
     """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
@@ -233,9 +232,7 @@ class Commands:
             for process in self.processes
             if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
         }
-        sources = Sources(
-            self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.core_debugger, self.error_files_of
-        )
+        sources = Sources(self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.error_files_of)
         uid = self._uid(self._owner(command.job_id))
         collection = Collection(command, sources, uid, now, mine, frozenset(silent))
         self._collections.append(collection)

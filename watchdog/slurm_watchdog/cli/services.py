@@ -68,7 +68,7 @@ def agent(config_file: str, once: bool, as_json: bool) -> None:
     "Take `jobs.kill_switch_prefixes` and `knowledge.directory`, and nothing else, from this file, "
     "which has to be root's."
 )
-@flag("--core-debugger", help="Lets gdb read a job's core files as their owner: see agent.core_debugger.")
+@flag("--core-debugger", hidden=True, help="Of an earlier release: a unit that has it still starts.")
 def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | None, core_debugger: bool) -> None:
     """Performs the privileged operations of an agent that has no rights itself: a service beside it, with
     exactly the capabilities that this needs.
@@ -86,6 +86,8 @@ def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | 
     from slurm_watchdog.agent.helper.__main__ import become_helper
     from slurm_watchdog.model.kill_switch import problem_of_prefix
 
+    if core_debugger:
+        click.echo("--core-debugger was removed; an incident names the core file: gdb PROGRAM CORE", err=True)
     config = trusted_config(config_file) if config_file else None
     good = []
     for prefix in (*prefixes, *(config.jobs.kill_switch_prefixes if config else ())):
@@ -94,7 +96,7 @@ def helper(path: str, agent: str, prefixes: tuple[str, ...], config_file: str | 
         else:
             good.append(prefix)
     knowledge = config.knowledge.directory if config else ""
-    become_helper(path, agent, tuple(dict.fromkeys(good)), core_debugger=core_debugger, knowledge=knowledge)
+    become_helper(path, agent, tuple(dict.fromkeys(good)), knowledge=knowledge)
 
 
 def trusted_config(file: str) -> Config | None:

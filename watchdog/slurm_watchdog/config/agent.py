@@ -27,8 +27,6 @@ class Agent(Section, frozen=True):
     """The kernel's log, read for hardware, filesystem and memory faults; empty = not read."""
     helper_socket: AbsolutePath = "/run/slurm-watchdog-helper/socket"
     """Socket of the helper, for an agent that is not root; empty = never used."""
-    core_debugger: bool = False
-    """Whether gdb reads a job's core file, as the job's owner (docs/security.md); the helper needs --core-debugger."""
     mount_probe_interval: Span = 60.0
     """Time between two probes of each filesystem that a job on this node uses."""
     mount_probe_write: tuple[str, ...] = ()

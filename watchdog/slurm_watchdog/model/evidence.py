@@ -141,7 +141,6 @@ class FoundFile(Struct):
     size_bytes: int
     age_s: float
     rank: int | None = None
-    frames: tuple[str, ...] = ()  # Of a core file: what a debugger says of each thread.
     content: bytes | None = None  # Compressed (zlib); None: too large, or not wanted.
     record: CollectiveRecord | None = None  # What a dump says, read by the agent; None: it could not be read.
     said: str | None = None  # Why its rank ended, as that wrote itself: `ValueError: … (train.py:31 in step)`.

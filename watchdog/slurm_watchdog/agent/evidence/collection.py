@@ -24,7 +24,7 @@ from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
 from slurm_watchdog.agent.proc.process_facts import ProcessFacts
-from slurm_watchdog.agent.workers.answer_types import LeftoverFiles, Listeners, LogEnd, ProcessState
+from slurm_watchdog.agent.workers.answer_types import Listeners, LogEnd, ProcessState
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     AskRas,
@@ -33,7 +33,6 @@ from slurm_watchdog.agent.workers.request_types import (
     FindListeners,
     LastKernelLines,
     LastLines,
-    ReadCore,
     ReadNodeSettings,
     ReadProcessStates,
     Request,
@@ -70,7 +69,6 @@ class Sources:
     details_of: Callable[[int, int], ProcessFacts | None]
     """What was learnt of a process (pid, start ticks) when it was met: environment, program, working directory."""
     kernel_log: str = ""
-    core_debugger: bool = False  # Whether a debugger may read the frames of a core file (agent.core_debugger).
     error_files_of: Callable[[str], Mapping[str, int | None]] = lambda job_id: {}
     """Of a job: into which files its ranks here write why they end, also those that are gone; and which rank."""
 
@@ -281,7 +279,6 @@ class Collection:
             max_bytes=FILES_BYTES,
             places=cores.places(pattern, list(directories), uses_pid),
             max_age_s=oldest_s + 60.0,
-            pids=[process.pid for process in self.chosen],
             pipes=pipes[:MAX_RANKS],
             roots=roots[:MAX_RANKS],
             error_files=[
@@ -289,7 +286,7 @@ class Collection:
             ],
         )
         self._files_at = now
-        return self._ask_part("files", f"evidence:{owner}", request, self._keep_files, now, self.uid)
+        return self._ask_part("files", f"evidence:{owner}", request, self._files.extend, now, self.uid)
 
     def _find_ras(self, now: float) -> bool:
         rank = next((each for each in self.processes if each.role is Role.RANK), None)
@@ -311,31 +308,6 @@ class Collection:
     def _may_touch(self, path: str) -> bool:
         mount = mount_of(path, self.sources.logs.mounts)
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
-
-    def _keep_files(self, found: LeftoverFiles) -> None:
-        self._files += (*found.flight_recorder, *found.own_words)
-        if not found.core:
-            return
-        newest = found.core[0]
-        if not self.sources.core_debugger:
-            newest = replace(newest, error="frames are not read: agent.core_debugger is off")
-        else:
-            self._todo["core file"] = partial(self._ask_core, newest.path, found.program)
-        self._files += (newest, *found.core[1:])
-
-    def _ask_core(self, path: str, program: str | None, now: float) -> bool:
-        owner = self.chosen[0].uid if self.chosen else self.uid
-        deadline_s = cores.DEBUGGER_S + 5.0
-        then = partial(self._apply_core, path)
-        return self._ask(f"evidence:{owner}", ReadCore(path, program), now, then, self.uid, deadline_s)
-
-    def _apply_core(self, path: str, answer: Answer[list[str]]) -> None:
-        self._out.discard("core file")
-        frames, error = tuple(answer.value or ()), answer.error
-        self._files = [
-            replace(each, frames=frames, error=error) if each.kind == "core" and each.path == path else each
-            for each in self._files
-        ]
 
     # -- the answer --------------------------------------------------------------------------------------------
 

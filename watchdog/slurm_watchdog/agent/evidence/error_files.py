@@ -12,7 +12,6 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.flight_recorder import read_flight_recorders
 from slurm_watchdog.agent.files.job_root import OWN, Roots, open_in, roots_of
-from slurm_watchdog.agent.workers.answer_types import LeftoverFiles
 from slurm_watchdog.agent.workers.request_types import FindFiles
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
@@ -57,19 +56,7 @@ def _read(root: int | None, path: str, uid: int) -> FoundFile | None:
     return None if said is None else replace(each, said=said)
 
 
-def find_files(request: FindFiles, worker: WorkerState) -> LeftoverFiles:
-    """Flight Recorder dumps, error files and core files, and the program of the first of `pids` that lives."""
-    program = None
-    for pid in request.pids:
-        try:
-            program = os.readlink(f"/proc/{pid}/exe")
-            break
-        except OSError:
-            continue
+def find_files(request: FindFiles, worker: WorkerState) -> list[FoundFile]:
+    """Flight Recorder dumps, error files and core files."""
     with roots_of(request.roots) as roots:
-        return LeftoverFiles(
-            flight_recorder=tuple(read_flight_recorders(request, roots)),
-            own_words=tuple(read_error_files(request, roots)),
-            core=tuple(cores.find_cores(request)),
-            program=program,
-        )
+        return [*read_flight_recorders(request, roots), *read_error_files(request, roots), *cores.find_cores(request)]

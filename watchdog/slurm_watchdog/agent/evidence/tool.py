@@ -1,4 +1,4 @@
-"""Other people's programs (py-spy, a debugger) that read hostile data for us: started with few rights, few
+"""Other people's programs (py-spy) that read hostile data for us: started with few rights, few
 means and a deadline.
 
 Each is the leader of a session of its own, so that the deadline ends all that it has started. What it prints
@@ -12,7 +12,7 @@ import os
 import resource
 import signal
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -72,15 +72,7 @@ class _Running:
         return [each for each in both if not each[0].closed]
 
 
-def run_tool(command: Sequence[str], means: Means, environment: Mapping[str, str] | None = None) -> Ran:
-    """Runs one program to its end or its bounds. Raises OSError if it cannot be started."""
-    (ran,) = run_tools([lambda: (command, means)], environment)
-    return ran
-
-
-def run_tools(
-    jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]], environment: Mapping[str, str] | None = None
-) -> Iterator[Ran]:
+def run_tools(jobs: Iterable[Callable[[], tuple[Sequence[str], Means]]]) -> Iterator[Ran]:
     """Runs the programs, AT_ONCE at a time, and gives what came of each in the order of `jobs`; each of these
     is called just before its program is started. To be called from a process with one thread. Raises OSError
     if one cannot be started."""
@@ -93,7 +85,7 @@ def run_tools(
             if job is None:
                 more = False
                 break
-            running.append((started, _start(*job(), environment)))
+            running.append((started, _start(*job())))
             started += 1
         _listen([each for _, each in running])
         for number, each in list(running):
@@ -106,10 +98,10 @@ def run_tools(
             told += 1
 
 
-def _start(command: Sequence[str], means: Means, environment: Mapping[str, str] | None) -> _Running:
+def _start(command: Sequence[str], means: Means) -> _Running:
     child = subprocess.Popen(
         list(command), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd="/",
-        env=None if environment is None else dict(environment), start_new_session=True,
+        start_new_session=True,
         preexec_fn=partial(_confine, means),  # noqa: PLW1509 -- there is one thread
     )  # fmt: skip
     for pipe in (child.stdout, child.stderr):

@@ -21,17 +21,13 @@ from slurm_watchdog.config.knowledge_files import put_in_force, read_texts
 log = logging.getLogger(__name__)
 
 NAME = "slurm-wd-helper"
-CORE_DEBUGGER = "--core-debugger"
 KNOWLEDGE = "--knowledge="
 
 
-def become_helper(
-    path: str, agent: str, prefixes: Sequence[str] = (), *, core_debugger: bool = False, knowledge: str = ""
-) -> NoReturn:
+def become_helper(path: str, agent: str, prefixes: Sequence[str] = (), *, knowledge: str = "") -> NoReturn:
     """Replaces this process by the helper, a fresh interpreter that has never seen a command line. Raises OSError."""
     environment = {"MALLOC_ARENA_MAX": "1", **os.environ}
     command = [*run_module("slurm_watchdog.agent.helper"), path, agent, *prefixes]
-    command += [CORE_DEBUGGER] * core_debugger
     command += [f"{KNOWLEDGE}{knowledge}"] if knowledge else []
     os.execve(sys.executable, command, environment)  # noqa: S606 -- a list, and no shell is wanted
 
@@ -41,16 +37,14 @@ def main(argv: list[str]) -> int:
     set_name(NAME)
     be_unobtrusive()
     log_setup.set_up()
-    off = set() if CORE_DEBUGGER in argv[2:] else {"read_core"}
-    tasks = {name: task for name, task in TASKS.items() if name not in off}
     for each in argv[2:]:
         if each.startswith(KNOWLEDGE):
             texts, problems = read_texts(each.removeprefix(KNOWLEDGE))
             for problem in problems:
                 log.error("%s", problem)
             put_in_force(() if problems else texts)
-    prefixes = tuple(each for each in argv[2:] if each != CORE_DEBUGGER and not each.startswith(KNOWLEDGE))
-    return run_helper(argv[0], argv[1], tasks, prefixes)
+    prefixes = tuple(each for each in argv[2:] if not each.startswith(KNOWLEDGE))
+    return run_helper(argv[0], argv[1], TASKS, prefixes)
 
 
 if __name__ == "__main__":

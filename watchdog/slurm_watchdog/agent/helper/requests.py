@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from slurm_watchdog.agent.checkpoints import scan
-from slurm_watchdog.agent.evidence import cores, error_files, last_lines, nccl_ras, process_state, stacks
+from slurm_watchdog.agent.evidence import error_files, last_lines, nccl_ras, process_state, stacks
 from slurm_watchdog.agent.files import as_owner
 from slurm_watchdog.agent.files.safe_open import open_log
 from slurm_watchdog.agent.logs import follow
@@ -42,7 +42,6 @@ from slurm_watchdog.agent.workers.request_types import (
     ListOpenMounts,
     PrepareDirectory,
     ProbeDirectory,
-    ReadCore,
     ReadProcessStates,
     ReadSharedMemory,
     ReadSupervisor,
@@ -162,10 +161,6 @@ TASKS = tasks_by_name(
             *(path.removeprefix("~") for path, _, _ in args.files), *(place for place, _ in args.places),
             *(path for path, _ in (*args.pipes, *args.error_files)),
         ),
-    ),
-    Task(
-        ReadCore, cores.read_core, as_owner=True,
-        paths=lambda args: (args.path, *([] if args.program is None else [args.program])),
     ),
     Task(
         ScanCheckpoints, scan.scan_checkpoints, as_owner=True,

@@ -10,7 +10,7 @@ from msgspec import UNSET, UnsetType
 
 from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.evidence import FoundFile, LockWait, SocketState, ThreadState
+from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
 from slurm_watchdog.model.links import Link
 from slurm_watchdog.model.observations import Checkpoint, Event, GpuHealth, LogFile
 from slurm_watchdog.model.supervisor import SupervisorStatus
@@ -121,15 +121,6 @@ class LogEnd(Struct):
     path: str
     lines: tuple[str, ...] = ()
     error: str | None = None
-
-
-class LeftoverFiles(Struct):
-    """Files that a job has left behind."""
-
-    flight_recorder: tuple[FoundFile, ...] = ()
-    own_words: tuple[FoundFile, ...] = ()
-    core: tuple[FoundFile, ...] = ()
-    program: str | None = None  # Of the first process that lives: a core file of its neighbour is read with it.
 
 
 class Listeners(Struct):

@@ -17,7 +17,6 @@ from slurm_watchdog.agent.workers.answer_types import (
     FollowedLogs,
     GpuReading,
     IdentifiedProcess,
-    LeftoverFiles,
     LinkCounters,
     Listeners,
     LogEnd,
@@ -29,7 +28,7 @@ from slurm_watchdog.agent.workers.answer_types import (
 )
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.collective_records import RasAnswer
-from slurm_watchdog.model.evidence import ProcessStack
+from slurm_watchdog.model.evidence import FoundFile, ProcessStack
 from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.protocol import ProcessEnd
@@ -217,7 +216,7 @@ class LastLines(Request[list[LogEnd]], frozen=True):
     files: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
 
 
-class FindFiles(Request[LeftoverFiles], frozen=True):
+class FindFiles(Request[list[FoundFile]], frozen=True):
     """Core files, Flight Recorder dumps and error files of a job."""
 
     task = "find_files"
@@ -227,7 +226,6 @@ class FindFiles(Request[LeftoverFiles], frozen=True):
     max_bytes: Annotated[int, Meta(ge=0, le=8 << 20)]  # Of all dumps together, compressed.
     places: Annotated[list[tuple[Path, Name]], Meta(max_length=256)]  # (directory, pattern of names) of core files.
     max_age_s: float
-    pids: Annotated[list[Pid], Meta(max_length=256)]
     pipes: Annotated[list[tuple[Path, int | None]], Meta(max_length=256)] = []
     """(path, rank): a rank that reads from its own writes its dump again when something is written into it."""
     error_files: Annotated[list[tuple[Path, int | None]], Meta(max_length=256)] = []
@@ -252,14 +250,6 @@ class AskRas(Request[RasAnswer], frozen=True):
     listeners: Listeners
     port: Annotated[int, Meta(ge=1, le=65535)]
     deadline_s: Seconds = 12.0  # For the whole talk: RAS itself gives the other processes 5 s.
-
-
-class ReadCore(Request[list[str]], frozen=True):
-    """The frames of a core file; `program` is that of a rank that lives, for a core file that names none."""
-
-    task = "read_core"
-    path: Path
-    program: Path | None
 
 
 class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):

@@ -252,8 +252,8 @@ def budgets_hold(h: History) -> Iterator[str]:
             continue  # a controller that was started since knows no other clock than the moved one
         # Allowed in the very moment in which the window was over (seed 1): the two clocks differ in the last digits.
         before = [t for t, _ in allowed[:index] if at - t < policy.budget_window - 1.0]
-        if len(before) >= policy.budget:
-            yield f"{len(before) + 1} actions within {policy.budget_window:.0f} s at {at:.0f}, the budget is {policy.budget}"
+        if len(before) >= h.config.restarts_per_hour:
+            yield f"{len(before) + 1} actions within {policy.budget_window:.0f} s at {at:.0f}: more than restarts_per_hour"
         same = [t for t, d in allowed[:index] if _job(d) == _job(decision)]
         if len(same) >= policy.attempts and decision.by != IncidentKind.SLOW_JOB:
             yield f"{len(same) + 1} actions on job {_job(decision)} at {at:.0f}"

@@ -16,7 +16,7 @@ import pytest
 
 from slurm_watchdog import __version__
 from slurm_watchdog.cli.client import Client
-from slurm_watchdog.cli.main import main, renamed
+from slurm_watchdog.cli.main import main, renamed, without_ignored
 from slurm_watchdog.cli.options import ClientError
 from slurm_watchdog.cli.restart import Row, parse_date
 from slurm_watchdog.model.actions import OperationOutcome
@@ -88,9 +88,18 @@ def test_a_command_of_the_release_before_is_todays(old: str, new: str) -> None:
 
 
 def test_an_option_of_the_release_before_names_its_alternative() -> None:
-    for words in ("report --html x", "restart 7 --partition gpu", "save-all --all --user ann", "test-nodes --job 7"):
+    for words in ("restart 7 --partition gpu", "save-all --all --user ann", "test-nodes --job 7"):
         result = run(*words.split())
         assert (result.exit_code, "was removed; " in result.stderr) == (2, True)
+
+
+def test_an_option_that_has_no_effect_any_more_costs_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert without_ignored("report", ["--html", "F", "--week"]) == ["--week"]
+    assert without_ignored("test-nodes", ["--no-second-look", "n1", "--interface=ib0"]) == ["n1"]
+    command = ["train.py", "--resume-option", "x"]
+    assert without_ignored("run", ["--resume-option", "x", "--", *command]) == ["--", *command]
+    assert capsys.readouterr().err.count("was removed and has no effect") == 4
+    assert without_ignored("run", command) == command
 
 
 def test_without_headers_only_the_rows_of_tables_are_printed(controller: FakeController) -> None:

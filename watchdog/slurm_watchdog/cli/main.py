@@ -39,16 +39,20 @@ REMOVED: Final[Mapping[str, str]] = {
     "demo": "use, in a clone of the repository: make demo",
     "drain": "use: scontrol update NodeName=NODE State=DRAIN Reason=TEXT",
     "undrain": "use: scontrol update NodeName=NODE State=RESUME",
+    **{f"restart --{name}": SELECT for name in ("partition", "account", "node", "reservation", "user")},
+    "test-nodes --job": "name the nodes, such as those of scontrol show job",
+}
+"""Commands that releases before this one had, and options without which a command would do something else, with what
+to use instead, a clause. A row stays for one release."""
+IGNORED: Final[Mapping[str, str]] = {
     "doctor --torch": "no finding depends on PyTorch's release any more",
     "report --html": "use --json, and Grafana for plots",
-    **{f"restart --{name}": SELECT for name in ("partition", "account", "node", "reservation", "user")},
+    "run --resume-option": "$SLURM_WATCHDOG_RESUME_FROM has the last checkpoint from before a bad loss",
     "test-nodes --directory": "each test is a salloc, which prints its output",
     "test-nodes --interface": "the way between nodes is that of their addresses; else see node_tests.program",
-    "test-nodes --job": "name the nodes, such as those of scontrol show job",
     "test-nodes --no-second-look": "what looks bad is measured twice",
 }
-"""Commands and options that releases before this one had, and what to use instead, a clause. A row stays for one
-release."""
+"""Options of releases before this one that are read and not used for one release; each costs a warning."""
 
 COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "run": ("run", "Run a command under the watchdog, or watch a job of yours."),
@@ -127,6 +131,25 @@ def renamed(old: str, *words: str) -> list[str]:
     return [*new, *given]
 
 
+def without_ignored(command: str, words: list[str]) -> list[str]:
+    """The words of a command line without options that have no effect any more, each with a warning. What follows
+    `run` belongs to it up to `--` only: without that, all is left to click."""
+    if command == "run" and "--" not in words:
+        return words
+    kept: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        option, equals, _ = word.partition("=")
+        name = f"{command} {option}"
+        if name not in IGNORED:
+            kept += [word, *rest] if word == "--" else [word]
+            continue
+        click.echo(f"Warning: {option} was removed and has no effect; {IGNORED[name]}", err=True)
+        if not equals and not option.startswith("--no-"):
+            next(rest, None)
+    return kept
+
+
 class Program(click.Group):
     """The commands, and what holds for the output of each."""
 
@@ -136,6 +159,8 @@ class Program(click.Group):
             args = [*args[1:], "--help"]
         if args and args[0] in RENAMED:
             args = renamed(*args)
+        if args:
+            args = [args[0], *without_ignored(args[0], args[1:])]
         ctx.meta[TYPED] = tuple(args)
         return super().parse_args(ctx, args)
 

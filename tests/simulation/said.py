@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from slurm_watchdog.model.incidents import Severity
-from slurm_watchdog.notify.notification import Message, Notice, Topic, from_row, message_of
+from slurm_watchdog.notify.notification import Message, Notice, Topic, message_of
 from tests.simulation.cluster import EPOCH
 from tests.simulation.recipe import Recipe
 from tests.simulation.sim import Simulation, simulation
@@ -51,7 +53,7 @@ class Listener:
     async def send_due(self, outbox: Any, now: float) -> float | None:
         items = outbox.pending(100, self.name)
         for item in items:
-            notice = from_row(item.payload)
+            notice = msgspec.convert(item.payload, Notice)
             self.said.append(Said(notice.at - EPOCH, notice, message_of(notice)))
         outbox.done_all(self.name, [item.id for item in items])
         return None

@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
@@ -17,7 +18,7 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, IncidentState
 from slurm_watchdog.model.silence import Silence
 from slurm_watchdog.notify.dispatcher import IncidentSources
-from slurm_watchdog.notify.notification import Notice, from_row, message_of
+from slurm_watchdog.notify.notification import Notice, message_of
 from slurm_watchdog.notify.programs import Programs, event_json
 from tests.builders.asking import asked
 from tests.builders.notices import FAILED, INCIDENT, OVER, SITE, Ticking, incident, replace
@@ -119,7 +120,7 @@ def topics_of(silence: Silence | None) -> list[Notice]:
     notifier.ended(INCIDENT, FAILED)
     notifier.noted(INCIDENT, "silenced by ann")
     notifier.resolved(OVER)
-    return [from_row(item.payload) for item in journal.outbox.pending(10)]
+    return [msgspec.convert(item.payload, Notice) for item in journal.outbox.pending(10)]
 
 
 def test_a_silenced_incident_is_not_spoken_of_and_the_end_of_one_that_was_announced_is() -> None:

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.config.loading import ConfigError, parse_config
+from slurm_watchdog.controller.app import Heartbeat
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.model.incidents import IncidentKind, Severity
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.notify.dispatcher import IncidentSources, make_notifier, try_receivers
-from slurm_watchdog.notify.programs import Heartbeat, alerts_json, event_json, why
+from slurm_watchdog.notify.programs import alerts_json, event_json, why
 from slurm_watchdog.notify.slack_messages import card
 from tests.builders.json_receiver import JsonReceiver
 from tests.builders.notices import DECISION, FAILED, INCIDENT, LINKED, OVER, SITE, Ticking, incident, notice, replace

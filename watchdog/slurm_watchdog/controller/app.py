@@ -49,7 +49,7 @@ from slurm_watchdog.journal.error import NewerRelease
 from slurm_watchdog.journal.journal import Journal, JournalError
 from slurm_watchdog.journal.lease import Alone, Lease
 from slurm_watchdog.notify.dispatcher import Notifier, make_notifier
-from slurm_watchdog.notify.programs import BEAT_EVERY_S, Heartbeat
+from slurm_watchdog.notify.programs import SendFailed, post_json, read_url
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.command_line import CommandLineSlurm
 from slurm_watchdog.slurm.commands import ALWAYS, Right
@@ -397,3 +397,28 @@ async def _tick_until_stopped(controller: Controller, stop: asyncio.Event) -> No
         except Exception:  # the boundary: no heartbeat goes out from a tick that did not complete
             log.exception("a tick failed")
         await asyncio.sleep(max(0.05, interval_s - (clock.monotonic() - began)))
+
+
+BEAT_EVERY_S = 60.0  # dead man's switches alarm after some minutes
+
+
+class Heartbeat:
+    """Sends one when asked to, only after a whole tick of a controller that sees: it proves more than that a process is
+    there. Warns once that it cannot."""
+
+    def __init__(self, url_file: str, cluster: str, healthy: Callable[[], tuple[bool, str]]) -> None:
+        self._url_file, self._cluster, self._healthy, self._error = url_file, cluster, healthy, ""
+
+    async def beat(self) -> bool:
+        """Whether one was sent."""
+        (good, sentence), known, self._error = self._healthy(), self._error, ""
+        if not good:
+            return False
+        try:
+            url = read_url(self._url_file, "notify.heartbeat.url_file")
+            await post_json(url, {"cluster": self._cluster, "detail": sentence}, receiver="the heartbeat's receiver")
+        except SendFailed as error:
+            self._error = error.reason
+            if error.reason != known:
+                log.warning("the heartbeat is not delivered: %s", error.reason)
+        return not self._error

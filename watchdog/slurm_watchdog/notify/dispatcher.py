@@ -1,10 +1,6 @@
-"""The notifier: writes messages to the journal's outbox at once and sends them later, in order, whether or
-not a receiver answers.
-
-No caller waits for a message. What is in the outbox when the controller ends is sent after its next start. Each
-channel (Slack, a webhook, Alertmanager) has its own rows, its own worker with growing pauses after failures, and its
-own failures.
-"""
+"""The notifier: writes messages to the journal's outbox at once and sends them later, in order, whether or not a
+receiver answers, also after the controller's next start. No caller waits for a message. Each channel (Slack, a webhook,
+Alertmanager) has its own rows, and its own worker with growing pauses after failures."""
 
 from __future__ import annotations
 
@@ -90,14 +86,12 @@ class Worker:
 
     def delivery(self) -> Delivery:
         """How this channel's messages fare."""
-        now, (waiting, oldest_at) = self._notifier.wall(), self._backlog
+        now, since, (waiting, oldest_at) = self._notifier.wall(), self._failing_since, self._backlog
         return Delivery(
-            channel=self.channel.name,
-            failing_s=None if self._failing_since is None else max(0.0, now - self._failing_since),
-            error=one_line(self._error, 200),
-            waiting=waiting,
+            channel=self.channel.name, error=one_line(self._error, 200), waiting=waiting,
+            failing_s=None if since is None else max(0.0, now - since),
             oldest_s=0.0 if oldest_at is None else max(0.0, now - oldest_at),
-        )
+        )  # fmt: skip
 
     async def run(self) -> None:
         """Send until cancelled."""
@@ -115,10 +109,8 @@ class Worker:
                     await self.added.wait()
 
     async def send_next(self) -> float | None:
-        """One turn of the channel; returns after how many seconds the next is due, None if it waits for news.
-
-        A message that fails delays those behind it: they are sent in order.
-        """
+        """One turn of the channel; returns after how many seconds the next is due, None if it waits for news. A message
+        that fails delays those behind it: they are sent in order."""
         name, now, count = self.channel.name, self._notifier.wall(), self._notifier.sources.count
         first = self._outbox.first(name)
         if first is not None and now - first.added_at > STALE_AFTER_S:

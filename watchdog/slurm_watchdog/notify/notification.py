@@ -18,15 +18,14 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, one_line, plural, to_show
 from slurm_watchdog.config.policy import Exceptions, values_for
 from slurm_watchdog.model.actions import Action, ActionEnd, ActionRun, Decision
-from slurm_watchdog.model.headline import BUSY, headline, needs_person, response
+from slurm_watchdog.model.headline import BUSY, headline, needs_person, place, response
 from slurm_watchdog.model.incidents import Culprit, Incident, Severity
 
 KEPT = 30  # facts and culprits that are stored
 KEPT_CHARS = 500  # of each sentence: no message shows more, and five thousand may wait for an unreachable Slack
 KEPT_JOBS = 8
 TRANSIENT_GUARDS = frozenset({"blind", "evidence", *BUSY})
-"""Guards that usually hold for seconds only: until Slurm answers again, until the stacks are collected, or
-while another action of the job, which ends this incident too, is under way."""
+"""They usually hold for seconds: until Slurm answers, stacks are collected, or another action has ended."""
 TEST_SUBJECT = "test"  # of the incident that a test of the receivers sends
 VALUE_LIMIT = 4000  # characters of one value in a message
 SEVERITY_WORDS = {Severity.CRITICAL: "CRITICAL", Severity.WARNING: "warning", Severity.INFO: "info"}
@@ -53,10 +52,6 @@ class Topic(StrEnum):
     ENDED = "ended"  # an action, well or not
     RESOLVED = "resolved"
     NOTED = "noted"  # a person has silenced it
-
-
-CALLS = frozenset({Topic.OPENED, Topic.DECIDED, Topic.ENDED})
-"""News that may call a person: of an incident without a job nothing is decided."""
 
 
 class Caller(StrEnum):
@@ -101,7 +96,8 @@ class Notice(Struct):
     @property
     def needs_person(self) -> bool:
         """Whether a person has to act, and this is the news that says so."""
-        return self.topic in CALLS and needs_person(self.incident, self.decision, self.end)
+        is_news = self.topic not in (Topic.DIAGNOSED, Topic.NOTED)
+        return is_news and needs_person(self.incident, self.decision, self.end)
 
     @property
     def headline(self) -> str:
@@ -136,26 +132,19 @@ def to_row(notice: Notice) -> dict[str, Any]:
     return row
 
 
-def from_row(row: dict[str, Any]) -> Notice:
-    """The notice of such a document. Raises msgspec.ValidationError for any other."""
-    return msgspec.convert(row, Notice)
-
-
 class Site(Struct):
     """What messages say of the site: its cluster, and addresses of more about an incident where it has named any."""
 
     cluster: str
     external_url: str = ""  # the page, as people reach it
     runbook_url: str = ""  # with {kind} in it
-
     mention: str = ""  # Who is mentioned where a person is needed; with `exceptions` for some jobs.
     exceptions: Exceptions = ()
 
     def mention_for(self, job: JobNote | None, incident: Incident) -> str:
         """Who is mentioned for a job of an incident."""
         own, _ = values_for(self.exceptions, job, incident.kind, incident.named_nodes)
-        found: str = own.get("mention", self.mention)
-        return found
+        return str(own.get("mention", self.mention))
 
     def page(self, incident: Incident) -> str:
         """The page of an incident."""
@@ -199,8 +188,7 @@ def _template(name: str) -> Template:
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {
-        "duration": duration, "plural": plural, "to_show": to_show,
-        "who": culprit_line, "named": named,
+        "duration": duration, "plural": plural, "to_show": to_show, "who": culprit_line, "place": place,
     }  # fmt: skip
     return environment.from_string(Path(__file__).with_name("templates").joinpath(f"{name}.j2").read_text())
 
@@ -237,13 +225,9 @@ def over(incident: Incident) -> str:
     return "over" if lasted_s is None else f"over after {duration(lasted_s)}"
 
 
-def named(culprit: Culprit) -> str:
-    """Who is named: `rank 3 on n1 pid 42`."""
+def culprit_line(culprit: Culprit) -> str:
+    """Who is named, and why: `rank 3 on n1 pid 42: the only one in forward`."""
     parts = (("rank", culprit.rank), ("on", culprit.node), ("pid", culprit.pid), ("", culprit.gpu_uuid))
     places = (*parts, ("at", culprit.path or culprit.mount))
-    return " ".join(f"{what} {value}".strip() for what, value in places if value not in (None, ""))
-
-
-def culprit_line(culprit: Culprit) -> str:
-    """Who is named, and why."""
-    return f"{named(culprit)}: {culprit.reason}" if culprit.reason else named(culprit)
+    named = " ".join(f"{what} {value}".strip() for what, value in places if value not in (None, ""))
+    return f"{named}: {culprit.reason}" if culprit.reason else named

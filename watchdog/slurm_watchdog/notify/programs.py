@@ -1,6 +1,6 @@
 """One POST of a JSON document within a deadline; receivers that take many notices in one: a webhook of the site's own,
-Alertmanager; and the heartbeat, to an address that alarms when none comes. Addresses and tokens are secrets: they are
-read from their files for each request, and are in no log and no exception."""
+Alertmanager. Addresses and tokens are secrets: they are read from their files for each request, and are in no log and
+no exception."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import logging
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -21,7 +21,7 @@ from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.text import one_line, safe
 from slurm_watchdog.config.notify import is_secure
 from slurm_watchdog.model.incidents import Severity
-from slurm_watchdog.notify.notification import Notice, Site, Topic, culprit_line, from_row, message_of
+from slurm_watchdog.notify.notification import Notice, Site, Topic, culprit_line, message_of
 
 if TYPE_CHECKING:
     from slurm_watchdog.config.notify import Webhook
@@ -38,6 +38,11 @@ LABEL_LIMIT = 200
 TEXT_LIMIT = 1000
 DEADLINE_S = 10.0  # of one request; an outage of a receiver never delays an action
 ANSWER_BYTES = 1_000_000  # more is not read: Slack repeats the message in its answer
+CAUSES: dict[type[Exception], str] = {
+    ssl.SSLError: "its certificate is not trusted, or its TLS not understood",
+    socket.gaierror: "its host name is not known",
+    UnicodeError: "it is not UTF-8 text",
+}
 REFUSED_FOR_GOOD = frozenset({400, 413, 415, 422})  # others (404, 401, 403) may come while a receiver is being set up
 
 Numbered = tuple[int, Notice]
@@ -76,34 +81,25 @@ async def post_json(
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise SendFailed(f"{receiver} cannot be reached ({why(error)})") from None
     # A receiver may repeat the request, with the address or its last part.
-    secrets = (token, url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2])
+    text = said.decode(errors="replace")
+    for secret in (token, url, urlsplit(url).path, url.rstrip("/").rpartition("/")[2]):
+        text = text.replace(secret, "(secret)") if len(secret) > 3 else text
     asks = status in (429, 503) and asked.isascii() and asked.isdecimal()
     raise SendFailed(
-        f"{receiver} answered {status}: {safe(without(secrets, said.decode(errors='replace')), 200)}",
+        f"{receiver} answered {status}: {safe(text, 200)}",
         retry_after_s=float(asked) if asks else None,
         permanent=status in REFUSED_FOR_GOOD,
     )
 
 
-def without(secrets: Iterable[str], text: str) -> str:
-    """`text` with none of the secrets in it."""
-    for secret in secrets:
-        text = text.replace(secret, "(secret)") if len(secret) > 3 else text
-    return text
-
-
 def why(error: Exception) -> str:
     """What a connection, or a file with a secret, failed with: `Connection refused`, `its host name is not known`."""
     cause = getattr(error, "os_error", None) or error
-    if isinstance(cause, ssl.SSLError) or isinstance(error, ssl.SSLError):
-        return "its certificate is not trusted, or its TLS not understood"
-    if isinstance(cause, socket.gaierror) or "DNS" in type(error).__name__:
-        return "its host name is not known"
-    if isinstance(cause, UnicodeError):
-        return "it is not UTF-8 text"
-    if isinstance(cause, OSError) and cause.errno:
-        return os.strerror(cause.errno)
-    return type(error).__name__
+    if "DNS" in type(error).__name__:
+        return CAUSES[socket.gaierror]
+    known = [words for kind, words in CAUSES.items() if isinstance(cause, kind) or isinstance(error, kind)]
+    number = cause.errno if isinstance(cause, OSError) else None
+    return next(iter(known), os.strerror(number) if number else type(error).__name__)
 
 
 def read_secret(file: str, key: str) -> str:
@@ -132,7 +128,7 @@ def pending_notices(outbox: SqlOutbox, channel: str, limit: int, after: int = 0)
     found = []
     for item in outbox.pending(limit, channel, after):
         try:
-            found.append((item.id, from_row(item.payload)))
+            found.append((item.id, msgspec.convert(item.payload, Notice)))
         except msgspec.ValidationError as error:
             LOG.error("message %d to %s cannot be read and is dropped: %s", item.id, channel, error)
             outbox.done_all(channel, (item.id,))
@@ -143,12 +139,9 @@ class Programs:
     """A channel of the notifier that sends its oldest rows together, in order, at least once."""
 
     def __init__(
-        self,
-        name: str,
-        post: Callable[[Sequence[Numbered]], Awaitable[None]],
-        topics: frozenset[Topic] = frozenset(Topic),
-        firing: Callable[[], Sequence[Notice]] | None = None,
-    ) -> None:
+        self, name: str, post: Callable[[Sequence[Numbered]], Awaitable[None]],
+        topics: frozenset[Topic] = frozenset(Topic), firing: Callable[[], Sequence[Notice]] | None = None,
+    ) -> None:  # fmt: skip
         """`firing`: what is sent again every REPEAT_S, for a receiver that forgets."""
         self.name, self.topics = name, topics
         self._post, self._firing = post, firing
@@ -251,28 +244,3 @@ def alerts_json(notice: Notice, site: Site) -> list[dict[str, Any]]:
 
 def _date(at: float) -> str:
     return datetime.fromtimestamp(at, tz=timezone.utc).isoformat()
-
-
-BEAT_EVERY_S: Final = 60.0  # dead man's switches alarm after some minutes
-
-
-class Heartbeat:
-    """Sends one when asked to, only after a whole tick of a controller that sees: it proves more than that a process is
-    there. Warns once that it cannot."""
-
-    def __init__(self, url_file: str, cluster: str, healthy: Callable[[], tuple[bool, str]]) -> None:
-        self._url_file, self._cluster, self._healthy, self._error = url_file, cluster, healthy, ""
-
-    async def beat(self) -> bool:
-        """Whether one was sent."""
-        (good, sentence), known, self._error = self._healthy(), self._error, ""
-        if not good:
-            return False
-        try:
-            url = read_url(self._url_file, "notify.heartbeat.url_file")
-            await post_json(url, {"cluster": self._cluster, "detail": sentence}, receiver="the heartbeat's receiver")
-        except SendFailed as error:
-            self._error = error.reason
-            if error.reason != known:
-                LOG.warning("the heartbeat is not delivered: %s", error.reason)
-        return not self._error

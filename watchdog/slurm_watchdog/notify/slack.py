@@ -7,11 +7,11 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from slurm_watchdog.base.text import safe
 from slurm_watchdog.notify.notification import Site, Topic
 from slurm_watchdog.notify.programs import (
     DEADLINE_S,
@@ -21,7 +21,6 @@ from slurm_watchdog.notify.programs import (
     post_json,
     read_secret,
     read_url,
-    without,
 )
 from slurm_watchdog.notify.slack_messages import Digest, Payload, card, listing, reply, updated
 
@@ -35,13 +34,7 @@ OF_THE_MESSAGE = ("invalid_ar", "invalid_at", "invalid_blocks", "msg_", "no_text
 """How errors of chat.postMessage begin after which the same message is not sent again. All others (a token that was
 revoked, a channel that was archived, an outage) may be mended:
 https://docs.slack.dev/reference/methods/chat.postMessage#errors"""
-OF_THE_THREAD = {
-    "thread_not_found",
-    "message_not_found",
-    "cannot_reply_to_message",
-    "invalid_thread_ts",
-    "cant_update_message",
-}
+OF_THE_THREAD = ("thread_not_found", "message_not_found", "cannot_reply", "invalid_thread_ts", "cant_update_message")
 """The first message was deleted: the next one is posted without a thread."""
 WINDOW_S = 60.0
 MIN_GAP_S = 1.0
@@ -59,14 +52,15 @@ class SlackPoster:
     for each message, and what is in it appears in no log and no exception. A thread's name is `CHANNEL/TIMESTAMP`."""
 
     def __init__(self, settings: Slack, deadline_s: float = DEADLINE_S) -> None:
-        self._settings, self._deadline_s, self.threads = settings, deadline_s, bool(settings.token_file)
+        self._settings, self.threads = settings, bool(settings.token_file)
+        self._send = partial(post_json, receiver="Slack", deadline_s=deadline_s)
 
     async def post(self, message: Payload, thread: str | None = None, *, loud: bool = False) -> str | None:
         """Returns the name of the thread that begins with it, None if there are none. `loud`: a reply that the channel
         sees, too. Raises SendFailed."""
         if not self.threads:
             url = read_url(self._settings.webhook_url_file, "notify.slack.webhook_url_file")
-            await post_json(url, message, receiver="Slack", deadline_s=self._deadline_s)
+            await self._send(url, message)
             return None
         channel, _, at = (thread or "").partition("/")
         below = {"thread_ts": at, "reply_broadcast": loud} if thread else {}
@@ -85,14 +79,8 @@ class SlackPoster:
     async def _call(self, method: str, arguments: Payload) -> dict[str, Any] | None:
         """What Slack answers; None if the thread is gone. Raises SendFailed."""
         token = read_secret(self._settings.token_file, "notify.slack.token_file")
-        said = await post_json(
-            f"{self._settings.api_url.rstrip('/')}/{method}",
-            arguments | {"parse": "none"},
-            receiver="Slack",
-            token=token,
-            deadline_s=self._deadline_s,
-            answers=True,
-        )
+        url = f"{self._settings.api_url.rstrip('/')}/{method}"
+        said = await self._send(url, arguments | {"parse": "none"}, token=token, answers=True)
         try:
             answer: dict[str, Any] = msgspec.json.decode(said, type=dict[str, Any])
         except msgspec.MsgspecError:
@@ -100,11 +88,10 @@ class SlackPoster:
         if answer.get("ok") is True:
             return answer
         code = str(answer.get("error", ""))
-        if code in OF_THE_THREAD and ("thread_ts" in arguments or "ts" in arguments):
+        if code.startswith(OF_THE_THREAD) and ("thread_ts" in arguments or "ts" in arguments):
             return None
-        raise SendFailed(
-            f"Slack answered: {safe(without([token], code), 100)}", permanent=code.startswith(OF_THE_MESSAGE)
-        )
+        code = code if code.isidentifier() else "an error of another form"  # it may repeat the request
+        raise SendFailed(f"Slack answered: {code[:100]}", permanent=code.startswith(OF_THE_MESSAGE))
 
 
 class MessageRate:
@@ -113,8 +100,7 @@ class MessageRate:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._sent: deque[float] = deque(maxlen=limit)
-        self.count_message = self._sent.append
-        """With the date at which a message went out, or may have."""
+        self.count_message = self._sent.append  # with the date at which a message went out, or may have
 
     def _recent(self, now: float) -> list[float]:
         return [at for at in self._sent if now - WINDOW_S < at <= now]
@@ -147,11 +133,8 @@ class SlackChannel:
         self._pulse: float | None = None  # number of the newest interval that has its pulse
 
     async def send_due(self, outbox: SqlOutbox, now: float) -> float | None:
-        """Sends what is due of the oldest rows, and marks them as done.
-
-        Returns after how many seconds to call again; None if there is nothing to do. Raises SendFailed with
-        what comes first still to be done, and JournalError. `now` is a date.
-        """
+        """Sends what is due of the oldest rows, and marks them as done. Returns after how many seconds to call again,
+        None if there is nothing to do. Raises SendFailed with what comes first still to be done, and JournalError."""
         wait_s = self._pace.wait_s(now)
         if wait_s > 0:
             return wait_s

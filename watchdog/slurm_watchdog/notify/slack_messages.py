@@ -44,6 +44,7 @@ TITLES = {Topic.DIAGNOSED: "collections of evidence", Topic.ENDED: "restarts don
 FULL = 6000  # characters after which a digest takes no more notices: another page of them still fits
 
 Payload = dict[str, Any]
+MARKED: Payload = {"type": "mrkdwn", "verbatim": True}
 
 
 def card(story: Sequence[Notice], site: Site) -> Payload:
@@ -60,7 +61,7 @@ def card(story: Sequence[Notice], site: Site) -> Payload:
     links = [(site.page(incident), "Incident"), (site.runbook(incident), "Runbook")]
     words = " · ".join(f"<{address.replace('&', '&amp;')}|{name}>" for address, name in links if address)
     head = f"{MARK_OVER if is_over else MARKS[incident.severity]} {headline_of(story)}"
-    shown = reply(story, site, [{"type": "context", "elements": [_marked(words)]}] if words else [])
+    shown = reply(story, site, [{"type": "context", "elements": [MARKED | {"text": words}]}] if words else [])
     before = [
         {"type": "header", "text": _plain(safe(head, HEADER_LIMIT))},
         {"type": "section", "fields": [_plain(safe(each, FIELD_LIMIT).replace(": ", "\n", 1)) for each in fields]},
@@ -102,15 +103,11 @@ def wanted(story: Iterable[Notice], site: Site) -> tuple[str, ...]:
 def _mention(ids: Iterable[str]) -> list[Payload]:
     """The block that calls people: ids of the configuration, which has checked them."""
     words = " ".join([f"<{MENTIONED.get(each[0], '@')}{each}>" for each in ids][:MAX_MENTIONS])
-    return [{"type": "section", "text": _marked(words)}] if words else []
+    return [{"type": "section", "text": MARKED | {"text": words}}] if words else []
 
 
 def _plain(text: str) -> Payload:
     return {"type": "plain_text", "text": text, "emoji": False}
-
-
-def _marked(text: str) -> Payload:
-    return {"type": "mrkdwn", "text": text, "verbatim": True}
 
 
 def _payload(text: str, texts: Iterable[str], after: Sequence[Payload] = ()) -> Payload:

@@ -101,6 +101,6 @@ def test_recipe_of_a_collector_followed_gives_it_in_report_wire_tables_metrics_a
     assert f"\nslurm_watchdog_node_load_threads {threads:g}\n" in shown
     assert 'slurm_watchdog_collector_success{collector="load"} 1\n' in shown
     assert "| `load` | how many threads run or wait for a CPU | `/proc/loadavg` |" in shown
-    assert "| `node_load_threads` |  |" in shown
+    assert "| `node_load_threads` | " in shown
     run(tree, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/unit/agent/test_load.py")
     assert decode_report(said).node == "n1", "a controller of before takes the report, without the section"

@@ -40,7 +40,7 @@ def test_a_task_has_a_name_and_one_module_that_comes_with_ansible(path: Path) ->
             assert (ROLE / "tasks" / task[module]).exists()
         if module.endswith("template"):
             assert (ROLE / "templates" / task[module]["src"]).exists()
-            assert "check-config %s" in task[module]["validate"]
+            assert "doctor --config %s" in task[module]["validate"]
 
 
 def test_a_handler_that_is_notified_exists() -> None:

@@ -128,8 +128,7 @@ def to_row(notice: Notice) -> dict[str, Any]:
         culprits=incident.culprits[:KEPT],
         processes=(),
     )
-    row: dict[str, Any] = msgspec.to_builtins(replace(notice, incident=short))
-    return row
+    return dict(msgspec.to_builtins(replace(notice, incident=short)))
 
 
 class Site(Struct):

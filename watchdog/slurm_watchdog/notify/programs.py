@@ -191,8 +191,7 @@ def event_json(notice: Notice, site: Site) -> dict[str, Any]:
         "action": notice.run,
         "said": notice.said if notice.topic is Topic.NOTED else notice.said[1:],
     }
-    plain: dict[str, Any] = msgspec.to_builtins(event)
-    return plain
+    return dict(msgspec.to_builtins(event))
 
 
 async def post_alerts(urls: Sequence[str], site: Site, notices: Sequence[Numbered]) -> None:

@@ -1,9 +1,6 @@
-"""Slack messages as Block Kit documents. Pure.
-
-Names of jobs, paths and log lines come from users: they are escaped, bounded, stripped of control characters
-and put into plain text, where nothing is a link or mentions a person. The blocks that are no plain text hold
-ids and addresses of the configuration only.
-"""
+"""Slack messages as Block Kit documents. Pure. Names of jobs, paths and log lines come from users: they are escaped,
+bounded, stripped of control characters and put into plain text, where nothing is a link or mentions a person. Blocks
+that are no plain text hold ids and addresses of the configuration only."""
 
 from __future__ import annotations
 

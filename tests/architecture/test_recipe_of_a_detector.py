@@ -142,7 +142,7 @@ def test_its_own_test_and_those_of_every_detector_pass(copy: Copy) -> None:
 
 def test_its_options_and_its_ladder_are_checked_and_documented(copy: Copy, seen: dict[str, Any]) -> None:
     config = copy.root / "config.yaml"
-    config.write_text("detectors: {loss_zero: {steps: 3, mode: 'off'}}\n")
+    config.write_text("detectors: {loss_zero: {steps: 3, enabled: false}}\n")
     assert "is fine" in copy.command("check-config", str(config))
     config.write_text("detectors: {loss_zero: {steps: 1}}\npolicy: {kinds: {loss_zero: {ladder: [requeue]}}}\n")
     refused = copy.command("check-config", str(config), code=2)
@@ -157,7 +157,7 @@ def test_a_replay_finds_it_and_a_site_can_switch_it_off(copy: Copy) -> None:
     assert (found["kind"], found["severity"], found["job_id"]) == ("loss_zero", "warning", "7")
     assert found["summary"] == "The loss of job 7 has been 0 since step 8."
     config = copy.root / "off.yaml"
-    config.write_text("detectors: {loss_zero: {mode: 'off'}}\n")
+    config.write_text("detectors: {loss_zero: {enabled: false}}\n")
     found = json.loads(copy.command("replay", "--json", "--config", str(config), str(copy.trace)))
     assert found["incidents"] == []
 
@@ -174,9 +174,8 @@ def test_metrics_page_and_alert_rules_know_it(seen: dict[str, Any]) -> None:
     assert re.search(r'kind=~"[^"]*\bloss_nan\|loss_zero\b', seen["alerts"])
 
 
-def test_the_page_of_detectors_has_its_row_and_its_section(seen: dict[str, Any]) -> None:
-    page = seen["detectors"]
-    assert re.search(r"\| none: reported only \|.*`loss_zero`", page)
-    section = page.partition("\n## loss_zero\n")[2].partition("\n## ")[0]
-    assert "The loss is exactly 0, several times in a row: no label is left to learn from." in section
-    assert "five losses in a row are 0" in section and "Count the labels of one batch that are not -100." in section
+def test_the_page_of_detectors_has_its_section(seen: dict[str, Any]) -> None:
+    section = seen["detectors"].partition("\n## loss_zero\n")[2].partition("\n## ")[0].strip()
+    assert section == (
+        "- Fires: five losses in a row are 0.\n- Names: no rank or node: since which step.\n- Acts: reported only."
+    )

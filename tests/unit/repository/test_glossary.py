@@ -9,13 +9,13 @@ from slurm_watchdog.config.schema import Config
 from tools.docs.options import options
 
 PLAIN = """
-about acts after all along and another any comes different each empty event every except for goes half hanging have
-here hour invited its last least line list lost man many may minute most name needed never none once one opens order
-other others outside own page people per person reach request rest says several share shown some sooner straight such
-than that the them this unless used user was what when where wherever which who whole whom with would writes your
-action address addresses alarm alert bearer block bot channel count dead digest end file follow group id incoming json member
-mention mentioned message notified often place postgresql proven scope secret sent switch thread token url xoxb
-api alertmanager external govslack heartbeat notify pulse runbook slack webhook
+about action acts address addresses after alarm alert alertmanager all along also and another any api bearer block bot
+causes channel comes count dead different digest each empty enabled end event every except external file follow for
+goes govslack group half hanging has have heartbeat here hour id incoming invited its json last least line list lost
+man many may member mention mentioned message minute most name needed never none notified notify often once one opens
+order other others outside own page people per person place postgresql proven pulse reach request rest runbook says
+scope secret sent several share shown single slack some sooner straight such switch than that the them this thread
+token unless url used user was webhook what when where wherever which who whole whom with would writes xoxb your
 """
 """What needs no explanation here: everyday words, and those of the receivers of messages."""
 

@@ -79,7 +79,7 @@ class OptionsOfJobs(_OfJobsBase, frozen=True):
 
 
 class Detectors(_Blocks, frozen=True):
-    """One block a detector."""
+    """Limits of single causes; each kind also has `enabled`."""
 
     def is_enabled(self, kind: str) -> bool:
         """Whether its detector judges; of what no detector finds, always."""

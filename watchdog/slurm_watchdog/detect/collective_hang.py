@@ -5,7 +5,7 @@ Where there are none (a trace, an agent without py-spy), GPUs that spin, or that
 that they wait. A rank that computes may be right; one that loops over a few lines: see `analysis/spinning_ranks.py`.
 
 Fires: every rank is alive and no step was made for longer than the job's own limit: 3 × its slowest recent step, at
-least 60 s; 30 min in an evaluation or a checkpoint that may be at work, 5 min (`answer_limit`) where nothing is at work
+least 60 s; 30 min in an evaluation or a checkpoint that may be at work, 5 min where nothing is at work
 in it; 1 h until 5 steps were seen. From 10 s (`proven_floor`) on if several dumps prove the hang. Without any step,
 after 10 min (`stepless_limit`) if a few ranks do not join the others and dumps over 5 min show these stuck. How each
 limit is found: how-it-judges.md.

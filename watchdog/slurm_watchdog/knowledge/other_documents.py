@@ -29,7 +29,7 @@ class Document(msgspec.Struct, frozen=True):
 
 
 def _row(name: str, looks_like: str, instead: str, pattern: str, share: float = MOST) -> Document:
-    return Document(name, looks_like, instead, re.compile(pattern), share)
+    return Document(name, looks_like, instead, late_regex(pattern), share)
 
 
 GIVE_OUTPUT = "Give the file that the job writes its output to."

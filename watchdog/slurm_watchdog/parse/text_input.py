@@ -7,19 +7,15 @@ their own here, and the block says which line of the file each one is.
 
 from __future__ import annotations
 
-import bz2
 import codecs
-import gzip
 import io
-import lzma
 import os
-import shutil
 import stat
 import sys
-import zlib
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from importlib import import_module
 from typing import IO, Any
 
 import msgspec
@@ -28,10 +24,10 @@ from slurm_watchdog.base.late_regex import late_regex
 
 BLOCK_BYTES = 4 * 1024**2
 LONGEST_LINE = 16 * 1024**2  # A line without an end is cut here, so that a file of one line cannot fill the memory.
-_MAGIC: tuple[tuple[bytes, Callable[..., Any]], ...] = (
-    (b"\x1f\x8b", gzip.open),
-    (b"BZh", bz2.BZ2File),
-    (b"\xfd7zXZ\x00", lzma.LZMAFile),
+_MAGIC: tuple[tuple[bytes, str, str], ...] = (
+    (b"\x1f\x8b", "gzip", "open"),
+    (b"BZh", "bz2", "BZ2File"),
+    (b"\xfd7zXZ\x00", "lzma", "LZMAFile"),
 )
 _ZSTD = b"\x28\xb5\x2f\xfd"
 _BOMS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
@@ -129,11 +125,13 @@ def _unpack(file: Any, path: str) -> Any:
     if not hasattr(file, "peek"):
         file = io.BufferedReader(file)
     head = file.peek(8)[:8]
-    for magic, opened in _MAGIC:
+    for magic, module, opener in _MAGIC:
         if head.startswith(magic):
-            return opened(file)
+            return getattr(import_module(module), opener)(file)
     if not head.startswith(_ZSTD):
         return file
+    import shutil
+
     program = shutil.which("zstd")
     if program is None:
         raise Unreadable(f"{path} is packed with zstd, and the program zstd, which unpacks it, is not here")
@@ -186,6 +184,14 @@ def _chunks(file: IO[bytes], on_damage: Callable[[], None]) -> Iterator[bytes]:
             yield chunk
 
 
+def _damage() -> tuple[type[Exception], ...]:
+    """What those who unpack raise for a file that is cut short or damaged; asked for only once something is raised."""
+    import lzma
+    import zlib
+
+    return EOFError, zlib.error, lzma.LZMAError
+
+
 def _chunk(file: Any, on_damage: Callable[[], None]) -> bytes:
     """The next bytes, BLOCK_BYTES of them where there are so many; of a packed file that is cut short what
     can be unpacked."""
@@ -193,7 +199,7 @@ def _chunk(file: Any, on_damage: Callable[[], None]) -> bytes:
     while size < BLOCK_BYTES:
         try:
             part = file.read1(BLOCK_BYTES - size)
-        except (EOFError, zlib.error, lzma.LZMAError):
+        except _damage():
             on_damage()
             break
         except OSError as error:

@@ -126,7 +126,6 @@ def test_what_a_node_lacks_is_said_alone_and_with_what_mends_it(
         ("blind", Level.CRITICAL, {"seen": answer(controller={"journal_error": "disk full"})}),
         ("paused", Level.WARNING, {"seen": answer(paused={"reason": ""})}),
         ("mode", Level.HINT, {"seen": answer(mode="observe")}),
-        ("mode", Level.WARNING, {"seen": answer(mode="off")}),
         ("silent_agents", Level.WARNING, {"seen": answer(nodes={"reporting": ["n1"], "silent": ["n2"]})}),
         ("nodes_without_agent", Level.WARNING, {"nodes": ("n1", "n2", "n3", "n4")}),
         ("no_agents", Level.CRITICAL, {"seen": answer(nodes={})}),

@@ -90,7 +90,7 @@ def test_given_an_owner_who_wants_it_left_alone_after_the_signal_then_it_is_not_
     hang = story.finds(IncidentKind.COLLECTIVE_HANG, job)
     story.passes(minutes=5)
     assert [each for each in story.done if "requeue" in each] == [] and job.restarts == 0
-    assert "its owner wants it left alone" in story.end(hang).detail
+    assert "its owner opted out" in story.end(hang).detail
 
 
 def test_given_a_job_that_waits_for_its_end_then_no_restart_begins_that_would_start_both(tell: Tell) -> None:

@@ -229,7 +229,7 @@ notify:
     planted.run("incidents", "--config", str(config), "--json")
     planted.run("explain", "i1", "--config", str(config), "--json")
     planted.run("explain", "i1", "--config", str(config), "--bundle", str(place / "bundle.tar.gz"))
-    planted.run("check-config", str(config), "--json")
+    planted.run("doctor", "--config", str(config), "--json")
     planted.stop()
     assert b"waits" in (place / "controller.log").read_bytes(), "a message that failed is in the log"
     assert len(planted.seen) > 15
@@ -246,7 +246,7 @@ def test_the_journal_s_password_is_in_no_message(planted: Planted) -> None:
 controller: {{listen: '127.0.0.1:{free_port()}', page_listen: '', socket: {place}/socket, journal_url: 'postgresql+psycopg://w:{password}@127.0.0.1:1/watchdog'}}
 """)
     assert b"cannot start" in planted.run("controller", "--config", str(config))
-    planted.run("check-config", str(config), "--json")
+    planted.run("doctor", "--config", str(config), "--json")
     config.write_text(config.read_text().replace("postgresql+psycopg://", "no such thing: "))
     planted.run("controller", "--config", str(config))
     assert planted.found() == []

@@ -110,6 +110,9 @@ def test_limits_of_silence_follow_the_patience_and_no_proof_does() -> None:
     assert patient.proven_floor == soon.proven_floor == shipped.proven_floor
     own = hang("patience: 2min\ndetectors: {collective_hang: {floor: 90s}}")
     assert (own.floor, own.busy_limit) == (90.0, 2 * shipped.busy_limit), "what is said of one limit holds"
+    some = parse_config("patience: 3min\nexcept: [{match: {user: a}, patience: 10min}]")
+    theirs = some.exceptions[0].settings(some.detectors.settings())[CollectiveHang]
+    assert (theirs.floor, theirs.busy_limit) == (600.0, 10 * shipped.busy_limit)
     assert parse_config("patience: 1min").detectors == Config().detectors
     assert problems("patience: 5s")[0][2] == "must be at least 30s, got '5s'"
 

@@ -109,3 +109,23 @@ def test_a_mistake_in_an_old_list_is_where_the_user_wrote_it(text: str, path: st
         parse_config(text)
     assert [each.message for each in caught.value.problems if each.path == path and words in each.message], caught.value
     assert {each.line for each in caught.value.problems} == {1}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy: {kinds: {slow_node: 3}}\ndetectors: {slow_node: {mode: act}}",
+        "except: 3\nthresholds: [{match: {user: a}}]",
+        "except: null\nthresholds: [1]",
+        "policy: {overrides: [{match: 3, kinds: 3, mode: 3}, 3, {mode: {a: 1}}]}",
+        "policy: 3\nladder: {checkpoint_limit: 3}\nmode: [a]",
+        "agent: {controller_url: {a: 1}, standby_urls: 3}",
+        "notify: {slack: {mentions: {3: [x]}}}",
+        "detectors: 3\npatience: 2min",
+        "except: [{match: {user: a}, detectors: 3, patience: 2min}]",
+        "jobs: {opt_out_comment: [a]}",
+    ],
+)
+def test_what_has_another_shape_is_an_error_and_nothing_breaks(text: str) -> None:
+    with pytest.raises(ConfigError):
+        parse_config(text)

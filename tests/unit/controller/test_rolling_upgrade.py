@@ -26,7 +26,7 @@ CHANGES = {
     "__init__.py": [("__version__ = ", '__version__ = "99.0.0"  # ')],
     "journal/tables.py": [
         (f"SCHEMA_VERSION = {SCHEMA_VERSION}", f"SCHEMA_VERSION = {SCHEMA_VERSION + 1}"),
-        ("MIGRATIONS: Final = (", 'NEXT = _table("next", "id int key")\nMIGRATIONS: Final = ('),
+        ("MIGRATIONS = (", 'NEXT = _table("next", "id int key")\nMIGRATIONS = ('),
     ],
     "model/report.py": [
         ("    interval_s: float = 5.0", "    of_next: tuple[str, ...] = ('new',)\n    interval_s: float = 5.0")

@@ -92,9 +92,11 @@ def parse_config(text: str, file: str = "configuration") -> Config:
     data = _with_credentials(data)
     moves, wrong = Moves(data), Wrong()
     detectors, entries = data.setdefault("detectors", {}), data.get("except")
-    for each in [data, *(entries if isinstance(entries, list) else ())] if isinstance(detectors, dict) else ():
-        if isinstance(each, dict) and "patience" in each and isinstance(each.setdefault("detectors", {}), dict):
-            with_patience(each["patience"], each["detectors"], detectors)
+    if isinstance(detectors, dict):
+        own = {kind: dict(block) for kind, block in detectors.items() if isinstance(block, dict)}
+        for each in (data, *(entries if isinstance(entries, list) else ())):
+            if isinstance(each, dict) and "patience" in each and isinstance(each.setdefault("detectors", {}), dict):
+                with_patience(each["patience"], each["detectors"], own)
     expert: Expert = convert(Expert, data.pop("expert", {}), "expert", wrong)
     config: Config = convert(Config, data, "", wrong)
     if not wrong:

@@ -94,7 +94,8 @@ class Moves:
             elif mode is not None:
                 self._warn(f"detectors.{kind}.mode", "an entry of except, with restart")
                 places.setdefault(kind, f"detectors.{kind}")
-                kinds.setdefault(kind, {}).setdefault("mode", mode)
+                if isinstance(rule := kinds.setdefault(kind, {}), dict):
+                    rule.setdefault("mode", mode)
         for kind, each in kinds.items():
             self._rule(each, places[kind], {"kind": kind})
         for number, each in enumerate(self._taken("thresholds", list)):
@@ -118,11 +119,11 @@ class Moves:
             return
         place, written = self._add(given, old), self.written(old)
         if isinstance(given, dict):
-            if match or isinstance(given.get("match"), dict):
-                given["match"] = {**given.get("match", {}), **match}
-                if "kinds" in given:
-                    given["match"]["kind"] = given.pop("kinds")
-                    self._from[f"{place}.match.kind"] = f"{written}.kinds"
+            if match:
+                given["match"] = match
+            if "kinds" in given and isinstance(given.get("match"), dict):
+                given["match"]["kind"] = given.pop("kinds")
+                self._from[f"{place}.match.kind"] = f"{written}.kinds"
             if "mode" in given:
                 mode = given.pop("mode")
                 given |= {"ladder": []} if mode in OFF else {"restart": _restart_of(mode)}
@@ -131,10 +132,12 @@ class Moves:
     def _add(self, entry: Any, old: str) -> str:
         """Adds an entry to `except`; gives its place."""
         entries = self._data.setdefault("except", [])
-        if isinstance(entries, list):  # else it is an error by itself
-            entries.append(entry)
-            self._from[f"except[{len(entries) - 1}]"] = self.written(old)
-        return f"except[{len(entries) - 1}]"
+        if not isinstance(entries, list):
+            return "except"  # which is an error by itself
+        entries.append(entry)
+        place = f"except[{len(entries) - 1}]"
+        self._from[place] = self.written(old)
+        return place
 
 
 def _restart_of(mode: Any) -> Any:

@@ -48,10 +48,6 @@ def _lacks_newest(dump: Dump) -> bool:
     )
 
 
-def has_gaps(dump: Dump) -> bool:
-    return _has_gaps(dump.entries)
-
-
 def _has_gaps(entries: Sequence[Entry]) -> bool:
     return entries != [] and entries[-1].record_id - entries[0].record_id not in (0, len(entries) - 1)
 
@@ -217,7 +213,7 @@ def parse_flight_recorder(body: bytes, rank: int, made_at: float | None = None) 
     what is no dump of a known format."""
     dump = read_dump(body)
     active = is_active_only(dump)
-    if has_gaps(dump) and not active:
+    if _has_gaps(dump.entries) and not active:
         raise ValueError("entries are left out of it: whether what they belong to has finished is not known")
     return _record(dump, rank, made_at, active)
 

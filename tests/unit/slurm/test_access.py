@@ -57,6 +57,8 @@ def test_jobs_are_hidden_from_a_user_who_is_neither_slurms_user_nor_operator(
 class Listed:
     """Listings of one job, whatever is asked."""
 
+    note = ""
+
     def __init__(self, *jobs: SlurmJob) -> None:
         self.jobs = jobs
 
@@ -71,9 +73,6 @@ class Listed:
 
     async def close(self) -> None:
         return None
-
-    def notes(self) -> tuple[str, ...]:
-        return ()
 
 
 @pytest.fixture

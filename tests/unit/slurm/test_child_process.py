@@ -196,7 +196,7 @@ def test_a_client_that_never_once_answered_is_not_believed_where_the_commands_an
     """pyslurm of another release than slurmctld: `Zero Bytes were transmitted or received`, whatever is asked."""
     listings = FallbackListings(world(away=True, jobs=[], nodes=[]), Fixed())
     assert run(listings.view) == "the commands' answer"
-    (note,) = listings.notes()
+    note = listings.note
     assert "is pyslurm built for the release of slurmctld?" in note
 
 
@@ -209,10 +209,10 @@ def test_one_that_has_answered_is_at_fault_only_after_some_failures() -> None:
         with pytest.raises(SlurmUnavailable, match="Zero Bytes"):
             run(listings.view)
     assert run(listings.view) == "the commands' answer"
-    assert listings.notes()
+    assert listings.note
     first.fails = False
     assert run(listings.view) == "pyslurm's answer"
-    assert listings.notes() == ()
+    assert listings.note == ""
 
 
 def test_an_array_as_a_whole_is_not_one_job(world: Callable[..., PyslurmListings]) -> None:

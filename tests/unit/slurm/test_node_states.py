@@ -12,6 +12,7 @@ from slurm_watchdog.detect import agent_silent, node_down
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.slurm import parse
 from tests.builders.lost_nodes import cluster
+from tests.builders.slurm_listings import parse_nodes
 
 CAPTURES = sorted((Path(__file__).parents[2] / "captures" / "slurm").glob("*/node_states.json"))
 RELEASES = pytest.mark.parametrize("capture", CAPTURES, ids=[path.parent.name for path in CAPTURES])
@@ -26,7 +27,7 @@ def states(capture: Path) -> dict[str, tuple[str, ...]]:
     }  # fmt: skip
     found: dict[str, list[str]] = {step: [] for step in about}
     for each in json.loads(capture.read_text()):
-        nodes = parse.parse_nodes(each["text"], parse.Marks("q7f", "q8r"))
+        nodes = parse_nodes(each["text"], parse.Marks("q7f", "q8r"))
         if each["step"] in about:
             found[each["step"]] += [node.state.upper() for node in nodes if node.name == about[each["step"]]]
     return {step: tuple(dict.fromkeys(seen)) for step, seen in found.items()}

@@ -18,6 +18,7 @@ from slurm_watchdog.slurm import parse, pyslurm_client
 from slurm_watchdog.slurm.listings import view_of
 from slurm_watchdog.slurm.pyslurm_child import JOB as JOB_ATTRIBUTES
 from slurm_watchdog.slurm.pyslurm_child import NODE as NODE_ATTRIBUTES
+from tests.builders.slurm_listings import parse_jobs
 from tests.builders.views import slurm_job
 
 CAPTURES = Path(__file__).parents[2] / "captures/slurm"
@@ -98,7 +99,7 @@ def test_a_row_without_an_id_is_left_out_with_a_reason_and_the_listing_is_not_wh
     assert "id of a job" in view.dropped[0] or "number of a job" in view.dropped[0]
     assert "cannot be read" in view.partial
     with pytest.raises(ValueError, match="of a job"):
-        parse.parse_jobs(text, MARKS)
+        parse_jobs(text, MARKS)
 
 
 @pytest.mark.parametrize("field", parse.NODE_FIELDS)

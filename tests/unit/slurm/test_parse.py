@@ -19,6 +19,7 @@ from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import MAY_CHANGE, REFUSALS, Refusal, SlurmRefused, SlurmUnavailable, parse_refusal
 from slurm_watchdog.slurm.fields import ParseError
 from slurm_watchdog.slurm.request_guard import raise_unless_requeued
+from tests.builders.slurm_listings import parse_jobs, parse_nodes
 
 CAPTURES = Path(__file__).parents[2] / "captures/slurm"
 RELEASES = sorted(path for path in CAPTURES.iterdir() if (path / "story.json").exists())
@@ -38,7 +39,7 @@ class Release:
 
     @property
     def jobs(self) -> dict[str, SlurmJob]:
-        return {job.job_id: job for job in parse.parse_jobs(self.text("jobs"), MARKS)}
+        return {job.job_id: job for job in parse_jobs(self.text("jobs"), MARKS)}
 
     def id_of(self, what: str) -> str:
         return self.story["jobs"][what]
@@ -197,7 +198,7 @@ def test_unstarted_elements_are_one_job_and_those_that_have_run_are_jobs_of_thei
         *(element(index) for index in range(2, 10)),
         element(11),
     )
-    jobs = {job.job_id: job for job in parse.parse_jobs(text, MARKS)}
+    jobs = {job.job_id: job for job in parse_jobs(text, MARKS)}
     assert list(jobs) == ["6_0", "6_1", "6_[2-9,11]"]
     assert (jobs["6_1"].restarts, jobs["6_1"].raw_id) == (1, "8")
     assert (jobs["6_[2-9,11]"].array_tasks, jobs["6_[2-9,11]"].raw_id) == ("2-9,11", "6")
@@ -206,14 +207,14 @@ def test_unstarted_elements_are_one_job_and_those_that_have_run_are_jobs_of_thei
 def test_without_a_reason_nobody_gave_it() -> None:
     row = ["n1", "10.77.1.11", "idle", "main", "Unknown", "root", "none"]  # as 25.11.7 has it
     text = "".join(MARKS.field.join(cells) + MARKS.record + "\n" for cells in (map(str.upper, parse.NODE_FIELDS), row))
-    (node,) = parse.parse_nodes(text, MARKS)
+    (node,) = parse_nodes(text, MARKS)
     assert (node.reason, node.reason_at, node.reason_user) == ("", None, "")
 
 
 def test_the_last_element_has_the_number_of_the_array_and_is_a_job_all_the_same() -> None:
-    assert [job.job_id for job in parse.parse_jobs(listing(element(9)), MARKS)] == ["6_9"]
+    assert [job.job_id for job in parse_jobs(listing(element(9)), MARKS)] == ["6_9"]
     requeued = listing(element(8, jobid="7", state="RUNNING"), element(9, restartcnt="2"))
-    assert {job.job_id: job.restarts for job in parse.parse_jobs(requeued, MARKS)} == {"6_8": 0, "6_9": 2}
+    assert {job.job_id: job.restarts for job in parse_jobs(requeued, MARKS)} == {"6_8": 0, "6_9": 2}
 
 
 @pytest.mark.parametrize(
@@ -228,13 +229,13 @@ def test_the_last_element_has_the_number_of_the_array_and_is_a_job_all_the_same(
 def test_of_elements_equally_far_apart_squeue_leaves_out_the_last_so_they_are_not_all(
     indexes: Sequence[int], job_id: str
 ) -> None:
-    (job,) = parse.parse_jobs(listing(*map(element, indexes)), MARKS)
+    (job,) = parse_jobs(listing(*map(element, indexes)), MARKS)
     assert (job.job_id, can_be_named(job.job_id)) == (job_id, "..." not in job_id)
 
 
 def test_ten_thousand_unstarted_elements_are_one_short_job() -> None:
     text = listing(*(element(index) for index in range(0, 30_000, 3)))
-    (job,) = parse.parse_jobs(text, MARKS)
+    (job,) = parse_jobs(text, MARKS)
     assert job.job_id.startswith("6_[0,3,6,")
     assert job.job_id.endswith(",...]")
     assert len(job.job_id) < 220
@@ -250,9 +251,9 @@ def test_the_components_of_a_heterogeneous_job_are_told_apart(release: Release) 
 
 
 def test_an_empty_queue_is_an_answer_and_no_output_is_none(release: Release) -> None:
-    assert parse.parse_jobs(release.text("jobs_none"), MARKS) == ()
+    assert parse_jobs(release.text("jobs_none"), MARKS) == ()
     with pytest.raises(ParseError, match="empty"):
-        parse.parse_jobs("", MARKS)
+        parse_jobs("", MARKS)
 
 
 def test_a_field_that_squeue_does_not_know_is_noticed(release: Release) -> None:
@@ -264,7 +265,7 @@ def test_a_field_that_squeue_does_not_know_is_noticed(release: Release) -> None:
 
 def test_a_guessed_mark_spoils_the_answer_and_forges_nothing(release: Release) -> None:
     with pytest.raises(ParseError):
-        parse.parse_jobs(release.text("jobs_guessed_mark"), GUESSED)
+        parse_jobs(release.text("jobs_guessed_mark"), GUESSED)
 
 
 def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Release) -> None:
@@ -273,7 +274,7 @@ def test_an_answer_cut_anywhere_is_refused_or_ends_at_a_record(release: Release)
     rests = {job.raw_id for job in whole.values() if "[" in job.job_id}  # fewer elements, another id
     for end in range(0, len(text) - 1, 61):
         try:
-            jobs = parse.parse_jobs(text[:end], MARKS)
+            jobs = parse_jobs(text[:end], MARKS)
         except ParseError:
             continue
         assert text[:end].endswith("q8r\n")
@@ -289,7 +290,7 @@ def test_excluded_nodes_are_those_of_the_job(release: Release) -> None:
 
 
 def test_nodes_have_their_address_flags_partitions_and_reason(release: Release) -> None:
-    nodes = {node.name: node for node in parse.parse_nodes(release.text("nodes"), MARKS)}
+    nodes = {node.name: node for node in parse_nodes(release.text("nodes"), MARKS)}
     assert list(nodes) == ["n1", "n2", "n3", "n4", "n5"]
     assert nodes["n1"].address.startswith("10.77.")
     assert (nodes["n1"].reason, nodes["n1"].reason_at, nodes["n1"].reason_user) == ("", None, "")
@@ -383,7 +384,7 @@ def test_ten_thousand_nodes_are_listed_once_each_whatever_their_partitions() -> 
     ]
     header = ("NODELIST", *(["X"] * (len(parse.NODE_FIELDS) - 1)))
     text = "".join(MARKS.field.join(row) + MARKS.record + "\n" for row in (header, *rows))
-    nodes = parse.parse_nodes(text, MARKS)
+    nodes = parse_nodes(text, MARKS)
     assert len(nodes) == 10000
     assert {node.partitions for node in nodes} == {("all", "main")}
 
@@ -480,7 +481,7 @@ def test_user_text_in_a_listing_cannot_change_another_field(name: str, comment: 
     ]  # fmt: skip
     marks = parse.Marks("x3b1c55e0d2a94f77f", "x3b1c55e0d2a94f77r")
     text = marks.field.join(["JOBID"] * len(row)) + marks.record + "\n" + marks.field.join(row) + marks.record + "\n"
-    (job,) = parse.parse_jobs(text, marks)
+    (job,) = parse_jobs(text, marks)
     assert (job.state, job.restarts, job.uid, job.nodes, job.name) == ("RUNNING", 2, 1000, ("n1",), name)
 
 

@@ -14,6 +14,7 @@ from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.slurm import parse, pyslurm_child
 from slurm_watchdog.slurm.fields import ParseError, all_or_none
 from slurm_watchdog.slurm.pyslurm_client import dependency_text, list_jobs, list_nodes
+from tests.builders.slurm_listings import parse_jobs, parse_nodes
 
 CAPTURES = Path(__file__).parents[2] / "captures/slurm"
 RECORDED = sorted(path.parent for path in CAPTURES.glob("*/pyslurm.json"))
@@ -64,7 +65,7 @@ def test_there_are_recordings() -> None:
 
 def test_jobs_are_the_same_as_in_the_commands_listing(release: Path) -> None:
     text = (release / "jobs.txt").read_text()
-    listed = {job.job_id: job for job in map(comparable, parse.parse_jobs(text, MARKS))}
+    listed = {job.job_id: job for job in map(comparable, parse_jobs(text, MARKS))}
     told = {job.job_id: job for job in map(comparable, read_jobs(rows_of(release)["jobs"]))}
     assert told.keys() == listed.keys()
     for job_id, job in listed.items():
@@ -72,7 +73,7 @@ def test_jobs_are_the_same_as_in_the_commands_listing(release: Path) -> None:
 
 
 def test_nodes_are_the_same_as_in_the_commands_listing(release: Path) -> None:
-    listed = parse.parse_nodes((release / "nodes.txt").read_text(), MARKS)
+    listed = parse_nodes((release / "nodes.txt").read_text(), MARKS)
     told = read_nodes(rows_of(release)["nodes"])
     assert comparable_nodes(told) == comparable_nodes(listed)
 

@@ -130,6 +130,7 @@ def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
         _watch_job(job_id, options)
     if not command or given & set(OF_JOB):
         raise click.UsageError("name a COMMAND; --act, --kill-switch, --listen and --page are for a --job")
+    from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE
     from slurm_watchdog.supervisor import service as supervisor
     from slurm_watchdog.supervisor.allocation import is_in_job, node_count, read_allocation
     from slurm_watchdog.supervisor.launcher import is_function
@@ -157,7 +158,7 @@ def run(command: tuple[str, ...], job_id: str | None, **options: Any) -> None:
         check=asked.check,
         checkpoints=tuple(os.path.abspath(each) for each in asked.checkpoints),
     )
-    watched = supervisor.is_watched()
+    watched = os.path.isdir(KILL_SWITCH_BASE)
     if allocation is not None and asked.alone and watched:
         click.echo(
             "The site's watchdog may act on this job, too, and neither knows about the other. To opt out of it: "
@@ -201,15 +202,16 @@ def _watch_job(job_id: str, options: Mapping[str, Any]) -> NoReturn:
 
 
 def _run_alone(wanted: Wanted, allocation: Allocation | None, asked: SimpleNamespace) -> NoReturn:
-    from slurm_watchdog.base import log_setup
+    from slurm_watchdog.base import clock, log_setup
     from slurm_watchdog.base.os_errors import describe
     from slurm_watchdog.config.schema import Config
     from slurm_watchdog.journal.journal import JournalError
     from slurm_watchdog.standalone import run as service
-    from slurm_watchdog.standalone.own_runs import home_directory
+    from slurm_watchdog.standalone.own_runs import home_directory, state_home
 
     base = load_or_exit(asked.config_file) if asked.config_file else Config()
-    place = asked.directory or service.directory_for(home_directory(), wanted.command, os.environ)
+    new = f"run-{int(clock.wall())}-{os.getpid()}"
+    place = asked.directory or state_home(home_directory(), os.environ) / new
     log_setup.set_up("WARNING", for_person=True)
     request = service.RunRequest(
         **vars(wanted),

@@ -23,7 +23,7 @@ from slurm_watchdog.slurm import parse, submit_as_user
 from slurm_watchdog.slurm.access import Access, hides_jobs, read_access, token_note, why_not_requeue_het
 from slurm_watchdog.slurm.client import Refusal, SignalTo, SlurmRefused, SlurmUnavailable, Submission, parse_refusal
 from slurm_watchdog.slurm.commands import ALWAYS, Answer, Commands, Right, first_line, run
-from slurm_watchdog.slurm.fields import ParseError
+from slurm_watchdog.slurm.fields import Listed, ParseError
 from slurm_watchdog.slurm.listings import LISTING, CommandLineListings, Listings, listing_text, new_marks
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.slurm.options import OPTION_FIELDS, options_of
@@ -47,7 +47,7 @@ from slurm_watchdog.slurm.request_guard import (
 TIMES = ("StartTime", "EndTime")
 
 
-def list_reservations(text: str) -> tuple[tuple[Reservation, ...], tuple[str, ...]]:
+def list_reservations(text: str) -> Listed[Reservation]:
     """The answer of `scontrol --oneliner show reservation`, times as seconds since the epoch: the reservations, and
     a sentence about each that cannot be read and is left out. Raises ParseError for what is no such answer."""
     found, left_out = [], []
@@ -158,7 +158,7 @@ class CommandLineSlurm:
 
     def notes(self) -> tuple[str, ...]:
         token = token_note(self._commands.token, clock.wall())
-        return (*self._listings.notes(), *token, *self.left_out_reservations)
+        return (*filter(None, (self._listings.note,)), *token, *self.left_out_reservations)
 
     async def read_view(self) -> SlurmView:
         return await self.requests.carry_out_repeated("read_view", self._view)

@@ -41,7 +41,8 @@ class FallbackListings:
         self._answered = False
         self._failures = 0
         self._gone = Backoff(first_s=2.0, most_s=LONGEST_PAUSE_S)
-        self._note = ""
+        self.note = ""
+        """That `second` is asked, and why."""
 
     async def view(self) -> SlurmView:
         return await self._ask(lambda listings: listings.view())
@@ -51,10 +52,6 @@ class FallbackListings:
 
     async def node(self, name: str) -> SlurmNode | None:
         return await self._ask(lambda listings: listings.node(name))
-
-    def notes(self) -> tuple[str, ...]:
-        """That `second` is asked, and why."""
-        return (self._note,) if self._note else ()
 
     async def _ask(self, question: Callable[[Listings], Awaitable[T]]) -> T:
         if self._gone.wait_s(clock.monotonic()) > 0:
@@ -71,15 +68,15 @@ class FallbackListings:
             answer = await question(self._second)  # raises what is wrong with Slurm itself, if anything is
             self._note_fallback(str(error) or f"no answer within {FIRST_ANSWER_S:g} s", gone)
             return answer
-        self._answered, self._failures, self._note = True, 0, ""
+        self._answered, self._failures, self.note = True, 0, ""
         self._gone.succeeded()
         return answer
 
     def _note_fallback(self, why: str, gone: bool) -> None:
         hint = "" if gone else "; its commands do answer: is pyslurm built for the release of slurmctld?"
-        if not self._note:
+        if not self.note:
             LOG.warning("Slurm is asked by its commands: %s%s", why, hint)
-        self._note = f"Slurm is asked by its commands, not by pyslurm: {why}{hint}"
+        self.note = f"Slurm is asked by its commands, not by pyslurm: {why}{hint}"
 
 
 def is_importable() -> bool:

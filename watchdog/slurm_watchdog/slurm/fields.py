@@ -15,8 +15,12 @@ class ParseError(ValueError):
     """Output that is cut short, or not what was asked for. Never take it for an empty answer."""
 
 
-def all_or_none(listed: tuple[tuple[T, ...], tuple[str, ...]]) -> tuple[T, ...]:
-    """The rows of a listing, given with a sentence about each that was left out. Raises ParseError if one was."""
+Listed = tuple[tuple[T, ...], tuple[str, ...]]
+"""What was listed, and a sentence about each row that had to be left out."""
+
+
+def all_or_none(listed: Listed[T]) -> tuple[T, ...]:
+    """The rows of a listing. Raises ParseError if one was left out."""
     rows, dropped = listed
     if dropped:
         raise ParseError(dropped[0])

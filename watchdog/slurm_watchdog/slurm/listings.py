@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import Awaitable, Iterable, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from msgspec.structs import replace
 
@@ -14,13 +14,12 @@ from slurm_watchdog.model.slurm_states import may_hold_nodes
 from slurm_watchdog.slurm import parse
 from slurm_watchdog.slurm.client import Refusal, SlurmRefused, SlurmUnavailable, parse_refusal
 from slurm_watchdog.slurm.commands import Answer, Commands, first_line, gather
-
-T = TypeVar("T")
+from slurm_watchdog.slurm.fields import Listed, all_or_none
 
 LISTING = ("--local", "--all", "--states=all", "--array")
 """This cluster only, hidden partitions too, whatever the state; and each element of an array on a line of its
 own: otherwise squeue puts all that wait on one line, also those that have run, were requeued and are jobs of
-their own. (22.05 has a finer option for it, --array-unique, that later releases lack.) parse_jobs folds the
+their own. (22.05 has a finer option for it, --array-unique, that later releases lack.) list_jobs folds the
 unstarted rest again."""
 NODE_LISTING = ("--local", "--all", "--Node")
 
@@ -37,12 +36,14 @@ class Listings(Protocol):
     async def node(self, name: str) -> SlurmNode | None:
         """One node, None if there is none of that name."""
 
-    def notes(self) -> tuple[str, ...]:
-        """What is not as it should be in how Slurm is asked, a sentence each."""
+    note: str
+    """What is not as it should be in how Slurm is asked, a sentence; empty: nothing."""
 
 
 class CommandLineListings:
     """By squeue and sinfo; a view has no excluded nodes."""
+
+    note = ""
 
     def __init__(self, commands: Commands) -> None:
         self._commands = commands
@@ -65,7 +66,7 @@ class CommandLineListings:
         )
         if long.code and parse.is_unknown_job(long.stderr):
             return None
-        found = one_job(merge_components(parse.parse_jobs(listing_text(long, "squeue"), marks)), job_id)
+        found = one_job(merge_components(all_or_none(parse.list_jobs(listing_text(long, "squeue"), marks))), job_id)
         if found is None:
             return None
         excluded = parse.parse_excluded(listing_text(short, "squeue"), marks, job_id)
@@ -74,11 +75,8 @@ class CommandLineListings:
     async def node(self, name: str) -> SlurmNode | None:
         marks = new_marks()
         answer = await self._nodes(marks, "--nodes", name)
-        found = parse.parse_nodes(listing_text(answer, "sinfo"), marks)
+        found = all_or_none(parse.list_nodes(listing_text(answer, "sinfo"), marks))
         return next((one for one in found if one.name == name), None)
-
-    def notes(self) -> tuple[str, ...]:
-        return ()
 
     def _jobs(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
         return self._commands.run("squeue", *LISTING, *which, SQUEUE_FORMAT2=parse.long_format(parse.JOB_FIELDS, marks))
@@ -86,10 +84,6 @@ class CommandLineListings:
     def _nodes(self, marks: parse.Marks, *which: str) -> Awaitable[Answer]:
         # An administrator's reason is all that a person writes in a node, so this format may be an argument.
         return self._commands.run("sinfo", *NODE_LISTING, *which, "-O", parse.long_format(parse.NODE_FIELDS, marks))
-
-
-Listed = tuple[tuple[T, ...], tuple[str, ...]]
-"""What was listed, and a sentence about each row that had to be left out."""
 
 
 def view_of(jobs: Listed[SlurmJob], nodes: Listed[SlurmNode]) -> SlurmView:

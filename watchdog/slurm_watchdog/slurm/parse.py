@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import HELD, REQUEUED
-from slurm_watchdog.slurm.fields import Fields, ParseError, all_or_none
+from slurm_watchdog.slurm.fields import Fields, Listed, ParseError
 from slurm_watchdog.slurm.node_names import Names, expand_nodes
 from slurm_watchdog.wire.redact_values import mask_words
 
@@ -106,18 +106,12 @@ def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> tuple[list[
 # ------------------------------------------------------------------------------------------------- jobs
 
 
-def parse_jobs(text: str, marks: Marks) -> tuple[SlurmJob, ...]:
-    """The listing of jobs (`JOB_FIELDS`, times as seconds since the epoch), without excluded nodes.
+def list_jobs(text: str, marks: Marks) -> Listed[SlurmJob]:
+    """The listing of jobs (`JOB_FIELDS`, times as seconds since the epoch), without excluded nodes, and without the
+    rows of which not even the id can be read. Raises ParseError.
 
     The elements of an array that have not started share one record in Slurm, and become one job here: `6_[2-9]`.
-    Raises ParseError, also if a row has no id that can be read.
     """
-    return all_or_none(list_jobs(text, marks))
-
-
-def list_jobs(text: str, marks: Marks) -> tuple[tuple[SlurmJob, ...], tuple[str, ...]]:
-    """The same without the rows of which not even the id can be read; a sentence about each of those. Raises
-    ParseError."""
     jobs: list[SlurmJob] = []
     unstarted: dict[str, list[str]] = {}
     rows, dropped = split_table(text, JOB_FIELDS, marks)
@@ -358,16 +352,10 @@ def expand_path(path: str, workdir: str, names: Names) -> str | None:
 # ------------------------------------------------------------------------------------------------- nodes
 
 
-def parse_nodes(text: str, marks: Marks) -> tuple[SlurmNode, ...]:
-    """The listing of nodes (`NODE_FIELDS`), each once, states in capitals with their flags: IDLE+DRAIN, DOWN*.
-
-    sinfo prints a node once for each of its partitions, and those of no partition not at all. Raises ParseError.
-    """
-    return all_or_none(list_nodes(text, marks))
-
-
-def list_nodes(text: str, marks: Marks) -> tuple[tuple[SlurmNode, ...], tuple[str, ...]]:
-    """The same without the rows that have no name, and a sentence about each of those. Raises ParseError."""
+def list_nodes(text: str, marks: Marks) -> Listed[SlurmNode]:
+    """The listing of nodes (`NODE_FIELDS`), each once, states in capitals with their flags: IDLE+DRAIN, DOWN*; without
+    the rows that have no name. sinfo prints a node once for each of its partitions, and those of no partition not at
+    all. Raises ParseError."""
     nodes: dict[str, SlurmNode] = {}
     rows, dropped = split_table(text, NODE_FIELDS, marks)
     for row in rows:

@@ -24,8 +24,8 @@ from slurm_watchdog.model.slurm_states import OVER
 from slurm_watchdog.slurm import parse, pyslurm_child
 from slurm_watchdog.slurm.client import SlurmUnavailable
 from slurm_watchdog.slurm.commands import clean_environment, first_line, run
-from slurm_watchdog.slurm.fields import Fields, ParseError, all_or_none
-from slurm_watchdog.slurm.listings import Listed, merge_components, one_job, view_of
+from slurm_watchdog.slurm.fields import Fields, Listed, ParseError, all_or_none
+from slurm_watchdog.slurm.listings import merge_components, one_job, view_of
 from slurm_watchdog.slurm.node_names import expand_nodes
 
 T = TypeVar("T")
@@ -55,6 +55,8 @@ class Answer(msgspec.Struct, frozen=True):
 
 class PyslurmListings:
     """By pyslurm, which `python` (empty: our interpreter) has to have, built for the site's release."""
+
+    note = ""
 
     def __init__(self, python: str, environ: Mapping[str, str]) -> None:
         # The file and not the module: it may not be able to import ours.
@@ -86,9 +88,6 @@ class PyslurmListings:
         nodes = (await self._ask("nodes")).nodes
         found = all_or_none(list_nodes(nodes and [row for row in nodes if row.get("nodelist") == name]))
         return found[0] if found else None
-
-    def notes(self) -> tuple[str, ...]:
-        return ()
 
     async def _ask(self, *question: str) -> Answer:
         """The answer, `refused` only if Slurm says that there is no such job. Raises Gone, SlurmUnavailable."""

@@ -10,7 +10,7 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -412,8 +412,3 @@ async def _tail(output: Path, out: int) -> None:
 def _write_all(fd: int, data: bytes) -> None:
     while data:
         data = data[os.write(fd, data) :]
-
-
-def directory_for(home: Path, command: Sequence[str], environ: Mapping[str, str]) -> Path:
-    """The default directory of a run, below the user's state directory (XDG_STATE_HOME)."""
-    return own_runs.state_home(home, environ) / f"run-{int(clock.wall())}-{os.getpid()}"

@@ -295,18 +295,9 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
         return f"{step_words(order.step_id)} is over: {now_runs}"
     if order.start != run.starts:
         return f"start {order.start} of the command is over: start {run.starts} runs"
-    if run.restarts_left <= 0:
-        return used_up_words(run.settings.max_restarts)
-    if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:  # what is ended now is not started again any more
-        return f"it is {_late(run, wall)}"
     if run.in_batch and run.settings.allocation.batch_host in order.avoid:
         return f"the command runs in the batch script, which cannot leave {run.settings.allocation.batch_host}"
-    try:
-        after = replace(run, avoided=run.avoided | set(order.avoid))
-        choose(run.settings.allocation, _count(after), avoided=after.avoided)
-    except NoSpare as error:
-        return str(error)
-    return ""
+    return _not_without(replace(run, avoided=run.avoided | set(order.avoid)), wall)
 
 
 # ------------------------------------------------------------------------------------ lost nodes
@@ -336,7 +327,7 @@ def _not_without(run: Run, wall: float) -> str:
     """Why the command is not started again on the nodes that are left; empty: it is."""
     if run.restarts_left <= 0:
         return used_up_words(run.settings.max_restarts)
-    if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:
+    if _seconds_left(run, wall) < LAST_S + GIVE_UP_S:  # what is ended now is not started again any more
         return f"it is {_late(run, wall)}"
     try:
         choose(run.settings.allocation, _count(run), avoided=run.avoided)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from ipaddress import ip_address
 from pathlib import PurePath
 from typing import NamedTuple
@@ -197,7 +197,7 @@ def arguments(
         name, equals, given = word.partition("=")
         option = command[index - 1] if index else ""
         if _is_shell_line(command, index) or _holds_variables(name if equals else "", option):
-            word = _in_shell(word, value)
+            word = _IN_SHELL.sub(lambda part: part[1] + value(part[1].rstrip("\"'= \t\n"), part[2]), word)
         elif equals and re.fullmatch(r"[\w.+-]+", name):
             word = f"{name}={value(name, given)}"
         elif option == "-n" and index > 1 and PurePath(command[index - 2]).name in MPI:
@@ -210,10 +210,6 @@ def arguments(
 
 def _holds_variables(*options: str) -> bool:
     return any(option.startswith("-") and name_of(option) in VARIABLES for option in options)
-
-
-def _in_shell(line: str, value: Callable[[str, str], str]) -> str:
-    return _IN_SHELL.sub(lambda part: part[1] + value(part[1].rstrip("\"'= \t\n"), part[2]), line)
 
 
 def _is_shell_line(command: Sequence[str], index: int) -> bool:

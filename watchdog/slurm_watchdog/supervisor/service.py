@@ -19,7 +19,7 @@ from msgspec.structs import replace
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import set_name
-from slurm_watchdog.model.kill_switch import HEARTBEAT, KILL_SWITCH_BASE, parse_line
+from slurm_watchdog.model.kill_switch import HEARTBEAT, parse_line
 from slurm_watchdog.model.supervisor import BATCH_STEP, WRITE_EVERY_S, SupervisorStatus, run_directory
 from slurm_watchdog.slurm.node_names import fold_nodes
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
@@ -128,11 +128,6 @@ NO_AGENT = (
     "no agent has been seen on this node: only a command that fails is started again; `slurm-watchdog run --alone` "
     "watches for hangs itself"
 )
-
-
-def is_watched(base: str = KILL_SWITCH_BASE) -> bool:
-    """Whether this node has the site's watchdog."""
-    return os.path.isdir(base)
 
 
 def is_supervisor(pid: int) -> bool:

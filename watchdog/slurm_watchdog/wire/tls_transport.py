@@ -25,15 +25,6 @@ PEER_FIELDS = ("subject", "subjectAltName")  # What of a certificate is shown to
 KNOWN: Final[dict[str, Any]] = {}
 
 
-class Inner(Protocol):
-    """The protocol inside of TLS."""
-
-    def connection_made(self, transport: Any) -> None: ...
-    def connection_lost(self, error: Exception | None) -> None: ...
-    def data_received(self, data: bytes) -> None: ...
-    def pause_writing(self) -> None: ...
-
-
 class Port(Protocol):
     """The port that owns the connections."""
 
@@ -54,7 +45,7 @@ class TlsConnection(asyncio.Protocol):
         "peer",
     )  # fmt: skip
 
-    def __init__(self, inner: Inner, context: ssl.SSLContext, port: Port):
+    def __init__(self, inner: asyncio.Protocol, context: ssl.SSLContext, port: Port):
         self._inner = inner
         self._port = port
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
@@ -138,7 +129,7 @@ class TlsConnection(asyncio.Protocol):
             self._give_up("bad_certificate")
             return False
         self.peer = {name: shown[name] for name in PEER_FIELDS if name in shown}
-        self._inner.connection_made(self)
+        self._inner.connection_made(cast("asyncio.Transport", self))
         self.peer = KNOWN  # the names are kept there; a certificate takes 1 KiB
         return True
 

@@ -7,13 +7,11 @@ because somebody else has taken its place, a tick stays a tick.
 from __future__ import annotations
 
 import logging
-from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.delivery.channel import Proven
-from slurm_watchdog.model.protocol import Command, JobWatch, Reply
+from slurm_watchdog.model.protocol import JobWatch, Reply
 from slurm_watchdog.wire.codec import WireError, decode_reply
 
 log = logging.getLogger(__name__)
@@ -33,13 +31,7 @@ def parse_reply(answer: Proven) -> Reply:
     data = answer.body
     if len(data) > MAX_REPLY_BYTES:
         raise WireError(f"reply of {len(data)} bytes: the limit is {MAX_REPLY_BYTES}")
-    try:
-        return bound(decode_reply(data))
-    except WireError:
-        known = _without_unknown_commands(data)
-        if known is None:
-            raise
-        return bound(known)
+    return bound(decode_reply(data))
 
 
 def bound(reply: Reply) -> Reply:
@@ -65,24 +57,3 @@ def _bound_job(watch: JobWatch) -> JobWatch:
         checkpoint_directories=watch.checkpoint_directories[:MAX_PLACES],
         progress_files=watch.progress_files[:MAX_PLACES],
     )
-
-
-def _without_unknown_commands(data: bytes) -> Reply | None:
-    """The reply without the commands that cannot be read; None if something else is wrong with it."""
-    try:
-        whole: Any = msgspec.json.decode(data)
-        found = whole["commands"]
-        commands = [each for each in found if _is_command(each)]
-        reply = msgspec.convert(whole | {"commands": commands}, Reply)
-    except (msgspec.MsgspecError, RecursionError, KeyError, TypeError):
-        return None
-    log.warning("%d commands of the controller are of no kind that this release knows", len(found) - len(commands))
-    return reply
-
-
-def _is_command(value: object) -> bool:
-    try:
-        msgspec.convert(value, Command)
-    except msgspec.MsgspecError:
-        return False
-    return True

@@ -15,6 +15,7 @@ import queue
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from urllib.parse import urlsplit
 
 from slurm_watchdog.agent.delivery.channel import Channel, Proven
@@ -167,10 +168,8 @@ class Sender:
             except queue.Empty:
                 break
         if found:
-            try:
+            with suppress(BlockingIOError):
                 os.read(self._read_fd, 4096)
-            except BlockingIOError:
-                pass
         return found
 
     @property
@@ -241,7 +240,8 @@ class Sender:
                 self._problem = ""
                 self._replies.put(reply)
                 if news:
-                    self._notify()
+                    with suppress(BlockingIOError):  # it is readable already
+                        os.write(self._write_fd, b"r")
             failures = 0
             with self._lock:
                 self._spool.done(waiting.sequence)
@@ -249,12 +249,6 @@ class Sender:
     def _agree(self, sequence: int) -> None:
         with self._lock:
             self._agreed = sequence
-
-    def _notify(self) -> None:
-        try:
-            os.write(self._write_fd, b"r")
-        except BlockingIOError:
-            pass  # it is readable already
 
     def _say(self, problem: str) -> None:
         if problem != self._problem:

@@ -175,7 +175,8 @@ def _work_for_ever(fd: int, key: str, uid: int, functions: Functions, parent: in
     refusal = become(uid)
     die_with_parent(parent)  # after the change of user, which resets it
     os.chdir("/")
-    _set_name(f"swd {key}")
+    # What `ps` and `top` call this process: the kernel keeps 15 bytes.
+    _LIBC.prctl(PR_SET_NAME, f"swd {key}".encode(errors="surrogateescape"))
     forbid_core_files()
     worker = WorkerState(uid)
     # An agent that lets go without waiting for the answer is no failure of ours.
@@ -229,11 +230,6 @@ def give_back_memory() -> None:
     trim = getattr(_LIBC, "malloc_trim", None)  # glibc's alone
     if trim is not None:
         trim(0)
-
-
-def _set_name(name: str) -> None:
-    """What `ps` and `top` call this process: the kernel keeps 15 bytes."""
-    _LIBC.prctl(PR_SET_NAME, name.encode(errors="surrogateescape"))
 
 
 def die_with_parent(parent: int) -> None:

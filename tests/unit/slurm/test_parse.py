@@ -260,7 +260,7 @@ def test_a_field_that_squeue_does_not_know_is_noticed(release: Release) -> None:
     # squeue prints an empty column or nothing, complains on stderr and exits with 0.
     fields = (*parse.JOB_FIELDS[:3], "nosuch", *parse.JOB_FIELDS[3:])
     with pytest.raises(ParseError, match=r"fields were asked for|empty"):
-        parse.parse_table(release.text("jobs_unknown_field"), fields, MARKS)
+        parse.split_table(release.text("jobs_unknown_field"), fields, MARKS)
 
 
 def test_a_guessed_mark_spoils_the_answer_and_forges_nothing(release: Release) -> None:

@@ -70,11 +70,6 @@ def new_session(node: str, now: float) -> Session:
     return Session(os.urandom(16).hex(), os.urandom(KEY_BYTES), node, now)
 
 
-def new_epoch() -> str:
-    """A random id of this run of the controller."""
-    return os.urandom(16).hex()
-
-
 def encode_offer(session: Session, epoch: str) -> bytes:
     return msgspec.json.encode(SessionOffer(session.id, session.key.hex(), session.node, epoch))
 

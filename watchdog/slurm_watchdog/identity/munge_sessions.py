@@ -3,6 +3,7 @@ starts a new one."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -15,7 +16,6 @@ from slurm_watchdog.identity.munge_protocol import (
     SessionOffer,
     decode_offer,
     macs_equal,
-    new_epoch,
     parse_authorization,
     request_mac,
 )
@@ -42,7 +42,8 @@ class Sessions:
     def __init__(self, own_uid: int, agent_uids: frozenset[int], now: Callable[[], float], most: int = MAX_SESSIONS):
         """`own_uid` runs the controller; agents of `agent_uids` are believed, `most` of them at once."""
         self._most = most
-        self.epoch = new_epoch()
+        self.epoch = os.urandom(16).hex()
+        """A random id of this run of the controller."""
         self._own_uid, self._agent_uids, self._now = own_uid, agent_uids, now
         self._of_node: dict[str, AgentSession] = {}
         self._by_id: dict[str, AgentSession] = {}

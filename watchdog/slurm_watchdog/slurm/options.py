@@ -10,8 +10,8 @@ import math
 import re
 
 from slurm_watchdog.model.slurm_states import HAD_PROCESSES
-from slurm_watchdog.slurm.fields import ParseError
-from slurm_watchdog.slurm.parse import Marks, checked_id, parse_count, parse_table
+from slurm_watchdog.slurm.fields import ParseError, all_or_none
+from slurm_watchdog.slurm.parse import Marks, checked_id, parse_count, split_table
 
 OPTION_FIELDS = (
     "jobid", "jobarrayid", "arraytaskid", "state", "numnodes", "numtasks", "cpus-per-task", "ntpernode",
@@ -39,7 +39,8 @@ DEFAULT_OUTPUT = re.compile(r"slurm-(\d+|%j|%A_%a|\d+_\d+)\.out", re.ASCII)
 
 def options_of(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
     """The options of one job in a listing of OPTION_FIELDS. Raises ParseError, also if the listing is not about it."""
-    rows = [dict(zip(OPTION_FIELDS, row, strict=True)) for row in parse_table(text, OPTION_FIELDS, marks)]
+    listed = all_or_none(split_table(text, OPTION_FIELDS, marks))
+    rows = [dict(zip(OPTION_FIELDS, row, strict=True)) for row in listed]
     found = {checked_id(row["jobarrayid"]): row for row in rows}
     if job_id not in found:
         raise ParseError(f"the answer for job {job_id} is about {list(found)[:5]}")

@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.model.slurm import SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import HELD, REQUEUED
-from slurm_watchdog.slurm.fields import Fields, Listed, ParseError
+from slurm_watchdog.slurm.fields import Fields, Listed, ParseError, all_or_none
 from slurm_watchdog.slurm.node_names import Names, expand_nodes
 from slurm_watchdog.wire.redact_values import mask_words
 
@@ -75,15 +75,7 @@ def short_format(fields: tuple[str, ...], marks: Marks) -> str:
     return marks.field.join(fields) + marks.record
 
 
-def parse_table(text: str, fields: tuple[str, ...], marks: Marks) -> list[list[str]]:
-    """Output with header into rows of raw fields; raises ParseError unless it is whole and as asked for."""
-    rows, dropped = split_table(text, fields, marks)
-    if dropped:
-        raise ParseError(dropped[0])
-    return rows
-
-
-def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> tuple[list[list[str]], list[str]]:
+def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> Listed[list[str]]:
     """The rows that have as many fields as were asked for, and a sentence about each other one. Raises
     ParseError if the header is not as asked for, or if the end is missing."""
     *records, rest = text.split(marks.record + "\n")
@@ -94,12 +86,12 @@ def split_table(text: str, fields: tuple[str, ...], marks: Marks) -> tuple[list[
     rows = [record.split(marks.field) for record in records]
     if len(rows[0]) != len(fields) or rows[0][0] not in FIRST_TITLES or not all(rows[0]):
         raise ParseError(f"{len(fields)} fields were asked for, and the header is {rows[0]!r}")
-    whole = [row for row in rows[1:] if len(row) == len(fields)]
-    dropped = [
+    whole = tuple(row for row in rows[1:] if len(row) == len(fields))
+    dropped = tuple(
         f"a record has {len(row)} fields, not {len(fields)}: {[part[:40] for part in row[:2]]!r}"
         for row in rows[1:]
         if len(row) != len(fields)
-    ]
+    )
     return whole, dropped
 
 
@@ -114,7 +106,8 @@ def list_jobs(text: str, marks: Marks) -> Listed[SlurmJob]:
     """
     jobs: list[SlurmJob] = []
     unstarted: dict[str, list[str]] = {}
-    rows, dropped = split_table(text, JOB_FIELDS, marks)
+    rows, cut = split_table(text, JOB_FIELDS, marks)
+    dropped = list(cut)
     for row in rows:
         array, element = row[ARRAY], row[ELEMENT]
         if row[0] == array and row[STATE] == "PENDING" and ELEMENT_NUMBER.fullmatch(element):
@@ -157,7 +150,8 @@ def cut_rest(tasks: str) -> str:
 
 def parse_excluded(text: str, marks: Marks, job_id: str) -> tuple[str, ...]:
     """The excluded nodes of one job in a listing of `EXCLUDED_FIELDS`. Raises ParseError, also if it isn't in it."""
-    found = {checked_id(shown): excluded for shown, excluded in parse_table(text, EXCLUDED_FIELDS, marks)}
+    rows = all_or_none(split_table(text, EXCLUDED_FIELDS, marks))
+    found = {checked_id(shown): excluded for shown, excluded in rows}
     if job_id not in found:
         raise ParseError(f"the answer for job {job_id} is about {sorted(found)[:5]}")
     return expand_nodes(found[job_id])
@@ -357,7 +351,8 @@ def list_nodes(text: str, marks: Marks) -> Listed[SlurmNode]:
     the rows that have no name. sinfo prints a node once for each of its partitions, and those of no partition not at
     all. Raises ParseError."""
     nodes: dict[str, SlurmNode] = {}
-    rows, dropped = split_table(text, NODE_FIELDS, marks)
+    rows, cut = split_table(text, NODE_FIELDS, marks)
+    dropped = list(cut)
     for row in rows:
         try:
             node = read_node(dict(zip(NODE_FIELDS, row, strict=True)))

@@ -237,7 +237,8 @@ async def _run(config: Config, wanted: RunRequest, journal: Journal, started: ow
     for number, do in {
         signal.SIGTERM: asked.set,
         signal.SIGHUP: asked.set,
-        signal.SIGINT: lambda: _interrupt(job, asked),
+        # The first Ctrl-C, and a second one, are the command's own business; a third one ends it.
+        signal.SIGINT: lambda: job.spawn(job.interrupt()) if job.interrupts < INTERRUPTS else asked.set(),
         signal.SIGQUIT: lambda: job.signal_foreground(signal.SIGQUIT),
     }.items():
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup; a script's `run … &`
@@ -321,14 +322,6 @@ def own_job_id(environ: Mapping[str, str]) -> str:
     """Inside of a Slurm job its number, for its processes are known by that; otherwise our own pid."""
     given = environ.get("SLURM_JOB_ID", "")
     return given if given.isdecimal() else str(os.getpid())
-
-
-def _interrupt(job: LocalSlurm, asked: asyncio.Event) -> None:
-    """The first Ctrl-C, and a second one, are the command's own business; a third one ends it."""
-    if job.interrupts < INTERRUPTS:
-        job.spawn(job.interrupt())
-    else:
-        asked.set()
 
 
 def is_one_stream() -> bool:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.node_history.node_tests import PATIENCE_S, is_free, not_covered, peers_for
+from slurm_watchdog.controller.node_history.node_tests import PATIENCE_S, not_covered, peers_for
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.node_events import TESTED_MARK, NodeEventKind
 from slurm_watchdog.model.slurm import Reservation, SlurmNode
@@ -195,4 +195,3 @@ def test_peers_are_idle_nodes_of_the_same_partitions() -> None:
         for name, state in states.items()
     ]
     assert peers_for(known[0], known, ("n6",)) == ["n2", "n5"]
-    assert [is_free(each) for each in known[:6]] == [True, True, False, True, True, True]

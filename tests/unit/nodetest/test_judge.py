@@ -283,7 +283,7 @@ def test_no_two_jobs_share_a_node_and_none_is_left_when_cancelled(at_once: int, 
         return measured(" ".join(job.names), ())
 
     async def all_of_them() -> dict[str, Measured]:
-        return await run_all([job_on(*pair) for pair in ring(NODES)], slow, at_once, lambda *ended: None)
+        return await run_all("", [job_on(*pair) for pair in ring(NODES)], slow, at_once, lambda text: None)
 
     assert len(asyncio.run(all_of_them())) == 6 and seen[0] == most and running == []
 

@@ -10,7 +10,6 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import click
@@ -43,10 +42,9 @@ from slurm_watchdog.model.node_documents import NodeEventRequest
 from slurm_watchdog.model.node_events import TESTED_MARK
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import USED, is_drained, node_words, starts_jobs
-from slurm_watchdog.nodetest.conduct import Report, Terms, conduct, lifted, run_by_salloc
+from slurm_watchdog.nodetest.conduct import Report, Terms, conduct_jobs
 from slurm_watchdog.nodetest.judge import NodeVerdict
 from slurm_watchdog.slurm.client import SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.commands import Commands
 from slurm_watchdog.slurm.factory import make_client
 from slurm_watchdog.slurm.node_names import expand_nodes
 from slurm_watchdog.slurm.pyslurm_child import user_name
@@ -121,21 +119,16 @@ async def _test(asked: Mapping[str, Any]) -> Report:
     words += [f"--{name}={each}" for name in ("local", "shared") for each in asked[name]]
     terms = Terms(
         comment=f"slurm-watchdog test-nodes of {user_name(os.geteuid())}@{socket.gethostname()} pid {os.getpid()}",
-        tests=config.node_tests,
-        words=(*config.node_tests.options, *words),
+        words=tuple(words),
         at_once=asked["at_once"],
         wait_s=parse_duration(asked["wait"]),
         partition=asked["partition"],
         account=asked["account"],
         reservation=f"{TESTED_MARK}{secrets.token_hex(4)}" if asked["drained_by_us"] else asked["reservation"],
-        cluster=config.cluster_name,
         place=state_home(home_directory(), os.environ),
     )
-    async with contextlib.AsyncExitStack() as stack:
-        if asked["drained_by_us"] and chosen:
-            await stack.enter_async_context(lifted(client, chosen, terms.reservation, _say))
-        run = partial(run_by_salloc, client, Commands(config.slurm.bin_directory, os.environ), terms)
-        report = await conduct(chosen, terms, run, _say)
+    lifts = bool(asked["drained_by_us"] and chosen)
+    report = await conduct_jobs(config, client, chosen, terms, _say, lifts=lifts)
     not_tested = (NodeVerdict(node=n, truth=Truth.UNKNOWN, unsure=(f"not tested: {why}",)) for n, why in left.items())
     return replace(report, verdicts=(*report.verdicts, *not_tested))
 

@@ -16,6 +16,7 @@ import signal
 import sys
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -26,7 +27,7 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.deadline import timeout
 from slurm_watchdog.base.process_setup import die_with_parent
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.config.schema import NodeTests
+from slurm_watchdog.config.schema import Config, NodeTests
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.slurm import SlurmNode
 from slurm_watchdog.model.slurm_states import is_drained
@@ -49,17 +50,12 @@ from slurm_watchdog.nodetest.judge import (
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
 from slurm_watchdog.slurm.commands import Commands, first_line
 
-# Cleaning up that nothing interrupts: neither a second signal nor a time limit that is reached meanwhile.
 T = TypeVar("T")
 
 
 async def to_its_end(work: Awaitable[T]) -> T:
-    """What `work` returns or raises, once it has ended, however often this is cancelled meanwhile. If it was, raises
-    CancelledError then.
-
-    `asyncio.shield` alone is not enough: a second cancellation lets go of what it shields, and the end of the event
-    loop cancels that. For what the main task waits for: the loop cancels all others at once.
-    """
+    """What `work` returns or raises, once it has ended, however often this is cancelled meanwhile; then it raises
+    CancelledError. (A second cancellation lets go of what `asyncio.shield` shields.)"""
     task, cancelled = asyncio.ensure_future(work), False
     while not task.done():
         try:
@@ -157,50 +153,41 @@ async def run_by_salloc(client: SlurmClient, commands: Commands, terms: Terms, j
             )
     except OSError as error:
         return measured(" ".join(job.names), (), f"{error.filename or 'salloc'} cannot be started: {error.strerror}")
-    heard = _Heard(job.names)
-    why, limit_s = "it ended without a result", 60.0 * MINUTES[len(job.nodes)] + GRACE_S
+    lines, job_id, other, why = list[Line](), "", "", "it ended without a result"
+
+    def is_complete() -> bool:
+        return {line.node for line in lines if line.part == "end"} == set(job.names)
+
+    async def read(until: Callable[[], object]) -> None:
+        nonlocal job_id, other
+        assert process.stdout is not None
+        while not until():
+            with contextlib.suppress(ValueError):  # a line that is too long is none of ours
+                text = (await process.stdout.readline()).decode(errors="replace")
+                line, granted = parse_line(text), ALLOCATION.search(text)
+                if not text:
+                    return
+                if granted:
+                    job_id = granted[1]
+                elif line is not None:
+                    lines.extend([line] if line.node in job.names else [])
+                elif text.strip():
+                    other = first_line(text)
+
     try:
         async with timeout(terms.wait_s):
-            await heard.read(process, lambda: bool(heard.lines))
-        async with timeout(limit_s):
-            await heard.read(process, heard.is_complete)
+            await read(lambda: lines)
+        async with timeout(60.0 * MINUTES[len(job.nodes)] + GRACE_S):
+            await read(is_complete)
     except TimeoutError:
-        why = "it did not end in time" if heard.lines else f"its nodes were not free within {terms.wait_s:g} s"
+        why = "it did not end in time" if lines else f"its nodes were not free within {terms.wait_s:g} s"
     finally:
-        await to_its_end(_end(process, SETTLE_S if heard.is_complete() else 0.0))
-        if heard.job_id and not heard.is_complete():
+        await to_its_end(_end(process, SETTLE_S if is_complete() else 0.0))
+        if job_id and not is_complete():
             with contextlib.suppress(SlurmUnavailable, SlurmRefused):  # then it ends by its limit
-                await to_its_end(client.cancel(heard.job_id))
-    why = f"{why} ({heard.other})" if heard.other and not heard.lines else why
-    return measured(" ".join(job.names), heard.lines, "" if heard.is_complete() else why)
-
-
-class _Heard:
-    """What a job has printed so far."""
-
-    def __init__(self, nodes: Sequence[str]) -> None:
-        self._nodes = nodes
-        self.lines: list[Line] = []
-        self.job_id = self.other = ""
-
-    def is_complete(self) -> bool:
-        """Whether every node has printed its last line."""
-        return {line.node for line in self.lines if line.part == "end"} == set(self._nodes)
-
-    async def read(self, process: asyncio.subprocess.Process, until: Callable[[], bool]) -> None:
-        """Until that is so, or nothing more comes."""
-        assert process.stdout is not None
-        raw = b" "
-        while raw and not until():
-            raw = b" "
-            with contextlib.suppress(ValueError):  # a line that is too long is none of ours
-                raw = await process.stdout.readline()
-            text = raw.decode(errors="replace")
-            line, granted = parse_line(text), ALLOCATION.search(text)
-            self.job_id = granted[1] if granted else self.job_id
-            if line is None and text.strip() and not granted:
-                self.other = first_line(text)
-            self.lines += [line] if line is not None and line.node in self._nodes else []
+                await to_its_end(client.cancel(job_id))
+    why = f"{why} ({other})" if other and not lines else why
+    return measured(" ".join(job.names), lines, "" if is_complete() else why)
 
 
 async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
@@ -213,9 +200,7 @@ async def _end(process: asyncio.subprocess.Process, patience_s: float) -> None:
                 return
 
 
-async def run_all(
-    jobs: Sequence[NodeJob], run: Run, at_once: int, ended: Callable[[int, Measured], None]
-) -> dict[str, Measured]:
+async def run_all(what: str, jobs: Sequence[NodeJob], run: Run, at_once: int, say: Say) -> dict[str, Measured]:
     """What came of each by its name, `at_once` of them running. No two that run share a node."""
     locks, slots = defaultdict[str, asyncio.Lock](asyncio.Lock), asyncio.Semaphore(at_once)
     found = dict[str, Measured]()
@@ -226,7 +211,7 @@ async def run_all(
                 await held.enter_async_context(each)
             result = await run(job)
             found[result.name] = result
-            ended(len(found), result)
+            say(f"{what} {len(found)} of {len(jobs)}: {result.name} {result.missing or 'measured'}")
 
     tasks = [asyncio.ensure_future(one(job)) for job in jobs]
     try:
@@ -255,10 +240,7 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     only = [word[7:].split(",") for word in terms.words if word.startswith("--only=")]
 
     async def measure(what: str, jobs: Sequence[NodeJob]) -> dict[str, Measured]:
-        def ended(number: int, found: Measured) -> None:
-            say(f"{what} {number} of {len(jobs)}: {found.name} {found.missing or 'measured'}")
-
-        return await run_all(jobs, run, terms.at_once, ended)
+        return await run_all(what, jobs, run, terms.at_once, say)
 
     def alone(names: Iterable[str], *more: str) -> list[NodeJob]:
         return [NodeJob((known[name],), (*terms.words, *more)) for name in names]
@@ -308,6 +290,20 @@ async def conduct(nodes: Sequence[SlurmNode], terms: Terms, run: Run, say: Say) 
     )
     keep(terms, report)
     return report
+
+
+async def conduct_jobs(
+    config: Config, client: SlurmClient, nodes: Sequence[SlurmNode], terms: Terms, say: Say, *, lifts: bool
+) -> Report:
+    """By jobs of Slurm, as the site has set it. `lifts`: in the reservation of `terms`, drained nodes, too."""
+    words = (*config.node_tests.options, *terms.words)
+    terms = replace(terms, tests=config.node_tests, words=words, cluster=config.cluster_name)
+    run = partial(run_by_salloc, client, Commands(config.slurm.bin_directory, os.environ), terms)
+    async with contextlib.AsyncExitStack() as stack:
+        if lifts:
+            await stack.enter_async_context(lifted(client, nodes, terms.reservation, say))
+        return await conduct(nodes, terms, run, say)
+    raise AssertionError("an exit lets each exception pass")
 
 
 class PastTest(Struct):

@@ -214,7 +214,9 @@ def _judge(
         has_floor = figure.key in floors or figure.name in floors
         compared |= has_floor or len(values) >= LEAST_PEERS or len(was) >= LEAST_PAST
         worse = _worse(figure, floors, values, f"on {len(values)} peers")
-        if not worse and len(was) >= LEAST_PAST and _is_worse_now(figure, values):
+        # Where it is as good as its peers now it is not slow, whatever it was.
+        is_good = len(values) >= LEAST_PEERS and _behind(figure, statistics.median(values)) <= _least(figure, 0.5)
+        if not worse and len(was) >= LEAST_PAST and not is_good:
             worse = _against(figure, was, "in its earlier tests")
         if worse:
             about = f" of {figure.about}" if figure.about else ""
@@ -266,25 +268,22 @@ def _behind(figure: Figure, other: float) -> float:
     return math.log(ratio if figure.more else 1 / ratio)
 
 
+def _least(figure: Figure, part: float) -> float:
+    """This part of what it has to be behind at least, as a logarithm."""
+    share = figure.least * part
+    return -math.log(max(TINY, 1 - share)) if figure.more else math.log(1 + share)
+
+
 def _against(figure: Figure, others: Sequence[float], where: str) -> str:
     if min(others) <= 0 or figure.value < 0:
         return ""
     middle = statistics.median(others)
     deviation = SCALE * statistics.median(abs(math.log(each / middle)) for each in others)
-    least = -math.log(max(TINY, 1 - figure.least)) if figure.more else math.log(1 + figure.least)
-    is_near = _behind(figure, middle) <= max(least, MADS * deviation, SPREADS * figure.spread)
+    is_near = _behind(figure, middle) <= max(_least(figure, 1.0), MADS * deviation, SPREADS * figure.spread)
     if is_near or abs(figure.value - middle) <= figure.absolute:
         return ""
     how = f"{1 - figure.value / middle:.0%} less than" if figure.more else f"{figure.value / middle:.1f} times"
     return f"{figure.shown()}, {how} the {figure.shown(middle)} {where}"
-
-
-def _is_worse_now(figure: Figure, others: Sequence[float]) -> bool:
-    """Whether its past may count: where it is as good as its peers now it is not slow, whatever it was."""
-    if len(others) < LEAST_PEERS:
-        return True
-    behind = statistics.median(others) - figure.value
-    return (behind if figure.more else -behind) > figure.least * statistics.median(others) / 2
 
 
 def _problems(node: Measured, others: Sequence[Measured]) -> list[tuple[str, str]]:

@@ -11,10 +11,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from slurm_watchdog.config.schema import Config
@@ -31,10 +29,9 @@ from slurm_watchdog.model.node_events import (
 )
 from slurm_watchdog.model.slurm import Reservation, SlurmJob, SlurmNode
 from slurm_watchdog.model.slurm_states import ABSENT, OVER, USED, is_drained, is_lost, node_words, starts_jobs
-from slurm_watchdog.nodetest.conduct import LIMIT_S, Terms, conduct, lifted, put_back, run_by_salloc
+from slurm_watchdog.nodetest.conduct import LIMIT_S, Terms, conduct_jobs, put_back
 from slurm_watchdog.nodetest.judge import LEAST_PEERS, NodeVerdict
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
-from slurm_watchdog.slurm.commands import Commands
 
 log = logging.getLogger(__name__)
 
@@ -52,22 +49,12 @@ Tester = Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]]
 
 def tester_of(config: Config, client: SlurmClient) -> Tester:
     """Tests nodes as `test-nodes --drained-by-us` does for a person, by the controller's own user."""
-    commands = Commands(config.slurm.bin_directory, os.environ)
 
     async def test(name: str, names: Sequence[str]) -> Sequence[NodeVerdict]:
-        terms = Terms(
-            comment=f"slurm-watchdog test-nodes of the controller {name}",
-            tests=config.node_tests,
-            reservation=name,
-            words=config.node_tests.options,
-            cluster=config.cluster_name,
-            place=Path(config.controller.state_directory),
-        )
+        comment, place = f"slurm-watchdog test-nodes of the controller {name}", Path(config.controller.state_directory)
+        terms = Terms(comment=comment, reservation=name, place=place)
         nodes = [node for each in names if (node := await client.read_node(each)) is not None]
-        async with lifted(client, nodes, name, log.warning):
-            run = partial(run_by_salloc, client, commands, terms)
-            return (await conduct(nodes, terms, run, log.info)).verdicts
-        raise AssertionError("an exit lets each exception pass")
+        return (await conduct_jobs(config, client, nodes, terms, log.warning, lifts=True)).verdicts
 
     return test
 
@@ -117,7 +104,8 @@ class NodeTests:
 
     def _peers_of(self, node: SlurmNode, known: Sequence[SlurmNode], out: Mapping[str, str]) -> list[str] | None:
         """The nodes beside which one in quarantine is tested now; None: it is not."""
-        if not is_free(node) or not is_drained(node.state) or node.reason != out[node.name]:
+        words, is_ours = node_words(node.state), is_drained(node.state) and node.reason == out[node.name]
+        if words & USED or is_lost(node.state) or not is_ours:  # only where no job runs, and Slurm reaches it
             return None
         events, now = self._tools.of_node(node.name), self._tools.wall()
         began_at = self._tools.newest()[node.name].at
@@ -162,11 +150,6 @@ class NodeTests:
 TEST_ENDS = VERDICTS | {NodeEventKind.TESTED}
 
 
-def is_free(node: SlurmNode) -> bool:
-    """Whether no job runs on the node, and Slurm reaches it: only then it is tested."""
-    return not node_words(node.state) & USED and not is_lost(node.state)
-
-
 def peers_for(node: SlurmNode, known: Sequence[SlurmNode], but: Collection[str]) -> list[str]:
     """Nodes of the same partitions on which Slurm would start any job at once, to compare with, in Slurm's order; none
     of those in `but`."""
@@ -176,18 +159,18 @@ def peers_for(node: SlurmNode, known: Sequence[SlurmNode], but: Collection[str])
 
 
 def not_covered(found: NodeVerdict, events: Iterable[NodeEvent]) -> tuple[str, ...]:
-    """Parts of the node that are suspect, and that the test did not measure: that it passed says nothing of them."""
+    """Parts of the node that are suspect, and that the test did not measure: that it passed says nothing of them. A
+    place that no test measures under its name is the node as a whole."""
+
+    def is_covered(place: str) -> bool:
+        if place.startswith((LINK_PLACE, "link")):
+            return any(each.startswith("link") for each in found.measured)
+        is_gpu = place.startswith((GPU_PLACE, "gpu"))
+        is_own = is_gpu or place.startswith((MOUNT_PLACE, "disk:", "cpu", "memory"))
+        return place in found.measured or (is_gpu and "gpu" in found.measured) or not is_own
+
     standing = {each.place for each in events if strength_of(each.kind) > 0 and not each.withdrawn_why}
-    return tuple(sorted(place for place in standing if not _covers(place, found.measured)))
-
-
-def _covers(place: str, measured: Collection[str]) -> bool:
-    """A place that no test measures under its name is the node as a whole."""
-    if place.startswith((GPU_PLACE, "gpu")):
-        return place in measured or "gpu" in measured
-    if place.startswith(LINK_PLACE) or place == "link":
-        return any(each.startswith("link") for each in measured)
-    return place in measured or not place.startswith((MOUNT_PLACE, "disk:", "cpu", "memory"))
+    return tuple(sorted(place for place in standing if not is_covered(place)))
 
 
 def events_of_results(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any, cast, get_type_hints
 
@@ -62,13 +61,12 @@ def test_report_of_sections_that_share_a_field_joins_lists_and_adds_counts() -> 
     assert (report.events_dropped, report.node_events_dropped) == (1, 5)
 
 
-@dataclass
-class Scripted:
+class Scripted(Collector):
     """A collector that returns `section`, or raises it."""
 
-    section: Struct | Exception
-    found: tuple[Problem, ...] = ()
-    known: Any = None
+    def __init__(self, section: Struct | Exception, found: tuple[Problem, ...] = ()):
+        self.section, self.found, self.keeper = section, found, self
+        self.known: Any = None
 
     def begin(self, now: float) -> None:
         if now < 0:

@@ -12,33 +12,30 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from slurm_watchdog.agent.checkpoints.schedule import CheckpointSchedule
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import Family, job_label
 from slurm_watchdog.model.observations import Checkpoint, Role
 from slurm_watchdog.model.report import CheckpointSection, ProcessSection, Report
 
 
-class CheckpointCollector:
+class CheckpointCollector(Collector):
     """The newest complete checkpoint of each job, and whether one is being written."""
 
     def __init__(self, context: CollectorContext):
-        self._jobs, self._reader, self._sections = context.jobs, context.processes, context.sections
-        self._deadline_s = context.settings.probe_deadline
-        self._schedule = CheckpointSchedule(context.workers, context.logs, context.settings.checkpoint_interval)
+        super().__init__(context)
+        self.keeper = self._schedule = CheckpointSchedule(
+            context.workers, context.logs, context.settings.checkpoint_interval
+        )
 
     def collect(self, now: float) -> CheckpointSection:
         """What the controller names is looked at where it says so; what command lines name, on the node of
         rank 0 alone."""
-        directories = {job_id: list(watch.checkpoint_directories) for job_id, watch in self._jobs.watch.items()}
-        processes = self._sections.of(ProcessSection).processes
+        directories = {job_id: list(watch.checkpoint_directories) for job_id, watch in self.context.jobs.watch.items()}
+        processes = self.sections.of(ProcessSection).processes
         for job_id in {each.job_id for each in processes if each.rank == 0 and each.role is Role.RANK}:
-            directories.setdefault(job_id, []).extend(self._reader.checkpoint_directories_of(job_id))
-        rows, events = self._schedule.collect(now, self._deadline_s, directories, self._jobs.awaiting_checkpoints)
+            directories.setdefault(job_id, []).extend(self.context.processes.checkpoint_directories_of(job_id))
+        rows, events = self._schedule.collect(now, self.deadline_s, directories, self.context.jobs.awaiting_checkpoints)
         return CheckpointSection(checkpoints=rows, events=events)
-
-    def retell(self) -> None:
-        """The controller is new."""
-        self._schedule.retell()
 
 
 def metrics(report: Report) -> Iterable[Family]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -28,63 +28,6 @@ from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.model.report import Report
 
 S = TypeVar("S", bound=Struct)
-
-
-class Collector(Protocol):
-    """One thing that is looked at in every tick. It may also have any of the methods of the Protocols below."""
-
-    def collect(self, now: float) -> Struct:
-        """Its section of the report, of the type that its CollectorSpec names. May raise anything."""
-
-
-@runtime_checkable
-class Begins(Protocol):
-    """A collector whose worker should be at work while the others collect."""
-
-    def begin(self, now: float) -> None:
-        """Called at the beginning of each tick."""
-
-
-class Problem(NamedTuple):
-    """Why a collector that worked did not see everything."""
-
-    text: str
-    failed: bool = True  # It counts as failed in this tick; not if what it does see is right.
-
-
-@runtime_checkable
-class HasProblems(Protocol):
-    """A collector that knows when it is blind."""
-
-    def problems(self, now: float) -> Iterable[Problem]:
-        """A sentence each; called at the end of each tick."""
-
-
-@runtime_checkable
-class Retells(Protocol):
-    """A collector that reports changes, which a new controller has not seen."""
-
-    def retell(self) -> None:
-        """The next section begins with the recent past; some of it may be known."""
-
-
-@runtime_checkable
-class Remembers(Protocol):
-    """A collector whose knowledge goes over to the agent that this process becomes at SIGHUP."""
-
-    def memory(self) -> Any:
-        """A value of the type that its CollectorSpec names as `memory`."""
-
-    def remember(self, memory: Any) -> None:
-        """Called before the first tick."""
-
-
-@runtime_checkable
-class Closes(Protocol):
-    """A collector with something to put away at the end of the agent."""
-
-    def close(self, now: float) -> None:
-        """Called once, while workers can still be asked."""
 
 
 @dataclass
@@ -122,6 +65,37 @@ class CollectorContext:
     open_kernel_log: Callable[[str], Device]
 
 
+class Problem(NamedTuple):
+    """Why a collector that worked did not see everything."""
+
+    text: str
+    failed: bool = True  # It counts as failed in this tick; not if what it does see is right.
+
+
+class Collector:
+    """One thing that is looked at in every tick."""
+
+    keeper: Any = None
+    """Where what it knows is kept. What it has of these methods is called: `retell()` where a new controller has not
+    seen the recent past, `memory()` and `remember(memory)` for the agent that this process becomes at SIGHUP (its type
+    is CollectorSpec.memory), `close(now)` at the end of the agent, while workers can still be asked."""
+
+    def __init__(self, context: CollectorContext):
+        self.context, self.sections = context, context.sections
+        self.deadline_s = context.settings.probe_deadline
+
+    def begin(self, now: float) -> None:
+        """Called at the beginning of each tick: its worker may be at work while the others collect."""
+
+    def collect(self, now: float) -> Struct:
+        """Its section of the report, of the type that its CollectorSpec names. May raise anything."""
+        raise NotImplementedError
+
+    def problems(self, now: float) -> Iterable[Problem]:
+        """A sentence each; called at the end of each tick."""
+        return ()
+
+
 def _nothing(report: Report) -> tuple[()]:
     return ()
 
@@ -136,4 +110,4 @@ class CollectorSpec:
     metrics: Callable[[Report], Iterable[Family]] = _nothing
     """What is exported of the last report; every family in every call, if without series."""
     counters: Callable[[], Counters] | None = None  # Metrics that need more than the last report.
-    memory: type[msgspec.Struct] | None = None  # What goes over a reload, of one that Remembers.
+    memory: type[msgspec.Struct] | None = None  # What goes over a reload, of one whose keeper has a memory.

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import (
     Family,
     Series,
@@ -27,30 +27,26 @@ SLOW_NVML_S = 3.0
 """Its first answer may take seconds, where the driver has to wake the GPUs; after that, the wait is reported."""
 
 
-class GpuCollector:
+class GpuCollector(Collector):
     """What NVML says of every GPU, and what it announced."""
-
-    def __init__(self, context: CollectorContext):
-        self._reader, self._sections = context.gpus, context.sections
-        self._deadline_s = context.settings.probe_deadline
 
     def begin(self, now: float) -> None:
         """NVML is slow: its worker reads while the other collectors look."""
-        self._reader.ask(now, self._deadline_s)
+        self.context.gpus.ask(now, self.deadline_s)
 
     def collect(self, now: float) -> GpuSection:
         """Every GPU; one that did not answer, with the reason."""
-        gpus = self._reader.collect(now)
-        ranks = (p for p in self._sections.of(ProcessSection).processes if p.role is Role.RANK)
-        self._reader.suspect((rank.pid for rank in ranks if rank.blocked is not None), now)
-        events = self._reader.drain_events(now)
-        return GpuSection(gpus=gpus, node_events=events, node_events_dropped=self._reader.events_dropped)
+        gpus = self.context.gpus.collect(now)
+        ranks = (p for p in self.sections.of(ProcessSection).processes if p.role is Role.RANK)
+        self.context.gpus.suspect((rank.pid for rank in ranks if rank.blocked is not None), now)
+        events = self.context.gpus.drain_events(now)
+        return GpuSection(gpus=gpus, node_events=events, node_events_dropped=self.context.gpus.events_dropped)
 
     def problems(self, now: float) -> Iterator[Problem]:
         """Why NVML says nothing, or that it is waited for."""
-        if self._reader.problem:
-            yield Problem(self._reader.problem)
-        waiting_s = self._reader.waiting_s(now)
+        if self.context.gpus.problem:
+            yield Problem(self.context.gpus.problem)
+        waiting_s = self.context.gpus.waiting_s(now)
         if waiting_s is not None and waiting_s >= SLOW_NVML_S:
             yield Problem(f"NVML has not answered for {waiting_s:.0f} s, and no GPU is known yet")
 

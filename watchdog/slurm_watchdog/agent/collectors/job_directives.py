@@ -8,19 +8,16 @@ Never: a permission: it can only take away
 
 from __future__ import annotations
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorSpec
 from slurm_watchdog.model.report import DirectiveSection
 
 
-class JobDirectiveCollector:
+class JobDirectiveCollector(Collector):
     """Reads no process itself: takes what was read of it when it was met."""
-
-    def __init__(self, context: CollectorContext):
-        self._reader = context.processes
 
     def collect(self, now: float) -> DirectiveSection:
         """Of every job that has any."""
-        return DirectiveSection(wishes=self._reader.directives())
+        return DirectiveSection(wishes=self.context.processes.directives())
 
 
 SPEC = CollectorSpec("job_directives", DirectiveSection, JobDirectiveCollector)

@@ -12,38 +12,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.logs.open_logs import LogMemory
 from slurm_watchdog.model.report import LogSection, ProcessSection, Report
 
 
-class JobLogCollector:
+class JobLogCollector(Collector):
     """Which files there are, how far each was read, and what they say."""
 
     def __init__(self, context: CollectorContext):
-        self._logs, self._reader, self._sections = context.logs, context.processes, context.sections
-        self._deadline_s = context.settings.probe_deadline
+        super().__init__(context)
+        self.keeper = self._logs = context.logs
 
     def collect(self, now: float) -> LogSection:
         """What happened in the logs of all jobs that have processes here, or are watched."""
-        processes = self._sections.of(ProcessSection).processes
+        processes = self.sections.of(ProcessSection).processes
         jobs = {process.job_id for process in processes} | set(self._logs.jobs)
-        environs = {job_id: self._reader.environ_of(job_id) for job_id in jobs}
-        rows, events, dropped = self._logs.collect(now, processes, environs, self._deadline_s)
+        environs = {job_id: self.context.processes.environ_of(job_id) for job_id in jobs}
+        rows, events, dropped = self._logs.collect(now, processes, environs, self.deadline_s)
         return LogSection(logs=rows, events=events, events_dropped=dropped)
-
-    def retell(self) -> None:
-        """The controller is new."""
-        self._logs.retell()
-
-    def memory(self) -> LogMemory:
-        """How far each file was read, and the recent past."""
-        return self._logs.memory()
-
-    def remember(self, memory: LogMemory) -> None:
-        """Before the first tick."""
-        self._logs.remember(memory)
 
 
 class LogCounters:

@@ -23,7 +23,7 @@ from functools import lru_cache
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.gpu import GPU
 from slurm_watchdog.agent.collectors.presentation import Family, Series
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
@@ -234,15 +234,15 @@ def _time_us(data: bytes) -> int:
 # -- the collector -------------------------------------------------------------------------------------------------
 
 
-class KernelLogCollector:
+class KernelLogCollector(Collector):
     """What the kernel logged, with the GPU that a line is about."""
 
     def __init__(self, context: CollectorContext):
-        settings, self._sections = context.settings, context.sections
-        kept = settings.state_directory and not context.once
+        super().__init__(context)
+        settings, kept = context.settings, context.settings.state_directory and not context.once
         state_file = f"{settings.state_directory}/kernel-log.json" if kept else ""
         self._is_on = bool(settings.kernel_log)
-        self._reader = KernelLogReader(
+        self.keeper = self._reader = KernelLogReader(
             settings.kernel_log, context.boot_id, state_file, context.workers, open_device=context.open_kernel_log
         )
         self._knows_pids = is_in_first_pid_namespace()
@@ -252,7 +252,7 @@ class KernelLogCollector:
         if not self._is_on:
             return KernelLogSection()
         events, lost = self._reader.collect(now)
-        gpus = self._sections.of(GpuSection).gpus
+        gpus = self.sections.of(GpuSection).gpus
         uuids = {gpu.pci_bus_id: gpu.uuid for gpu in gpus if gpu.pci_bus_id and gpu.uuid}
         named = (
             replace(event, gpu_uuid=uuids[event.pci_bus_id])
@@ -266,14 +266,6 @@ class KernelLogCollector:
         """Why the log cannot be read."""
         if self._reader.problem:
             yield Problem(self._reader.problem)
-
-    def retell(self) -> None:
-        """The controller is new."""
-        self._reader.retell()
-
-    def close(self, now: float) -> None:
-        """Keeps how far the log was read."""
-        self._reader.close(now)
 
 
 class NodeEventCounters:

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.files.links import WORD
 from slurm_watchdog.agent.workers.answer_types import LinkCounters
@@ -30,12 +30,11 @@ ENDS = frozenset({2**16 - 1, 2**32 - 1, (2**32 - 1) * WORD, 2**64 - 1})
 OLD_S = 3 * EVERY_S  # What an adapter said so long ago is said no more.
 
 
-class LinkCollector:
+class LinkCollector(Collector):
     """The newest look at each link, with what went through it since the look before."""
 
     def __init__(self, context: CollectorContext):
-        self._workers, self._sections = context.workers, context.sections
-        self._deadline_s = context.settings.probe_deadline
+        super().__init__(context)
         self._due, self._read_at = float("-inf"), float("-inf")
         self._before: dict[str, LinkCounters] = {}
         self._links: tuple[Link, ...] = ()
@@ -43,10 +42,10 @@ class LinkCollector:
 
     def collect(self, now: float) -> LinkSection:
         """Nothing while no job is here, and where the adapters have not answered for long."""
-        if not self._sections.of(ProcessSection).processes:
+        if not self.sections.of(ProcessSection).processes:
             self._due, self._links, self._before = float("-inf"), (), {}
         elif now >= self._due:
-            asked = self._workers.ask(KEY, ReadLinks(), self._deadline_s, now, self._apply, idle_s=0.0)
+            asked = self.context.workers.ask(KEY, ReadLinks(), self.deadline_s, now, self._apply, idle_s=0.0)
             self._due = now + EVERY_S if asked is not None else self._due
         if self._links and now - self._read_at > OLD_S:
             self._links = ()

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import zip_longest
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import Family, largest
 from slurm_watchdog.agent.mounts.probing import ProbeTarget, wanted_mounts
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -94,13 +94,11 @@ class OpenMounts:
 Places = tuple[tuple[str, int], ...]  # (path, user).
 
 
-class MountCollector:
+class MountCollector(Collector):
     """Probes what jobs are seen to use."""
 
     def __init__(self, context: CollectorContext):
-        self._prober, self._logs, self._reader = context.mounts, context.logs, context.processes
-        self._jobs, self._sections = context.jobs, context.sections
-        self._deadline_s = context.settings.probe_deadline
+        super().__init__(context)
         self._open_mounts = OpenMounts(context.workers)
         self._wanted: dict[str, ProbeTarget] = {}
         self._wanted_for: tuple[Places, tuple[Mount, ...]] = ((), ())
@@ -108,25 +106,25 @@ class MountCollector:
 
     def collect(self, now: float) -> MountSection:
         """The answers since the last call, and a row for each filesystem whose answer is overdue."""
-        processes = self._sections.of(ProcessSection).processes
-        self._open_mounts.request_due(processes, now, self._deadline_s)
-        question = (self._places(self._sections.of(LogSection).logs, processes), self._logs.mounts)
+        processes = self.sections.of(ProcessSection).processes
+        self._open_mounts.request_due(processes, now, self.deadline_s)
+        question = (self._places(self.sections.of(LogSection).logs, processes), self.context.logs.mounts)
         if question != self._wanted_for:  # a node has hundreds of mounts, and neither changes in most ticks
             self._wanted_for = question
-            self._wanted = wanted_mounts(*question, self._prober.write_on)
-        rows = self._prober.collect(now, self._deadline_s, self._wanted)
-        return MountSection(mounts=rows, unanswered=self._prober.drain_unanswered())
+            self._wanted = wanted_mounts(*question, self.context.mounts.write_on)
+        rows = self.context.mounts.collect(now, self.deadline_s, self._wanted)
+        return MountSection(mounts=rows, unanswered=self.context.mounts.drain_unanswered())
 
     def _places(self, logs: tuple[LogFile, ...], processes: tuple[Process, ...]) -> Places:
         """Logs, working directories and checkpoints of jobs that have processes here, then the mounts on
         which these have files open."""
-        places = [(os.path.dirname(row.path), self._logs.owner_of(row.job_id)) for row in logs]
-        for job_id in self._logs.jobs:
-            uid, watch = self._logs.owner_of(job_id), self._jobs.watch.get(job_id)
+        places = [(os.path.dirname(row.path), self.context.logs.owner_of(row.job_id)) for row in logs]
+        for job_id in self.context.logs.jobs:
+            uid, watch = self.context.logs.owner_of(job_id), self.context.jobs.watch.get(job_id)
             named = (
-                self._reader.working_directory_of(job_id),
+                self.context.processes.working_directory_of(job_id),
                 *(watch.checkpoint_directories if watch else ()),
-                *self._reader.checkpoint_directories_of(job_id),
+                *self.context.processes.checkpoint_directories_of(job_id),
             )
             places += [(path, uid) for path in named if path]
         blocked = (point for each in processes if each.blocked for point in each.blocked.candidates)

@@ -11,35 +11,27 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.gpu import GPU
 from slurm_watchdog.agent.collectors.presentation import Family
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanMemory
 from slurm_watchdog.model.report import GpuSection, OrphanGpuProcessSection, Report
 
 
-class OrphanGpuProcessCollector:
+class OrphanGpuProcessCollector(Collector):
     """Who holds a GPU outside of running jobs."""
 
     def __init__(self, context: CollectorContext):
-        self._holders, self._reader = context.orphan_gpu_processes, context.processes
-        self._jobs, self._sections = context.jobs, context.sections
+        super().__init__(context)
+        self.keeper = self._holders = context.orphan_gpu_processes
 
     def collect(self, now: float) -> OrphanGpuProcessSection:
         """The longest first."""
-        gpus = self._sections.of(GpuSection).gpus
-        table, ours = self._reader.table.entries, self._reader.ours
+        gpus = self.sections.of(GpuSection).gpus
+        table, ours = self.context.processes.table.entries, self.context.processes.ours
         return OrphanGpuProcessSection(
-            gpu_holders=self._holders.collect(now, table, ours, gpus, self._jobs.running(now))
+            gpu_holders=self._holders.collect(now, table, ours, gpus, self.context.jobs.running(now))
         )
-
-    def memory(self) -> OrphanMemory:
-        """Since when each has been without a job."""
-        return self._holders.memory()
-
-    def remember(self, memory: OrphanMemory) -> None:
-        """Before the first tick."""
-        self._holders.remember(memory)
 
 
 def metrics(report: Report) -> Iterable[Family]:

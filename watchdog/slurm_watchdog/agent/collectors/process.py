@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import (
     Family,
     job_label,
@@ -24,31 +24,23 @@ from slurm_watchdog.agent.processes.process_row import ProcessMemory
 from slurm_watchdog.model.report import ProcessSection, Report
 
 
-class ProcessCollector:
+class ProcessCollector(Collector):
     """All processes of jobs; those that hang, with what they wait for."""
 
     def __init__(self, context: CollectorContext):
-        self._reader, self._mounts = context.processes, context.mounts
-        self._deadline_s = context.settings.probe_deadline
+        super().__init__(context)
+        self.keeper = self._reader = context.processes
 
     def collect(self, now: float) -> ProcessSection:
         """Every process; the report names as many as it has room for."""
-        found = self._reader.collect(now, self._deadline_s)
-        return ProcessSection(processes=self._mounts.settled(found, now))
+        found = self._reader.collect(now, self.deadline_s)
+        return ProcessSection(processes=self.context.mounts.settled(found, now))
 
     def problems(self, now: float) -> Iterator[Problem]:
         """What may not be seen. What is seen is right: no failure."""
         for problem in (self._reader.problem, self._reader.unseen, *self._reader.identities.problems()):
             if problem:
                 yield Problem(problem, failed=False)
-
-    def memory(self) -> ProcessMemory:
-        """Who is known, and since when each is blocked."""
-        return self._reader.memory()
-
-    def remember(self, memory: ProcessMemory) -> None:
-        """Before the first tick."""
-        self._reader.remember(memory)
 
 
 def metrics(report: Report) -> Iterable[Family]:

@@ -9,17 +9,7 @@ from typing import Any
 
 import msgspec
 
-from slurm_watchdog.agent.collectors.collector import (
-    Begins,
-    Closes,
-    Collector,
-    CollectorContext,
-    CollectorSpec,
-    HasProblems,
-    Problem,
-    Remembers,
-    Retells,
-)
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.base.loop import Isolated, isolate
 from slurm_watchdog.base.structs import Struct
 
@@ -32,13 +22,11 @@ class Collectors:
     def __init__(self, specs: Iterable[CollectorSpec], context: CollectorContext):
         self._sections = context.sections
         self._all: list[tuple[CollectorSpec, Collector]] = [(spec, spec.make(context)) for spec in specs]
-        self._begin = [(spec.name, each) for spec, each in self._all if isinstance(each, Begins)]
-        self._blind = [(spec.name, each) for spec, each in self._all if isinstance(each, HasProblems)]
 
     def begin(self, now: float, seen: Isolated) -> None:
         """A tick begins."""
-        for name, each in self._begin:
-            isolate(name, partial(each.begin, now), None, seen)
+        for spec, each in self._all:
+            isolate(spec.name, partial(each.begin, now), None, seen)
 
     def collect(self, now: float, seen: Isolated) -> Iterator[Struct]:
         """One section after the other. A collector that raises has an empty one, and a sentence in `seen`."""
@@ -49,41 +37,41 @@ class Collectors:
 
     def note_problems(self, now: float, seen: Isolated) -> None:
         """Adds to `seen` why collectors that worked did not see everything."""
-        for name, each in self._blind:
-            problems: list[Problem] = isolate(name, partial(_problems, each, now), [], seen)
-            seen.problems.extend(f"{name}: {problem.text}" for problem in problems)
+        for spec, each in self._all:
+            problems: list[Problem] = isolate(spec.name, partial(_problems, each, now), [], seen)
+            seen.problems.extend(f"{spec.name}: {problem.text}" for problem in problems)
             if any(problem.failed for problem in problems):
-                seen.failed.add(name)
+                seen.failed.add(spec.name)
 
     def retell(self) -> None:
         """The controller is new, or reports did not reach it: the next sections begin with the recent past."""
         for _, each in self._all:
-            if isinstance(each, Retells):
-                each.retell()
+            if hasattr(each.keeper, "retell"):
+                each.keeper.retell()
 
     def memories(self) -> dict[str, Any]:
         """What collectors know, by name, for `remember` of the agent that this process becomes."""
-        return {spec.name: each.memory() for spec, each in self._all if isinstance(each, Remembers)}
+        return {spec.name: each.keeper.memory() for spec, each in self._all if spec.memory is not None}
 
     def remember(self, memories: Mapping[str, Any]) -> None:
         """Hands out what an agent before this one left, read from its handover. What is not understood of it
         is logged and dropped."""
         for spec, each in self._all:
-            if spec.memory is None or spec.name not in memories or not isinstance(each, Remembers):
+            if spec.memory is None or spec.name not in memories:
                 continue
             try:
                 memory = msgspec.convert(memories[spec.name], spec.memory, str_keys=True)
             except msgspec.ValidationError as error:
                 log.warning("%s starts without what the agent before this one knew: %s", spec.name, error)
             else:
-                each.remember(memory)
+                each.keeper.remember(memory)
 
     def close(self, now: float) -> None:
         """The agent ends."""
         for _, each in self._all:
-            if isinstance(each, Closes):
-                each.close(now)
+            if hasattr(each.keeper, "close"):
+                each.keeper.close(now)
 
 
-def _problems(collector: HasProblems, now: float) -> list[Problem]:
+def _problems(collector: Collector, now: float) -> list[Problem]:
     return list(collector.problems(now))

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec, Problem
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec, Problem
 from slurm_watchdog.agent.collectors.presentation import Family, job_label
 from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.request_types import ReadSupervisor
@@ -49,17 +49,16 @@ class _Known:
     error: str = ""
 
 
-class SupervisorCollector:
+class SupervisorCollector(Collector):
     """The newest status of each supervisor."""
 
     def __init__(self, context: CollectorContext):
-        self._workers, self._jobs, self._logs = context.workers, context.jobs, context.logs
-        self._deadline_s = context.settings.probe_deadline
+        super().__init__(context)
         self._known: dict[str, _Known] = {}
 
     def collect(self, now: float) -> SupervisorSection:
         """Of every run that has one."""
-        here = {job_id: watch for job_id, watch in self._jobs.watch.items() if watch.log_paths}
+        here = {job_id: watch for job_id, watch in self.context.jobs.watch.items() if watch.log_paths}
         for job_id in [job_id for job_id in self._known if job_id not in here]:
             del self._known[job_id]
         for job_id, watch in here.items():
@@ -94,17 +93,19 @@ class SupervisorCollector:
         for _ in range(ROUNDS):
             asked = {watch.job_id: self._ask(watch, self._known[watch.job_id], now) for watch in due}
             numbers = [number for number in asked.values() if number is not None]
-            self._workers.settle(ANSWERS_S, numbers)
+            self.context.workers.settle(ANSWERS_S, numbers)
             due = [watch for watch in due if asked[watch.job_id] is None]
             if not due or not numbers:
                 return
 
     def _ask(self, watch: JobWatch, known: _Known, now: float) -> int | None:
         directory = run_directory(watch.job_id, watch.restarts)
-        uid = self._logs.owner_of(watch.job_id)
+        uid = self.context.logs.owner_of(watch.job_id)
         request = ReadSupervisor(base=KILL_SWITCH_BASE, name=os.path.basename(directory))
         then = partial(self._apply, known, now)
-        number = self._workers.ask(self._logs.key_of(directory, uid), request, self._deadline_s, now, then, uid)
+        number = self.context.workers.ask(
+            self.context.logs.key_of(directory, uid), request, self.deadline_s, now, then, uid
+        )
         if number is not None:
             often = known.status is not None or now - known.since < BEGINNING_S
             known.due, known.asked = (now if often else now + ABSENT_EVERY_S), now

@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.collectors.collector import CollectorContext, CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collector, CollectorContext, CollectorSpec
 from slurm_watchdog.agent.collectors.presentation import Family, job_label, largest
 from slurm_watchdog.agent.mounts.shared_memory import SharedMemories
 from slurm_watchdog.agent.proc.control_groups import ROOT, Read, parse_number, parse_pressure, pressures_of, usages_of
@@ -67,26 +67,24 @@ def parse_file_limit(limits: bytes | None) -> int | None:
     return None
 
 
-class UsageCollector:
+class UsageCollector(Collector):
     """Looks every EVERY_S, and says the same again in between."""
 
-    def __init__(self, context: CollectorContext, root: str = ROOT):
-        """`root`: where control groups are."""
-        self._sections, self._root = context.sections, root
+    def __init__(self, context: CollectorContext):
+        super().__init__(context)
         self._due = float("-inf")
         self._found = UsageSection()
         self._shared = SharedMemories(context.workers)
-        self._deadline_s = context.settings.probe_deadline
 
     def collect(self, now: float) -> UsageSection:
         """Nothing while no job is here."""
-        processes = self._sections.of(ProcessSection).processes
+        processes = self.sections.of(ProcessSection).processes
         if not processes:
             self._due, self._found = float("-inf"), UsageSection()
         elif now >= self._due:
             self._due = now + EVERY_S
-            self._found = read_usage(processes, self._root)
-            own = self._shared.collect(processes, now, self._deadline_s)
+            self._found = read_usage(processes)
+            own = self._shared.collect(processes, now, self.deadline_s)
             told = tuple(row for row in own if row.ratio >= TOLD_FROM)
             self._found = replace(self._found, usages=(*self._found.usages, *told))
         return self._found

@@ -12,6 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.agent import LONGEST_INTERVAL_S, Agent
+from slurm_watchdog.agent.collectors.collector import Collector
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.sender import Sender, Spool
 from slurm_watchdog.agent.metrics import AgentMetrics
@@ -26,7 +27,7 @@ from tests.trusting import trusting
 
 
 @dataclass(frozen=True)
-class Broken:
+class Broken(Collector):
     """In place of a collector: it raises."""
 
     error: OSError

@@ -44,8 +44,9 @@ class OneChild:
 def collector(child: OneChild, jobs: int) -> SupervisorCollector:
     watched = {str(n): JobWatch(job_id=str(n), restarts=0, uid=5, log_paths=("/log",)) for n in range(1, jobs + 1)}
     logs = SimpleNamespace(owner_of=lambda job_id: 5, key_of=lambda path, uid: "one")
-    settings = SimpleNamespace(probe_deadline=2.0), sections=None
-    context: Any = SimpleNamespace(workers=child, jobs=SimpleNamespace(watch=watched), logs=logs, settings=settings)
+    settings = SimpleNamespace(probe_deadline=2.0)
+    jobs_here = SimpleNamespace(watch=watched)
+    context: Any = SimpleNamespace(workers=child, jobs=jobs_here, logs=logs, settings=settings, sections=None)
     return SupervisorCollector(context)
 
 

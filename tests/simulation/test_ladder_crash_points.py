@@ -145,6 +145,8 @@ async def look(world: World, decision: Decision) -> Known:
     status = last_word.status if last_word is not None and alive else None
     new_step = status is not None and (status.order, status.answer) == (decision.id, OrderAnswer.STARTED)
     return Known(
+        decision=decision,
+        limits=LIMITS,
         supervisor=status,
         in_place_objection=why_not_in_place(status),
         new_step_first_step=world.supervisor.first_step if new_step and world.supervisor is not None else None,
@@ -235,7 +237,7 @@ async def live(world: World, journal: Journal) -> None:
             world.calm()
         assert world.now < 1000.0 + CALM_AFTER_S + BOUND_S, "it does not come to an end"
         limits = STUCK_LIMITS if world.sticks else LIMITS
-        move = next_move(run, await look(world, journal.decision), limits)
+        move = next_move(replace(await look(world, journal.decision), records=run.records, end=run.end, limits=limits))
         if isinstance(move, Finish):
             journal.end, world.ended = move.end, True
             return

@@ -81,8 +81,14 @@ def record(
 
 def move(job: dict[str, Any] | None, *records: OperationRecord, decision: Decision = DECISION, **world: Any) -> Any:
     given = {"now": 1050.0, "job_known": True, "step": 500}
-    seen = Observed(**{**given, **world}, job=None if job is None else SlurmJob(job_id="7", **job))
-    return next_move(ActionRun(decision=decision, records=records), seen, LIMITS)
+    seen = Observed(
+        decision=decision,
+        records=records,
+        limits=LIMITS,
+        **{**given, **world},
+        job=None if job is None else SlurmJob(job_id="7", **job),
+    )
+    return next_move(seen)
 
 
 @pytest.mark.parametrize(

@@ -252,6 +252,11 @@ def test_where_it_makes_no_sense_it_is_refused_with_the_reason(text: str, path: 
 
 # ------------------------------------------------------------------------------------------------ the ladder
 
+
+def observed(run: ActionRun, **world: Any) -> Observed:
+    return Observed(decision=run.decision, records=run.records, end=run.end, limits=OPERATIONS, **world)
+
+
 OPERATIONS = LadderLimits(
     kill_switch_s=60, checkpoint_s=60, exit_s=60, step_s=120, mount_s=60, confirm_s=60, term_s=30, kill_s=60
 )
@@ -284,7 +289,7 @@ class Place:
         seen = (
             ProcessEnd(gone=self.gone, state="" if self.gone else "D", wchan="rpc_wait") if self.run.records else None
         )
-        return Observed(now=self.now, job_known=True, process=seen)
+        return observed(self.run, now=self.now, job_known=True, process=seen)
 
     def put(self, record: OperationRecord) -> None:
         others = tuple(r for r in self.run.records if (r.operation, r.attempt) != (record.operation, record.attempt))
@@ -307,7 +312,7 @@ class Place:
 
     def play(self) -> ActionEnd:
         for _ in range(500):
-            move = next_move(self.run, self.world(), OPERATIONS)
+            move = next_move(self.world())
             if isinstance(move, Finish):
                 return move.end
             if isinstance(move, Reconcile):
@@ -373,7 +378,7 @@ def move(run: ActionRun, after_s: float = 1.0, **world: Any) -> Any:
         "job_known": True,
         "process": ProcessEnd(state="S") if run.records else None,
     } | world
-    return next_move(run, Observed(now=1e6 + after_s, **fields), OPERATIONS)
+    return next_move(observed(run, now=1e6 + after_s, **fields))
 
 
 def test_nothing_is_sent_while_actions_are_paused_or_slurm_does_not_answer_or_something_speaks_against_it() -> None:

@@ -13,7 +13,6 @@ from slurm_watchdog.controller.actions.ladder.state import Execute, LadderLimits
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes, why_it_waits
 from slurm_watchdog.model.actions import (
     Action,
-    ActionRun,
     Decision,
     Fence,
     Operation,
@@ -143,8 +142,11 @@ def move(after_s: float, *records: OperationRecord, stuck: StuckNode = STUCK, **
     limits = LadderLimits(
         kill_switch_s=60, checkpoint_s=300, exit_s=30, step_s=120, mount_s=600, confirm_s=900, set_down_after_s=after_s
     )  # fmt: skip
-    seen = Observed(now=1100.0, job_known=True, job=JOB, stuck=(stuck,), **world)
-    return next_move(ActionRun(decision=DECISION, records=(*RELEASED, *records)), seen, limits)
+    records = (*RELEASED, *records)
+    seen = Observed(
+        decision=DECISION, records=records, limits=limits, now=1100.0, job_known=True, job=JOB, stuck=(stuck,), **world
+    )
+    return next_move(seen)
 
 
 def test_the_rung_is_off_unless_a_site_wants_it_and_then_it_is_climbed_once() -> None:

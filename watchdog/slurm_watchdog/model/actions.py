@@ -205,12 +205,66 @@ class ActionEnd(Struct):
         return OUTCOMES[self.outcome]
 
 
+ASKING: dict[Rung, Operation] = {
+    Rung.KILL_SWITCH: Operation.WRITE_KILL_SWITCH,
+    Rung.SIGUSR1: Operation.SIGNAL_USR1,
+    Rung.SIGTERM: Operation.SIGNAL_TERM,
+}
+"""The operation in which the job itself is asked."""
+IRREVERSIBLE = (
+    Operation.WRITE_ORDER,
+    Operation.REQUEUE_HOLD,
+    Operation.CANCEL,
+    Operation.RESUBMIT,
+    Operation.SIGNAL_TERM,
+)
+"""Operations after which a run may have ended, and an action can only be brought to its end."""
+
+
 class ActionRun(Struct):
     """A decision that was allowed, with everything done for it so far."""
 
     decision: Decision
     records: tuple[OperationRecord, ...] = ()
     end: ActionEnd | None = None
+
+    def tries(self, operation: Operation) -> list[OperationRecord]:
+        """All attempts of an operation, oldest first."""
+        return [record for record in self.records if record.operation is operation]
+
+    def tried(self, operation: Operation) -> bool:
+        return any(record.operation is operation for record in self.records)
+
+    def sent(self, operation: Operation) -> bool:
+        """Whether it was tried and may have reached Slurm: of what was skipped it is known that nothing was sent."""
+        return any(record.outcome is not OperationOutcome.SKIPPED for record in self.tries(operation))
+
+    def done(self, operation: Operation) -> bool:
+        return any(r.outcome in (OperationOutcome.DONE, OperationOutcome.SKIPPED) for r in self.tries(operation))
+
+    def refusal(self, operation: Operation) -> OperationRecord | None:
+        """The attempt that was refused for good, if there is one."""
+        return next((r for r in self.tries(operation) if r.outcome is OperationOutcome.FAILED), None)
+
+    def save_requests(self) -> list[OperationRecord]:
+        """Every time the job itself was, or may have been, asked to save or to end."""
+        return [
+            record
+            for record in self.records
+            if record.operation in ASKING.values()
+            and record.outcome not in (OperationOutcome.FAILED, OperationOutcome.SKIPPED)
+        ]
+
+    def why_failed(self, operation: Operation) -> str:
+        """Why an operation that was tried is over, a sentence."""
+        refusal = self.refusal(operation)
+        if refusal is not None:
+            return f"{operation} was refused: {refusal.detail}"
+        return f"{operation} did not succeed in time: {self.tries(operation)[-1].detail}"
+
+    def can_be_abandoned(self) -> bool:
+        """Whether nothing was done to the job yet but to ask it to save."""
+        return not any(self.tried(operation) for operation in IRREVERSIBLE)
 
 
 Outcome = tuple[OperationOutcome, str]  # What became of an operation, and a sentence about it.

@@ -21,7 +21,6 @@ from slurm_watchdog.controller.actions.ladder.state import (
     Observed,
     Reconcile,
     Wait,
-    can_be_abandoned,
 )
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.orphan_process import objection, objection_by_slurm
@@ -76,7 +75,7 @@ class Driver:
     def abandon(self, by: str) -> bool:
         """Ends the action before anything is done to the job but asking it to save, for the operator `by`.
         False: it is too late."""
-        if self.run.end is not None or not can_be_abandoned(self.run):
+        if self.run.end is not None or not self.run.can_be_abandoned():
             return False
         self._abandoned_by = by
         return True
@@ -84,7 +83,7 @@ class Driver:
     def _write_abandoned(self) -> None:
         """The operator's word goes into the journal as an operation: a controller that dies now comes back to it."""
         by, self._abandoned_by = self._abandoned_by, None
-        if by is None or not can_be_abandoned(self.run):
+        if by is None or not self.run.can_be_abandoned():
             return
         at = clock.wall()
         self._tools.ports.journal.operation_intent(self.run.decision.id, Operation.ABANDON, 1, at)
@@ -104,7 +103,7 @@ class Driver:
         while True:
             world = await self._observe()
             self._write_abandoned()
-            move = next_move(self.run, world, self._tools.limits)
+            move = next_move(replace(world, records=self.run.records, end=self.run.end))
             if isinstance(move, Finish):
                 if world.job is not None and world.job.state in RUNNING:
                     self._note_touched(None)  # of the run that it was about only: that one continues
@@ -334,6 +333,8 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
         reports = process.node in tools.ports.state.reporting_nodes(now)
         why_not = objection(process, tools.ports.state.nodes.view(process.node), reports, jobs)
     return Observed(
+        decision=run.decision,
+        limits=tools.limits,
         now=clock.wall(),
         job_known=known,
         paused=tools.paused(),

@@ -12,7 +12,7 @@ from slurm_watchdog.actuate.by_slurm import mark_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.controller.actions.ladder.in_place import is_closed
 from slurm_watchdog.controller.actions.ladder.restart_proof import UNSEEN, first_step_if_proven
-from slurm_watchdog.controller.actions.ladder.state import Observed, Stage, save_requests, stage_of, tried
+from slurm_watchdog.controller.actions.ladder.state import Observed, Stage, stage_of
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, stuck_nodes
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.policy.guards import why_not_in_place
@@ -83,6 +83,8 @@ class JobObserver:
             self._saved = max(self._saved or 0, before.checkpoint.step)
         loaded_step = self._loaded_step(after)
         return Observed(
+            decision=run.decision,
+            limits=self._tools.limits,
             now=clock.wall(),
             job_known=known,
             unread=self._unread,
@@ -124,7 +126,7 @@ class JobObserver:
 
     def _is_new_step(self, run: ActionRun, view: JobView, supervisor: SupervisorStatus | None) -> bool:
         """Whether the ranks that are seen belong to the step that the supervisor has started for this decision."""
-        if supervisor is None or supervisor.order != self._decision.id or not tried(run, Operation.WRITE_ORDER):
+        if supervisor is None or supervisor.order != self._decision.id or not run.tried(Operation.WRITE_ORDER):
             return False
         # Of a start in the batch step the state has forgotten everything older by the time it knows of it.
         in_batch = view.step_id == BATCH_STEP and supervisor.starts > self._decision.start
@@ -179,8 +181,7 @@ class JobObserver:
 
     def _has_looked_for_submission(self, run: ActionRun, now: float) -> bool:
         """Whether Slurm has listed its jobs since the last try, or since we took the action up."""
-        open_try = any(r.operation is Operation.RESUBMIT for r in run.records)
-        if not open_try:
+        if not run.tried(Operation.RESUBMIT):
             self._submission_noticed = None
             return False
         self._submission_noticed = now if self._submission_noticed is None else self._submission_noticed
@@ -235,7 +236,7 @@ class JobObserver:
 
     def _saved_step(self, run: ActionRun, view: JobView | None) -> int | None:
         """Step of a checkpoint that was completed after the job was asked to save."""
-        asked = save_requests(run)
+        asked = run.save_requests()
         if view is None or view.checkpoint is None or not asked:
             return None
         completed_at = clock.wall() - view.checkpoint.age_s
@@ -262,7 +263,7 @@ class JobObserver:
 
 def submitted_job(run: ActionRun, jobs: Iterable[SlurmJob]) -> SlurmJob | None:
     """The job that was submitted in place of the run's, identified by its comment; of several the first one."""
-    if not any(record.operation is Operation.RESUBMIT for record in run.records):
+    if not run.tried(Operation.RESUBMIT):
         return None
     mark = mark_of(run.decision)
     found = [job for job in jobs if mark in job.comment.split()]

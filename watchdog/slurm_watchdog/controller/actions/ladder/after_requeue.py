@@ -6,26 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from slurm_watchdog.controller.actions.ladder.restart_proof import StepsLost, steps_lost, work_words
-from slurm_watchdog.controller.actions.ladder.state import (
-    Execute,
-    Finish,
-    LadderLimits,
-    Move,
-    Observed,
-    Stage,
-    Wait,
-    attempt,
-    done,
-    give_up,
-    in_vain,
-    is_saved,
-    refused,
-    retry,
-    switch_is_out,
-    tried,
-    tries,
-    wait_for_mounts,
-)
+from slurm_watchdog.controller.actions.ladder.state import Execute, Finish, Move, Observed, Stage, Wait
 from slurm_watchdog.controller.actions.ladder.stuck_requeue import StuckNode, why_it_waits
 from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, OperationOutcome
 from slurm_watchdog.model.slurm import SlurmJob
@@ -47,157 +28,155 @@ QUEUE_REASONS: dict[str, str] = {
 """Slurm's reasons for a job that waits, in words (squeue(1), JOB REASON CODES)."""
 
 
-def after_requeue(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
+def after_requeue(at: Observed) -> Move:
     """Requeued by us: held, queued, or running again."""
-    if stage is Stage.HELD:
-        return _while_held(run, world, limits)
-    return _confirm(run, stage, world, limits)
+    if at.stage is Stage.HELD:
+        return _while_held(at)
+    return _confirm(at)
 
 
-def _while_held(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
+def _while_held(at: Observed) -> Move:
     """Requeued and held by us: add exclusions, take the kill switch away, release."""
-    assert world.job is not None
-    if done(run, Operation.RELEASE):
-        return give_up(run, world, "the job was released and then held again by a user")
-    careful = _exclude(run, world, limits) or drain_nodes(run, world)
+    assert at.job is not None
+    if at.done(Operation.RELEASE):
+        return at.give_up("the job was released and then held again by a user")
+    careful = _exclude(at) or drain_nodes(at)
     if careful is not None:
         return careful
-    if switch_is_out(run):
-        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH))
-    if run.decision.hold:
-        detail = f"{_saved_words(run)}; it waits in the queue, held: `scontrol release {world.job.job_id}` lets it run"
-        return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=detail))
-    if world.stalled_mounts:
-        return wait_for_mounts(run, world, limits)
-    if world.paused:
+    if at.switch_is_out:
+        return at.retry(Execute(operation=Operation.REMOVE_KILL_SWITCH))
+    if at.decision.hold:
+        detail = f"{_saved_words(at)}; it waits in the queue, held: `scontrol release {at.job.job_id}` lets it run"
+        return at.ends(detail)
+    if at.stalled_mounts:
+        return at.wait_for_mounts()
+    if at.paused:
         return Wait(reason="paused: the job stays held until `slurm-watchdog resume`")
-    if run.decision.held_why:
-        why = f"the job was requeued and stays held: `scontrol release` lets it run. {run.decision.held_why}"
-        return Finish(end=ActionEnd(ok=True, ended_at=world.now, detail=why))
-    if _may_be_requeued_again(run, world):
+    if at.decision.held_why:
+        why = f"the job was requeued and stays held: `scontrol release` lets it run. {at.decision.held_why}"
+        return at.ends(why)
+    if _may_be_requeued_again(at):
         return Wait(reason="a request to requeue it got no answer: it stays held until that request has expired")
-    return retry(run, world, Execute(operation=Operation.RELEASE))
+    return at.retry(Execute(operation=Operation.RELEASE))
 
 
-def _saved_words(run: ActionRun) -> str:
-    saved = [each for each in tries(run, Operation.WAIT_CHECKPOINT) if each.detail]
+def _saved_words(at: ActionRun) -> str:
+    saved = [each for each in at.tries(Operation.WAIT_CHECKPOINT) if each.detail]
     return f"the job has saved ({saved[-1].detail})" if saved else "the job has saved"
 
 
-def _may_be_requeued_again(run: ActionRun, world: Observed) -> bool:
+def _may_be_requeued_again(at: Observed) -> bool:
     """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would
     hit the next run. A job that is held takes no harm from it."""
-    before = tries(run, Operation.REQUEUE_HOLD)
+    before = at.tries(Operation.REQUEUE_HOLD)
     doubtful = [r.outcome_at or r.intent_at for r in before if r.outcome is OperationOutcome.UNKNOWN]
-    return len(before) > 1 and any(world.now < at + LATE_S for at in doubtful)
+    return len(before) > 1 and any(at.now < sent_at + LATE_S for sent_at in doubtful)
 
 
-def _exclude(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
+def _exclude(at: Observed) -> Move | None:
     """Adds the decision's nodes to the exclusions that are there, and drops those of ours that are too old."""
-    assert world.job is not None
-    if refused(run, Operation.EXCLUDE) is not None or in_vain(run, world, limits, Operation.EXCLUDE):
+    assert at.job is not None
+    if at.refusal(Operation.EXCLUDE) is not None or at.in_vain(Operation.EXCLUDE):
         return None
-    if any(r.outcome is OperationOutcome.SKIPPED for r in tries(run, Operation.EXCLUDE)):
+    if any(r.outcome is OperationOutcome.SKIPPED for r in at.tries(Operation.EXCLUDE)):
         return None
-    there = world.job.excluded_nodes
-    missing = [node for node in run.decision.exclude if node not in there]
-    if missing and world.exclude_objection is not None:
-        return retry(run, world, Execute(operation=Operation.EXCLUDE, skip=world.exclude_objection))
-    expired = [node for node in world.expired_exclusions if node in there and node not in run.decision.exclude]
+    there = at.job.excluded_nodes
+    missing = [node for node in at.decision.exclude if node not in there]
+    if missing and at.exclude_objection is not None:
+        return at.retry(Execute(operation=Operation.EXCLUDE, skip=at.exclude_objection))
+    expired = [node for node in at.expired_exclusions if node in there and node not in at.decision.exclude]
     if not missing and not expired:
         return None
     nodes = tuple(dict.fromkeys((*(node for node in there if node not in expired), *missing)))
-    return retry(run, world, Execute(operation=Operation.EXCLUDE, nodes=nodes))
+    return at.retry(Execute(operation=Operation.EXCLUDE, nodes=nodes))
 
 
-def drain_nodes(run: ActionRun, world: Observed) -> Move | None:
+def drain_nodes(at: Observed) -> Move | None:
     """Drains what the decision wants drained, before another job lands there; the job continues either way."""
-    if not run.decision.drain or tried(run, Operation.DRAIN):
+    if not at.decision.drain or at.tried(Operation.DRAIN):
         return None
-    if world.paused:
+    if at.paused:
         return Wait(reason="paused: no node is drained until `slurm-watchdog resume`")
-    return Execute(operation=Operation.DRAIN, attempt=1, nodes=run.decision.drain)
+    return Execute(operation=Operation.DRAIN, attempt=1, nodes=at.decision.drain)
 
 
-def _confirm(run: ActionRun, stage: Stage, world: Observed, limits: LadderLimits) -> Move:
+def _confirm(at: Observed) -> Move:
     """Released: the restart has worked when the new run has made its first new step."""
-    assert world.job is not None
-    if switch_is_out(run):
-        return retry(run, world, Execute(operation=Operation.REMOVE_KILL_SWITCH))
-    if world.next_first_step is not None:
-        requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
-        avoided = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
+    assert at.job is not None
+    if at.switch_is_out:
+        return at.retry(Execute(operation=Operation.REMOVE_KILL_SWITCH))
+    if at.next_first_step is not None:
+        requeued_at = next(r.intent_at for r in at.records if r.operation is Operation.REQUEUE_HOLD)
+        avoided = [node for node in at.decision.exclude if node in at.job.excluded_nodes]
         without = f" without {', '.join(avoided)}" if avoided else ""
         what = f"the job runs again{without}"
-        return Finish(end=end_of_restart(run, world, what, requeued_at, world.next_first_step))
-    if stage is Stage.NEXT_RUN and world.job.state == "COMPLETED":
-        return Finish(end=_ended_well(run, world))
-    if stage is Stage.NEXT_RUN and world.job.state not in STARTED | REQUEUED:
-        return give_up(run, world, f"the job was restarted and is {world.job.state} without a new step")
-    if world.stuck and stage is Stage.QUEUED:
-        freed = _free_stuck(run, world, limits)
+        return Finish(end=end_of_restart(at, what, requeued_at, at.next_first_step))
+    if at.stage is Stage.NEXT_RUN and at.job.state == "COMPLETED":
+        return Finish(end=_ended_well(at))
+    if at.stage is Stage.NEXT_RUN and at.job.state not in STARTED | REQUEUED:
+        return at.give_up(f"the job was restarted and is {at.job.state} without a new step")
+    if at.stuck and at.stage is Stage.QUEUED:
+        freed = _free_stuck(at)
         if freed is not None:
             return freed
-    if stage is Stage.QUEUED:
-        unblocked = _drop_exclusions(run, world, limits)
+    if at.stage is Stage.QUEUED:
+        unblocked = _drop_exclusions(at)
         if unblocked is not None:
             return unblocked
-    return described_end(run, world.job, world, limits)
+    return described_end(at, at.job)
 
 
-def _ended_well(run: ActionRun, world: Observed) -> ActionEnd:
+def _ended_well(at: Observed) -> ActionEnd:
     """The restarted run has come to its end with exit code 0 (Slurm's COMPLETED): it did what was left to do."""
-    requeued_at = next(r.intent_at for r in run.records if r.operation is Operation.REQUEUE_HOLD)
+    requeued_at = next(r.intent_at for r in at.records if r.operation is Operation.REQUEUE_HOLD)
     return ActionEnd(
         ok=True,
-        ended_at=world.now,
+        ended_at=at.now,
         detail="the job was restarted and has completed, with exit code 0",
-        downtime_s=world.now - requeued_at,
+        downtime_s=at.now - requeued_at,
     )
 
 
-def _drop_exclusions(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
+def _drop_exclusions(at: Observed) -> Move | None:
     """Nodes that went down since may leave too few: then our own exclusions go again."""
-    assert world.job is not None
-    ours = [node for node in run.decision.exclude if node in world.job.excluded_nodes]
-    last_at = max(r.outcome_at or r.intent_at for r in run.records)
-    if world.exclude_objection is None or not ours or world.now - last_at < limits.step_s or world.paused:
+    assert at.job is not None
+    ours = [node for node in at.decision.exclude if node in at.job.excluded_nodes]
+    last_at = max(r.outcome_at or r.intent_at for r in at.records)
+    if at.exclude_objection is None or not ours or at.now - last_at < at.limits.step_s or at.paused:
         return None
-    kept = tuple(node for node in world.job.excluded_nodes if node not in ours)
-    return Execute(operation=Operation.EXCLUDE, attempt=len(tries(run, Operation.EXCLUDE)) + 1, nodes=kept)
+    kept = tuple(node for node in at.job.excluded_nodes if node not in ours)
+    return Execute(operation=Operation.EXCLUDE, attempt=len(at.tries(Operation.EXCLUDE)) + 1, nodes=kept)
 
 
-def _free_stuck(run: ActionRun, world: Observed, limits: LadderLimits) -> Move | None:
+def _free_stuck(at: Observed) -> Move | None:
     """Sets the nodes DOWN that keep the job from starting, where a site permits that, and once: None where
     nothing is to be done."""
-    released_at = max((r.intent_at for r in tries(run, Operation.RELEASE)), default=world.now)
-    if limits.set_down_after_s <= 0 or world.now - released_at < limits.set_down_after_s:
+    released_at = max((r.intent_at for r in at.tries(Operation.RELEASE)), default=at.now)
+    if at.limits.set_down_after_s <= 0 or at.now - released_at < at.limits.set_down_after_s:
         return None
-    if done(run, Operation.SET_DOWN) or any(node.objection for node in world.stuck):
+    if at.done(Operation.SET_DOWN) or any(node.objection for node in at.stuck):
         return None
-    if world.paused:
+    if at.paused:
         return Wait(reason="paused: no node is set DOWN until `slurm-watchdog resume`")
-    nodes = tuple(node.name for node in world.stuck)
-    return attempt(run, world, limits, Execute(operation=Operation.SET_DOWN, nodes=nodes))
+    nodes = tuple(node.name for node in at.stuck)
+    return at.attempt(Execute(operation=Operation.SET_DOWN, nodes=nodes))
 
 
-def described_end(run: ActionRun, job: SlurmJob, world: Observed, limits: LadderLimits) -> Move:
+def described_end(at: Observed, job: SlurmJob) -> Move:
     """Waits for the first new step of `job`, and says for what; gives up at the limit."""
-    last_at = max(r.outcome_at or r.intent_at for r in run.records)
-    queued = _why_queued(job, world.stuck) if job.state in REQUEUED else None
+    last_at = max(r.outcome_at or r.intent_at for r in at.records)
+    queued = _why_queued(job, at.stuck) if job.state in REQUEUED else None
     if job.state not in STARTED | REQUEUED:
-        return give_up(run, world, f"job {job.job_id} is {job.state} without a new step")
-    if world.now - last_at > limits.confirm_s:
-        return give_up(
-            run,
-            world,
-            f"released, and still {queued} {limits.confirm_s:.0f} s later: Slurm starts it when it can"
+        return at.give_up(f"job {job.job_id} is {job.state} without a new step")
+    if at.now - last_at > at.limits.confirm_s:
+        return at.give_up(
+            f"released, and still {queued} {at.limits.confirm_s:.0f} s later: Slurm starts it when it can"
             if queued
-            else f"no new step within {limits.confirm_s:.0f} s of the restart",
+            else f"no new step within {at.limits.confirm_s:.0f} s of the restart",
         )
     return Wait(
         reason=f"the job is {queued}" if queued else "waiting for the first new step",
-        until=last_at + limits.confirm_s,
+        until=last_at + at.limits.confirm_s,
     )
 
 
@@ -215,36 +194,34 @@ def _why_queued(job: SlurmJob, stuck: Sequence[StuckNode]) -> str:
     return f"waiting in the queue ({name}{': ' + words if words else ''})"
 
 
-def end_of_restart(run: ActionRun, world: Observed, what: str, begun_at: float, first: int) -> ActionEnd:
+def end_of_restart(at: Observed, what: str, begun_at: float, first: int) -> ActionEnd:
     """The restart has worked: where it continues, and what was lost. `begun_at`: when the old run was ended;
     `first`: the first step after it."""
-    decision = run.decision
+    decision = at.decision
     lost = seconds = None
     if decision.step_at_decision is not None and first > 0:
-        last = max(decision.step_at_decision, world.step or 0)
+        last = max(decision.step_at_decision, at.step or 0)
         lost = steps_lost(
-            last, world.stride, first, world.next_stride, world.loaded_step, by_epochs=world.next_by_epochs,
-            unseen=world.unseen_lines,
+            last, at.stride, first, at.next_stride, at.loaded_step, by_epochs=at.next_by_epochs,
+            unseen=at.unseen_lines,
         )  # fmt: skip
-        if is_saved(run, world) and world.loaded_step is not None and world.loaded_step >= last:
+        if at.is_saved and at.loaded_step is not None and at.loaded_step >= last:
             lost = StepsLost(at_least=0, at_most=0)  # it has saved, left by itself, and continues from there
         seconds = None if decision.step_s is None else lost.at_least * decision.step_s
-    counted = " (as its log counts epochs)" if world.next_by_epochs else ""
+    counted = " (as its log counts epochs)" if at.next_by_epochs else ""
     words = "" if lost is None else f"{counted}, {lost.words}"
     if lost is not None and lost.at_most and decision.step_s is not None:
         words += f" (about {work_words(lost, decision.step_s)} of work)"
     begun = f"first new step {first}"
-    if (
-        world.loaded_step is not None and 0 < first <= world.loaded_step
-    ):  # the line of the checkpoint that it has loaded
+    if at.loaded_step is not None and 0 < first <= at.loaded_step:  # the line of the checkpoint that it has loaded
         begun = f"its log continues at step {first}"
     return ActionEnd(
         ok=True,
-        ended_at=world.now,
+        ended_at=at.now,
         detail=f"{what}; {begun}{words}",
         resumed_at_step=first,
         steps_lost=None if lost is None else lost.at_least,
         steps_lost_at_most=None if lost is None or lost.at_most == lost.at_least else lost.at_most,
         seconds_lost=seconds,
-        downtime_s=world.now - begun_at,
+        downtime_s=at.now - begun_at,
     )

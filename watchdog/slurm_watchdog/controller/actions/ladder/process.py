@@ -10,22 +10,8 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-from slurm_watchdog.controller.actions.ladder.state import (
-    MIN_TRIES,
-    Execute,
-    Finish,
-    LadderLimits,
-    Move,
-    Observed,
-    Reconcile,
-    Wait,
-    attempt,
-    done,
-    retry,
-    tries,
-    why_failed,
-)
-from slurm_watchdog.model.actions import ActionEnd, ActionRun, Operation, OperationOutcome, OperationRecord
+from slurm_watchdog.controller.actions.ladder.state import MIN_TRIES, Execute, Move, Observed, Reconcile, Wait
+from slurm_watchdog.model.actions import ActionRun, Operation, OperationOutcome, OperationRecord
 from slurm_watchdog.model.incidents import GpuProcess
 from slurm_watchdog.model.protocol import ProcessEnd
 
@@ -33,37 +19,33 @@ MAX_TRIES = 6  # Of one signal: what the node objects to has three quarters of a
 SIGNALS: dict[Operation, str] = {Operation.TERM_PROCESS: "term", Operation.KILL_PROCESS: "kill"}
 
 
-def next_move(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
+def next_move(at: Observed, process: GpuProcess) -> Move:
     """What is to be done next. Given any prefix of the journal and any world, no process gets SIGTERM twice."""
-    seen = world.process
-    lost = next((record for record in run.records if record.outcome is None), None)
-    if lost is not None and (lost.operation is Operation.DRAIN or seen is not None or _is_silent(run, world, limits)):
+    seen = at.process
+    lost = next((record for record in at.records if record.outcome is None), None)
+    if lost is not None and (lost.operation is Operation.DRAIN or seen is not None or _is_silent(at)):
         return _reconcile(lost, seen)
     if seen is not None and seen.gone:
-        return _end(world, True, f"{name_of(process)} has ended: {gpus_of(process)} free again")
-    if seen is not None and seen.released and not _sent(run, Operation.KILL_PROCESS):
-        return _end(world, True, f"{name_of(process)} has let go of {gpus_of(process)}")
-    if seen is None and run.records:
-        if _is_silent(run, world, limits):
-            return _end(
-                world,
-                False,
-                f"what became of {name_of(process)} is not known: {process.node} does not answer",
-            )
+        return at.ends(f"{name_of(process)} has ended: {gpus_of(process)} free again")
+    if seen is not None and seen.released and not _sent(at, Operation.KILL_PROCESS):
+        return at.ends(f"{name_of(process)} has let go of {gpus_of(process)}")
+    if seen is None and at.records:
+        if _is_silent(at):
+            return at.ends(f"what became of {name_of(process)} is not known: {process.node} does not answer", ok=False)
         return Wait(reason=f"{process.node} is asked what became of process {process.pid}")
-    if not run.records and world.process_objection is not None:
-        return _end(world, False, f"{name_of(process)} was left alone: {world.process_objection}")
-    if not _is_over(run, world, Operation.TERM_PROCESS, limits.term_s):
-        return _signal(run, process, world, Operation.TERM_PROCESS)
-    if not _is_over(run, world, Operation.KILL_PROCESS, limits.kill_s):
-        return _signal(run, process, world, Operation.KILL_PROCESS)
-    return _in_vain(run, process, world, limits)
+    if not at.records and at.process_objection is not None:
+        return at.ends(f"{name_of(process)} was left alone: {at.process_objection}", ok=False)
+    if not _is_over(at, Operation.TERM_PROCESS, at.limits.term_s):
+        return _signal(at, process, Operation.TERM_PROCESS)
+    if not _is_over(at, Operation.KILL_PROCESS, at.limits.kill_s):
+        return _signal(at, process, Operation.KILL_PROCESS)
+    return _in_vain(at, process)
 
 
-def _is_silent(run: ActionRun, world: Observed, limits: LadderLimits) -> bool:
+def _is_silent(at: Observed) -> bool:
     """Whether the node has not said a word since long after the last signal."""
-    last = max((record.intent_at for record in run.records), default=run.decision.decided_at)
-    return world.process is None and world.now - max(last, world.taken_up_at) > limits.kill_s + limits.step_s
+    last = max((record.intent_at for record in at.records), default=at.decision.decided_at)
+    return at.process is None and at.now - max(last, at.taken_up_at) > at.limits.kill_s + at.limits.step_s
 
 
 def _reconcile(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
@@ -81,56 +63,52 @@ def _reconcile(lost: OperationRecord, seen: ProcessEnd | None) -> Reconcile:
     return Reconcile(operation=lost.operation, attempt=lost.attempt, outcome=OperationOutcome.UNKNOWN, detail=detail)
 
 
-def _is_over(run: ActionRun, world: Observed, operation: Operation, limit_s: float) -> bool:
+def _is_over(at: Observed, operation: Operation, limit_s: float) -> bool:
     """Whether a signal was sent, as far as is known, and had its time."""
-    sent = _sent(run, operation)
+    sent = _sent(at, operation)
     if operation is Operation.KILL_PROCESS and not _is_sure(sent) and len(sent) < MIN_TRIES:
         return False  # SIGKILL does no more the second time than the first: it is sent until that is known
-    return bool(sent) and world.now - sent[-1].intent_at > limit_s
+    return bool(sent) and at.now - sent[-1].intent_at > limit_s
 
 
-def _sent(run: ActionRun, operation: Operation) -> list[OperationRecord]:
+def _sent(at: ActionRun, operation: Operation) -> list[OperationRecord]:
     """Every time the signal was, or may have been, sent."""
-    return [each for each in tries(run, operation) if each.outcome in (OperationOutcome.DONE, OperationOutcome.UNKNOWN)]
+    return [each for each in at.tries(operation) if each.outcome in (OperationOutcome.DONE, OperationOutcome.UNKNOWN)]
 
 
 def _is_sure(sent: list[OperationRecord]) -> bool:
     return any(each.outcome is OperationOutcome.DONE for each in sent)
 
 
-def _signal(run: ActionRun, process: GpuProcess, world: Observed, operation: Operation) -> Move:
-    sent = _sent(run, operation)
+def _signal(at: Observed, process: GpuProcess, operation: Operation) -> Move:
+    sent = _sent(at, operation)
     if _is_sure(sent) or (sent and operation is Operation.TERM_PROCESS):
         return Wait(reason=f"{operation}: process {process.pid} on {process.node} has a moment to end")
-    if world.process_objection is not None:
-        return _end(world, False, f"{name_of(process)} was left alone: {world.process_objection}")
-    if len(tries(run, operation)) >= MAX_TRIES:
-        return _end(world, False, f"{name_of(process)} was left alone: {tries(run, operation)[-1].detail}")
-    if world.paused:
+    if at.process_objection is not None:
+        return at.ends(f"{name_of(process)} was left alone: {at.process_objection}", ok=False)
+    if len(at.tries(operation)) >= MAX_TRIES:
+        return at.ends(f"{name_of(process)} was left alone: {at.tries(operation)[-1].detail}", ok=False)
+    if at.paused:
         return Wait(reason=f"paused: process {process.pid} gets no signal until `slurm-watchdog resume`")
-    return retry(run, world, Execute(operation=operation))
+    return at.retry(Execute(operation=operation))
 
 
-def _in_vain(run: ActionRun, process: GpuProcess, world: Observed, limits: LadderLimits) -> Move:
+def _in_vain(at: Observed, process: GpuProcess) -> Move:
     """SIGKILL had its time, and the process is there."""
-    if not _is_sure(_sent(run, Operation.KILL_PROCESS)):
-        return _end(
-            world,
-            False,
-            f"whether {name_of(process)} got SIGKILL is not known: {process.node} did not say so",
-        )
-    seen = world.process
+    if not _is_sure(_sent(at, Operation.KILL_PROCESS)):
+        return at.ends(f"whether {name_of(process)} got SIGKILL is not known: {process.node} did not say so", ok=False)
+    seen = at.process
     assert seen is not None
-    why = f"unkillable: {described(run, process, seen)}"
-    drain = run.decision.drain
+    why = f"unkillable: {described(at, process, seen)}"
+    drain = at.decision.drain
     if not drain:
-        return _end(world, False, why)
-    if not done(run, Operation.DRAIN):
-        if world.paused:
+        return at.ends(why, ok=False)
+    if not at.done(Operation.DRAIN):
+        if at.paused:
             return Wait(reason=f"paused: {process.node} is not drained until `slurm-watchdog resume`")
-        move = attempt(run, world, limits, Execute(operation=Operation.DRAIN, nodes=drain))
-        return _end(world, False, f"{why}; {why_failed(run, Operation.DRAIN)}") if move is None else move
-    return _end(world, False, f"{why}; {tries(run, Operation.DRAIN)[-1].detail}")
+        move = at.attempt(Execute(operation=Operation.DRAIN, nodes=drain))
+        return at.ends(f"{why}; {at.why_failed(Operation.DRAIN)}", ok=False) if move is None else move
+    return at.ends(f"{why}; {at.tries(Operation.DRAIN)[-1].detail}", ok=False)
 
 
 def name_of(process: GpuProcess) -> str:
@@ -143,16 +121,12 @@ def gpus_of(process: GpuProcess) -> str:
     return ", ".join(process.gpu_uuids) or ", ".join(f"/dev/nvidia{minor}" for minor in process.minors)
 
 
-def described(run: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
+def described(at: ActionRun, process: GpuProcess, seen: ProcessEnd) -> str:
     """Who holds what since when, and where it hangs: for the reason of a drain too, so in few words."""
     where = f"in state {seen.state or '?'}" + (f" ({seen.wchan})" if seen.wchan else "")
-    since = run.decision.process_since
+    since = at.decision.process_since
     date = f" since {datetime.fromtimestamp(since, timezone.utc):%Y-%m-%dT%H:%MZ}" if since is not None else ""
     return (
         f"{name_of(process)}, of job {process.job_id}, which is over, holds {gpus_of(process)}{date}, "
         f"{where} after SIGKILL"
     )
-
-
-def _end(world: Observed, ok: bool, detail: str) -> Finish:
-    return Finish(end=ActionEnd(ok=ok, ended_at=world.now, detail=detail))

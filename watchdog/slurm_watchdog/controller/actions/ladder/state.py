@@ -18,7 +18,6 @@ from slurm_watchdog.model.actions import (
     Decision,
     Operation,
     OperationOutcome,
-    OperationRecord,
     Rung,
 )
 from slurm_watchdog.model.protocol import ProcessEnd
@@ -30,13 +29,6 @@ MIN_TRIES = 3  # A limit ends an operation only after so many tries: the time ma
 RETRY_AFTER_S = 3.0  # Between two tries of the same operation: Slurm's rate limit gives a user 2 calls a second.
 LAST_LINES_S = 15.0  # For the last lines of a run that is over to be read and reported: three reports, as shipped.
 START_SLACK_S = 2.0  # Two start times of one run differ by no more: Slurm counts whole seconds.
-
-ASKING: dict[Rung, Operation] = {
-    Rung.KILL_SWITCH: Operation.WRITE_KILL_SWITCH,
-    Rung.SIGUSR1: Operation.SIGNAL_USR1,
-    Rung.SIGTERM: Operation.SIGNAL_TERM,
-}
-"""The operation in which the job itself is asked."""
 
 
 class Stage(StrEnum):
@@ -72,9 +64,10 @@ class LadderLimits(Struct):
     kill_s: float = 60.0  # … and after SIGKILL: one that is still there cannot be killed.
 
 
-class Observed(Struct):
-    """What is known at this moment about the job of an action."""
+class Observed(ActionRun):
+    """An action as its journal has it, and what is known at this moment about its job."""
 
+    limits: LadderLimits
     now: float  # Wall clock: journal entries carry dates, and survive a restart of the controller.
     job_known: bool  # False while Slurm does not answer, or not in a way that can be used: then nothing is done.
     unread: str = ""  # What is wrong with Slurm's answer about the job, where there is one.
@@ -124,6 +117,89 @@ class Observed(Struct):
     expired_exclusions: tuple[str, ...] = ()
     """Nodes that earlier actions of ours excluded from this job, longer ago than such an exclusion lasts."""
 
+    @property
+    def stage(self) -> Stage:
+        """Where the job of the action stands."""
+        return stage_of(self, self.job)
+
+    @property
+    def is_saved(self) -> bool:
+        """Whether a complete checkpoint is known that came after the job was asked."""
+        return self.complete_checkpoint_step is not None or self.tried(Operation.WAIT_CHECKPOINT)
+
+    @property
+    def made_last_step(self) -> bool:
+        """Whether the run of the decision has come to its end, by its log or by what it has saved."""
+        made = max(self.step or 0, self.complete_checkpoint_step or 0)
+        return self.total_steps is not None and made >= self.total_steps
+
+    @property
+    def may_have_made_last_step(self) -> bool:
+        """Whether a run that ended well may have come to its end unseen: its last lines are still on their way."""
+        completed = self.job is not None and self.job.state == "COMPLETED"
+        return completed and self.total_steps is not None and self.ended_s < LAST_LINES_S
+
+    @property
+    def switch_is_out(self) -> bool:
+        """Whether a kill switch of ours may still lie somewhere."""
+        return self.tried(Operation.WRITE_KILL_SWITCH) and not self.done(Operation.REMOVE_KILL_SWITCH)
+
+    def in_vain(self, operation: Operation) -> bool:
+        """Whether an operation was tried for as long as it may take, and often enough."""
+        tries, limits = self.tries(operation), self.limits
+        limit_s = limits.kill_switch_s if operation is Operation.WRITE_KILL_SWITCH else limits.step_s
+        if operation in (Operation.WRITE_ORDER, Operation.RESTART_STEP):
+            limit_s = limits.restart_step_s
+        return len(tries) >= MIN_TRIES and self.now - tries[0].intent_at > limit_s
+
+    def is_early(self, operation: Operation, most: int) -> bool:
+        """Whether an operation was tried a moment ago: each try waits longer, up to `most` times as long."""
+        before = self.tries(operation)
+        return bool(before) and self.now - (before[-1].outcome_at or before[-1].intent_at) < RETRY_AFTER_S * min(
+            most, len(before)
+        )
+
+    def retry(self, do: Execute) -> Move:
+        """The operation, if it was not tried a moment ago."""
+        before = self.tries(do.operation)
+        if self.is_early(do.operation, 10):
+            return Wait(reason=f"{do.operation} is tried again soon: {before[-1].detail}")
+        return replace(do, attempt=len(before) + 1)
+
+    def attempt(self, do: Execute) -> Move | None:
+        """The operation until it is refused, or its limit is over: then None."""
+        if self.refusal(do.operation) is not None or self.in_vain(do.operation):
+            return None
+        return self.retry(do)
+
+    def give_up(self, why: str, *, needless: bool = False) -> Move:
+        """Ends the action without success, or without need; a kill switch of ours does not stay behind."""
+        return self.finish(why, ok=False, needless=needless)
+
+    def finish(self, why: str, *, ok: bool = True, needless: bool = False) -> Move:
+        """Ends the action, after its kill switch was removed."""
+        if self.switch_is_out:
+            if self.is_early(Operation.REMOVE_KILL_SWITCH, 20):
+                return Wait(reason=f"{why}; the kill switch has to be removed first")
+            tries = len(self.tries(Operation.REMOVE_KILL_SWITCH))
+            return Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=tries + 1)
+        if not ok and self.stage is Stage.HELD and not self.done(Operation.RELEASE):
+            why = f"{why}; the job stays held: `scontrol release` lets it run"
+        if not ok and self.submitted is not None and self.submitted.held:
+            why = f"{why}; job {self.submitted.job_id}, submitted in its place, stays held"
+        return self.ends(why, ok=ok, needless=needless)
+
+    def ends(self, why: str, *, ok: bool = True, needless: bool = False) -> Finish:
+        """Ends the action now."""
+        return Finish(end=ActionEnd(ok=ok, ended_at=self.now, detail=why, needless=needless))
+
+    def wait_for_mounts(self) -> Move:
+        """Until the filesystem answers that the restart would hang on."""
+        mounts, until = ", ".join(self.stalled_mounts), self.decision.decided_at + self.limits.mount_s
+        if self.now > until:
+            return self.give_up(f"{mounts} did not answer for {self.limits.mount_s:.0f} s")
+        return Wait(reason=f"{mounts} does not answer: the restart waits for it", until=until)
+
 
 class Execute(Struct):
     """Carry this operation out now."""
@@ -159,9 +235,9 @@ class Finish(Struct):
 Move = Execute | Reconcile | Wait | Finish
 
 
-def stage_of(run: ActionRun, job: SlurmJob | None) -> Stage:
+def stage_of(at: ActionRun, job: SlurmJob | None) -> Stage:
     """Where the job stands now, compared with the fence of the decision."""
-    fence = run.decision.fence
+    fence = at.decision.fence
     if job is None or fence is None:
         return Stage.GONE
     if job.restarts == fence.restarts:
@@ -206,155 +282,8 @@ def limits_for(decision: Decision, limits: LadderLimits) -> LadderLimits:
     return replace(limits, **dict(decision.rung_limits)) if decision.rung_limits else limits
 
 
-# ------------------------------------------------------------------------------------------- what was tried
-
-
-def tries(run: ActionRun, operation: Operation) -> list[OperationRecord]:
-    """All attempts of an operation, oldest first."""
-    return [record for record in run.records if record.operation is operation]
-
-
-def tried(run: ActionRun, operation: Operation) -> bool:
-    return any(record.operation is operation for record in run.records)
-
-
-def sent(run: ActionRun, operation: Operation) -> bool:
-    """Whether it was tried and may have reached Slurm: of what was skipped it is known that nothing was sent."""
-    return any(record.outcome is not OperationOutcome.SKIPPED for record in tries(run, operation))
-
-
-def done(run: ActionRun, operation: Operation) -> bool:
-    return any(r.outcome in (OperationOutcome.DONE, OperationOutcome.SKIPPED) for r in tries(run, operation))
-
-
-def refused(run: ActionRun, operation: Operation) -> OperationRecord | None:
-    """The attempt that was refused for good, if there is one."""
-    return next((r for r in tries(run, operation) if r.outcome is OperationOutcome.FAILED), None)
-
-
-def save_requests(run: ActionRun) -> list[OperationRecord]:
-    """Every time the job itself was, or may have been, asked to save or to end."""
-    return [
-        record
-        for record in run.records
-        if record.operation in ASKING.values()
-        and record.outcome not in (OperationOutcome.FAILED, OperationOutcome.SKIPPED)
-    ]
-
-
-def is_saved(run: ActionRun, world: Observed) -> bool:
-    """Whether a complete checkpoint is known that came after the job was asked."""
-    return world.complete_checkpoint_step is not None or tried(run, Operation.WAIT_CHECKPOINT)
-
-
-def made_last_step(world: Observed) -> bool:
-    """Whether the run of the decision has come to its end, by its log or by what it has saved."""
-    made = max(world.step or 0, world.complete_checkpoint_step or 0)
-    return world.total_steps is not None and made >= world.total_steps
-
-
-def may_have_made_last_step(world: Observed) -> bool:
-    """Whether a run that ended well may have come to its end unseen: its last lines are still on their way."""
-    completed = world.job is not None and world.job.state == "COMPLETED"
-    return completed and world.total_steps is not None and world.ended_s < LAST_LINES_S
-
-
-def switch_is_out(run: ActionRun) -> bool:
-    """Whether a kill switch of ours may still lie somewhere."""
-    return tried(run, Operation.WRITE_KILL_SWITCH) and not done(run, Operation.REMOVE_KILL_SWITCH)
-
-
-def others_are_held(run: ActionRun) -> bool:
-    """Whether elements of the job's array may be held by us."""
-    return tried(run, Operation.HOLD_OTHERS) and not done(run, Operation.RELEASE_OTHERS)
-
-
 def hung_when_decided(decision: Decision) -> bool:
     """Whether the job's loop did not turn when it was decided: then a new step means that it has recovered."""
     if decision.loop_turns is None:
         return not any(step in GENTLE for step in ladder_of(decision))
     return not decision.loop_turns
-
-
-def limit_s(operation: Operation, limits: LadderLimits) -> float:
-    if operation in (Operation.WRITE_ORDER, Operation.RESTART_STEP):
-        return limits.restart_step_s
-    return limits.kill_switch_s if operation is Operation.WRITE_KILL_SWITCH else limits.step_s
-
-
-def in_vain(run: ActionRun, world: Observed, limits: LadderLimits, operation: Operation) -> bool:
-    """Whether an operation was tried for as long as it may take, and often enough."""
-    all_tries = tries(run, operation)
-    return len(all_tries) >= MIN_TRIES and world.now - all_tries[0].intent_at > limit_s(operation, limits)
-
-
-def retry(run: ActionRun, world: Observed, do: Execute) -> Move:
-    """The operation, if it was not tried a moment ago."""
-    before = tries(run, do.operation)
-    if before:
-        last = before[-1]
-        if world.now - (last.outcome_at or last.intent_at) < RETRY_AFTER_S * min(10, len(before)):
-            return Wait(reason=f"{do.operation} is tried again soon: {last.detail}")
-    return replace(do, attempt=len(before) + 1)
-
-
-def attempt(run: ActionRun, world: Observed, limits: LadderLimits, do: Execute) -> Move | None:
-    """The operation until it is refused, or its limit is over: then None."""
-    if refused(run, do.operation) is not None or in_vain(run, world, limits, do.operation):
-        return None
-    return retry(run, world, do)
-
-
-def why_failed(run: ActionRun, operation: Operation) -> str:
-    """Why an operation that was tried is over, a sentence."""
-    refusal = refused(run, operation)
-    if refusal is not None:
-        return f"{operation} was refused: {refusal.detail}"
-    last = tries(run, operation)[-1]
-    return f"{operation} did not succeed in time: {last.detail}"
-
-
-def give_up(run: ActionRun, world: Observed, why: str, *, needless: bool = False) -> Move:
-    """Ends the action without success, or without need; a kill switch of ours does not stay behind."""
-    return finish(run, world, ActionEnd(ok=False, ended_at=world.now, detail=why, needless=needless))
-
-
-def finish(run: ActionRun, world: Observed, end: ActionEnd) -> Move:
-    """Ends the action, after its kill switch was removed."""
-    why = end.detail
-    if switch_is_out(run):
-        before = tries(run, Operation.REMOVE_KILL_SWITCH)
-        if not before or world.now - (before[-1].outcome_at or before[-1].intent_at) >= RETRY_AFTER_S * min(
-            20, len(before)
-        ):
-            return Execute(operation=Operation.REMOVE_KILL_SWITCH, attempt=len(before) + 1)
-        return Wait(reason=f"{why}; the kill switch has to be removed first")
-    if not end.ok and stage_of(run, world.job) is Stage.HELD and not done(run, Operation.RELEASE):
-        why = f"{why}; the job stays held: `scontrol release` lets it run"
-    if not end.ok and world.submitted is not None and world.submitted.held:
-        why = f"{why}; job {world.submitted.job_id}, submitted in its place, stays held"
-    return Finish(end=replace(end, detail=why))
-
-
-IRREVERSIBLE = (
-    Operation.WRITE_ORDER,
-    Operation.REQUEUE_HOLD,
-    Operation.CANCEL,
-    Operation.RESUBMIT,
-    Operation.SIGNAL_TERM,
-)
-"""Operations after which a run may have ended, and an action can only be brought to its end."""
-
-
-def can_be_abandoned(run: ActionRun) -> bool:
-    """Whether nothing was done to the job yet but to ask it to save."""
-    return not any(tried(run, operation) for operation in IRREVERSIBLE)
-
-
-def wait_for_mounts(run: ActionRun, world: Observed, limits: LadderLimits) -> Move:
-    if world.now - run.decision.decided_at > limits.mount_s:
-        return give_up(run, world, f"{', '.join(world.stalled_mounts)} did not answer for {limits.mount_s:.0f} s")
-    return Wait(
-        reason=f"{', '.join(world.stalled_mounts)} does not answer: the restart waits for it",
-        until=run.decision.decided_at + limits.mount_s,
-    )

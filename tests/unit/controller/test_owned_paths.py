@@ -37,7 +37,7 @@ def test_no_kill_switch_is_written_before_the_ranks_that_may_name_it_were_read(
     report = Report(node="n1", boot_id="b", agent_id="a", sequence=1, processes=seen, wishes=read)
     assert state.apply_report(report, BEGAN + 1) == "accepted"
     why = OwnedPaths(Jobs(), state).why_switch_unknown(job, BEGAN + age_s)
-    assert bool(why) is unknown and ("ask again" in why) is unknown
+    assert bool(why) is unknown and ("retry in" in why) is unknown
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import yaml
 
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
+from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
 from slurm_watchdog.model.incidents import Incident, Severity
 from slurm_watchdog.replay.player import Outcome
-from tests.builders.forged_kernel_lines import CAPTURES, forged
+from tests.builders.forged_kernel_lines import CAPTURES, SAMPLES, forged
 from tests.builders.replayed import play
 from tests.replay.stories import Story
 
@@ -64,9 +64,8 @@ def test_a_peers_fault_a_reset_that_succeeded_and_a_program_s_fault_exclude_noth
 
 
 @pytest.mark.parametrize("form", USER_TEXT, ids=lambda form: form.name)
-def test_words_of_a_user_with_every_dangerous_line_are_no_incident_of_the_node(form: object) -> None:
-    samples: tuple[str, ...] = form.samples  # type: ignore[attr-defined]
-    texts = [line for words in EXCLUDES for sample in samples[:6] for line in forged(sample, words)]
+def test_words_of_a_user_with_every_dangerous_line_are_no_incident_of_the_node(form: UserText) -> None:
+    texts = [line for words in EXCLUDES for sample in SAMPLES[form.name][:6] for line in forged(sample, words)]
     found = after(*dict.fromkeys(texts))
     assert [each.summary for each in of_hardware(found)] == []
     assert not any(each.exclude_nodes for each in found.incidents)

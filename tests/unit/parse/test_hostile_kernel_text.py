@@ -12,9 +12,9 @@ from slurm_watchdog.agent.kernel.kmsg import Device
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.diagnose.kernel_log.block_scan import KernelScan
 from slurm_watchdog.diagnose.kernel_log.verdict import judge_file
-from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
+from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT, UserText
 from slurm_watchdog.model.observations import NodeEvent
-from tests.builders.forged_kernel_lines import CAPTURES, forged
+from tests.builders.forged_kernel_lines import CAPTURES, SAMPLES, forged
 
 PROGRAMS = frozenset(name for form in USER_TEXT for name in form.rows)
 """What a line with a user's words may give: that a program crashed or was killed."""
@@ -54,8 +54,8 @@ def of_pci(address: str) -> str:
 
 
 @pytest.mark.parametrize("form", USER_TEXT, ids=lambda form: form.name)
-def test_a_users_words_in_any_form_make_no_event_of_a_device(form: object) -> None:
-    texts = [line for words in DANGEROUS for sample in form.samples for line in forged(sample, words)]  # type: ignore[attr-defined]
+def test_a_users_words_in_any_form_make_no_event_of_a_device(form: UserText) -> None:
+    texts = [line for words in DANGEROUS for sample in SAMPLES[form.name] for line in forged(sample, words)]
     events = events_of(*((text, "") for text in dict.fromkeys(texts)))
     assert {event.name for event in events} <= PROGRAMS
     assert not any(event.may_exclude_node for event in events)

@@ -20,7 +20,7 @@ from slurm_watchdog.parse.kernel_log.line import (
     parse_message,
 )
 from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable, strip_prefix
-from tests.builders.forged_kernel_lines import Case, captured, fields_of, forgeries, signature_cases
+from tests.builders.forged_kernel_lines import SAMPLES, Case, captured, fields_of, forgeries, signature_cases
 
 PCI = parts_of(parse_entries((DATA / "kernel_signatures.conf").read_text(), "")[0])["PCI"]
 
@@ -160,7 +160,7 @@ def test_no_words_of_a_user_are_taken_for_those_of_a_driver() -> None:
 
 @pytest.mark.parametrize("form", USER_TEXT, ids=lambda form: form.name)
 def test_each_form_of_a_line_with_a_user_s_words_is_the_one_of_its_samples(form: UserText) -> None:
-    for sample in form.samples:
+    for sample in SAMPLES[form.name]:
         line = sample.format(comm="python", file="model.so", pid=12, ifname="veth0")
         assert form.regex.match(line)
         fact = parse_message(line)

@@ -61,35 +61,18 @@ TRACKERS: tuple[tuple[str, tuple[str, ...]], ...] = (
 TRACKED_NAMES = {"megatron": ("iter_{:07d}",), "deepspeed": ("global_step{}", "global_step_{}")}
 """How a step's directory is called, to find it where too many names are in the way."""
 
-MARKERS: tuple[tuple[str, str], ...] = (
-    ("megatron", "metadata.json"),
-    ("megatron", ".metadata"),
-    ("deepspeed", "complete"),
-    ("huggingface", "trainer_state.json"),
-    ("huggingface", "random_states_0.pkl"),
-    ("composer", ".metadata"),
-    ("lightning", "meta.pt"),
-    ("lightning", "latest"),
-    ("nemo", "metadata.json"),
-    ("nemo", "weights/metadata.json"),
-    ("nemo", "weights/.metadata"),
-    ("nemo", "model_weights/metadata.json"),
-    ("dcp", ".metadata"),
-    ("dcp", "model.safetensors.index.json"),
-    ("dcp", "model_and_optim/.metadata"),
-    ("dcp", ".metadata.json"),
-    ("orbax", "commit_success.txt"),
-    ("orbax", "_CHECKPOINT_METADATA"),
-    ("orbax", "_METADATA"),
-    ("orbax", "default/_METADATA"),
-    ("orbax", "items/_METADATA"),
-    ("orbax", "state/_METADATA"),
-    ("orbax", "params/_METADATA"),
-    ("plain", "complete"),
-    ("plain", "metadata.json"),
-    ("plain", "trainer_state.json"),
-)
-"""(layout, file): a directory of that layout that has it is complete, for it is written last (Orbax: under
+MARKERS = {
+    "megatron": "metadata.json .metadata",
+    "deepspeed": "complete",
+    "huggingface": "trainer_state.json random_states_0.pkl",
+    "composer": ".metadata",
+    "lightning": "meta.pt latest",
+    "nemo": "metadata.json weights/metadata.json weights/.metadata model_weights/metadata.json",
+    "dcp": ".metadata model.safetensors.index.json model_and_optim/.metadata .metadata.json",
+    "orbax": "commit_success.txt _CHECKPOINT_METADATA _METADATA default/_METADATA items/_METADATA state/_METADATA params/_METADATA",
+    "plain": "complete metadata.json trainer_state.json",
+}
+"""Layout -> files: a directory of that layout that has one is complete, for it is written last (Orbax: under
 the final name)."""
 LAYOUTS_OF = {
     "lightning": ("lightning", "nemo"),
@@ -180,7 +163,7 @@ def markers_of(layout: str) -> tuple[tuple[str, str], ...]:
     """The rows of MARKERS for a layout: with the first that is there, the directory is complete and of the
     layout it names."""
     wanted = LAYOUTS_OF.get(layout, (layout,))
-    return tuple((name, marker) for each in wanted for name, marker in MARKERS if name == each)
+    return tuple((name, marker) for name in wanted for marker in MARKERS.get(name, "").split())
 
 
 def parse_tracker(text: str) -> int | None:

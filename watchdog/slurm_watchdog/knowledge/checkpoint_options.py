@@ -18,41 +18,44 @@ from collections.abc import Sequence
 
 from slurm_watchdog.base.late_regex import late_regex
 
-OPTIONS: tuple[tuple[str, str, str], ...] = (
-    ("megatron", "save", "{save}"),
-    ("huggingface", "output_dir", "{output_dir}"),
-    ("torchtitan", "checkpoint.folder", "{job.dump_folder|outputs}/{checkpoint.folder}"),
-    ("torchtitan", "job.dump_folder", "{job.dump_folder}/{checkpoint.folder|checkpoint}"),
-    ("torchtitan", "dump_folder", "{dump_folder}/{checkpoint.folder|checkpoint}"),
-    ("nemo", "exp_manager.explicit_log_dir", "{exp_manager.explicit_log_dir}/checkpoints"),
-    ("nemo", "exp_manager.exp_dir", "{exp_manager.exp_dir}/{exp_manager.name|default}"),
-    ("nemo", "exp_manager.checkpoint_callback_params.dirpath", "{exp_manager.checkpoint_callback_params.dirpath}"),
-    ("nemo", "log.log_dir", "{log.log_dir}/{log.name|default}"),
-    ("lightning", "trainer.default_root_dir", "{trainer.default_root_dir}/checkpoints"),
-    ("lightning", "trainer.default_root_dir", "{trainer.default_root_dir}/lightning_logs"),
-    ("lightning", "default_root_dir", "{default_root_dir}/checkpoints"),
-    ("lightning", "default_root_dir", "{default_root_dir}/lightning_logs"),
-    ("lightning", "callbacks.model_checkpoint.dirpath", "{callbacks.model_checkpoint.dirpath}"),
-    ("composer", "save_folder", "{save_folder}"),
-    ("olmo", "trainer.save_folder", "{trainer.save_folder}"),
-    ("fairseq", "save_dir", "{save_dir}"),
-    ("fairseq", "checkpoint.save_dir", "{checkpoint.save_dir}"),
-    ("maxtext", "base_output_directory", "{base_output_directory}/{run_name}/checkpoints"),
-    ("t5x", "gin.MODEL_DIR", "{gin.MODEL_DIR}"),
-    ("verl", "trainer.default_local_dir", "{trainer.default_local_dir}"),
-    ("openrlhf", "ckpt_path", "{ckpt_path}"),
-    ("levanter", "trainer.checkpointer.base_path", "{trainer.checkpointer.base_path}"),
-    ("lingua", "dump_dir", "{dump_dir}/checkpoints"),
-    ("nanogpt", "out_dir", "{out_dir}"),
-    ("torchtune", "checkpointer.output_dir", "{checkpointer.output_dir}"),
-    ("openmmlab", "work_dir", "{work_dir}"),
-    ("icefall", "exp_dir", "{exp_dir}"),
-    ("deepspeed", "checkpoint_dir", "{checkpoint_dir}"),
-    ("generic", "checkpoints_dir", "{checkpoints_dir}"),
-    ("generic", "ckpt_dir", "{ckpt_dir}"),
-    ("generic", "save_path", "{save_path}"),
-    ("generic", "checkpoint_folder", "{checkpoint_folder}"),
-)  # fmt: skip
+OPTIONS = tuple(
+    line.split()
+    for line in """\
+    megatron save {save}
+    huggingface output_dir {output_dir}
+    torchtitan checkpoint.folder {job.dump_folder|outputs}/{checkpoint.folder}
+    torchtitan job.dump_folder {job.dump_folder}/{checkpoint.folder|checkpoint}
+    torchtitan dump_folder {dump_folder}/{checkpoint.folder|checkpoint}
+    nemo exp_manager.explicit_log_dir {exp_manager.explicit_log_dir}/checkpoints
+    nemo exp_manager.exp_dir {exp_manager.exp_dir}/{exp_manager.name|default}
+    nemo exp_manager.checkpoint_callback_params.dirpath {exp_manager.checkpoint_callback_params.dirpath}
+    nemo log.log_dir {log.log_dir}/{log.name|default}
+    lightning trainer.default_root_dir {trainer.default_root_dir}/checkpoints
+    lightning trainer.default_root_dir {trainer.default_root_dir}/lightning_logs
+    lightning default_root_dir {default_root_dir}/checkpoints
+    lightning default_root_dir {default_root_dir}/lightning_logs
+    lightning callbacks.model_checkpoint.dirpath {callbacks.model_checkpoint.dirpath}
+    composer save_folder {save_folder}
+    olmo trainer.save_folder {trainer.save_folder}
+    fairseq save_dir {save_dir}
+    fairseq checkpoint.save_dir {checkpoint.save_dir}
+    maxtext base_output_directory {base_output_directory}/{run_name}/checkpoints
+    t5x gin.MODEL_DIR {gin.MODEL_DIR}
+    verl trainer.default_local_dir {trainer.default_local_dir}
+    openrlhf ckpt_path {ckpt_path}
+    levanter trainer.checkpointer.base_path {trainer.checkpointer.base_path}
+    lingua dump_dir {dump_dir}/checkpoints
+    nanogpt out_dir {out_dir}
+    torchtune checkpointer.output_dir {checkpointer.output_dir}
+    openmmlab work_dir {work_dir}
+    icefall exp_dir {exp_dir}
+    deepspeed checkpoint_dir {checkpoint_dir}
+    generic checkpoints_dir {checkpoints_dir}
+    generic ckpt_dir {ckpt_dir}
+    generic save_path {save_path}
+    generic checkpoint_folder {checkpoint_folder}
+""".splitlines()
+)
 
 KILL_SWITCH_OPTIONS = ("kill_switch_path", "kill_switch_file")
 """Of Megatron-LM forks: the file at which the trainer saves and exits."""

@@ -38,74 +38,79 @@ class Rule(msgspec.Struct, frozen=True):
     causes: tuple[str, ...]
     same: Same
     within_s: float
-    either: bool = False
-    waits_for: tuple[str, ...] = ()  # If the effect's call trace says what the task waits for, it must be one of these.
+    either: bool
+    waits_for: tuple[str, ...]  # If the effect's call trace says what the task waits for, it must be one of these.
 
 
-NETWORK_FILESYSTEM = ("nfs", "lustre", "gpfs", "ceph", "cifs", "beegfs", "weka", "fuse", "afs", "gfs2")
+NETWORK_FILESYSTEM = "nfs lustre gpfs ceph cifs beegfs weka fuse afs gfs2"
 SILENT_SERVER = (
-    "nfs_server_silent", "nfs_state_error", "lustre_connection_lost", "lustre_evicted", "lustre_timeout",
-    "lustre_operation_failed", "gpfs_*", "ceph_session_lost", "ceph_mds_silent", "ceph_blocklisted", "ceph_osd_down",
-    "cifs_server_silent", "afs_server_silent", "weka_frontend_down", "beegfs_error", "gfs2_withdrawn",
-)  # fmt: skip
+    "nfs_server_silent nfs_state_error lustre_connection_lost lustre_evicted lustre_timeout lustre_operation_failed"
+    " gpfs_* ceph_session_lost ceph_mds_silent ceph_blocklisted ceph_osd_down cifs_server_silent afs_server_silent"
+    " weka_frontend_down beegfs_error gfs2_withdrawn"
+)
 ADAPTER = ("nic_dead", "nic_stuck", "pcie_device_gone")
 """What the kernel says of a network adapter. Of links it is not believed while jobs run: a user may make interfaces."""
-LOCAL_NETWORK = (*ADAPTER, "link_down", "ipoib_stuck")
+LOCAL_NETWORK = f"{' '.join(ADAPTER)} link_down ipoib_stuck"
 DISK_BROKEN = (
-    "nvme_dead", "nvme_down", "nvme_timeout", "nvme_media_error", "disk_offline", "ata_error", "disk_error", "raid_failure",
-    "raid_controller",
-)  # fmt: skip
-GPU_GONE = ("xid_79", "gpu_off_the_bus", "gpu_lost", "amdgpu_lost", "accelerator_wedged")
-GPU_LINE = ("xid_*", "gpu_*", "amdgpu_*", "accelerator_*")
+    "nvme_dead nvme_down nvme_timeout nvme_media_error disk_offline ata_error disk_error raid_failure raid_controller"
+)
+GPU_GONE = "xid_79 gpu_off_the_bus gpu_lost amdgpu_lost accelerator_wedged"
+GPU_LINE = "xid_* gpu_* amdgpu_* accelerator_*"
 HOUR_S = 3600.0
 DAY_S = 24 * HOUR_S
+
+
+def _rule(effects: str, causes: str, same: Same, within_s: float, waits_for: str = "", *, either: bool = False) -> Rule:
+    either = either or bool(waits_for)
+    return Rule(tuple(effects.split()), tuple(causes.split()), same, within_s, either, tuple(waits_for.split()))
+
 
 RULES: tuple[Rule, ...] = (
     # what falls off the bus explains all later lines about it, its links to others, and the
     # programs on them
-    Rule(GPU_LINE, GPU_GONE, "gpu", DAY_S),
-    Rule(("xid_74", "xid_155", "sxid", "xid_137"), GPU_GONE, "node", 60.0),
-    Rule(("xid_43", "xid_45"), GPU_GONE, "node", 600.0),
-    Rule(("rdma_error",), GPU_GONE, "node", 600.0),
+    _rule(GPU_LINE, GPU_GONE, "gpu", DAY_S),
+    _rule("xid_74 xid_155 sxid xid_137", GPU_GONE, "node", 60.0),
+    _rule("xid_43 xid_45", GPU_GONE, "node", 600.0),
+    _rule("rdma_error", GPU_GONE, "node", 600.0),
     # NVIDIA's catalogue: 63, 64, 94, 95, 171 and 172 go with 48; 13, 31, 43 and 45 are what programs see of it
-    Rule(("xid_63", "xid_64", "xid_94", "xid_95", "xid_160", "xid_13", "xid_31", "xid_43", "xid_45"),
-         ("xid_48", "xid_140", "xid_171", "xid_172"), "gpu", 120.0),
-    Rule(("xid_13", "xid_31", "xid_43", "xid_45", "xid_63"), ("xid_94", "xid_95"), "gpu", 120.0),
-    Rule(GPU_LINE, ("xid_119", "xid_120", "xid_62", "xid_143", "xid_158", "xid_167"), "gpu", HOUR_S),
-    Rule(("xid_43", "xid_45", "xid_137", "xid_154", "xid_155", "xid_174"), GPU_LINE, "gpu", 600.0),
-    Rule(("xid_45",), ("xid_13", "xid_31", "xid_48", "xid_74", "xid_94", "xid_95", "xid_119", "xid_120", "sxid"), "node", 60.0),
-    Rule(("gpu_init_failed",), ("xid_48", "xid_64", "xid_95", "xid_74", "xid_110"), "gpu", DAY_S),
-    Rule(("hung_task", "soft_lockup", "rcu_stall"), (*GPU_GONE, "xid_119", "xid_120", "amdgpu_hang"), "node", 900.0, True, ("nvidia", "amdgpu")),
+    _rule("xid_63 xid_64 xid_94 xid_95 xid_160 xid_13 xid_31 xid_43 xid_45",
+         "xid_48 xid_140 xid_171 xid_172", "gpu", 120.0),
+    _rule("xid_13 xid_31 xid_43 xid_45 xid_63", "xid_94 xid_95", "gpu", 120.0),
+    _rule(GPU_LINE, "xid_119 xid_120 xid_62 xid_143 xid_158 xid_167", "gpu", HOUR_S),
+    _rule("xid_43 xid_45 xid_137 xid_154 xid_155 xid_174", GPU_LINE, "gpu", 600.0),
+    _rule("xid_45", "xid_13 xid_31 xid_48 xid_74 xid_94 xid_95 xid_119 xid_120 sxid", "node", 60.0),
+    _rule("gpu_init_failed", "xid_48 xid_64 xid_95 xid_74 xid_110", "gpu", DAY_S),
+    _rule("hung_task soft_lockup rcu_stall", GPU_GONE + " xid_119 xid_120 amdgpu_hang", "node", 900.0, "nvidia amdgpu"),
     # a link of this node takes its filesystems with it; a server takes what waits for it
-    Rule(("nfs_*", "lustre_*", "lnet_error", "gpfs_*", "ceph_*", "cifs_*", "beegfs_error", "weka_*", "afs_*", "iscsi_error", "nvme_fabric"),
+    _rule("nfs_* lustre_* lnet_error gpfs_* ceph_* cifs_* beegfs_error weka_* afs_* iscsi_error nvme_fabric",
          LOCAL_NETWORK, "node", 600.0),
-    Rule(("rdma_error",), LOCAL_NETWORK, "node", 120.0),
-    Rule(("nic_firmware",), ("nic_dead",), "gpu", 120.0),
-    Rule(("pcie_recovery_failed",), ("pcie_fatal",), "port", 60.0),
-    Rule(("amdgpu_firmware",), ("amdgpu_reset_failed",), "gpu", 120.0),
-    Rule(("xid_74",), ("sxid",), "node", 10.0),
-    Rule(("lustre_connection_lost", "lustre_evicted"), ("lustre_timeout",), "node", 300.0),
-    Rule(("lustre_error", "lustre_operation_failed", "lustre_evicted", "lustre_timeout"), ("lustre_connection_lost",), "node", 900.0),
-    Rule(("lustre_operation_failed", "lustre_error"), ("lustre_evicted",), "node", 900.0),
-    Rule(("nfs_stale", "nfs_lock_lost", "nfs_rpc_error", "nfs_state_error"), ("nfs_server_silent",), "node", HOUR_S),
-    Rule(("ceph_caps_stale", "ceph_socket", "ceph_mds_rejected"), ("ceph_session_lost", "ceph_mds_silent", "ceph_blocklisted"), "node", HOUR_S),
-    Rule(("hung_task",), SILENT_SERVER, "node", 900.0, True, NETWORK_FILESYSTEM),
-    Rule(("hung_task",), LOCAL_NETWORK, "node", 900.0, True, (*NETWORK_FILESYSTEM, "network")),
+    _rule("rdma_error", LOCAL_NETWORK, "node", 120.0),
+    _rule("nic_firmware", "nic_dead", "gpu", 120.0),
+    _rule("pcie_recovery_failed", "pcie_fatal", "port", 60.0),
+    _rule("amdgpu_firmware", "amdgpu_reset_failed", "gpu", 120.0),
+    _rule("xid_74", "sxid", "node", 10.0),
+    _rule("lustre_connection_lost lustre_evicted", "lustre_timeout", "node", 300.0),
+    _rule("lustre_error lustre_operation_failed lustre_evicted lustre_timeout", "lustre_connection_lost", "node", 900.0),
+    _rule("lustre_operation_failed lustre_error", "lustre_evicted", "node", 900.0),
+    _rule("nfs_stale nfs_lock_lost nfs_rpc_error nfs_state_error", "nfs_server_silent", "node", HOUR_S),
+    _rule("ceph_caps_stale ceph_socket ceph_mds_rejected", "ceph_session_lost ceph_mds_silent ceph_blocklisted", "node", HOUR_S),
+    _rule("hung_task", SILENT_SERVER, "node", 900.0, NETWORK_FILESYSTEM),
+    _rule("hung_task", LOCAL_NETWORK, "node", 900.0, NETWORK_FILESYSTEM + " network"),
     # a disk takes its filesystem with it, and that its mounts
-    Rule(("filesystem_error", "filesystem_warning", "filesystem_read_only", "filesystem_shut_down", "journal_aborted", "disk_error", "raid_failure"),
-         ("nvme_dead", "nvme_down", "nvme_timeout", "nvme_media_error", "disk_offline"), "disk", HOUR_S),
-    Rule(("filesystem_error", "filesystem_warning", "filesystem_read_only", "filesystem_shut_down", "journal_aborted"),
-         ("disk_error",), "disk", HOUR_S),
-    Rule(("filesystem_read_only", "filesystem_shut_down", "journal_aborted", "filesystem_warning"), ("filesystem_error",), "disk", HOUR_S),
-    Rule(("filesystem_read_only",), ("journal_aborted", "filesystem_shut_down"), "disk", HOUR_S),
-    Rule(("hung_task",), DISK_BROKEN, "node", 900.0, True, ("ext4", "xfs", "btrfs", "block")),
+    _rule("filesystem_error filesystem_warning filesystem_read_only filesystem_shut_down journal_aborted disk_error raid_failure",
+         "nvme_dead nvme_down nvme_timeout nvme_media_error disk_offline", "disk", HOUR_S),
+    _rule("filesystem_error filesystem_warning filesystem_read_only filesystem_shut_down journal_aborted",
+         "disk_error", "disk", HOUR_S),
+    _rule("filesystem_read_only filesystem_shut_down journal_aborted filesystem_warning", "filesystem_error", "disk", HOUR_S),
+    _rule("filesystem_read_only", "journal_aborted filesystem_shut_down", "disk", HOUR_S),
+    _rule("hung_task", DISK_BROKEN, "node", 900.0, "ext4 xfs btrfs block"),
     # what a kernel says after it has broken
-    Rule(("soft_lockup", "hard_lockup", "rcu_stall", "hung_task", "kernel_panic", "workqueue_lockup"), ("kernel_oops", "kernel_bug", "lustre_bug"), "node", 900.0),
-    Rule(("kernel_panic",), ("hard_lockup", "soft_lockup", "hung_task", "rcu_stall", "machine_check", "hardware_error_fatal", "oom_deadlock", "machine_check_fatal"), "node", 60.0),
-    Rule(("machine_check_fatal",), ("machine_check",), "node", 10.0),
-    Rule(("rcu_stall", "hung_task", "workqueue_lockup"), ("soft_lockup", "hard_lockup"), "node", 300.0),
-    Rule(("oom_invoked",), ("oom_kill",), "node", 10.0, True),
-    Rule(("segfault",), ("memory_failure", "filesystem_error", "disk_error"), "node", 10.0),
+    _rule("soft_lockup hard_lockup rcu_stall hung_task kernel_panic workqueue_lockup", "kernel_oops kernel_bug lustre_bug", "node", 900.0),
+    _rule("kernel_panic", "hard_lockup soft_lockup hung_task rcu_stall machine_check hardware_error_fatal oom_deadlock machine_check_fatal", "node", 60.0),
+    _rule("machine_check_fatal", "machine_check", "node", 10.0),
+    _rule("rcu_stall hung_task workqueue_lockup", "soft_lockup hard_lockup", "node", 300.0),
+    _rule("oom_invoked", "oom_kill", "node", 10.0, either=True),
+    _rule("segfault", "memory_failure filesystem_error disk_error", "node", 10.0),
 )  # fmt: skip
 
 ENDS: dict[str, tuple[str, ...]] = {

@@ -29,14 +29,17 @@ OF_PYXIS = frozenset(
 BEGIN_A_FLAG = frozenset({"container", "wait"})
 """Options with an argument that the name of one without begins with: they are not that name cut short."""
 LETTERS = {
-    "A": "account", "b": "begin", "B": "extra-node-info", "c": "cpus-per-task", "C": "constraint", "d": "dependency",
-    "D": "chdir", "e": "error", "E": "preserve-env", "F": "nodefile", "G": "gpus", "h": "help", "H": "hold",
-    "i": "input", "I": "immediate", "J": "job-name", "k": "no-kill", "K": "kill-on-bad-exit", "l": "label",
-    "L": "licenses", "m": "distribution", "M": "clusters", "n": "ntasks", "N": "nodes", "o": "output",
-    "O": "overcommit", "p": "partition", "q": "qos", "Q": "quiet", "r": "relative", "s": "oversubscribe",
-    "S": "core-spec", "t": "time", "T": "threads", "u": "unbuffered", "v": "verbose", "V": "version",
-    "w": "nodelist", "W": "wait", "x": "exclude", "X": "disable-status", "Z": "no-allocate",
-}  # fmt: skip
+    pair[0]: pair[2:]
+    for pair in """
+    A:account b:begin B:extra-node-info c:cpus-per-task C:constraint d:dependency
+    D:chdir e:error E:preserve-env F:nodefile G:gpus h:help H:hold
+    i:input I:immediate J:job-name k:no-kill K:kill-on-bad-exit l:label
+    L:licenses m:distribution M:clusters n:ntasks N:nodes o:output
+    O:overcommit p:partition q:qos Q:quiet r:relative s:oversubscribe
+    S:core-spec t:time T:threads u:unbuffered v:verbose V:version
+    w:nodelist W:wait x:exclude X:disable-status Z:no-allocate
+    """.split()  # noqa: SIM905  a table of words
+}
 """Of srun, and their long names."""
 PLACING = frozenset(
     "nodes ntasks exclude nodelist no-kill overlap exclusive distribution nodefile relative gpus jobid het-group".split()  # noqa: SIM905

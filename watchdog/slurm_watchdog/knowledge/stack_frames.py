@@ -26,20 +26,22 @@ from slurm_watchdog.knowledge.site_rows import SiteRows
 # goes round for minutes may be an index that is built, a score that is computed. They are matched whole, in lower case,
 # as `operation_words` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in it costs
 # a later verdict, and never an accusation.
-WORK: Final[tuple[str, ...]] = (
-    "eval*", "valid*", "test*", "metric*", "scor*", "bleu*", "rouge*", "meteor", "wer", "cer", "ppl", "perplex*", "accuracy", "recall",
-    "distance*", "edit*", "leven*", "align*", "judge*", "verif*", "sanity",
-    "sav*", "dump*", "export*", "conver*", "serial*", "deserial*", "pickl*", "load", "loads", "loading", "restor*", "checkpoint*", "ckpt*",
-    "consolidat*", "shard*", "gather*", "upload*", "download*", "read", "reads", "reading", "reader", "writ*", "copy*", "compress*", "zip*",
-    "build*", "index*", "indic*", "token*", "detoken*", "pack*", "shuffl*", "sort*", "merg*", "dedup*", "filter*", "bucket*", "count",
-    "counts", "counting", "stats", "statistics", "hist*", "map", "mapping", "collat*", "encod*", "decod*", "pars*", "json*", "yaml*",
-    "csv*", "regex*", "clean*", "normali*", "augment*", "transform*", "prepar*", "preproc*", "process", "processing", "postproc*", "mask*",
-    "sampl*", "generat*", "infer*", "predict*", "compil*", "jit*", "trace", "tracing", "autotun*", "tune", "tuning", "quant*", "calib*",
-    "bench*", "profil*", "warm*", "setup*", "init*", "import*", "analy*", "cluster*", "kmeans", "hash*", "matching", "matcher*", "search*", "mcts",
-    "rollout*", "simul*", "env", "envs", "environment", "episode*", "solv*", "assign*", "hungarian", "partition*", "balanc*", "plan",
-    "planning", "tree*", "graph*", "comput*", "calc*", "crunch*", "work", "works", "workload", "burn*", "report*", "summar*", "plot*",
-    "draw*", "render*", "visuali*", "print*", "log", "logs", "logging", "collect", "gc", "walk*", "scan*", "skip*", "interpolat*",
-)  # fmt: skip
+WORK: Final[tuple[str, ...]] = tuple(
+    """
+    eval* valid* test* metric* scor* bleu* rouge* meteor wer cer ppl perplex* accuracy recall
+    distance* edit* leven* align* judge* verif* sanity
+    sav* dump* export* conver* serial* deserial* pickl* load loads loading restor* checkpoint* ckpt*
+    consolidat* shard* gather* upload* download* read reads reading reader writ* copy* compress* zip*
+    build* index* indic* token* detoken* pack* shuffl* sort* merg* dedup* filter* bucket* count
+    counts counting stats statistics hist* map mapping collat* encod* decod* pars* json* yaml*
+    csv* regex* clean* normali* augment* transform* prepar* preproc* process processing postproc* mask*
+    sampl* generat* infer* predict* compil* jit* trace tracing autotun* tune tuning quant* calib*
+    bench* profil* warm* setup* init* import* analy* cluster* kmeans hash* matching matcher* search* mcts
+    rollout* simul* env envs environment episode* solv* assign* hungarian partition* balanc* plan
+    planning tree* graph* comput* calc* crunch* work works workload burn* report* summar* plot*
+    draw* render* visuali* print* log logs logging collect gc walk* scan* skip* interpolat*
+    """.split()  # noqa: SIM905  a table of words
+)
 
 WAITING: Final[tuple[str, ...]] = ("wait*", "poll*", "spin*", "until", "ready", "await*")
 """What is called so does nothing until another does something."""

@@ -18,6 +18,7 @@ from slurm_watchdog.controller.actions.decider import Decider
 from slurm_watchdog.controller.actions.manager import Actions
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.actions.silences import Silences
+from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
@@ -33,7 +34,6 @@ from slurm_watchdog.controller.policy.decision import why_blind
 from slurm_watchdog.controller.policy.rules import mode_words
 from slurm_watchdog.controller.ports.given import (
     CHUNKS,
-    ActionPorts,
     DecisionPorts,
     RestartRequest,
     TickChunks,
@@ -152,8 +152,8 @@ class Controller:
             self._record_request,
         )  # fmt: skip
         self.actions = Actions(
-            config,
-            ActionPorts(
+            Tools(
+                config=config,
                 journal=journal,
                 state=self.state,
                 slurm=slurm,

@@ -11,6 +11,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.actuate import by_agent, by_slurm
 from slurm_watchdog.base import clock
+from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.job_observer import JobObserver, processes_there, submitted_job
 from slurm_watchdog.controller.actions.ladder.next_move import next_move
 from slurm_watchdog.controller.actions.ladder.process import SIGNALS, described
@@ -86,7 +87,7 @@ class Driver:
         if by is None or not self.run.can_be_abandoned():
             return
         at = clock.wall()
-        self._tools.ports.journal.operation_intent(self.run.decision.id, Operation.ABANDON, 1, at)
+        self._tools.journal.operation_intent(self.run.decision.id, Operation.ABANDON, 1, at)
         self._put(OperationRecord(operation=Operation.ABANDON, attempt=1, intent_at=at))
         self._close(
             Operation.ABANDON,
@@ -108,7 +109,7 @@ class Driver:
                 if world.job is not None and world.job.state in RUNNING:
                     self._note_touched(None)  # of the run that it was about only: that one continues
                 if self.run.end is None:
-                    self._tools.ports.journal.end_action(self.run.decision.id, move.end)
+                    self._tools.journal.end_action(self.run.decision.id, move.end)
                     self.run = replace(self.run, end=move.end)
                 return move.end
             await self._carry_out(move)
@@ -140,7 +141,7 @@ class Driver:
             self._close(move.operation, move.attempt, move.outcome, move.detail)
         elif isinstance(move, Execute):
             at = clock.wall()
-            self._tools.ports.journal.operation_intent(self.run.decision.id, move.operation, move.attempt, at)
+            self._tools.journal.operation_intent(self.run.decision.id, move.operation, move.attempt, at)
             self._put(OperationRecord(operation=move.operation, attempt=move.attempt, intent_at=at))
             if move.operation in ENDING_OPERATIONS and not move.skip:
                 self._note_touched(clock.monotonic())
@@ -150,8 +151,9 @@ class Driver:
     def _note_touched(self, at: float | None) -> None:
         fence = self.run.decision.fence
         if fence is not None:
-            self._tools.ports.state.runs.note_action(fence.job_id, fence.restarts, at)
-            self._tools.on_touch(fence.job_id, fence.restarts, at)
+            self._tools.state.runs.note_action(fence.job_id, fence.restarts, at)
+            age_s = None if at is None else clock.monotonic() - at
+            self._tools.record(own_records.touched(fence.job_id, fence.restarts, age_s))
 
     @property
     def job_id(self) -> str:
@@ -164,12 +166,14 @@ class Driver:
 
     def _close(self, operation: Operation, attempt: int, outcome: OperationOutcome, detail: str) -> None:
         at = clock.wall()
-        self._tools.ports.journal.operation_outcome(self.run.decision.id, operation, attempt, outcome, at, detail)
+        self._tools.journal.operation_outcome(self.run.decision.id, operation, attempt, outcome, at, detail)
         intent = next(r for r in self.run.records if r.operation is operation and r.attempt == attempt)
         record = replace(intent, outcome=outcome, outcome_at=at, detail=detail)
         self._put(record)
         log.info("%s: %s: %s (%s)", subject_words(self.run.decision), operation, outcome, detail)
-        self._tools.on_record(self.run, record)
+        incident = self._tools.incident_of(self.run)
+        if incident is not None:
+            self._tools.writer.add_note(incident, f"{record.operation}: {record.outcome}: {record.detail}")
 
     async def _pull(self, move: Execute) -> Outcome:
         decision = self.run.decision
@@ -178,27 +182,27 @@ class Driver:
         assert decision.fence is not None
         match move.operation:
             case Operation.EVIDENCE:
-                return await self._tools.ports.collect(decision)
+                return await self._tools.collect(decision)
             case Operation.WRITE_KILL_SWITCH:
-                job = self._tools.ports.state.jobs.get(self.job_id)
+                job = self._tools.state.jobs.get(self.job_id)
                 batch_host = None if job is None else job.batch_host
-                ask, deadline_s = self._tools.ports.commands.ask, self._tools.command_deadline_s
+                ask, deadline_s = self._tools.commands.ask, self._tools.command_deadline_s
                 return await by_agent.write_kill_switch(ask, decision, deadline_s, batch_host)
             case Operation.WAIT_CHECKPOINT:
                 return OperationOutcome.DONE, "a complete checkpoint came after the job was asked to save"
             case Operation.REQUEUE_HOLD:
                 return await by_slurm.requeue_hold(
-                    self._tools.ports.slurm, decision.fence, only_unfinished=move.only_unfinished
+                    self._tools.slurm, decision.fence, only_unfinished=move.only_unfinished
                 )
             case Operation.WRITE_ORDER | Operation.RESTART_STEP:
                 return await self._order(decision, move.operation)
             case Operation.SIGNAL_USR1 | Operation.SIGNAL_TERM:
                 name = "USR1" if move.operation is Operation.SIGNAL_USR1 else "TERM"
-                return await by_slurm.send_signal(self._tools.ports.slurm, decision.fence, name, decision.signal_to)
+                return await by_slurm.send_signal(self._tools.slurm, decision.fence, name, decision.signal_to)
             case Operation.CANCEL:
-                return await by_slurm.cancel(self._tools.ports.slurm, decision.fence)
+                return await by_slurm.cancel(self._tools.slurm, decision.fence)
             case Operation.RESUBMIT:
-                return await by_slurm.resubmit(self._tools.ports.slurm, decision, move.nodes)
+                return await by_slurm.resubmit(self._tools.slurm, decision, move.nodes)
             case Operation.DRAIN | Operation.SET_DOWN | Operation.EXCLUDE:
                 return await self._pull_on_nodes(move)
             case Operation.REMOVE_KILL_SWITCH:
@@ -207,9 +211,9 @@ class Driver:
                 reporting = frozenset(decision.nodes)
                 listened_s = clock.monotonic() - self._listens_from
                 if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:
-                    reporting = frozenset(self._tools.ports.state.reporting_nodes(clock.monotonic()))
+                    reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
                 return await by_agent.remove_kill_switch(
-                    self._tools.ports.commands.ask,
+                    self._tools.commands.ask,
                     decision,
                     reporting.union(move.nodes),
                     self._tools.command_deadline_s,
@@ -220,23 +224,23 @@ class Driver:
                 raise AssertionError(f"the ladder has no lever for {move.operation}")
 
     async def _pull_in_queue(self, decision: Decision, move: Execute) -> Outcome:
-        slurm = self._tools.ports.slurm
+        slurm = self._tools.slurm
         if move.operation is Operation.HOLD_OTHERS:
             return await by_slurm.hold_others(slurm, decision)
         if move.operation is Operation.RELEASE_OTHERS:
             return await by_slurm.release_others(slurm, decision)
         if move.operation is Operation.HOLD:
             return await by_slurm.hold(slurm, self.job_id)
-        new = submitted_job(self.run, self._tools.ports.state.jobs.values()) if move.instead else None
+        new = submitted_job(self.run, self._tools.state.jobs.values()) if move.instead else None
         return await by_slurm.release(slurm, self.job_id if new is None else new.job_id)
 
     async def _order(self, decision: Decision, operation: Operation) -> Outcome:
         tools = self._tools
-        job = tools.ports.state.jobs.get(self.job_id)
+        job = tools.state.jobs.get(self.job_id)
         if job is None or job.batch_host is None:
             return OperationOutcome.FAILED, "the job's batch host is not known"
-        ask, deadline_s = tools.ports.commands.ask, tools.command_deadline_s
-        seen = lambda: tools.ports.state.supervisors.last_word(job)  # noqa: E731
+        ask, deadline_s = tools.commands.ask, tools.command_deadline_s
+        seen = lambda: tools.state.supervisors.last_word(job)  # noqa: E731
         if operation is Operation.WRITE_ORDER:
             return await by_agent.write_order(ask, decision, job.batch_host, deadline_s, seen)
         return await by_agent.restart_step(
@@ -261,27 +265,27 @@ class Driver:
             return OperationOutcome.UNKNOWN, "nothing was sent: the job and its excluded nodes cannot be read"
         for node in decision.exclude:
             if node in nodes and node not in job.excluded_nodes:
-                tools.ports.journal.node_entry(node, "excluded", decision, clock.wall())
-        outcome = await by_slurm.exclude(tools.ports.slurm, self.job_id, nodes)
+                tools.journal.node_entry(node, "excluded", decision, clock.wall())
+        outcome = await by_slurm.exclude(tools.slurm, self.job_id, nodes)
         if outcome[0] is OperationOutcome.DONE:
-            for entry in tools.ports.journal.node_entries("excluded", self.job_id):
+            for entry in tools.journal.node_entries("excluded", self.job_id):
                 if entry.node not in nodes:
-                    tools.ports.journal.end_node_entry(entry, clock.wall(), "dropped from the job's list")
+                    tools.journal.end_node_entry(entry, clock.wall(), "dropped from the job's list")
         return outcome
 
     async def _pull_on_process(self, process: GpuProcess, move: Execute) -> Outcome:
         if move.operation is Operation.DRAIN:
             reason = _drain_reason(self.run, process, self._seen)
             return await self._drain(move.nodes, reason)
-        ask, limit_s = self._tools.ports.commands.ask, self._tools.command_deadline_s
+        ask, limit_s = self._tools.commands.ask, self._tools.command_deadline_s
         return await by_agent.end_process(ask, process, SIGNALS[move.operation], limit_s)
 
     async def _drain(self, nodes: tuple[str, ...], reason: str) -> Outcome:
-        return await by_slurm.drain(self._tools.ports.slurm, nodes, reason, self._keeper("drained"))
+        return await by_slurm.drain(self._tools.slurm, nodes, reason, self._keeper("drained"))
 
     def _keeper(self, what: str) -> Callable[[SlurmNode], None]:
         """Writes down what was done to a node, as Slurm has it afterwards."""
-        journal, decision = self._tools.ports.journal, self.run.decision
+        journal, decision = self._tools.journal, self.run.decision
         return lambda node: journal.node_entry(node.name, what, decision, clock.wall(), node.reason, node.reason_at)
 
     async def _set_down(self, nodes: tuple[str, ...]) -> Outcome:
@@ -290,7 +294,7 @@ class Driver:
 
         reason = f"{OUR_DRAIN} processes of job {self.job_id} cannot be killed, incident {decision.incident_id}"
         return await by_slurm.set_down(
-            tools.ports.slurm,
+            tools.slurm,
             decision.fence,
             nodes,
             reason,
@@ -311,16 +315,14 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
     """What an action about a process sees. Its node is asked once something was tried; Slurm about its job each time,
     and by its listing about its user's others."""
     seen = (
-        await by_agent.look_at_process(tools.ports.commands.ask, process, tools.command_deadline_s)
-        if run.records
-        else None
+        await by_agent.look_at_process(tools.commands.ask, process, tools.command_deadline_s) if run.records else None
     )
     now = clock.monotonic()
-    listed_at = tools.ports.state.slurm_at
-    known = listed_at is not None and now - listed_at <= tools.ports.judgement.slurm_patience_s
-    jobs = list(tools.ports.state.jobs.values())
+    listed_at = tools.state.slurm_at
+    known = listed_at is not None and now - listed_at <= tools.judgement.slurm_patience_s
+    jobs = list(tools.state.jobs.values())
     try:
-        job = await tools.ports.slurm.read_job(process.job_id)
+        job = await tools.slurm.read_job(process.job_id)
     except SlurmUnavailable:
         known = False
     except SlurmRefused:
@@ -330,8 +332,8 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
     if run.records:
         why_not = objection_by_slurm(process, jobs)
     else:
-        reports = process.node in tools.ports.state.reporting_nodes(now)
-        why_not = objection(process, tools.ports.state.nodes.view(process.node), reports, jobs)
+        reports = process.node in tools.state.reporting_nodes(now)
+        why_not = objection(process, tools.state.nodes.view(process.node), reports, jobs)
     return Observed(
         decision=run.decision,
         limits=tools.limits,

@@ -61,18 +61,18 @@ class JobObserver:
         self.held_up_on = tuple(node.name for node in stuck)
         unread_s = 0.0 if self._unread_since is None else now - self._unread_since
         if job is not None:
-            self._tools.ports.state.apply_job(job, now, clock.wall())
-        view = self._tools.ports.state.job_view(self._job_id, now)
+            self._tools.state.apply_job(job, now, clock.wall())
+        view = self._tools.state.job_view(self._job_id, now)
         fence = self._decision.fence
         assert fence is not None
         over = known and stage_of(run, job) is Stage.FINISHED
         self._ended_since = (now if self._ended_since is None else self._ended_since) if over else None
         before = view if view is not None and view.job.restarts == fence.restarts else None
         after = view if view is not None and view.job.restarts > fence.restarts else None
-        submitted = submitted_job(run, self._tools.ports.state.jobs.values())
+        submitted = submitted_job(run, self._tools.state.jobs.values())
         if submitted is not None:
-            after = self._tools.ports.state.job_view(submitted.job_id, now)
-        supervisor = None if job is None else self._tools.ports.state.supervisors.of(job, now)
+            after = self._tools.state.job_view(submitted.job_id, now)
+        supervisor = None if job is None else self._tools.state.supervisors.of(job, now)
         new_step = before if before is not None and self._is_new_step(run, before, supervisor) else None
         if new_step is not None:
             before = None  # what it says is about the step that was started in place of the decision's
@@ -105,9 +105,9 @@ class JobObserver:
             taken_up_at=self._taken_up_at,
             submitted=submitted,
             submission_looked_for=self._has_looked_for_submission(run, now),
-            behind=() if job is None else jobs_behind(job, self._tools.ports.state.jobs.values()),
+            behind=() if job is None else jobs_behind(job, self._tools.state.jobs.values()),
             freed=self._freed(run, job),
-            left_alone="" if job is None else self._tools.ports.why_left_alone(job),
+            left_alone="" if job is None else self._tools.why_left_alone(job),
             exclude_objection=self._exclude_objection(job),
             loop_stuck=self._tools.loop_stuck(self._job_id),
             expired_exclusions=self._expired_exclusions(job),
@@ -138,11 +138,11 @@ class JobObserver:
         before."""
         seen_s = view.progress.step_s if view.progress is not None else None
         step_s = seen_s or self._decision.step_s
-        return int(STARTS_SEEN_WITHIN * self._tools.ports.state.report_interval_s / step_s) if step_s else 0
+        return int(STARTS_SEEN_WITHIN * self._tools.state.report_interval_s / step_s) if step_s else 0
 
     def _stuck(self, job: SlurmJob | None) -> tuple[StuckNode, ...]:
         """Where the old run of the requeued job has not ended, as far as Slurm's newest listing and the agents say."""
-        fence, state, limits = self._decision.fence, self._tools.ports.state, self._tools.limits
+        fence, state, limits = self._decision.fence, self._tools.state, self._tools.limits
         if job is None or fence is None or job.restarts != fence.restarts + 1:
             return ()
         listed = {node.name: node for node in state.slurm_nodes}
@@ -160,7 +160,7 @@ class JobObserver:
 
     def _freed(self, run: ActionRun, job: SlurmJob | None) -> tuple[SlurmJob, ...]:
         """Jobs that wait for the end of the decision's run; once it is over, those that waited for it and come."""
-        jobs = self._tools.ports.state.jobs
+        jobs = self._tools.state.jobs
         if job is not None and stage_of(run, job) is Stage.SAME_RUN:
             self._behind = tuple(each.job_id for each in freed_by(job, jobs.values()))
         found = (jobs.get(job_id) for job_id in self._behind)
@@ -185,7 +185,7 @@ class JobObserver:
             self._submission_noticed = None
             return False
         self._submission_noticed = now if self._submission_noticed is None else self._submission_noticed
-        listed_at = self._tools.ports.state.slurm_at
+        listed_at = self._tools.state.slurm_at
         return listed_at is not None and listed_at > self._submission_noticed + self._tools.config.slurm.deadline
 
     def _exclude_objection(self, job: SlurmJob | None) -> str | None:
@@ -196,14 +196,14 @@ class JobObserver:
             return None
         ended = self._expired_exclusions(job)
         job = replace(job, excluded_nodes=tuple(node for node in job.excluded_nodes if node not in ended))
-        return objection_to_excluding(job, exclude, self._tools.ports.state.slurm_nodes)
+        return objection_to_excluding(job, exclude, self._tools.state.slurm_nodes)
 
     def _expired_exclusions(self, job: SlurmJob | None) -> tuple[str, ...]:
         """Nodes that we once kept from this job, longer ago than such a thing lasts."""
         if job is None or not job.held or not job.excluded_nodes:
             return ()
         oldest = clock.wall() - self._tools.limits.exclusion_s
-        entries = self._tools.ports.journal.node_entries("excluded", self._job_id)
+        entries = self._tools.journal.node_entries("excluded", self._job_id)
         young = {entry.node for entry in entries if entry.at >= oldest}
         old = {entry.node for entry in entries if entry.at < oldest and entry.node not in young}
         return tuple(sorted(old))
@@ -212,7 +212,7 @@ class JobObserver:
         """Whether the job is known, and the job, None if Slurm says that there is none."""
         self._refused = self._unread = ""
         try:
-            job = await self._tools.ports.slurm.read_job(self._job_id)
+            job = await self._tools.slurm.read_job(self._job_id)
         except SlurmRefused as error:
             log.warning("job %s cannot be read: %s", self._job_id, error)
             self._refused = str(error)
@@ -250,7 +250,7 @@ class JobObserver:
             return ()
         exempt = {*self._decision.exclude, *(() if is_closed(run) else self._decision.avoid)}
         stalled = set()
-        for filesystem in self._tools.ports.state.view(now).filesystems:
+        for filesystem in self._tools.state.view(now).filesystems:
             nodes = {
                 node
                 for node, answer in filesystem.answers
@@ -273,5 +273,5 @@ def submitted_job(run: ActionRun, jobs: Iterable[SlurmJob]) -> SlurmJob | None:
 def processes_there(tools: Tools, node: str, job: SlurmJob) -> tuple[Process, ...]:
     """The job's processes on a node whose agent reports at this moment; none of a silent one, whose last report
     may be out of date."""
-    state = tools.ports.state
+    state = tools.state
     return state.processes_on(node, job) if node in state.reporting_nodes(clock.monotonic()) else ()

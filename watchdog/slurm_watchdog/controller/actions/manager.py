@@ -12,22 +12,19 @@ from slurm_watchdog.base import clock
 from slurm_watchdog.base.hours import is_within
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.config.policy import Policy
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions import own_records
 from slurm_watchdog.controller.actions.driver import Driver, subject_words
-from slurm_watchdog.controller.actions.ladder.state import ladder_limits_of
 from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.node_history import quarantine
 from slurm_watchdog.controller.node_history.node_tests import NodeTests
 from slurm_watchdog.controller.node_history.quarantine import QuarantineTools
 from slurm_watchdog.controller.policy.placement import suspects_of
 from slurm_watchdog.controller.policy.rules import rule_for
-from slurm_watchdog.controller.ports.given import ActionPorts
 from slurm_watchdog.journal.error import JournalError
 from slurm_watchdog.journal.journal import Journal, NodeEntry
-from slurm_watchdog.model.actions import Action, ActionRun, Operation, OperationOutcome, OperationRecord
+from slurm_watchdog.model.actions import Action, ActionRun, Operation, OperationOutcome
 from slurm_watchdog.model.documents import Waiting
-from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState
+from slurm_watchdog.model.incidents import IncidentKind, IncidentState
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import WAITING
 from slurm_watchdog.slurm.client import SlurmClient, SlurmRefused, SlurmUnavailable
@@ -47,17 +44,16 @@ class Actions:
     The executor of the service: see slurm_watchdog.controller.ports.
     """
 
-    def __init__(self, config: Config, ports: ActionPorts):
-        self._config = config
-        self._journal, self._state, self._slurm = ports.journal, ports.state, ports.slurm
-        self._judgement, self._writer, self._metrics = ports.judgement, ports.writer, ports.metrics
-        self._report_end, self._close_incident = ports.ended, ports.close_incident
-        self._blind, self._on_failure, self._record = ports.blind, ports.on_failure, ports.record
-        self._tools = Tools(ports, config, ladder_limits_of(config), self._on_record, self._on_touch)
-        past = ports.past
-        self._quarantine = QuarantineTools(ports.slurm, config.policy, past.events, past.record, clock.wall)
-        floors = bool(config.node_tests.floors)
-        self._tests = NodeTests(self._quarantine, ports.tester, self._held_back, floors=floors)
+    def __init__(self, tools: Tools):
+        self._tools, self._config = tools, tools.config
+        self._journal, self._state, self._slurm = tools.journal, tools.state, tools.slurm
+        self._judgement, self._writer, self._metrics = tools.judgement, tools.writer, tools.metrics
+        self._report_end, self._close_incident = tools.ended, tools.close_incident
+        self._blind, self._on_failure, self._record = tools.blind, tools.on_failure, tools.record
+        past = tools.past
+        self._quarantine = QuarantineTools(tools.slurm, self._config.policy, past.events, past.record, clock.wall)
+        floors = bool(self._config.node_tests.floors)
+        self._tests = NodeTests(self._quarantine, tools.tester, self._held_back, floors=floors)
         self._expiry: asyncio.Task[None] | None = None
         self._swept_at = float("-inf")
         self._drivers: dict[str, Driver] = {}
@@ -176,15 +172,6 @@ class Actions:
             if run.decision.id == driver.run.decision.id:
                 driver.run = run
 
-    def _on_record(self, run: ActionRun, record: OperationRecord) -> None:
-        incident = self._incident_of(run)
-        if incident is not None:
-            self._writer.add_note(incident, f"{record.operation}: {record.outcome}: {record.detail}")
-
-    def _on_touch(self, job_id: str, restarts: int, at: float | None) -> None:
-        age_s = None if at is None else clock.monotonic() - at
-        self._record(own_records.touched(job_id, restarts, age_s))
-
     def _ended(self, run: ActionRun) -> None:
         end = run.end
         assert end is not None
@@ -195,7 +182,7 @@ class Actions:
         else:
             self._on_failure(run.decision)
         log.warning("the %s of %s (%s) has ended: %s", *_names(run), end.detail)
-        incident = self._incident_of(run)
+        incident = self._tools.incident_of(run)
         if incident is None:
             return
         self._writer.add_note(incident, f"{run.decision.action} {end.words}: {end.detail}")
@@ -228,16 +215,6 @@ class Actions:
         before = next((past.step_s for past in view.past if past.restarts == fence.restarts), None)
         now = view.progress.step_s if view.progress is not None else None
         return before if before is not None else now
-
-    def _incident_of(self, run: ActionRun) -> Incident | None:
-        incident = self._judgement.incidents.get(run.decision.incident_id)
-        if incident is not None:
-            return incident
-        try:
-            return self._journal.incident(run.decision.incident_id)
-        except JournalError as error:
-            self._writer.failed(error)
-            return None
 
     # ------------------------------------------------------------------------------------ what we did to nodes
 

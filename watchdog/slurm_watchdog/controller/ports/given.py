@@ -1,9 +1,9 @@
-"""What the Decider, and the executor that really acts, are given."""
+"""What the Decider is given."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
@@ -13,19 +13,12 @@ from slurm_watchdog.controller.incidents.judge import Judge
 from slurm_watchdog.model.actions import Wish
 
 if TYPE_CHECKING:
-    from slurm_watchdog.controller.health.metrics import ControllerMetrics
-    from slurm_watchdog.controller.ingest.command_queue import CommandQueue
-    from slurm_watchdog.controller.node_history.ledger import NodeLedger
     from slurm_watchdog.controller.state.cluster import ClusterState
     from slurm_watchdog.journal.error import JournalError
-    from slurm_watchdog.journal.journal import Journal, NodeEntry
-    from slurm_watchdog.journal.writer import JournalWriter
-    from slurm_watchdog.model.actions import ActionRun, Decision, Outcome
+    from slurm_watchdog.journal.journal import NodeEntry
+    from slurm_watchdog.model.actions import ActionRun, Decision
     from slurm_watchdog.model.incidents import Incident
     from slurm_watchdog.model.slurm import SlurmJob
-    from slurm_watchdog.nodetest.judge import NodeVerdict
-    from slurm_watchdog.slurm.client import SlurmClient
-    from slurm_watchdog.trace.records import Own
 
 
 @dataclass(frozen=True)
@@ -120,27 +113,3 @@ class DecisionPorts:
     new_incident_id: Callable[[], str] = lambda: uuid.uuid4().hex[:12]
     monotonic: Callable[[], float] = clock.monotonic
     wall: Callable[[], float] = clock.wall
-
-
-@dataclass(frozen=True)
-class ActionPorts:
-    """Of the executor that really acts."""
-
-    journal: Journal
-    state: ClusterState
-    slurm: SlurmClient
-    commands: CommandQueue
-    judgement: Judge
-    collect: Callable[[Decision], Awaitable[Outcome]]
-    """Waits for the evidence of the decision's job, for a bounded time."""
-    writer: JournalWriter
-    ended: Callable[[Incident, ActionRun], None]  # Reports how an action ended.
-    close_incident: Callable[[Incident, str], None]
-    metrics: ControllerMetrics
-    blind: Callable[[float], str | None]
-    record: Callable[[Own], None]  # Takes what a recording has to say of actions.
-    past: NodeLedger
-    tester: Callable[[str, Sequence[str]], Awaitable[Sequence[NodeVerdict]]] | None
-    why_left_alone: Callable[[SlurmJob], str]
-    """Why the job's owner wants it left alone, a sentence; empty: he says nothing of the kind."""
-    on_failure: Callable[[Decision], None]  # Called with the decision whose action has ended without success.

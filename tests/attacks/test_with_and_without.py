@@ -318,7 +318,9 @@ def kernel_line_of_another_device(stage: Stage) -> bool:
 
 def storm_of_one(stage: Stage) -> bool:
     """Fifty jobs of Mallory's in the same trouble, and as many restarts: the victim's job is not helped."""
-    mine = decide(INCIDENT, two_users.world(two_users.JOB, two_users.BUSY_MALLORY), LIMITS, "d")
+    mine = decide(
+        replace(two_users.world(two_users.JOB, two_users.BUSY_MALLORY), incident=INCIDENT, config=LIMITS), "d"
+    )
     return mine.verdict is not Verdict.ALLOWED
 
 

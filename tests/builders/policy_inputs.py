@@ -37,6 +37,8 @@ PROCESS = GpuProcess(
     minors=(0,),
 )
 SITUATION = PolicyInput(
+    incident=INCIDENT,
+    config=LIMITS,
     now_wall=1e6,
     rule=Rule(acts=True, ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="test"),
     job=slurm_job(),

@@ -23,25 +23,25 @@ from tests.builders.two_users import BUSY_MALLORY, JOB, MALLORY, MANY, VICTIM, d
 @pytest.mark.parametrize("guard", [name for name, _ in GUARDS])
 @pytest.mark.parametrize("running", [2, 10, 100, 1000])
 def test_a_guard_with_all_that_one_user_can_do_holds_nothing_back_from_another(guard: str, running: int) -> None:
-    objection = dict(GUARDS)[guard](INCIDENT, world(JOB, BUSY_MALLORY, running), LIMITS)
+    objection = dict(GUARDS)[guard](world(JOB, BUSY_MALLORY, running))
     assert objection is None
 
 
 def test_decide_with_all_that_one_user_can_do_acts_for_another_and_not_for_him() -> None:
-    mine = decide(INCIDENT, world(JOB, BUSY_MALLORY), LIMITS, "d")
+    mine = decide(replace(world(JOB, BUSY_MALLORY), incident=INCIDENT, config=LIMITS), "d")
     assert (mine.verdict, mine.uid) == (Verdict.ALLOWED, VICTIM)
     his = world(MANY["100"], tuple(done(str(n), MALLORY) for n in range(110, 112)))
     other = replace(incident("100"), runs=(("100", 0),))
-    assert decide(other, his, LIMITS, "d").by == "budget"
-    assert decide(other, replace(his, recent=()), LIMITS, "d").by == "storm"
+    assert decide(replace(his, incident=other, config=LIMITS), "d").by == "budget"
+    assert decide(replace(replace(his, recent=()), incident=other, config=LIMITS), "d").by == "storm"
 
 
 def test_a_storm_is_one_of_users_and_one_users_own_is_his_alone() -> None:
-    assert is_storm_of_one(world(MANY["100"]), LIMITS) and not is_storm(world(MANY["100"]), LIMITS)
-    assert not is_storm_of_one(world(JOB), LIMITS)
+    assert is_storm_of_one(world(MANY["100"])) and not is_storm(world(MANY["100"]))
+    assert not is_storm_of_one(world(JOB))
     owners = {str(n): n for n in range(3)}
     crowd = crowd_of(in_trouble(map(incident, owners), owners.get), INCIDENT.kind, 0)
-    assert is_storm(replace(SITUATION, users_in_trouble=crowd.users), LIMITS)
+    assert is_storm(replace(SITUATION, users_in_trouble=crowd.users))
 
 
 def test_in_trouble_jobs_whose_owner_is_not_known_count_as_one_users() -> None:
@@ -81,5 +81,5 @@ def test_over_budget(spent: dict[int | None, int], allowed: int, others: bool, w
 
 def test_over_budget_with_a_site_that_allows_one_action_in_all_keeps_to_it() -> None:
     strict = replace(LIMITS, restarts_per_hour=1)
-    found = decide(INCIDENT, world(JOB, (done("100", MALLORY),)), strict, "d")
+    found = decide(replace(world(JOB, (done("100", MALLORY),)), incident=INCIDENT, config=strict), "d")
     assert (found.verdict, found.by) == (Verdict.SUPPRESSED, "budget")

@@ -46,7 +46,7 @@ def judge(incident: Incident = INCIDENT, mode: str = "act", **changes: Any) -> D
     shipped = spec_of(incident.kind).ladder or (GRACEFUL if incident.kind in BY_SITE else ())
     ladder = (Rung.END_PROCESS,) if incident.processes else shipped
     rule = replace(rule, ladder=ladder)
-    return decide(incident, replace(SITUATION, **changes, rule=rule), LIMITS, "d")
+    return decide(replace(SITUATION, **changes, rule=rule, incident=incident, config=LIMITS), "d")
 
 
 def test_nothing_objects_and_the_decision_is_fenced_by_the_run() -> None:
@@ -225,7 +225,7 @@ def test_what_of_a_ladder_is_not_possible_is_left_out_and_said() -> None:
     ladder = (Rung.KILL_SWITCH, Rung.REQUEUE, Rung.RESUBMIT, Rung.CANCEL)
     rule = Rule(acts=True, ladder=ladder, source="t")
     situation = replace(SITUATION, rule=rule, job=slurm_job(requeueable=False), loop_turns=False)
-    decision = decide(INCIDENT, situation, LIMITS, "d")
+    decision = decide(replace(situation, incident=INCIDENT, config=LIMITS), "d")
     assert decision.ladder == (Rung.RESUBMIT, Rung.CANCEL)
     assert decision.action is Action.RESUBMIT
     assert "no kill switch" in decision.reason and "no requeue" in decision.reason
@@ -235,12 +235,12 @@ def test_a_node_is_drained_only_where_the_rule_says_so_and_within_both_budgets()
     nodes = tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(1, 101))
     rule = Rule(acts=True, ladder=spec_of(IncidentKind.COLLECTIVE_HANG).ladder, source="t", drain=True)
     limits = replace(LIMITS, policy=Policy(max_drained_nodes=3, drained_percent=2.0))
-    fits = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=nodes), limits, "d")
+    fits = decide(replace(SITUATION, rule=rule, nodes=nodes, incident=INCIDENT, config=limits), "d")
     assert fits.drain == ("n1",)
     out = (*nodes[:-2], *(replace(node, state="DRAINED") for node in nodes[-2:]))
-    full = decide(INCIDENT, replace(SITUATION, rule=rule, nodes=out), limits, "d")
+    full = decide(replace(SITUATION, rule=rule, nodes=out, incident=INCIDENT, config=limits), "d")
     assert full.drain == () and "not drained" in full.reason and full.verdict is Verdict.ALLOWED
-    shipped = decide(INCIDENT, replace(SITUATION, nodes=nodes), limits, "d")
+    shipped = decide(replace(SITUATION, nodes=nodes, incident=INCIDENT, config=limits), "d")
     assert shipped.drain == ()
 
 

@@ -68,13 +68,13 @@ INCIDENT = Incident(
 LIMITS = Config(policy=Policy(max_excluded_nodes=3, drained_percent=50))
 RULE = Rule(acts=True, ladder=(Rung.END_PROCESS,), source="except (kind: orphan_gpu_process)")
 SITUATION = PolicyInput(
-    now_wall=1e6, rule=RULE, job=None, paused=None, blind=None, recent=(), busy=False, running_jobs=0, jobs_in_trouble=0,
+    incident=INCIDENT, config=LIMITS, now_wall=1e6, rule=RULE, job=None, paused=None, blind=None, recent=(), busy=False, running_jobs=0, jobs_in_trouble=0,
     nodes_known=40, nodes_silent=0, process=PROCESS, process_since=1e6 - 300, mounts_stalled=(), nodes=tuple(SlurmNode(name=f"n{n}", address="", state="IDLE") for n in range(4)),
 )  # fmt: skip
 
 
 def judge(incident: Incident = INCIDENT, **changes: Any) -> Decision:
-    return decide(incident, replace(SITUATION, **changes), LIMITS, "d")
+    return decide(replace(SITUATION, **changes, incident=incident, config=LIMITS), "d")
 
 
 def done(ago_s: float, process: GpuProcess | None = PROCESS) -> Decision:
@@ -203,9 +203,7 @@ def test_orphans_of_several_jobs_in_one_moment_are_no_coincidence_and_those_of_o
 
     def at_once(*others: Incident) -> int:
         jobs: tuple[SlurmJob, ...] = ()
-        return with_process(
-            SITUATION, PROCESS, INCIDENT, lambda _: NODE, ("n1",), jobs, (INCIDENT, *others)
-        ).jobs_with_orphans
+        return with_process(SITUATION, PROCESS, lambda _: NODE, ("n1",), jobs, (INCIDENT, *others)).jobs_with_orphans
 
     assert at_once(of(7, INCIDENT.opened_at + AT_ONCE_S), of(8, INCIDENT.opened_at)) == 3
     assert at_once(of(7, INCIDENT.opened_at - 86400), of(8, INCIDENT.opened_at + 86400), of(6, INCIDENT.opened_at)) == 1

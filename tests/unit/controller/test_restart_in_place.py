@@ -40,7 +40,9 @@ SUPERVISOR = SupervisorStatus(
 
 def judge(supervisor: SupervisorStatus | None, ladder: tuple[Rung, ...] = LADDER, **changes: Any) -> Decision:
     rule = Rule(acts=True, ladder=ladder, source="test", exclude_nodes=changes.pop("exclude_nodes", True))
-    return decide(INCIDENT, replace(SITUATION, rule=rule, supervisor=supervisor, **changes), LIMITS, "d")
+    return decide(
+        replace(SITUATION, rule=rule, supervisor=supervisor, **changes, incident=INCIDENT, config=LIMITS), "d"
+    )
 
 
 def test_a_supervised_job_is_restarted_in_place_without_the_blamed_node() -> None:
@@ -102,7 +104,7 @@ def test_a_bad_loss_is_answered_only_where_the_newest_checkpoint_is_good_and_tha
     )
     rule = Rule(acts=True, ladder=LADDER, source="test", may_ask=False)
     situation = replace(SITUATION, rule=rule, supervisor=supervisor, resume_from=GOOD)
-    decision = decide(incident, situation, LIMITS, "d")
+    decision = decide(replace(situation, incident=incident, config=LIMITS), "d")
     assert (decision.verdict, decision.resume_from) == (verdict, named)
     if verdict is Verdict.SUPPRESSED:
         assert decision.by == "evidence"
@@ -221,8 +223,8 @@ def test_a_lost_node_is_left_to_slurm_but_for_a_job_that_lives_on_with_a_supervi
     lost = replace(INCIDENT, kind=IncidentKind.NODE_DOWN, exclude_nodes=("n1",))
     rule = Rule(acts=True, ladder=spec_of(IncidentKind.NODE_DOWN).ladder, source="test")
     situation = replace(SITUATION, rule=rule, nodes_silent=1, nodes_known=4, mounts_stalled=())
-    there = decide(lost, replace(situation, supervisor=SUPERVISOR), LIMITS, "d")
+    there = decide(replace(replace(situation, supervisor=SUPERVISOR), incident=lost, config=LIMITS), "d")
     assert (there.verdict, there.action, there.avoid) == (Verdict.ALLOWED, Action.RESTART_STEP, ("n1",))
-    without = decide(lost, situation, LIMITS, "d")
+    without = decide(replace(situation, incident=lost, config=LIMITS), "d")
     assert without.action is Action.NONE
     assert "left to Slurm" in without.reason

@@ -49,7 +49,7 @@ def level_of(view: ClusterView, finding: Finding) -> tuple[Level, str]:
 def notice_of(finding: Finding, **situation: Any) -> Notice:
     rule = Rule(acts=True, ladder=spec_of(IncidentKind.LOG_ERROR).ladder, source="test")
     critical = replace(incident_of(finding), severity=Severity.CRITICAL)
-    decision = decide(critical, replace(SITUATION, rule=rule, **situation), LIMITS, "d")
+    decision = decide(replace(SITUATION, rule=rule, **situation, incident=critical, config=LIMITS), "d")
     return Notice(topic=Topic.DECIDED, at=0.0, incident=critical, decision=decision)
 
 

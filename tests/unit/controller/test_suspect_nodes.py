@@ -56,8 +56,8 @@ def test_only_an_open_incident_that_fires_makes_a_suspect() -> None:
 def test_a_decision_excludes_a_suspect_with_its_reason_and_starts_no_step_without_it() -> None:
     limits = replace(LIMITS, policy=Policy(suspects="exclude"))
     situation = replace(SITUATION, job=JOB, nodes=IDLE, suspects=(("n3", "n3 fails again and again"),))
-    decision = decide(INCIDENT, situation, limits, "d1")
+    decision = decide(replace(situation, incident=INCIDENT, config=limits), "d1")
     assert decision.exclude == ("n1", "n3") and decision.avoid == ()
     assert "n3 is avoided: n3 fails again and again" in decision.reason
     asked = replace(INCIDENT, kind=IncidentKind.OPERATOR_RESTART)
-    assert decide(asked, situation, limits, "d2").exclude == ("n1",)
+    assert decide(replace(situation, incident=asked, config=limits), "d2").exclude == ("n1",)

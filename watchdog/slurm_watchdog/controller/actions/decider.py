@@ -177,11 +177,9 @@ class Decider:
         job = job_in(matter, self._cluster.jobs.get)
         situation = self._inputs.of_job(incident, job, now, context)
         if isinstance(matter, GpuProcess):
-            situation = self._inputs.with_process(situation, incident, matter, now)
+            situation = self._inputs.with_process(situation, matter, now)
         self._inputs.note_storm(situation, job, now)
-        decision = self._with_switch(
-            decide(incident, situation, self._inputs.config, self._new_id()), incident, job, None
-        )
+        decision = self._with_switch(decide(situation, self._new_id()), incident, job, None)
         again = bool(earlier) and earlier[-1].id in self._failed and is_final(decision)
         if not (again or is_news(decision, earlier)):
             return
@@ -258,7 +256,7 @@ class Decider:
         if at_once:
             situation = replace(situation, loop_turns=False)
         situation = replace(situation, rule=wished(situation.rule, wish, within_s))
-        decision = decide(incident, situation, self._inputs.config, self._new_id())
+        decision = decide(situation, self._new_id())
         decision = self._with_switch(decision, incident, job, asked_by)
         decision = replace(decision, asked_by=asked_by, hold=wish is Wish.HOLD)
         self._journal.save_incident(incident)

@@ -73,9 +73,9 @@ class DecisionInputs:
 
     def note_storm(self, situation: PolicyInput, job: SlurmJob | None, now: float) -> None:
         """Remembers a storm: its cooldown begins when it is over."""
-        if situation.blind is None and is_storm(situation, self.config):
+        if situation.blind is None and is_storm(situation):
             self._storm_at = now
-        if situation.blind is None and job is not None and is_storm_of_one(situation, self.config):
+        if situation.blind is None and job is not None and is_storm_of_one(situation):
             self._storm_of[job.uid] = now
 
     def context(self, now: float) -> TickContext:
@@ -124,6 +124,8 @@ class DecisionInputs:
         progress = None if view is None else view.progress
         stuck = None if job is None else proves_stuck(self._judgement.incidents, job.job_id)
         return PolicyInput(
+            incident=incident,
+            config=self.config,
             now_wall=context.wall,
             rule=self.rule(incident.kind, job),
             job=job,
@@ -165,11 +167,11 @@ class DecisionInputs:
         path = resume_from(view, self._judgement.incidents, supervisor.resumed_from)
         return path if may_be_named(path) else ""
 
-    def with_process(self, situation: PolicyInput, incident: Incident, process: GpuProcess, now: float) -> PolicyInput:
+    def with_process(self, situation: PolicyInput, process: GpuProcess, now: float) -> PolicyInput:
         """The same for a process that outlived its job."""
         state, open_ones = self._cluster, self._judgement.incidents
         reporting, jobs = state.reporting_nodes(now), state.jobs.values()
-        return with_process(situation, process, incident, state.nodes.view, reporting, jobs, open_ones)
+        return with_process(situation, process, state.nodes.view, reporting, jobs, open_ones)
 
     def _broken_under(self, job: SlurmJob, context: TickContext, now: float) -> tuple[tuple[str, str], ...]:
         """What is known of its nodes' hardware and mounts; of thousands of faults only those are looked at."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from slurm_watchdog.base.text import plural
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.guards import (
     ASKED_FOR,
     GUARDS,
@@ -29,12 +28,13 @@ RUNG_LIMITS = (("checkpoint_s", "checkpoint_limit"), ("signal_s", "signal_limit"
 """Limits of operations that a rule may have: as the ladder calls them, and their options."""
 
 
-def decide(incident: Incident, situation: PolicyInput, config: Config, decision_id: str) -> Decision:
+def decide(situation: PolicyInput, decision_id: str) -> Decision:
     """The decision about one incident that fires: allowed, suppressed by a named guard, or only observed."""
-    rule, job = situation.rule, situation.job
+    rule, job, incident, config = situation.rule, situation.job, situation.incident, situation.config
     if incident.kind != IncidentKind.OPERATOR_RESTART:  # a person says himself what to avoid
         avoided = dict.fromkeys((*incident.exclude_nodes, *(node for node, _ in situation.broken)))
         incident = replace(incident, exclude_nodes=tuple(avoided))
+        situation = replace(situation, incident=incident)
     # A person's request passes the opt-out, and so the owner's wish for a ladder of his own.
     ladder, left_out = _possible(situation.rule.ladder, situation)
     asked = incident.kind == IncidentKind.OPERATOR_RESTART
@@ -51,7 +51,7 @@ def decide(incident: Incident, situation: PolicyInput, config: Config, decision_
             by, reason = RESTARTING, "`slurm-watchdog run` restarts the command"
     else:
         for name, guard in GUARDS:
-            objection = None if asked and name not in ASKED_FOR else guard(incident, situation, config)
+            objection = None if asked and name not in ASKED_FOR else guard(situation)
             if objection is not None:
                 verdict, by, reason = Verdict.SUPPRESSED, name, objection
                 break
@@ -59,12 +59,12 @@ def decide(incident: Incident, situation: PolicyInput, config: Config, decision_
             if not rule.acts and not asked:
                 verdict, by = Verdict.OBSERVED, "mode"
                 reason = "the configuration says to observe only (restart)"
-    exclude, kept_in = _to_exclude(incident, situation)
-    avoid = _to_avoid(incident, situation) if Rung.RESTART_STEP in ladder else ()
+    exclude, kept_in = _to_exclude(situation)
+    avoid = _to_avoid(situation) if Rung.RESTART_STEP in ladder else ()
     supervisor = situation.supervisor if Rung.RESTART_STEP in ladder else None
     resume_from = situation.resume_from if Rung.RESTART_STEP in ladder else ""
-    drain, not_drained = _to_drain(incident, situation, config)
-    suspects = _suspects(incident, situation, config, exclude)
+    drain, not_drained = _to_drain(situation)
+    suspects = _suspects(situation, exclude)
     whole = (*exclude, *(node for node, _ in suspects))
     if verdict is not Verdict.SUPPRESSED and action is not Action.NONE:
         why_avoided = [f"{node} is avoided: {what}" for node, what in situation.broken if node in exclude]
@@ -146,39 +146,37 @@ def _possible(ladder: tuple[Rung, ...], situation: PolicyInput) -> tuple[tuple[R
     return left, tuple(reasons.values())
 
 
-def _to_exclude(incident: Incident, s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_exclude(s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes that the restart avoids, and why one of them is not avoided, if one is not."""
-    if s.job is None or not incident.exclude_nodes:
-        return incident.exclude_nodes, ()
+    if s.job is None or not s.incident.exclude_nodes:
+        return s.incident.exclude_nodes, ()
     if not s.rule.exclude_nodes:
-        return (), (f"{', '.join(incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",)
-    objection = objection_to_excluding(s.job, incident.exclude_nodes, s.nodes)
-    return (incident.exclude_nodes, ()) if objection is None else ((), (objection,))
+        return (), (f"{', '.join(s.incident.exclude_nodes)} may be used again: {s.rule.source} excludes no nodes",)
+    objection = objection_to_excluding(s.job, s.incident.exclude_nodes, s.nodes)
+    return (s.incident.exclude_nodes, ()) if objection is None else ((), (objection,))
 
 
-def _suspects(
-    incident: Incident, s: PolicyInput, config: Config, exclude: tuple[str, ...]
-) -> tuple[tuple[str, str], ...]:
+def _suspects(s: PolicyInput, exclude: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
     """Suspect nodes that the restart avoids beside those in `exclude`; a person says himself what to avoid."""
-    if s.job is None or not s.rule.exclude_nodes or incident.kind == IncidentKind.OPERATOR_RESTART:
+    if s.job is None or not s.rule.exclude_nodes or s.incident.kind == IncidentKind.OPERATOR_RESTART:
         return ()
-    policy = config.policy
+    policy = s.config.policy
     return to_avoid(s.job, s.suspects, exclude, Suspects(policy.suspects), s.nodes, policy.max_excluded_nodes)
 
 
-def _to_avoid(incident: Incident, s: PolicyInput) -> tuple[str, ...]:
+def _to_avoid(s: PolicyInput) -> tuple[str, ...]:
     """Nodes that the step is started again without: those of the present start that are to blame."""
     if s.supervisor is None or not s.rule.exclude_nodes:
         return ()
-    return tuple(node for node in incident.exclude_nodes if node in s.supervisor.nodes)
+    return tuple(node for node in s.incident.exclude_nodes if node in s.supervisor.nodes)
 
 
-def _to_drain(incident: Incident, s: PolicyInput, config: Config) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _to_drain(s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
-    nodes = incident.exclude_nodes if s.process is None else (s.process.node,)
-    if not s.rule.drain or not nodes or incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
+    nodes = s.incident.exclude_nodes if s.process is None else (s.process.node,)
+    if not s.rule.drain or not nodes or s.incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
         return (), ()
-    allowed = min(config.policy.max_drained_nodes, int(len(s.nodes) * config.policy.drained_percent / 100))
+    allowed = min(s.config.policy.max_drained_nodes, int(len(s.nodes) * s.config.policy.drained_percent / 100))
     out = [node for node in s.nodes if is_out(node.state)]
     room = allowed - max(s.drained_by_us, len(out))
     if len(nodes) > room:

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from slurm_watchdog.base.hours import is_within
-from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.by_user import over_budget, spent_on_jobs, spent_on_processes
 from slurm_watchdog.controller.policy.orphan_process import is_same_process
 from slurm_watchdog.controller.policy.policy_input import PolicyInput
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.rungs import ENDINGS, GENTLE, RUN_AGAIN
 from slurm_watchdog.model.actions import Decision, Rung
-from slurm_watchdog.model.incidents import Incident, IncidentKind
+from slurm_watchdog.model.incidents import IncidentKind
 from slurm_watchdog.model.slurm import SlurmJob
 from slurm_watchdog.model.slurm_states import CAN_BE_HELD, RESTARTABLE
 from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
@@ -20,34 +19,18 @@ from slurm_watchdog.model.supervisor import SupervisorState, SupervisorStatus
 OPT_OUT = "watchdog=off"  # A job with these words in its --comment is watched and never touched.
 STORM_NODES_PERCENT = 20.0
 """No action while more nodes than this, and more than one, are silent: it is the fabric or the power."""
-Guard = Callable[[Incident, PolicyInput, Config], str | None]
+Guard = Callable[[PolicyInput], str | None]
 """Returns the reason to take the action away, or None."""
 
 
-def _paused(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return f"actions are paused ({s.paused})" if s.paused is not None else None
-
-
-def _unsure(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return s.job.unsure or None if s.job is not None else None
-
-
-def _blind(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return s.blind
-
-
-def _process_changed(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return s.process_objection if s.process is not None else None
-
-
-def _job_changed(incident: Incident, s: PolicyInput, _: Config) -> str | None:
+def _job_changed(s: PolicyInput) -> str | None:
     if s.process is not None:
         return None  # its job is over: that is what the incident says
     if s.job is None:
         return "Slurm does not know the job (any more)"
     if Rung.HOLD in s.rule.ladder:  # it restarts all the time: that is what it is held for
         return None if s.job.state in {*RESTARTABLE, *CAN_BE_HELD} else f"the job is {s.job.state}"
-    runs = dict(incident.runs)
+    runs = dict(s.incident.runs)
     if s.job.job_id not in runs:
         return "the job's run was not known when the incident fired"
     if s.job.restarts != runs[s.job.job_id]:
@@ -57,7 +40,7 @@ def _job_changed(incident: Incident, s: PolicyInput, _: Config) -> str | None:
     return None
 
 
-def _opted_out(_: Incident, s: PolicyInput, __: Config) -> str | None:
+def _opted_out(s: PolicyInput) -> str | None:
     job = s.job or s.process_job
     if job is not None and OPT_OUT in job.comment:
         return f"the job's comment says {OPT_OUT}"
@@ -67,7 +50,7 @@ def _opted_out(_: Incident, s: PolicyInput, __: Config) -> str | None:
 NO_SUPERVISOR = "the job has no supervisor (`slurm-watchdog run` in its batch script)"
 
 
-def _not_possible(_: Incident, s: PolicyInput, __: Config) -> str | None:
+def _not_possible(s: PolicyInput) -> str | None:
     endings = [rung for rung in s.rule.ladder if rung in ENDINGS]
     reasons = [] if s.job is None else [why_not(rung, s.job, s.supervisor) for rung in endings]
     return "; ".join(dict.fromkeys(r for r in reasons if r)) if reasons and all(reasons) else None
@@ -107,48 +90,26 @@ def why_not(ending: Rung, job: SlurmJob, supervisor: SupervisorStatus | None) ->
     return None
 
 
-def _evidence(incident: Incident, _: PolicyInput, __: Config) -> str | None:
-    return None if incident.actionable else "the evidence is strong enough to report it, and not to act on it"
-
-
-def _storage(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    if s.mounts_stalled:
-        return f"{', '.join(s.mounts_stalled)} does not answer: a restart would hang as well"
-    return None
-
-
-def _disk_full(incident: Incident, s: PolicyInput, __: Config) -> str | None:
-    if not s.full or spec_of(incident.kind).planned:
+def _disk_full(s: PolicyInput) -> str | None:
+    if not s.full or spec_of(s.incident.kind).planned:
         return None
     return f"no space is left on {', '.join(s.full)}, where the job could not write: its restart would fail there, too"
 
 
-def _busy(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return "another action on this job has not ended yet" if s.busy else None
-
-
-def _job_hangs(incident: Incident, s: PolicyInput, __: Config) -> str | None:
+def _job_hangs(s: PolicyInput) -> str | None:
     asks = any(rung in GENTLE for rung in s.rule.ladder)
-    if s.hang is None or s.hang == incident.id or not asks or incident.kind == IncidentKind.OPERATOR_RESTART:
+    if s.hang is None or s.hang == s.incident.id or not asks or s.incident.kind == IncidentKind.OPERATOR_RESTART:
         return None
     return f"the job hangs, and cannot be asked to save: what is done is decided with incident {s.hang}"
-
-
-def _switch_unknown(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return s.switch_unknown or None if _writes_switch(s) else None
-
-
-def _shared_switch(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return s.switch_of_others or None if _writes_switch(s) else None
 
 
 def _writes_switch(s: PolicyInput) -> bool:
     return Rung.KILL_SWITCH in s.rule.ladder and s.loop_turns is not False
 
 
-def _chained(incident: Incident, s: PolicyInput, _: Config) -> str | None:
+def _chained(s: PolicyInput) -> str | None:
     """What asks a job to end, or cancels it, starts what waits for its end, and its own restart beside that."""
-    if s.job is None or not s.waits_behind or spec_of(incident.kind).planned or s.rule.planned:
+    if s.job is None or not s.waits_behind or spec_of(s.incident.kind).planned or s.rule.planned:
         return None
     possible = [each for each in s.rule.ladder if each in ENDINGS and why_not(each, s.job, s.supervisor) is None]
     asks = any(rung in GENTLE and (rung is not Rung.KILL_SWITCH or s.loop_turns is not False) for rung in s.rule.ladder)
@@ -160,12 +121,12 @@ def _chained(incident: Incident, s: PolicyInput, _: Config) -> str | None:
     )
 
 
-def _hours(_: Incident, s: PolicyInput, __: Config) -> str | None:
+def _hours(s: PolicyInput) -> str | None:
     now = next((each for each in s.rule.no_action if is_within(each, s.now_wall)), None)
     return f"no automatic actions at this time (no_action: {now})" if now is not None else None
 
 
-def _cooldown(_: Incident, s: PolicyInput, __: Config) -> str | None:
+def _cooldown(s: PolicyInput) -> str | None:
     last = max((d.decided_at for d in s.recent if _is_about(d, s)), default=None)
     if last is not None and s.now_wall - last < s.rule.cooldown:
         return (
@@ -175,12 +136,12 @@ def _cooldown(_: Incident, s: PolicyInput, __: Config) -> str | None:
     return None
 
 
-def _budget(incident: Incident, s: PolicyInput, config: Config) -> str | None:
+def _budget(s: PolicyInput) -> str | None:
     """Jobs and processes have one each: an orphan's end is no reason to let a job hang, nor the other way
     round. A share is of the running jobs or, for processes, which have none, of the nodes; those that one job
     left on one node count as one. One user has half."""
-    process, window_s = s.process, config.policy.budget_window
-    if spec_of(incident.kind).planned:
+    process, window_s = s.process, s.config.policy.budget_window
+    if spec_of(s.incident.kind).planned:
         return None
     if process is None:
         spent, whole = spent_on_jobs(s.recent, s.now_wall, window_s), s.running_jobs
@@ -188,37 +149,37 @@ def _budget(incident: Incident, s: PolicyInput, config: Config) -> str | None:
     else:
         spent, whole = spent_on_processes(s.recent, process, s.now_wall, window_s), s.nodes_known
         uid, others = process.uid, True
-    allowed = min(config.restarts_per_hour, max(1, int(whole * config.policy.budget_percent / 100)))
-    why = over_budget(spent, uid, allowed, config.restarts_per_hour, others)
+    allowed = min(s.config.restarts_per_hour, max(1, int(whole * s.config.policy.budget_percent / 100)))
+    why = over_budget(spent, uid, allowed, s.config.restarts_per_hour, others)
     if why is None:
         return None
     done = spent.total()
     return f"{done} action{'s' if done != 1 else ''} in the last {window_s / 60:.0f} min, and {why}"
 
 
-def _storm(_: Incident, s: PolicyInput, config: Config) -> str | None:
-    if s.users_in_trouble >= config.policy.storm_jobs:
+def _storm(s: PolicyInput) -> str | None:
+    if s.users_in_trouble >= s.config.policy.storm_jobs:
         return f"jobs of {s.users_in_trouble} users have the same trouble at once: the fabric or storage is at fault"
-    if s.jobs_in_trouble >= config.policy.storm_jobs:
+    if s.jobs_in_trouble >= s.config.policy.storm_jobs:
         return f"{s.jobs_in_trouble} jobs have the same trouble at once, all of one user: what they share is at fault"
-    if s.users_with_orphans >= config.policy.storm_jobs:
+    if s.users_with_orphans >= s.config.policy.storm_jobs:
         return f"processes of {s.users_with_orphans} users outlived their jobs at once: it is Slurm, or an outage"
-    if s.jobs_with_orphans >= config.policy.storm_jobs:
+    if s.jobs_with_orphans >= s.config.policy.storm_jobs:
         return (
             f"processes of {s.jobs_with_orphans} jobs of one user outlived them at once: it is what they "
             f"share, or Slurm"
         )
     if _many_are_silent(s):
         return f"{s.nodes_silent} of {s.nodes_known} nodes are silent: it is the network or the controller"
-    cooldown_s = config.policy.storm_cooldown
+    cooldown_s = s.config.policy.storm_cooldown
     if s.storm_over_s is not None and s.storm_over_s < cooldown_s:
         return f"a storm was over only {s.storm_over_s:.0f} s ago: all gets {cooldown_s:.0f} s to recover"
     return None
 
 
-def is_storm(s: PolicyInput, config: Config) -> bool:
+def is_storm(s: PolicyInput) -> bool:
     """Whether so much is wrong at once that it is nobody's fault, at this moment."""
-    return s.users_in_trouble >= config.policy.storm_jobs or _many_are_silent(s)
+    return s.users_in_trouble >= s.config.policy.storm_jobs or _many_are_silent(s)
 
 
 def _many_are_silent(s: PolicyInput) -> bool:
@@ -226,26 +187,22 @@ def _many_are_silent(s: PolicyInput) -> bool:
     return s.nodes_silent > 1 and 100.0 * s.nodes_silent / s.nodes_known > STORM_NODES_PERCENT
 
 
-def is_storm_of_one(s: PolicyInput, config: Config) -> bool:
+def is_storm_of_one(s: PolicyInput) -> bool:
     """Whether so many jobs of this user have the same trouble: nothing is done about his, and others have
     nothing to do with it."""
-    return s.jobs_in_trouble >= config.policy.storm_jobs
+    return s.jobs_in_trouble >= s.config.policy.storm_jobs
 
 
-def _attempts(_: Incident, s: PolicyInput, __: Config) -> str | None:
+def _attempts(s: PolicyInput) -> str | None:
     done = sum(1 for d in s.recent if _is_about(d, s) and not d.asked_by)
     what = _what(s)
     return f"{done} actions on this {what} already: a person has to look" if done >= s.rule.attempts else None
 
 
-def _crash_loop(incident: Incident, s: PolicyInput, __: Config) -> str | None:
-    if s.crash_loop is None or incident.kind == IncidentKind.CRASH_LOOP:
+def _crash_loop(s: PolicyInput) -> str | None:
+    if s.crash_loop is None or s.incident.kind == IncidentKind.CRASH_LOOP:
         return None
     return f"the job is crash-looping, another restart would fail the same way: {s.crash_loop[:200]}"
-
-
-def _same_hang(_: Incident, s: PolicyInput, __: Config) -> str | None:
-    return None if s.why_held is None or is_held(s) else s.why_held
 
 
 def is_held(s: PolicyInput) -> bool:
@@ -255,29 +212,39 @@ def is_held(s: PolicyInput) -> bool:
     return held and s.job is not None and why_not(Rung.REQUEUE, s.job, s.supervisor) is None
 
 
-def _exclusions(incident: Incident, s: PolicyInput, config: Config) -> str | None:
+def _exclusions(s: PolicyInput) -> str | None:
     if s.job is not None and s.rule.exclude_nodes:
-        total = len({*s.job.excluded_nodes, *incident.exclude_nodes})
-        if incident.exclude_nodes and total > config.policy.max_excluded_nodes:
-            return f"the job would have {total} excluded nodes, at most {config.policy.max_excluded_nodes} are allowed"
+        total = len({*s.job.excluded_nodes, *s.incident.exclude_nodes})
+        if s.incident.exclude_nodes and total > s.config.policy.max_excluded_nodes:
+            return (
+                f"the job would have {total} excluded nodes, at most {s.config.policy.max_excluded_nodes} are allowed"
+            )
     return None
 
 
 GUARDS: tuple[tuple[str, Guard], ...] = (
-    ("paused", _paused),
-    ("blind", _blind),
-    ("unsure", _unsure),
+    ("paused", lambda s: f"actions are paused ({s.paused})" if s.paused is not None else None),
+    ("blind", lambda s: s.blind),
+    ("unsure", lambda s: s.job.unsure or None if s.job is not None else None),
     ("job_changed", _job_changed),
-    ("process_changed", _process_changed),
+    ("process_changed", lambda s: s.process_objection if s.process is not None else None),
     ("opted_out", _opted_out),
     ("not_possible", _not_possible),
-    ("evidence", _evidence),
-    ("storage", _storage),
+    (
+        "evidence",
+        lambda s: None if s.incident.actionable else "the evidence is strong enough to report it, and not to act on it",
+    ),
+    (
+        "storage",
+        lambda s: (
+            f"{', '.join(s.mounts_stalled)} does not answer: a restart would hang as well" if s.mounts_stalled else None
+        ),
+    ),
     ("disk_full", _disk_full),
-    ("busy", _busy),
+    ("busy", lambda s: "another action on this job has not ended yet" if s.busy else None),
     ("job_hangs", _job_hangs),
-    ("switch_unknown", _switch_unknown),
-    ("shared_switch", _shared_switch),
+    ("switch_unknown", lambda s: s.switch_unknown or None if _writes_switch(s) else None),
+    ("shared_switch", lambda s: s.switch_of_others or None if _writes_switch(s) else None),
     ("chained", _chained),
     ("hours", _hours),
     ("cooldown", _cooldown),
@@ -285,7 +252,7 @@ GUARDS: tuple[tuple[str, Guard], ...] = (
     ("storm", _storm),
     ("attempts", _attempts),
     ("crash_loop", _crash_loop),
-    ("same_hang", _same_hang),
+    ("same_hang", lambda s: None if s.why_held is None or is_held(s) else s.why_held),
     ("exclusions", _exclusions),
 )
 """In this order; the first that objects gives its name and its reason to the decision. Mode is the last one."""

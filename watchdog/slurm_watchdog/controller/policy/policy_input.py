@@ -1,4 +1,4 @@
-"""What a decision depends on beside the configuration: the cluster at that moment. Pure."""
+"""What a decision depends on: the incident, the configuration, and the cluster at that moment. Pure."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.policy.by_user import orphans_at_once
 from slurm_watchdog.controller.policy.orphan_process import job_of, objection, orphan_for_s
 from slurm_watchdog.controller.policy.rules import Rule
@@ -20,6 +21,8 @@ from slurm_watchdog.model.supervisor import SupervisorStatus
 class PolicyInput(Struct):
     """The world at the moment of a decision."""
 
+    incident: Incident
+    config: Config
     now_wall: float
     rule: Rule  # What the configuration and the job's owner say; see slurm_watchdog.controller.policy.rules.
     job: SlurmJob | None  # The job as Slurm has it now; None if Slurm does not know it.
@@ -67,11 +70,11 @@ class PolicyInput(Struct):
 
 
 def with_process(
-    situation: PolicyInput, process: GpuProcess, incident: Incident, view: Callable[[str], NodeView | None],
+    situation: PolicyInput, process: GpuProcess, view: Callable[[str], NodeView | None],
     reporting: Collection[str], jobs: Collection[SlurmJob], incidents: Collection[Incident],
 ) -> PolicyInput:  # fmt: skip
     """The situation, with what is known of this process of the incident. `view` gives a node's newest report."""
-    crowd, node = orphans_at_once(incident, process, incidents), view(process.node)
+    crowd, node = orphans_at_once(situation.incident, process, incidents), view(process.node)
     orphan_s = orphan_for_s(process, node)
     return replace(
         situation,

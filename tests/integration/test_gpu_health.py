@@ -124,7 +124,7 @@ def test_what_a_gpu_has_not_got_is_unknown_and_no_error(node: Node, scenario: Sc
         assert getattr(gpu, name) is None, name
 
 
-@pytest.mark.parametrize(("counters", "errors"), [("totals", 10), ("links", 10), ("calls", 10), ("none", None)])
+@pytest.mark.parametrize(("counters", "errors"), [("totals", 10), ("links", 10), ("none", None)])
 def test_nvlink_errors_are_asked_as_each_generation_wants_it(
     node: Node, scenario: Scenario, counters: str, errors: int | None
 ) -> None:
@@ -138,7 +138,7 @@ def test_a_driver_without_field_values_still_has_links(node: Node, scenario: Sce
     scenario.rule(f"error nvmlDeviceGetFieldValues {code}")
     scenario.change(0, links=((1, 1, 2, 3),), replays=7)
     gpu = settled(node)[0]
-    expected = (1, 0, 6) if code == FUNCTION_NOT_FOUND else (None, None, None)
+    expected = (1, 0, None) if code == FUNCTION_NOT_FOUND else (None, None, None)
     assert (gpu.nvlinks_active, gpu.nvlinks_down, gpu.nvlink_errors) == expected
     assert (gpu.pcie_replays, gpu.error) == (7, None)
 

@@ -11,6 +11,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -37,6 +38,7 @@ from slurm_watchdog.wire.codec import encode_report
 from tests.accuracy import looks
 from tests.accuracy.feed import Reader, report_of
 from tests.accuracy.training import Node
+from tests.builders.agent_context import context_of
 from tests.simulation.cluster import Cluster, SimJob
 
 RECENT = 30
@@ -189,9 +191,10 @@ class Agent:
             children: Any = _Children(self)
             logs: Any = self.logs
             mounts: Any = _Mounts(self)
-            self.commands = _Commands(children, logs, self.node.name, 10.0, lambda job_id: {}, mounts)
+            settings = SimpleNamespace(probe_deadline=10.0, kernel_log="")
+            context = context_of(children, logs, node=self.node.name, boot_id="", settings=settings, mounts=mounts)
+            self.commands = _Commands(context, SWITCH_PREFIXES)
             self.commands.agent = self
-            self.commands.switch_prefixes = SWITCH_PREFIXES
             self.recent: dict[str, deque[tuple[float, Event]]] = {}
             self.controller_id = ""
             self.again: list[tuple[float, Event]] = []

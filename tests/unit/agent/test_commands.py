@@ -6,13 +6,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
 from slurm_watchdog.agent.files import as_owner
+from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.workers.admission import MAX_WORKERS
@@ -33,6 +34,7 @@ from slurm_watchdog.model.protocol import (
     WriteKillSwitch,
 )
 from slurm_watchdog.model.report import ProcessSection
+from tests.builders.agent_context import context_of
 from tests.builders.requests import functions
 from tests.builders.views import process
 
@@ -49,7 +51,7 @@ def here(request: pytest.FixtureRequest) -> Iterator[Commands]:
     logs = JobLogs(probes, (), "n1", (), become_owner=True)
     logs.here.hear([WATCH])
     mounts = MountProber(probes, "n1", 60.0, frozenset(), stagger=False)
-    yield Commands(probes, logs, "n1", 5.0, lambda job_id: {}, mounts)
+    yield Commands(context_of(probes, logs, mounts=mounts))
     probes.close()
 
 
@@ -152,13 +154,12 @@ def ending(number: int, **changes: object) -> EndProcess:
 
 def test_no_process_is_ended_while_the_agent_objects_and_each_command_is_done_once(here: Commands) -> None:
     asked: list[str] = []
-    here.boot_id = "now"
 
-    def objection(command: EndProcess, now: float) -> str:
+    def objection(command: EndProcess, *known: object) -> str:
         asked.append(command.id)
         return "Slurm has job 7 here"
 
-    here.objection_to_ending = objection
+    here.context.orphan_gpu_processes.objection = objection  # type: ignore[method-assign]
     commands = (ending(1), ending(2, how="term"), ending(1))
     here.accept(commands, clock.monotonic())
     here.accept(commands, clock.monotonic())
@@ -171,7 +172,6 @@ def test_no_process_is_ended_while_the_agent_objects_and_each_command_is_done_on
 def test_a_process_of_another_boot_has_ended_and_one_that_came_too_late_is_not_touched(
     here: Commands,
 ) -> None:
-    here.boot_id = "now"
     here.accept((ending(1, boot_id="before"), ending(2, expires_s=-1.0)), clock.monotonic())
     gone, late = here.take_results()
     assert (gone.ok, gone.process) == (True, ProcessEnd(gone=True))
@@ -180,11 +180,9 @@ def test_a_process_of_another_boot_has_ended_and_one_that_came_too_late_is_not_t
     assert here.probes.names() == []
 
 
-def test_an_agent_that_was_told_nothing_about_its_processes_ends_none(here: Commands) -> None:
-    here.boot_id = "now"
-    here.accept((ending(1),), clock.monotonic())
-    (result,) = here.take_results()
-    assert result.process == ProcessEnd(refusal="no process is inspected here")
+def test_an_agent_that_was_not_told_which_jobs_run_ends_no_process() -> None:
+    why = OrphanGpuProcesses(cast("WorkerPool", None), 60.0).objection(ending(1), {}, frozenset(), None)
+    assert why == "which jobs run here is not known"
 
 
 class LateMounts(MountProber):
@@ -199,7 +197,7 @@ class LateMounts(MountProber):
 
 def test_an_answer_that_comes_after_the_results_were_taken_is_among_the_next_ones(here: Commands) -> None:
     mounts = LateMounts(here.probes, "n1", 60.0, frozenset(), stagger=False)
-    here.mount_collector = mounts
+    here = Commands(context_of(here.probes, here.logs, mounts=mounts))
     here.accept((ProbeMount(id="p", mount="/shared", directory="/shared", uid=4711),), clock.monotonic())
     assert here.take_results() == ()
     answer = CommandResult(command_id="p", ok=True)
@@ -213,7 +211,7 @@ def test_evidence_that_fails_is_answered_and_holds_up_no_other_command(here: Com
     def fails(pid: int, start_ticks: int) -> None:
         raise UnicodeEncodeError("utf-8", "\udce9", 0, 1, "odd")
 
-    here.details_of = fails
+    here.context.processes.details_of = fails  # type: ignore[method-assign, assignment]
     here.sections.put(ProcessSection(processes=(process(),)))
     asked = CollectEvidence(id="c", job_id="7", restarts=2, expires_s=40.0)
     failed, refused = refusals(here, asked, write(1, uid=0))

@@ -20,7 +20,7 @@ import pytest
 
 from slurm_watchdog.agent.context import OWN_TASKS
 from slurm_watchdog.agent.evidence import cores, error_files, flight_recorder, last_lines, node_settings
-from slurm_watchdog.agent.evidence.collection import Collection, Sources
+from slurm_watchdog.agent.evidence.collection import Collection
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.process_state import parse_kernel_stack, parse_locks
 from slurm_watchdog.agent.evidence.sockets import parse_tcp
@@ -46,6 +46,7 @@ from slurm_watchdog.model.evidence import (
 )
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
+from tests.builders.agent_context import context_of
 
 TCP = """\
   sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
@@ -358,11 +359,13 @@ def collect(
     only_ras: bool = False, own_words: Mapping[str, int | None] | None = None, uid: int = -1,
 ) -> NodeEvidence:  # fmt: skip
     logs = JobLogs(probes, read_mounts(), "n1", (), become_owner=False)
-    sources = Sources(probes, logs, "n1", lambda pid, start: known, error_files_of=lambda job: own_words or {})
+    context = context_of(probes, logs)
+    context.processes.details_of = lambda pid, start: known
+    context.processes.error_files_of = lambda job: own_words or {}
     command = CollectEvidence(
         id="c", job_id="4", restarts=0, expires_s=40.0, dumps=dumps, apart_s=0.2, ras=ras, only_ras=only_ras
     )
-    collection = Collection(command, sources, uid, clock.monotonic(), processes)
+    collection = Collection(command, context, uid, clock.monotonic(), processes)
     while (answer := collection.advance(clock.monotonic())) is None:
         due_at = collection.due_at()
         woken = wait_readable(probes.filenos(), min(due_at, clock.monotonic() + 10.0) - clock.monotonic())

@@ -117,7 +117,7 @@ def test_ranks_of_one_user_that_end_all_the_time_are_news_once_in_a_while_and_an
             each.wait(20)
         news.append(exits.any_ended(100.0 + number))
     assert news == [True, False, False, False, True, False]
-    exits.close()
+    exits.follow(())
 
 
 def rank_of(pid: int, uid: int) -> Process:

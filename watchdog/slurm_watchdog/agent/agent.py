@@ -21,7 +21,7 @@ from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
-from slurm_watchdog.model.protocol import EndProcess, Reply
+from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import ProcessSection, Report, with_sections
 from slurm_watchdog.wire.redact_values import masked
 
@@ -64,22 +64,7 @@ class Agent:
         self.context = context = make_context(config, self.node, self.boot_id, once, before.children)
         self.probes, self.jobs, self.gpus = context.workers, context.jobs, context.gpus
         self.collectors = Collectors(collectors, context)
-        self.commands = Commands(
-            context.workers,
-            context.logs,
-            self.node,
-            config.agent.probe_deadline,
-            context.processes.environ_of,
-            context.mounts,
-            sections=context.sections,
-            awaiting_checkpoints=context.jobs.awaiting_checkpoints,
-            details_of=context.processes.details_of,
-            error_files_of=context.processes.error_files_of,
-            kernel_log=config.agent.kernel_log,
-            switch_prefixes=config.kill_switch_prefixes,
-            boot_id=self.boot_id,
-            objection_to_ending=self._objection_to_ending,
-        )
+        self.commands = Commands(context, config.kill_switch_prefixes)
         self.seen = loop.Isolated()  # What became of the collectors in the last tick.
         self._named: frozenset[tuple[int, int]] = frozenset()
         """Processes that the last report named, where it could not name all."""
@@ -177,7 +162,3 @@ class Agent:
             self.collectors.close(clock.monotonic())
         except SpawnerDied:
             pass  # they got the signal to end, too, and were faster: what is on disk is as old as it was saved last
-
-    def _objection_to_ending(self, command: EndProcess, now: float) -> str | None:
-        table, ours = self.context.processes.table.entries, self.context.processes.ours
-        return self.context.orphan_gpu_processes.objection(command, table, ours, self.jobs.running(now))

@@ -8,22 +8,17 @@ from __future__ import annotations
 import logging
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from slurm_watchdog.agent.collectors.collector import Sections
+from slurm_watchdog.agent.collectors.collector import CollectorContext
 from slurm_watchdog.agent.delivery.replies import MAX_COMMANDS
-from slurm_watchdog.agent.evidence.collection import Collection, Sources
+from slurm_watchdog.agent.evidence.collection import Collection
 from slurm_watchdog.agent.evidence.stacks import choose
-from slurm_watchdog.agent.logs.job_logs import JobLogs
-from slurm_watchdog.agent.mounts.probing import MountProber
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.switch_directories import SwitchDirectories
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import give_back_memory
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     DumpProcessStacks,
     RemoveSwitch,
@@ -31,7 +26,6 @@ from slurm_watchdog.agent.workers.request_types import (
     WriteSwitch,
 )
 from slurm_watchdog.agent.workers.worker import Answer
-from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.evidence import ProcessStack
 from slurm_watchdog.model.kill_switch import FIELDS, ORDER_FIELDS, parse_line, problem_of_path
 from slurm_watchdog.model.observations import Process
@@ -66,27 +60,12 @@ class Refused(Exception):
 
 @dataclass
 class Commands:
-    """Commands on their way. `sections` and `environ_of` give what is known of jobs on this node."""
+    """Commands on their way."""
 
-    probes: WorkerPool
-    logs: JobLogs
-    node: str
-    deadline_s: float
-    environ_of: Callable[[str], Mapping[str, str]]
-    mount_collector: MountProber  # Who probes mounts, for commands as well.
-    sections: Sections = field(default_factory=Sections)  # What the collectors saw last.
-    awaiting_checkpoints: set[str] = field(default_factory=set)
-    """Jobs with a kill switch: somebody waits for their next checkpoint."""
-    details_of: Callable[[int, int], ProcessFacts | None] = lambda pid, start_ticks: None
-    error_files_of: Callable[[str], Mapping[str, int | None]] = lambda job_id: {}
-    """What was learnt of a process when it was met."""
-    kernel_log: str = ""
+    context: CollectorContext
     switch_prefixes: tuple[str, ...] = ()
     """Directories below which kill switches may lie, besides KILL_SWITCH_BASE. The helper has a list of its
     own, from root."""
-    boot_id: str = ""  # Of this node: a command about a process of another boot is about none.
-    objection_to_ending: Callable[[EndProcess, float], str | None] = lambda command, now: "no process is inspected here"
-    """Why a process is not to be ended, as far as is known at this time; None if nothing speaks against it."""
     _collections: list[Collection] = field(default_factory=list)
     _seen: OrderedDict[str, None] = field(default_factory=OrderedDict)
     _answered: OrderedDict[str, None] = field(default_factory=OrderedDict)
@@ -94,13 +73,15 @@ class Commands:
     _results: list[CommandResult] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        self.probes, self.logs, self.node = self.context.workers, self.context.logs, self.context.node
+        self.sections, self.deadline_s = self.context.sections, self.context.settings.probe_deadline
         self._directories = SwitchDirectories(self.probes, self.logs, self.deadline_s)
 
     def watch_jobs(self, watch: tuple[JobWatch, ...], now: float, running: frozenset[str] | None = None) -> None:
         """The jobs that the controller wants watched have a directory for their kill switch; see
         SwitchDirectories.update."""
         if self.logs.become_owner:
-            self.awaiting_checkpoints &= {each.job_id for each in watch}
+            self.context.jobs.awaiting_checkpoints &= {each.job_id for each in watch}
             self._directories.update(watch, now, running)
 
     @property
@@ -232,9 +213,8 @@ class Commands:
             for process in self.processes
             if process.blocked is not None and process.blocked.mount and process.blocked.seconds >= BLOCKED_S
         }
-        sources = Sources(self.probes, self.logs, self.node, self.details_of, self.kernel_log, self.error_files_of)
         uid = self._uid(self._owner(command.job_id))
-        collection = Collection(command, sources, uid, now, mine, frozenset(silent))
+        collection = Collection(command, self.context, uid, now, mine, frozenset(silent))
         self._collections.append(collection)
         self._advance(collection, now)
         return True
@@ -243,11 +223,11 @@ class Commands:
         _check_place(command.mount)
         _check_place(command.directory)
         uid = self._uid(command.uid)
-        mount = self._mount(command.mount)
+        mount = next((each for each in reversed(self.logs.mounts) if each.point == command.mount), None)
         if (untouched := self.logs.why_untouched(command.directory)) is not None:
             raise Refused(untouched)
         device, fs_type = (mount.device, mount.fs_type) if mount is not None else (None, None)
-        return self.mount_collector.command(command, now, self.deadline_s, uid, device, self._results.append, fs_type)
+        return self.context.mounts.command(command, now, self.deadline_s, uid, device, self._results.append, fs_type)
 
     def _start_kill_switch(self, command: WriteKillSwitch | RemoveKillSwitch, now: float) -> bool:
         path, fields = command.path, parse_line(command.content)
@@ -258,7 +238,8 @@ class Commands:
         directory, uid = os.path.dirname(path), self._uid(command.uid)
         # Removing needs no job: it may have ended, and only a file that holds our very words is removed.
         if isinstance(command, WriteKillSwitch):
-            self._check_owner(command.job_id, command.uid)
+            if command.uid != self._owner(command.job_id):
+                raise Refused(f"job {command.job_id} does not belong to uid {command.uid}")
             self._check_restarts(command.job_id, command.restarts)
             if self._directories.is_busy(directory):
                 return False
@@ -275,18 +256,18 @@ class Commands:
         kind, outcome = type(command).__name__, answer.error or "done"
         log.info("%s %s for job %s: %s", kind, command.path, command.job_id, outcome)
         if isinstance(command, RemoveKillSwitch):
-            self.awaiting_checkpoints.discard(command.job_id)
+            self.context.jobs.awaiting_checkpoints.discard(command.job_id)
         elif answer.error is None and not os.path.basename(command.path).startswith(ORDER_PREFIX):
-            self.awaiting_checkpoints.add(command.job_id)
+            self.context.jobs.awaiting_checkpoints.add(command.job_id)
         self._answer(command.id, answer.error)
 
     def _start_ending(self, command: EndProcess, now: float) -> bool:
         """A refusal is an answer like any other here: the caller has to know that nothing was sent."""
-        if command.boot_id != self.boot_id:
+        if command.boot_id != self.context.boot_id:
             self._answer_ending(command, ProcessEnd(gone=True))
             return True
         try:
-            if command.how != "look" and (objection := self.objection_to_ending(command, now)) is not None:
+            if command.how != "look" and (objection := self._objection(command, now)) is not None:
                 raise Refused(objection)
             self._check_child("end_process", "the child that ends processes has not returned", now)
         except Refused as reason:
@@ -299,6 +280,10 @@ class Commands:
         )  # fmt: skip
         then = partial(self._answer_end_of_process, command)
         return self.probes.ask("end_process", request, END_S, now, then) is not None
+
+    def _objection(self, command: EndProcess, now: float) -> str | None:
+        processes, running = self.context.processes, self.context.jobs.running(now)
+        return self.context.orphan_gpu_processes.objection(command, processes.table.entries, processes.ours, running)
 
     def _answer_end_of_process(self, command: EndProcess, answer: Answer[ProcessEnd]) -> None:
         if answer.error is None and answer.value is not None:
@@ -321,7 +306,7 @@ class Commands:
     def _processes_of(self, command: DumpStacks | CollectEvidence) -> tuple[Process, ...]:
         """Those of its job. Raises Refused if there is none here, and none left word, or if they are of another run."""
         mine = tuple(process for process in self.processes if process.job_id == command.job_id)
-        if not mine and (isinstance(command, DumpStacks) or not self.error_files_of(command.job_id)):
+        if not mine and (isinstance(command, DumpStacks) or not self.context.processes.error_files_of(command.job_id)):
             raise Refused(f"no process of job {command.job_id} is on {self.node}")
         self._check_restarts(command.job_id, command.restarts)
         return mine
@@ -340,10 +325,6 @@ class Commands:
             raise Refused(refusal)
         return uid
 
-    def _check_owner(self, job_id: str, uid: int) -> None:
-        if uid != self._owner(job_id):
-            raise Refused(f"job {job_id} does not belong to uid {uid}")
-
     def _owner(self, job_id: str) -> int:
         """Whose the job is, as Slurm says: what its processes run as, or claim, is nobody's word."""
         watch = self.logs.watch.get(job_id)
@@ -352,14 +333,11 @@ class Commands:
         return watch.uid
 
     def _check_restarts(self, job_id: str, restarts: int) -> None:
-        text = self.environ_of(job_id).get("SLURM_RESTART_COUNT", "")
+        text = self.context.processes.environ_of(job_id).get("SLURM_RESTART_COUNT", "")
         watch = self.logs.watch.get(job_id)
         here = int(text) if text.isdecimal() and len(text) < 10 else watch.restarts if watch is not None else None
         if here is not None and here != restarts:
             raise Refused(f"job {job_id} is in run {here} on {self.node}, the command is about run {restarts}")
-
-    def _mount(self, point: str) -> Mount | None:
-        return next((each for each in reversed(self.logs.mounts) if each.point == point), None)
 
 
 def _check_place(path: str) -> None:

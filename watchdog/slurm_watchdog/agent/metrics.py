@@ -116,7 +116,7 @@ PREFIX = "slurm_watchdog_"
 MAX_ROWS = 512  # Series of one metric: 16 GPUs with 32 kinds of fault each; a node has far fewer of anything.
 TICK_BOUNDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
 PROBE_OWNER = re.compile(r":(-?\d+|self)$")
-DROPPED = Family("agent_series_dropped", "gauge", "Series above the limit of their metric.")
+DROPPED = Family("agent_series_dropped", "Series above the limit of their metric.")
 
 
 class AgentMetrics:
@@ -166,7 +166,7 @@ class AgentMetrics:
         if report is not None:
             hung = largest(((probe_label(probe.probe),), probe.seconds) for probe in report.hung_probes)
             text = "Seconds that a child of the agent has not returned."
-            found.append(Family("probe_hung", "gauge", text, ("probe",), hung))
+            found.append(Family("probe_hung", text, ("probe",), hung))
             for spec in self._specs:
                 found += isolate(spec.name, partial(_listed, spec.metrics, report), [], Isolated())
             for name, counters in self._counters:
@@ -197,20 +197,20 @@ class AgentMetrics:
         ends = [((name,), moment) for name, moment in self.read_expiry().items()]
         driver_s, version = self._read_driver_s(), slurm_watchdog.__version__
         text = "Reports by what became of them: sent, failed (will be tried again), rejected, expired."
-        rows: tuple[tuple[str, str, str, str, Iterable[Series]], ...] = (
-            ("agent_build_info", "gauge", "1, with the version.", "version", [((version,), 1)]),
-            ("ticks_total", "counter", "Ticks of the loop.", "", [((), sum(self._tick_counts))]),
-            ("collector_success", "gauge", "1 if the collector worked in the last tick.", "collector", succeeded),
-            ("collector_duration_seconds", "gauge", "Time the collector took in the last tick.", "collector", took),
-            ("probes", "gauge", "Children of the agent.", "state", children),
-            ("spool_bytes", "gauge", "Reports that wait for the controller.", "", [((), self._spool_bytes)]),
-            ("agent_reports_total", "counter", text, "outcome", reports),
-            ("certificate_expiry_timestamp_seconds", "gauge", "When a certificate of ours ends.", "certificate", ends),
-            ("nvml_driver_seconds", "gauge", "Time that the last tick spent in NVML.", "",
+        rows: tuple[tuple[str, str, str, Iterable[Series]], ...] = (
+            ("agent_build_info", "1, with the version.", "version", [((version,), 1)]),
+            ("ticks_total", "Ticks of the loop.", "", [((), sum(self._tick_counts))]),
+            ("collector_success", "1 if the collector worked in the last tick.", "collector", succeeded),
+            ("collector_duration_seconds", "Time the collector took in the last tick.", "collector", took),
+            ("probes", "Children of the agent.", "state", children),
+            ("spool_bytes", "Reports that wait for the controller.", "", [((), self._spool_bytes)]),
+            ("agent_reports_total", text, "outcome", reports),
+            ("certificate_expiry_timestamp_seconds", "When a certificate of ours ends.", "certificate", ends),
+            ("nvml_driver_seconds", "Time that the last tick spent in NVML.", "",
              [] if driver_s is None else [((), driver_s)]),
         )  # fmt: skip
-        for name, kind, text, label, series in rows:
-            yield Family(name, kind, text, (label,) if label else (), series)
+        for name, text, label, series in rows:
+            yield Family(name, text, (label,) if label else (), series)
 
 
 def _listed(families: Callable[[Report], Iterable[Family]], report: Report) -> list[Family]:

@@ -49,11 +49,11 @@ def metrics(report: Report) -> Iterable[Family]:
             newest[job] = row
     of_job = ("job_id",)
     steps = [((job,), row.step) for job, row in newest.items() if row.step is not None]
-    yield Family("checkpoint_step", "gauge", "Step of the newest complete checkpoint.", of_job, steps)
+    yield Family("checkpoint_step", "Step of the newest complete checkpoint.", of_job, steps)
     ages = [((job,), row.age_s) for job, row in newest.items() if row.age_s is not None]
-    yield Family("checkpoint_age_seconds", "gauge", "Its age.", of_job, ages)
+    yield Family("checkpoint_age_seconds", "Its age.", of_job, ages)
     busy = [((job,), value) for job, value in writing.items()]
-    yield Family("checkpoint_writing", "gauge", "1 while a newer one is being written.", of_job, busy)
+    yield Family("checkpoint_writing", "1 while a newer one is being written.", of_job, busy)
 
 
 SPEC = CollectorSpec("checkpoint", CheckpointSection, CheckpointCollector, metrics)

@@ -52,49 +52,49 @@ class GpuCollector(Collector):
 
 
 GPU = ("gpu_uuid", "gpu")
-GPU_VALUES: tuple[tuple[str, str, str, str], ...] = (
-    ("utilization_ratio", "gauge", "Share of the time in which it computed.", "utilization_ratio"),
-    ("sm_clock_hertz", "gauge", "Clock of its multiprocessors.", "sm_clock_hz"),
-    ("memory_clock_hertz", "gauge", "Clock of its memory.", "memory_clock_hz"),
-    ("power_watts", "gauge", "Power it draws.", "power_w"),
-    ("temperature_celsius", "gauge", "Temperature of its chip.", "temperature_c"),
-    ("memory_used_bytes", "gauge", "Memory in use.", "memory_used_bytes"),
-    ("memory_total_bytes", "gauge", "Memory it has.", "memory_total_bytes"),
-    ("ecc_corrected_errors_total", "counter", "Corrected ECC errors.", "ecc_corrected"),
-    ("ecc_uncorrected_errors_total", "counter", "Uncorrected ECC errors.", "ecc_uncorrected"),
-    ("remapped_rows_corrected", "gauge", "Rows replaced for corrected errors.", "remapped_rows_corrected"),
-    ("remapped_rows_uncorrected", "gauge", "Rows replaced for uncorrected errors.", "remapped_rows_uncorrected"),
-    ("remap_pending", "gauge", "1: a row will be replaced at the next reset.", "remap_pending"),
-    ("remap_failed", "gauge", "1: no spare row was left.", "remap_failed"),
-    ("retired_pages", "gauge", "Pages retired for memory errors.", "retired_pages"),
-    ("retired_pages_pending", "gauge", "1: a page will be retired at the next reset.", "retired_pages_pending"),
-    ("pcie_link_width", "gauge", "Lanes of PCIe in use.", "pcie_link_width"),
-    ("pcie_link_width_max", "gauge", "Lanes of PCIe that it could have.", "pcie_link_width_max"),
-    ("pcie_link_generation", "gauge", "Generation of PCIe in use; lower while idle.", "pcie_link_generation"),
-    ("pcie_replays_total", "counter", "Retransmissions on PCIe.", "pcie_replays"),
-    ("nvlinks_active", "gauge", "Links to other GPUs that work.", "nvlinks_active"),
-    ("nvlinks_down", "gauge", "Links that it has and that are not active.", "nvlinks_down"),
-    ("nvlink_errors_total", "counter", "Errors of all its links.", "nvlink_errors"),
-    ("sm_active_ratio", "gauge", "Share of its multiprocessors that had work, over about a minute.", "sm_active_ratio"),
-    ("tensor_active_ratio", "gauge", "Share of its tensor cores that had work.", "tensor_active_ratio"),
-    ("dram_active_ratio", "gauge", "Share of its memory's bandwidth in use.", "dram_active_ratio"),
-    ("nvlink_bytes_per_second", "gauge", "Sent and received by all its links.", "nvlink_bytes_s"),
-    ("pcie_bytes_per_second", "gauge", "Sent and received on PCIe.", "pcie_bytes_s"),
+GPU_VALUES: tuple[tuple[str, str, str], ...] = (
+    ("utilization_ratio", "Share of the time in which it computed.", "utilization_ratio"),
+    ("sm_clock_hertz", "Clock of its multiprocessors.", "sm_clock_hz"),
+    ("memory_clock_hertz", "Clock of its memory.", "memory_clock_hz"),
+    ("power_watts", "Power it draws.", "power_w"),
+    ("temperature_celsius", "Temperature of its chip.", "temperature_c"),
+    ("memory_used_bytes", "Memory in use.", "memory_used_bytes"),
+    ("memory_total_bytes", "Memory it has.", "memory_total_bytes"),
+    ("ecc_corrected_errors_total", "Corrected ECC errors.", "ecc_corrected"),
+    ("ecc_uncorrected_errors_total", "Uncorrected ECC errors.", "ecc_uncorrected"),
+    ("remapped_rows_corrected", "Rows replaced for corrected errors.", "remapped_rows_corrected"),
+    ("remapped_rows_uncorrected", "Rows replaced for uncorrected errors.", "remapped_rows_uncorrected"),
+    ("remap_pending", "1: a row will be replaced at the next reset.", "remap_pending"),
+    ("remap_failed", "1: no spare row was left.", "remap_failed"),
+    ("retired_pages", "Pages retired for memory errors.", "retired_pages"),
+    ("retired_pages_pending", "1: a page will be retired at the next reset.", "retired_pages_pending"),
+    ("pcie_link_width", "Lanes of PCIe in use.", "pcie_link_width"),
+    ("pcie_link_width_max", "Lanes of PCIe that it could have.", "pcie_link_width_max"),
+    ("pcie_link_generation", "Generation of PCIe in use; lower while idle.", "pcie_link_generation"),
+    ("pcie_replays_total", "Retransmissions on PCIe.", "pcie_replays"),
+    ("nvlinks_active", "Links to other GPUs that work.", "nvlinks_active"),
+    ("nvlinks_down", "Links that it has and that are not active.", "nvlinks_down"),
+    ("nvlink_errors_total", "Errors of all its links.", "nvlink_errors"),
+    ("sm_active_ratio", "Share of its multiprocessors that had work, over about a minute.", "sm_active_ratio"),
+    ("tensor_active_ratio", "Share of its tensor cores that had work.", "tensor_active_ratio"),
+    ("dram_active_ratio", "Share of its memory's bandwidth in use.", "dram_active_ratio"),
+    ("nvlink_bytes_per_second", "Sent and received by all its links.", "nvlink_bytes_s"),
+    ("pcie_bytes_per_second", "Sent and received on PCIe.", "pcie_bytes_s"),
 )  # fmt: skip
-"""Name, type, help, and where the value is in Gpu. A GPU that does not answer has no value, not its last one."""
+"""Name, help, and where the value is in Gpu. A GPU that does not answer has no value, not its last one."""
 
 
 def metrics(report: Report) -> Iterable[Family]:
     """Every value of every GPU, and whose each GPU is."""
     gpus = [(gpu, (gpu.uuid, str(gpu.index))) for gpu in report.gpus]
-    for name, kind, text, field in GPU_VALUES:
+    for name, text, field in GPU_VALUES:
         series = [(labels, value) for gpu, labels in gpus if (value := getattr(gpu, field)) is not None]
-        yield Family(f"gpu_{name}", kind, text, GPU, series)
+        yield Family(f"gpu_{name}", text, GPU, series)
     throttled = [((*labels, reason), 1.0) for gpu, labels in gpus for reason in gpu.throttle or ()]
     text = "1 for each reason why its clocks are lower than they could be."
-    yield Family("gpu_throttle_reason", "gauge", text, (*GPU, "reason"), throttled)
+    yield Family("gpu_throttle_reason", text, (*GPU, "reason"), throttled)
     text = "1 for the job and the rank whose processes hold it."
-    yield Family("gpu_job", "gauge", text, (*GPU, "job_id", "rank"), _jobs(report))
+    yield Family("gpu_job", text, (*GPU, "job_id", "rank"), _jobs(report))
 
 
 def _jobs(report: Report) -> list[Series]:

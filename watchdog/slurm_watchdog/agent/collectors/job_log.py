@@ -52,14 +52,14 @@ class LogCounters:
     def families(self, report: Report) -> Iterable[Family]:
         """Both, and what is still to be read."""
         text = "Events of logs that were left out of reports."
-        yield Family("log_events_dropped_total", "counter", text, (), [((), self._events_dropped)])
+        yield Family("log_events_dropped_total", text, (), [((), self._events_dropped)])
         text = "Bytes of logs that were passed over unread."
-        yield Family("log_skipped_bytes_total", "counter", text, (), [((), self._skipped_bytes)])
+        yield Family("log_skipped_bytes_total", text, (), [((), self._skipped_bytes)])
         text, lag_bytes = (
             "Bytes of logs that are still to be read.",
             sum(row.lag_bytes for row in report.logs),
         )
-        yield Family("log_lag_bytes", "gauge", text, (), [((), lag_bytes)])
+        yield Family("log_lag_bytes", text, (), [((), lag_bytes)])
 
 
 SPEC = CollectorSpec("job_log", LogSection, JobLogCollector, counters=LogCounters, memory=LogMemory)

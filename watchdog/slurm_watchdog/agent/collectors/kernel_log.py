@@ -294,10 +294,10 @@ class NodeEventCounters:
             labels = (gpu.uuid, str(gpu.index))
             self._gpu_of.update({gpu.uuid: labels, gpu.pci_bus_id or gpu.uuid: labels})
         text, events = "What the kernel's log and NVML report about this node.", sorted(self._events.items())
-        yield Family("node_events_total", "counter", text, ("name", "severity"), events)
+        yield Family("node_events_total", text, ("name", "severity"), events)
         text = "Of these, those that could not be read or sent."
-        yield Family("node_events_dropped_total", "counter", text, (), [((), self._dropped)])
-        yield Family("gpu_xid_total", "counter", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_series())
+        yield Family("node_events_dropped_total", text, (), [((), self._dropped)])
+        yield Family("gpu_xid_total", "NVIDIA's numbers of faults.", (*GPU, "xid"), self._xid_series())
 
     def _xid_series(self) -> list[Series]:
         """The kernel's log and NVML report the same fault: of the two counts the larger holds, whichever of

@@ -88,16 +88,16 @@ def with_rates(now: LinkCounters, before: LinkCounters | None) -> Link:
 
 
 FAMILIES = (
-    ("up", "gauge", "1 while the link is up."),
-    ("rate_bits_s", "gauge", "Bits a second at which the link runs."),
-    ("downs", "counter", "Times that the link went down."),
-    ("errors", "counter", "Symbols and packets of the link that arrived broken or were sent again."),
-    ("sent_bytes_s", "gauge", "Bytes a second that the link sent between the last two looks."),
-    ("received_bytes_s", "gauge", "Bytes a second that the link received between the last two looks."),
-    ("waits_s", "gauge", "Ticks of each second in which the link waited for a credit to send."),
-    ("marked_s", "gauge", "Packets a second that arrived with a mark of congestion (RoCE)."),
-    ("slowed_s", "gauge", "Notifications of congestion a second for which the link slowed down (RoCE)."),
-    ("resent_s", "gauge", "Packets a second that were missing, out of order or not acknowledged."),
+    ("up", "1 while the link is up."),
+    ("rate_bits_s", "Bits a second at which the link runs."),
+    ("downs", "Times that the link went down."),
+    ("errors", "Symbols and packets of the link that arrived broken or were sent again."),
+    ("sent_bytes_s", "Bytes a second that the link sent between the last two looks."),
+    ("received_bytes_s", "Bytes a second that the link received between the last two looks."),
+    ("waits_s", "Ticks of each second in which the link waited for a credit to send."),
+    ("marked_s", "Packets a second that arrived with a mark of congestion (RoCE)."),
+    ("slowed_s", "Notifications of congestion a second for which the link slowed down (RoCE)."),
+    ("resent_s", "Packets a second that were missing, out of order or not acknowledged."),
 )
 _NAMES = {
     "rate_bits_s": "rate_bits_per_second", "sent_bytes_s": "sent_bytes_per_second",
@@ -109,9 +109,9 @@ _NAMES = {
 
 def metrics(report: Report) -> Iterable[Family]:
     """Every value of every link."""
-    for field, kind, text in FAMILIES:
+    for field, text in FAMILIES:
         values = [((each.name,), value) for each in report.links if (value := getattr(each, field)) is not None]
-        yield Family(f"link_{_NAMES.get(field, field)}", kind, text, ("link",), values)
+        yield Family(f"link_{_NAMES.get(field, field)}", text, ("link",), values)
 
 
 SPEC = CollectorSpec("link", LinkSection, LinkCollector, metrics)

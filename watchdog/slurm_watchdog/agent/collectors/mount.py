@@ -148,7 +148,7 @@ class MountSeconds:
         """One series for each mount."""
         series = largest(((mount,), value) for mount, value in list(self._seconds.items()))
         text = "Time the last probe of a mount took, or has been out."
-        yield Family("mount_probe_seconds", "gauge", text, ("mount",), series)
+        yield Family("mount_probe_seconds", text, ("mount",), series)
 
 
 SPEC = CollectorSpec("mount", MountSection, MountCollector, counters=MountSeconds)

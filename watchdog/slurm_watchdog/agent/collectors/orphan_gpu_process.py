@@ -40,7 +40,7 @@ def metrics(report: Report) -> Iterable[Family]:
     held = Counter(uuid for holder in orphans for uuid in holder.gpu_uuids)
     series = [((gpu.uuid, str(gpu.index)), held[gpu.uuid]) for gpu in report.gpus]
     text = "Processes that hold it and belong to no job that runs here."
-    yield Family("gpu_orphans", "gauge", text, GPU, series)
+    yield Family("gpu_orphans", text, GPU, series)
 
 
 SPEC = CollectorSpec(

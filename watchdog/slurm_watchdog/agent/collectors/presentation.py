@@ -18,10 +18,13 @@ class Family(NamedTuple):
     """One metric with its series. No label holds a pid or a user's text."""
 
     name: str  # Without the prefix that all metrics have; ends in its unit.
-    kind: str  # `gauge` or `counter`.
     help: str
     labels: tuple[str, ...] = ()
     series: Iterable[Series] = ()
+
+    @property
+    def kind(self) -> str:
+        return "counter" if self.name.endswith("_total") else "gauge"
 
 
 class Counters(Protocol):

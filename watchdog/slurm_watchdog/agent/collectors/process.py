@@ -51,7 +51,7 @@ def metrics(report: Report) -> Iterable[Family]:
         if process.blocked is not None
     ]  # fmt: skip
     text = 'Time that the longest blocked thread of a rank (rank="": of any other process) has been in one call.'
-    yield Family("process_uninterruptible_seconds", "gauge", text, ("job_id", "rank"), largest(blocked))
+    yield Family("process_uninterruptible_seconds", text, ("job_id", "rank"), largest(blocked))
 
 
 SPEC = CollectorSpec("process", ProcessSection, ProcessCollector, metrics, memory=ProcessMemory)

@@ -148,13 +148,13 @@ def metrics(report: Report) -> Iterable[Family]:
     labels = ("resource", "job_id")
     used = largest(((each.resource, _job(each)), each.ratio) for each in report.usages if each.limit)
     text = 'Share of a limit that is in use, of the nearest of its kind (job_id="": of the node).'
-    yield Family("usage_ratio", "gauge", text, labels, used)
+    yield Family("usage_ratio", text, labels, used)
     refused = largest(((each.resource, _job(each)), each.refused) for each in report.usages if each.refused is not None)
     text = "Processes that the kernel killed for memory, or that were refused, so far, of the groups that are there."
-    yield Family("usage_refused", "gauge", text, labels, refused)
+    yield Family("usage_refused", text, labels, refused)
     waits = [((each.resource, part, _job(each)), ratio) for each in report.pressures for part, ratio in _parts(each)]
     text = 'Share of the last minute in which some, or all, processes waited for it (job_id="": of the node).'
-    yield Family("pressure_ratio", "gauge", text, ("resource", "part", "job_id"), waits)
+    yield Family("pressure_ratio", text, ("resource", "part", "job_id"), waits)
 
 
 def _job(each: Usage | Pressure) -> str:

@@ -15,17 +15,15 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from slurm_watchdog.agent.collectors.collector import CollectorContext
 from slurm_watchdog.agent.evidence import cores
 from slurm_watchdog.agent.evidence.error_files import KIND as OWN_WORDS
 from slurm_watchdog.agent.evidence.flight_recorder import names_of, pipe_of, prefixes
 from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
 from slurm_watchdog.agent.evidence.stacks import choose
-from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.proc.process_facts import ProcessFacts
 from slurm_watchdog.agent.workers.answer_types import Listeners, LogEnd, ProcessState
-from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import (
     AskRas,
     DumpProcessStacks,
@@ -59,26 +57,12 @@ LOG_FILES = 8
 NOT_ASKED = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
 
 
-@dataclass(frozen=True)
-class Sources:
-    """Where a collection gets what it needs."""
-
-    probes: WorkerPool
-    logs: JobLogs
-    node: str
-    details_of: Callable[[int, int], ProcessFacts | None]
-    """What was learnt of a process (pid, start ticks) when it was met: environment, program, working directory."""
-    kernel_log: str = ""
-    error_files_of: Callable[[str], Mapping[str, int | None]] = lambda job_id: {}
-    """Of a job: into which files its ranks here write why they end, also those that are gone; and which rank."""
-
-
 @dataclass
 class Collection:
     """The state of one CollectEvidence. `advance` is called whenever the loop has a moment."""
 
     command: CollectEvidence
-    sources: Sources
+    context: CollectorContext
     uid: int  # The job's owner: files are read as this user; -1: as the agent's own.
     began: float
     processes: tuple[Process, ...]  # Those of the job on this node, as they were when it began.
@@ -106,7 +90,7 @@ class Collection:
         self.left_out = sum(1 for p in self.processes if p.role is not Role.HELPER) - len(self.chosen)
         self._unseen = list(self.chosen)
         self._end = self.began + max(10.0, self.command.expires_s) - END_MARGIN_S
-        kernel_log = LastKernelLines(self.sources.kernel_log)
+        kernel_log = LastKernelLines(self.context.settings.kernel_log)
         self._todo = {
             "processes": self._ask_processes,
             "settings": partial(self._ask_part, "settings", NODE, ReadNodeSettings(), self._settings.extend),
@@ -114,7 +98,7 @@ class Collection:
             **{f"log {key}": partial(self._ask_log, key, paths) for key, paths in self._logs().items()},
             "kernel log": partial(self._ask_part, "kernel log", KERNEL, kernel_log, self._kernel_lines.extend),
         }
-        if not self.sources.kernel_log:
+        if not self.context.settings.kernel_log:
             del self._todo["kernel log"]
         if self.command.only_ras:
             self._todo.clear()
@@ -157,7 +141,7 @@ class Collection:
     ) -> bool:  # fmt: skip
         left_s = max(1.0, min(deadline_s, self._end - now))
         idle_s = IDLE_S if key.startswith("evidence:") else None
-        asked = self.sources.probes.ask(key, request, left_s, now, then, uid, on_part=on_part, idle_s=idle_s)
+        asked = self.context.workers.ask(key, request, left_s, now, then, uid, on_part=on_part, idle_s=idle_s)
         return asked is not None
 
     @property
@@ -168,14 +152,14 @@ class Collection:
         if self._dumps_asked >= self._dumps_wanted or "stacks" in self._out or now < self._dump_due_at:
             return
         self._dump_tried_at = now
-        probes = self.sources.probes
+        probes = self.context.workers
         since_s = probes.hung_since("stacks", now)
         if since_s is not None:
             self._problems.append(f"stacks: the child that reads them has not returned for {since_s:.0f} s")
             self._dumps_asked = self._dumps_wanted
             return
         budget_s = max(1.0, min(DUMP_S, self._end - now - 2.0))
-        request = DumpProcessStacks(node=self.sources.node, budget_s=budget_s, processes=self.chosen)
+        request = DumpProcessStacks(node=self.context.node, budget_s=budget_s, processes=self.chosen)
         then = partial(self._apply_dump, now - self.began)
         if self._ask("stacks", request, now, then, deadline_s=budget_s + 2.0):
             self._dumps_asked += 1
@@ -208,7 +192,7 @@ class Collection:
         culprit = self._unseen.pop(0)
         problem = f"the kernel did not answer about it within {answer.seconds:.0f} s"
         self._seen[culprit.pid] = ProcessState(pid=culprit.pid, problems=(problem,))
-        if self._unseen and self.sources.probes.rename(PROCESSES, f"evidence:{culprit.pid}"):
+        if self._unseen and self.context.workers.rename(PROCESSES, f"evidence:{culprit.pid}"):
             self._todo["processes"] = self._ask_processes
 
     def _ask_part(
@@ -230,13 +214,13 @@ class Collection:
     def _logs(self) -> dict[str, list[str]]:
         """The job's logs that this node follows, by the child that follows them."""
         found: dict[str, list[str]] = {}
-        followed = self.sources.logs.followed_of(self.command.job_id)
+        followed = self.context.logs.followed_of(self.command.job_id)
         for path in [each for each in followed if self._may_touch(each)][:LOG_FILES]:
-            found.setdefault(self.sources.logs.key_of(path, self.uid), []).append(path)
+            found.setdefault(self.context.logs.key_of(path, self.uid), []).append(path)
         return found
 
     def _ask_log(self, key: str, paths: list[str], now: float) -> bool:
-        if (silent := self.sources.logs.why_silent(key, now)) is not None:
+        if (silent := self.context.logs.why_silent(key, now)) is not None:
             self._problems.append(f"log {paths[0]}: {silent}")
             self._out.discard(f"log {key}")
             return True
@@ -261,7 +245,7 @@ class Collection:
         for process in self.processes:
             if process.role is not Role.RANK:
                 continue
-            known = self.sources.details_of(process.pid, process.start_ticks)
+            known = self.context.processes.details_of(process.pid, process.start_ticks)
             age_s = uptime_s - process.start_ticks / CLOCK_TICKS
             oldest_s = max(oldest_s, age_s)
             settings: Mapping[str, str] = dict(known.settings) if known is not None else {}
@@ -273,6 +257,7 @@ class Collection:
             if known is not None and known.cwd and self._may_touch(known.cwd):
                 directories[known.cwd] = None
         pattern, uses_pid = cores.read_pattern()
+        words = self.context.processes.error_files_of(self.command.job_id)
         request = FindFiles(
             files=wanted[:MAX_FILES],
             uid=owner,
@@ -281,16 +266,14 @@ class Collection:
             max_age_s=oldest_s + 60.0,
             pipes=pipes[:MAX_RANKS],
             roots=roots[:MAX_RANKS],
-            error_files=[
-                each for each in self.sources.error_files_of(self.command.job_id).items() if self._may_touch(each[0])
-            ],
+            error_files=[each for each in words.items() if self._may_touch(each[0])],
         )
         self._files_at = now
         return self._ask_part("files", f"evidence:{owner}", request, self._files.extend, now, self.uid)
 
     def _find_ras(self, now: float) -> bool:
         rank = next((each for each in self.processes if each.role is Role.RANK), None)
-        known = self.sources.details_of(rank.pid, rank.start_ticks) if rank is not None else None
+        known = self.context.processes.details_of(rank.pid, rank.start_ticks) if rank is not None else None
         port = ras_port(dict(known.settings).get(ADDRESS_VARIABLE) if known is not None else None)
         if rank is None or port is None:
             self._out.discard(RAS)
@@ -306,7 +289,7 @@ class Collection:
             )
 
     def _may_touch(self, path: str) -> bool:
-        mount = mount_of(path, self.sources.logs.mounts)
+        mount = mount_of(path, self.context.logs.mounts)
         return mount is None or (mount.point not in self.silent_mounts and mount.owner is None)
 
     # -- the answer --------------------------------------------------------------------------------------------
@@ -314,7 +297,7 @@ class Collection:
     def _join(self, now: float) -> NodeEvidence:
         return bounded(
             NodeEvidence(
-                node=self.sources.node,
+                node=self.context.node,
                 job_id=self.command.job_id,
                 took_s=now - self.began,
                 ranks=tuple(self._rank(process) for process in self.chosen),
@@ -336,7 +319,7 @@ class Collection:
         key = (process.pid, process.start_ticks)
         dumps = join_dumps([(after_s, stacks.get(key)) for after_s, stacks in self._dumps])
         seen = self._seen.get(process.pid, NOT_ASKED)
-        known = self.sources.details_of(*key)
+        known = self.context.processes.details_of(*key)
         last = dumps[-1] if dumps else None
         settings = known.settings if known is not None and process.role is Role.RANK else ()
         return RankEvidence(

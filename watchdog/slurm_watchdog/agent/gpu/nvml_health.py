@@ -84,8 +84,7 @@ def _read_links(nvml: Any, timed: Timed, handle: Any) -> list[Any]:
 def _read_link_errors(nvml: Any, timed: Timed, handle: Any, links: list[int]) -> int | None:
     """All errors of all links: by the first way of asking that this GPU knows; None if it knows none (Blackwell).
 
-    Up to Ampere there are totals, Hopper has a counter for each link, drivers before 450 only the functions
-    for one counter.
+    Up to Ampere there are totals, Hopper has a counter for each link.
     """
     totals = [
         nvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL,
@@ -102,25 +101,7 @@ def _read_link_errors(nvml: Any, timed: Timed, handle: Any, links: list[int]) ->
         counts = list(_read_fields(nvml, timed, handle, fields))
         if counts:
             return sum(counts)
-    counters = (
-        nvml.NVML_NVLINK_ERROR_DL_REPLAY,
-        nvml.NVML_NVLINK_ERROR_DL_RECOVERY,
-        nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT,
-        nvml.NVML_NVLINK_ERROR_DL_CRC_DATA,
-    )
-    total = None
-    for link in links:
-        for counter in counters:
-            try:
-                value = timed(nvml.nvmlDeviceGetNvLinkErrorCounter, handle, link, counter)
-            except nvml.NVMLError as error:
-                if error.value not in _not_offered(nvml):
-                    raise
-                if total is None:
-                    return None
-                continue
-            total = (total or 0) + value
-    return total
+    return None
 
 
 def _read_fields(nvml: Any, timed: Timed, handle: Any, fields: list[Any]) -> Iterator[int]:
@@ -128,21 +109,14 @@ def _read_fields(nvml: Any, timed: Timed, handle: Any, fields: list[Any]) -> Ite
     try:
         values = timed(nvml.nvmlDeviceGetFieldValues, handle, fields)
     except nvml.NVMLError as error:
-        if error.value not in _not_offered(nvml):
+        none = (nvml.NVML_ERROR_NOT_SUPPORTED, nvml.NVML_ERROR_FUNCTION_NOT_FOUND, nvml.NVML_ERROR_INVALID_ARGUMENT)
+        if error.value not in none:
             raise
         return
     for value in values:
         if value.nvmlReturn == nvml.NVML_SUCCESS:
             small = value.valueType == nvml.NVML_VALUE_TYPE_UNSIGNED_INT
             yield value.value.uiVal if small else value.value.ullVal
-
-
-def _not_offered(nvml: Any) -> tuple[int, ...]:
-    return (
-        nvml.NVML_ERROR_NOT_SUPPORTED,
-        nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
-        nvml.NVML_ERROR_INVALID_ARGUMENT,
-    )
 
 
 def _read_mig(nvml: Any, timed: Timed, handle: Any) -> list[Any]:

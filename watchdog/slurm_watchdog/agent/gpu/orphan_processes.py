@@ -22,7 +22,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.agent.gpu.open_devices import DEVICES, gpu_pattern, links_of, other_thread
 from slurm_watchdog.agent.proc.entry import Entry
-from slurm_watchdog.agent.proc.files import is_the_kernels, read_file
+from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace, is_the_kernels, read_file
 from slurm_watchdog.agent.proc.process_facts import Key
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import NameUsers
@@ -38,7 +38,6 @@ NVML_AGE_S = 90.0  # NVML's lists may be so old: a process that is younger is an
 UNSEEN_JOB_GRACE_S = 60.0
 """A job that the controller has not named yet may be one that has just begun: the grace is at least this."""
 MAX_JOBS = 1024  # Ids of jobs that are remembered to have run here.
-INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # PROC_PID_INIT_INO, linux/proc_ns.h
 USERS = "users"
 
 
@@ -80,7 +79,7 @@ class OrphanGpuProcesses:
 
     def __post_init__(self) -> None:
         if self.trusts_nvml is None:
-            self.trusts_nvml = is_initial_namespace()
+            self.trusts_nvml = is_in_first_pid_namespace()
         self._has_uptime = is_the_kernels("/proc/uptime")
         self._is_gpu = gpu_pattern(self.devices)
 
@@ -316,11 +315,3 @@ def _listed_by_nvml(gpus: tuple[Gpu, ...]) -> dict[int, list[tuple[Gpu, int | No
 def _is_dead(entry: Entry) -> bool:
     """Nothing of it is left that could hold anything. (A zombie with threads has one that can't be killed.)"""
     return entry.is_kernel_thread or (entry.stat.state in ("Z", "X") and entry.stat.threads <= 1)
-
-
-def is_initial_namespace() -> bool:
-    """Whether this process counts processes as the kernel itself does."""
-    try:
-        return os.readlink("/proc/self/ns/pid") == INITIAL_PID_NAMESPACE
-    except OSError:
-        return False

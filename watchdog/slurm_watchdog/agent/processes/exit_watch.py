@@ -70,10 +70,6 @@ class Exits:
         self._said = {uid: at for uid, at in self._said.items() if now - at < PACE_S}
         return news
 
-    def close(self) -> None:
-        """Watches nobody any more."""
-        self.follow(())
-
     def _close(self, who: ProcessId) -> None:
         fd = self._fds.pop(who)
         self._poll.unregister(fd)

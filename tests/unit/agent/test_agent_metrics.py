@@ -86,7 +86,7 @@ def test_before_the_first_tick_there_are_the_agents_own_series_only() -> None:
 
 def test_every_value_of_a_gpu_is_a_series() -> None:
     found = read(told(replace(EMPTY, gpus=(GPU0,))))
-    for name, _, _, field in GPU_VALUES:
+    for name, _, field in GPU_VALUES:
         assert found[f"gpu_{name}"] == [(LABELS0, float(getattr(GPU0, field) or 0))]
     assert [labels["reason"] for labels, _ in found["gpu_throttle_reason"]] == ["sw_power_cap", "hw_slowdown"]
     assert found["gpu_orphans"] == [(LABELS0, 0.0)]

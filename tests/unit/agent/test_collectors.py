@@ -11,12 +11,12 @@ import pytest
 from slurm_watchdog.agent.collectors.collector import (
     Collector,
     CollectorContext,
+    Collectors,
     CollectorSpec,
     Problem,
     Sections,
 )
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
-from slurm_watchdog.agent.collectors.running import Collectors
 from slurm_watchdog.base.loop import Isolated
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.observations import Event, EventKind

@@ -32,7 +32,7 @@ def children() -> Iterator[list[subprocess.Popen[bytes]]]:
 def exits() -> Iterator[Exits]:
     made = Exits()
     yield made
-    made.close()
+    made.follow(())
     assert made.filenos() == []
 
 

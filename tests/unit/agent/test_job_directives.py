@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from msgspec.structs import replace
 
-from slurm_watchdog.agent.processes.directives import MAX_WISH, directives_of
+from slurm_watchdog.agent.collectors.job_directives import MAX_WISH, directives_of
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.knowledge.launchers import KILL_SWITCH_OPTION
 from slurm_watchdog.model.observations import Role

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from slurm_watchdog.agent.mounts.shared_memory import EVERY_S, OLD_S, SharedMemories
+from slurm_watchdog.agent.collectors.usage import OLD_S, SHARED_EVERY_S, SharedMemories
 from slurm_watchdog.agent.processes.open_mounts import read_shared_memory
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
@@ -58,7 +58,7 @@ def follow(answer: tuple[int, int] | None, seconds: int = 3600) -> tuple[list[fl
 
 def test_job_with_its_own_is_asked_every_two_minutes_and_the_row_is_the_jobs() -> None:
     times, found = follow((900, 1000), 1200)
-    assert times == [EVERY_S * number for number in range(10)]
+    assert times == [SHARED_EVERY_S * number for number in range(10)]
     assert found == (Usage(resource=Resource.SHARED_MEMORY, used=900, limit=1000, job_id="7", step_id="0"),)
 
 
@@ -73,6 +73,6 @@ def test_what_is_not_answered_any_more_and_what_is_of_a_job_that_is_gone_is_not_
     memories.collect([rank(7)], 0.0, 10.0)
     children.answer([(5, 10)])
     assert memories.collect([rank(7)], 30.0, 10.0)
-    assert memories.collect([rank(7)], EVERY_S, 10.0), "asked again, no answer yet"
+    assert memories.collect([rank(7)], SHARED_EVERY_S, 10.0), "asked again, no answer yet"
     assert memories.collect([rank(7)], OLD_S + 1.0, 10.0) == ()
     assert memories.collect([rank(9, job_id="8")], OLD_S + 31.0, 10.0) == ()

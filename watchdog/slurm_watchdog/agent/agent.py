@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import slurm_watchdog
-from slurm_watchdog.agent.collectors.collector import CollectorSpec
+from slurm_watchdog.agent.collectors.collector import Collectors, CollectorSpec
 from slurm_watchdog.agent.collectors.registry import COLLECTORS
-from slurm_watchdog.agent.collectors.running import Collectors
 from slurm_watchdog.agent.commands import Commands
 from slurm_watchdog.agent.context import make_context
 from slurm_watchdog.agent.processes.report_rows import choose

@@ -27,7 +27,6 @@ from slurm_watchdog.agent.proc.system_call import (
 )
 from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
-from slurm_watchdog.agent.processes.directives import directives_of
 from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
@@ -43,7 +42,6 @@ from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.knowledge.syscalls import PATH_ARGUMENT
 from slurm_watchdog.model.observations import BY_SLURM, Blocked, Process, Role
-from slurm_watchdog.model.report import JobDirectives
 
 # Which members of jobs are looked at in every tick, where there are too many: the others are a crowd, looked at in
 # turn.
@@ -117,7 +115,7 @@ class ProcessReader:
     crowd: Counter[tuple[str, int]] = field(default_factory=Counter)
     """Members of jobs that the last look left aside, by job and user: too many
     (slurm_watchdog.agent.processes.reader)."""
-    _mine: list[Entry] = field(default_factory=list)  # Those that are looked at in every tick.
+    mine: list[Entry] = field(default_factory=list)  # Those that are looked at in every tick.
     _assigned_for: Mapping[str, int] = field(default_factory=dict)
     _seated: Mapping[str, Mapping[int, WorkerRank]] = field(default_factory=dict)
     _error_files: dict[str, dict[str, int | None]] = field(default_factory=dict)
@@ -145,7 +143,7 @@ class ProcessReader:
             for entry in self.table.entries.values()
             if entry.crowd and entry.member is not None
         )
-        living = [entry for entry in self._mine if entry.has_living_thread]
+        living = [entry for entry in self.mine if entry.has_living_thread]
         mains = [entry for entry in living if self._is_due(entry)]
         turn = self.threads.take_turn(_with_threads(living))
         self._announce(living, mains, turn)
@@ -153,7 +151,7 @@ class ProcessReader:
             self._read_counters(entry, now)
         self._look_at_threads(living, mains, turn, now)
         blocked = self._blocked(now, deadline_s)
-        return tuple(describe(entry, blocked.get(entry.key), now) for entry in self._mine)
+        return tuple(describe(entry, blocked.get(entry.key), now) for entry in self.mine)
 
     def memory(self) -> ProcessMemory:
         """What `remember` of the next agent takes. Kernel threads are met again for next to nothing."""
@@ -188,7 +186,7 @@ class ProcessReader:
     def environ_of(self, job_id: str) -> Mapping[str, str]:
         """What some process of the job's owner has in its environment (the variables of jobs.ENVIRONMENT);
         empty if nothing is known."""
-        for entry in self._mine:
+        for entry in self.mine:
             environ = entry.known.environ or {}
             if self._speaks_for(entry, job_id) and "SLURM_JOB_ID" in environ:
                 return environ
@@ -203,10 +201,6 @@ class ProcessReader:
         owner = self.owners.get(job_id)
         return known.uid == owner if owner is not None else member.by == BY_SLURM
 
-    def directives(self) -> tuple[JobDirectives, ...]:
-        """What the owners of the jobs here want of the watchdog."""
-        return directives_of(self._mine, self.owners)
-
     def details_of(self, pid: int, start_ticks: int) -> ProcessFacts | None:
         """What was learnt of a process when it was met; None if it is gone."""
         entry = self.table.by_key(pid, start_ticks)
@@ -216,7 +210,7 @@ class ProcessReader:
         """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they
         exist, nobody looked."""
         found: dict[str, None] = {}
-        for entry in self._mine:
+        for entry in self.mine:
             if self._speaks_for(entry, job_id) and entry.member and entry.member.role is Role.RANK:
                 found |= dict.fromkeys(entry.known.checkpoint_directories)
         return tuple(found)[:MAX_DIRECTORIES]
@@ -225,7 +219,7 @@ class ProcessReader:
         """Where the job's lowest rank on this node was started; None while that is not known."""
         ranks = [
             (entry.member.rank or 0, entry.known.cwd)
-            for entry in self._mine
+            for entry in self.mine
             if self._speaks_for(entry, job_id)
             and entry.member is not None
             and entry.member.role is Role.RANK
@@ -237,7 +231,7 @@ class ProcessReader:
         """Who belongs where. Of a crowd, those with descendants aside, that was decided before,
         unless `all_again`."""
         entries = self.table.entries
-        watched = {entry.known.pid for entry in self._mine if not entry.crowd}
+        watched = {entry.known.pid for entry in self.mine if not entry.crowd}
         for entry in entries.values():
             if entry.crowd and (all_again or self._has_new_owner(entry)):
                 entry.crowd = False
@@ -254,8 +248,8 @@ class ProcessReader:
         members = [entry for entry in entries.values() if entry.member is not None and not entry.crowd]
         for pid in pick_crowd(members, watched):
             entries[pid].crowd = True
-        self._mine = [entry for entry in members if not entry.crowd]
-        ranks = [entry.known.pid for entry in self._mine if entry.member and entry.member.role is Role.RANK]
+        self.mine = [entry for entry in members if not entry.crowd]
+        ranks = [entry.known.pid for entry in self.mine if entry.member and entry.member.role is Role.RANK]
         self.files.keep(
             path
             for pid in ranks
@@ -267,9 +261,9 @@ class ProcessReader:
 
     def _note_error_files(self) -> None:
         """Who is gone is asked about, too; of jobs that nobody has here any more nothing is kept."""
-        here = {entry.member.job_id for entry in self._mine if entry.member is not None} | self.owners.keys()
+        here = {entry.member.job_id for entry in self.mine if entry.member is not None} | self.owners.keys()
         self._error_files = {job: files for job, files in self._error_files.items() if job in here}
-        for entry in self._mine:
+        for entry in self.mine:
             member, path = entry.member, dict(entry.known.settings).get(ERROR_FILE, "")
             if member is None or member.role is not Role.RANK or not path.startswith("/"):
                 continue

@@ -98,7 +98,7 @@ def test_one_of_a_crowd_that_hangs_is_watched_from_then_on() -> None:
         mine.table.look(float(now), 20)
     assert mine.table.changed
     mine._assign(False, {})
-    assert mine.table.entries[last] in mine._mine
+    assert mine.table.entries[last] in mine.mine
     assert sum(each.crowd for each in mine.table.entries.values()) == 1000 - HELPERS_OF_JOB - 1
 
 
@@ -108,7 +108,7 @@ def test_a_crowd_that_has_become_small_is_none_any_more_when_it_is_decided_anew(
         mine.table._remove(pid)
     mine._assign(True, {})
     assert RECONSIDER_EVERY > 0 and not any(each.crowd for each in mine.table.entries.values())
-    assert len(mine._mine) == 100
+    assert len(mine.mine) == 100
 
 
 def test_a_crowd_of_a_job_that_has_another_owner_now_is_decided_on_anew() -> None:
@@ -137,9 +137,9 @@ def test_where_ranks_write_why_they_end_is_known_after_they_are_gone_and_as_long
         path = (("TORCHELASTIC_ERROR_FILE", f"/tmp/e/{number}/error.json"),)
         each.known = replace(each.known, settings=path)
         each.member = JobMember("7", "0", Role.RANK, rank=number, by=BY_SLURM)
-    read.owners, read._mine = {"7": MALLORY}, ranks
+    read.owners, read.mine = {"7": MALLORY}, ranks
     read._note_error_files()
-    read._mine = []
+    read.mine = []
     read._note_error_files()
     assert read.error_files_of("7") == {"/tmp/e/0/error.json": 0, "/tmp/e/1/error.json": 1}
     read.owners = {}

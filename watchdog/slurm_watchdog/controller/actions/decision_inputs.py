@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.good_checkpoint import resume_from
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.actions.owned_paths import OwnedPaths
 from slurm_watchdog.controller.incidents.judge import proves_stuck
@@ -15,7 +15,7 @@ from slurm_watchdog.controller.policy.by_user import Trouble, crowd_of, in_troub
 from slurm_watchdog.controller.policy.guards import is_storm, is_storm_of_one
 from slurm_watchdog.controller.policy.lost_mounts import broken_under, lost_mounts
 from slurm_watchdog.controller.policy.placement import freed_by, suspect_nodes
-from slurm_watchdog.controller.policy.policy_input import PolicyInput, with_process
+from slurm_watchdog.controller.policy.policy_input import Moment, PolicyInput, with_process
 from slurm_watchdog.controller.policy.rules import Rule, permit, rule_for
 from slurm_watchdog.controller.ports.given import DecisionPorts
 from slurm_watchdog.detect.registry import spec_of
@@ -29,22 +29,11 @@ from slurm_watchdog.model.supervisor import may_be_named
 HISTORY_S = 7 * 86400.0  # Attempts on a job are counted over a week, Slurm's usual longest time limit.
 
 
-@dataclass
-class TickContext:
-    """What is the same for every incident of one look; `recent` grows with what is allowed meanwhile."""
+class TickContext(Moment):
+    """With what the policy is given of it for one incident at a time."""
 
-    wall: float
-    paused: str | None
-    blind: str | None
-    recent: list[Decision]
-    running_jobs: int
-    nodes_known: int
-    nodes_silent: int
-    drained_by_us: int
-    users_running: int
     in_trouble: Trouble  # Jobs with an incident of a kind that fires and that nothing explains, by their users.
     crash_loops: dict[str, str]  # Job -> the summary of its crash loop.
-    suspects: tuple[tuple[str, str], ...]  # Nodes that fail again and again, with why.
     outages: tuple[Incident, ...]  # Of filesystems.
     full: tuple[Incident, ...]  # About filesystems without space left.
     faults: dict[str, list[Incident]]  # Node -> incidents of its hardware that may exclude it.
@@ -88,7 +77,7 @@ class DecisionInputs:
         self._decided_mono = {each: at for each, at in self._decided_mono.items() if now - at < HISTORY_S}
         paused = self._journal.paused()
         return TickContext(
-            wall=wall,
+            now_wall=wall,
             paused=None if paused is None else (paused[0] or "no reason given"),
             blind=self._blind(now),
             recent=[self._undated(each, wall, now) for each in self._journal.decisions_since(wall - HISTORY_S)],
@@ -104,6 +93,7 @@ class DecisionInputs:
                 if each.kind == IncidentKind.CRASH_LOOP and each.state is IncidentState.FIRING
                 for job_id in each.job_ids
             },
+            nodes=self._cluster.slurm_nodes,
             suspects=suspect_nodes(self._judgement.incidents),
             outages=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.FILESYSTEM_OUTAGE),
             full=tuple(each for each in self._judgement.incidents if each.kind == IncidentKind.DISK_FULL),
@@ -123,36 +113,28 @@ class DecisionInputs:
         storm_at = max((at for at in storms if at is not None), default=None)
         progress = None if view is None else view.progress
         stuck = None if job is None else proves_stuck(self._judgement.incidents, job.job_id)
-        return PolicyInput(
+        return picked(
+            PolicyInput,
+            context,
+            *Moment.__struct_fields__,
             incident=incident,
             config=self.config,
-            now_wall=context.wall,
             rule=self.rule(incident.kind, job),
             job=job,
-            paused=context.paused,
-            blind=context.blind,
-            recent=tuple(context.recent),
             busy=job is not None and self._is_busy(job.job_id),
-            running_jobs=context.running_jobs,
-            users_running=context.users_running,
             jobs_in_trouble=crowd.own,
             users_in_trouble=crowd.users,
-            nodes_known=context.nodes_known,
-            nodes_silent=context.nodes_silent,
             mounts_stalled=_mounts_of(incident, context.outages),
             full=_mounts_of(incident, context.full),
             step=None if progress is None else progress.known_step,
             step_s=None if progress is None else progress.step_s,
             loop_turns=self._turns(incident.kind, view),
-            nodes=self._cluster.slurm_nodes,
             why_held=self._judgement.why_held(incident.id),
             hang=None if stuck is None else stuck.id,
             crash_loop=None if job is None else context.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,
-            drained_by_us=context.drained_by_us,
             supervisor=None if job is None else self._cluster.supervisors.of(job, now),
             resume_from=self._resume_from(view),
-            suspects=context.suspects,
             switch_unknown="" if job is None else self._paths.why_switch_unknown(job, now),
             waits_behind=tuple(each.job_id for each in freed_by(job, self._cluster.jobs.values())) if job else (),
             switch_of_others="" if job is None else self._paths.switch_of_others(job)[0],

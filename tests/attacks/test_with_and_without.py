@@ -545,7 +545,7 @@ ROWS = {
     "mounts that never answer": Row("H5", "user", mounts_that_never_answer, (("slurm_watchdog.agent.workers.admission.Admission._may_have", yes), ("slurm_watchdog.agent.workers.admission.KEPT_FREE", 0), ("slurm_watchdog.agent.workers.admission.MAX_HUNG_OF_GROUP", 1000))),
     "thousands of new processes": Row("H5", "user", thousands_of_new_processes, (("slurm_watchdog.agent.processes.identity_cache.fair_share", lambda rows, limit, *_: (tuple(rows[:limit]), {})),)),
     "memory after the call": Row("L2", "user", memory_after_the_call, (("slurm_watchdog.agent.processes.identify._check_in_call", yes),)),
-    "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.child_state.why_no_answer", nothing),)),
+    "a child is stopped": Row("M1", "user", stopped_child, (("slurm_watchdog.agent.workers.worker.why_no_answer", nothing),)),
     "a pickle for a dump": Row("L12", "user", pickle_for_a_dump, (("slurm_watchdog.parse.flight_recorder_format._NoNames", pickle.Unpickler),)),
     "a debugger's output": Row("M2", "user", output_bomb, (("slurm_watchdog.agent.evidence.stacks.MAX_OUTPUT", 1 << 40),)),
     "empty lines in an error file": Row("H5", "user", empty_lines_in_an_error_file, (("slurm_watchdog.parse.error_file._FRAME", re.compile(r'^\s*File "(.+)", line (\d+), in (.+)$', re.MULTILINE)),)),

@@ -46,7 +46,6 @@ from slurm_watchdog.model.usage import Resource
 from slurm_watchdog.nodetest.judge import Fault, Figure, Line, measured, parse_line
 from slurm_watchdog.parse.error_file import parse_error_file, parse_fatal_error
 from slurm_watchdog.parse.flight_recorder import parse_flight_recorder
-from slurm_watchdog.parse.kernel_log.file import read_messages
 from slurm_watchdog.parse.kernel_log.line import is_interesting, parse_message
 from slurm_watchdog.parse.kernel_log.prefix import parse_record, readable
 from slurm_watchdog.parse.nccl_ras import parse_ras
@@ -54,6 +53,7 @@ from slurm_watchdog.parse.stacks.py_spy_json import why_broken
 from slurm_watchdog.parse.stacks.text import parse_stacks
 from slurm_watchdog.slurm.accounting import FIELDS, OPTIONAL, parse_accounting, without
 from tests.builders import megatron_dumps
+from tests.builders.kernel_messages import read_messages
 from tests.builders.links import INTERFACE, ROCE
 from tests.builders.stacks import INIT, LOADER, LOCK, REDUCE, SAVE, text_of
 

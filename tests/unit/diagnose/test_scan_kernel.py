@@ -18,7 +18,8 @@ from slurm_watchdog.diagnose.kernel_log.verdict import JudgedLine, judge_file
 from slurm_watchdog.knowledge.kernel_causes import ENDS, RULES
 from slurm_watchdog.knowledge.kernel_signatures import SIGNATURES
 from slurm_watchdog.knowledge.xids import XIDS
-from slurm_watchdog.parse.kernel_log.file import kernel_text_of, parse_time, read_messages
+from slurm_watchdog.parse.kernel_log.file import kernel_text_of, parse_time
+from tests.builders.kernel_messages import read_messages
 
 
 def scan_kernel(paths: list[str], *, as_json: bool) -> object:

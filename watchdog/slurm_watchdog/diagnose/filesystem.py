@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import msgspec
+from typing import NamedTuple
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.redact import MASK
@@ -67,17 +67,18 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
     scopes = {uid: _scope(nodes, answers[uid]) for uid, nodes in nodes_of.items()} or {
         -1: _scope(set(), _answers(fresh, None))
     }
-    all_answers = [*answers.values()] or [_answers(fresh, None)]
+    together = zip(*(answers.values() or [_answers(fresh, None)]), strict=True)
+    answering, unanswering, strangers = (tuple(sorted(frozenset[str]().union(*each))) for each in together)
     return Assessment(
         scope=_common(list(scopes.values()), set().union(*nodes_of.values())),
         blocked_s=max((blocked_call(p).seconds for p in filesystem.blocked), default=0.0),
-        answering=tuple(sorted(set().union(*(each.answering for each in all_answers)))),
-        unanswering=tuple(sorted(set().union(*(each.unanswering for each in all_answers)))),
-        strangers=tuple(sorted(set().union(*(each.strangers for each in all_answers)))),
+        answering=answering,
+        unanswering=unanswering,
+        strangers=strangers,
     )
 
 
-class _Answers(msgspec.Struct, frozen=True):
+class _Answers(NamedTuple):
     """What nodes said to one user, or to nobody's child: whether they reach the filesystem."""
 
     answering: frozenset[str]

@@ -140,13 +140,13 @@ def _gpus(ranks: Sequence[RankFacts]) -> Iterable[Difference]:
     where = {facts.rank: facts.node for facts, _ in having}
     for measure in MEASURES:
         values = {facts.rank: value for facts, gpu in having if (value := measure.get(gpu)) is not None}
-        yield from _far("gpu", measure, values, where)
+        yield from _far(measure, values, where)
     for name, get in EQUALS:
         words = {facts.rank: word for facts, gpu in having if (word := get(gpu)) is not None}
         yield from _odd("gpu", name, words, where)
 
 
-def _far(kind: str, measure: _Measure, values: Mapping[int, float], where: Mapping[int, str]) -> Iterable[Difference]:
+def _far(measure: _Measure, values: Mapping[int, float], where: Mapping[int, str]) -> Iterable[Difference]:
     if len(values) < MIN_PEERS:
         return
     middle = median(values.values())
@@ -154,7 +154,7 @@ def _far(kind: str, measure: _Measure, values: Mapping[int, float], where: Mappi
     if not far or len(far) > max(1, MAX_ODD * len(values)):
         return
     for word, members in _by_value({rank: measure.say(value) for rank, value in far.items()}).items():
-        yield _difference(kind, measure.name, word, measure.say(middle), members, where, len(values))
+        yield _difference("gpu", measure.name, word, measure.say(middle), members, where, len(values))
 
 
 def _environments(ranks: Sequence[RankFacts]) -> Iterable[Difference]:

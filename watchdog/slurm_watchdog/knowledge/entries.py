@@ -152,20 +152,20 @@ class Fields(msgspec.Struct):
                 self._wrong(f"needle {each!r} has capital letters: it is searched for in the line in lower case")
         return found
 
-    def expression(self, key: str, flags: int, *, required: bool = True) -> re.Pattern[str]:
-        """The lines of `key`, which are alternatives, as one expression; one that matches nothing if it is wrong."""
-        text = self.alternatives(key, required=required)
+    def expression(self, flags: int) -> re.Pattern[str]:
+        """The lines of `pattern`, which are alternatives, as one expression; one that matches nothing if it is wrong."""
+        text = self.alternatives("pattern")
         if self.late:
             return late_regex(text, flags)
         try:
             return re.compile(text, flags)
         except (re.error, RecursionError, OverflowError) as error:
-            self._wrong(f"`{key}` is not a valid regular expression: {error}")
+            self._wrong(f"`pattern` is not a valid regular expression: {error}")
             return re.compile(r"(?!)")
 
-    def alternatives(self, key: str, *, required: bool = True) -> str:
+    def alternatives(self, key: str) -> str:
         """The lines of `key`, which are alternatives, as the text of one expression, not compiled."""
-        text = "|".join(self.texts(key, required=required))
+        text = "|".join(self.texts(key, required=True))
         for name in dict.fromkeys(_PART.findall(text)):
             if name not in self.parts:
                 known = ", ".join(sorted(self.parts)) or "none"

@@ -54,7 +54,7 @@ def kernel_row(fields: Fields) -> Signature:
         fields.name(),
         heads,
         needles,
-        fields.expression("pattern", re.IGNORECASE),
+        fields.expression(re.IGNORECASE),
         severity,
         fields.flag("excludes_node"),
         fields.flag("consequence"),

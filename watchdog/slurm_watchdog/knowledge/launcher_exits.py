@@ -114,7 +114,7 @@ class EndingRow(Struct, kw_only=False):
 
 def ending_row(fields: Fields) -> EndingRow:
     """The row of a section [ending NAME]."""
-    return EndingRow(fields.expression("pattern", 0), fields.flag("each"))
+    return EndingRow(fields.expression(0), fields.flag("each"))
 
 
 _ROWS: tuple[EndingRow, ...] = read_shipped("launcher_exits.conf", {"ending": ending_row})["ending"]

@@ -55,7 +55,7 @@ def log_row(fields: Fields) -> LogRow:
     signature = Signature(
         fields.name(),
         fields.needles(),
-        fields.expression("pattern", re.IGNORECASE),
+        fields.expression(re.IGNORECASE),
         fields.flag("consequence"),
     )
     return LogRow(signature, fields.text("means"), fields.choices("group", GROUPS))

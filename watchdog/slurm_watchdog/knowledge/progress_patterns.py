@@ -63,7 +63,7 @@ def progress_row(fields: Fields) -> ProgressRow:
     pattern = Pattern(
         fields.name(),
         fields.needles(),
-        fields.expression("pattern", re.IGNORECASE if any_case else 0),
+        fields.expression(re.IGNORECASE if any_case else 0),
         counted,
         fields.flag("in_epoch"),
         fields.number("first_epoch"),
@@ -78,7 +78,7 @@ def sign_row(fields: Fields) -> Sign:
     return Sign(
         fields.name(),
         fields.needles(),
-        fields.expression("pattern", 0 if exact else re.IGNORECASE),
+        fields.expression(0 if exact else re.IGNORECASE),
         fields.choice("phase", PHASES, required=not complete) or None,
         complete,
     )

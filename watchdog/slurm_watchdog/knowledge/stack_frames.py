@@ -54,13 +54,9 @@ def operation_words(name: str) -> frozenset[str]:
     return frozenset(part.lower() for part in parts)
 
 
+@lru_cache(maxsize=8192)
 def has_word(name: str, words: tuple[str, ...]) -> bool:
     """Whether one of the words of a name is in `words`."""
-    return _matches(name, words)
-
-
-@lru_cache(maxsize=8192)
-def _matches(name: str, words: tuple[str, ...]) -> bool:
     found = operation_words(name)
     return not found.isdisjoint(words) or any(
         word.startswith(stem[:-1]) for stem in words if stem.endswith("*") for word in found

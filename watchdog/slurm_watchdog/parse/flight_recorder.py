@@ -27,11 +27,10 @@ def is_active_only(dump: Dump) -> bool:
     entries = dump.entries
     if any(each.finished for each in entries):
         return False
-    return _has_gaps(entries) or _lacks_newest(dump) or (entries[:1] != [] and _begins_late(dump))
-
-
-def _begins_late(dump: Dump) -> bool:
-    return dump.entries[0].record_id > 0 and bool(dump.pg_status) and not loses_unfinished(dump)
+    if _has_gaps(entries) or _lacks_newest(dump):
+        return True
+    begins_late = bool(entries) and entries[0].record_id > 0
+    return begins_late and bool(dump.pg_status) and not loses_unfinished(dump)
 
 
 def _lacks_newest(dump: Dump) -> bool:

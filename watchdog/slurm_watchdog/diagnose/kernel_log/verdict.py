@@ -34,28 +34,20 @@ TRACE_LINES = 80  # Lines after a stuck task in which its call trace is looked f
 WITHIN_LINES = 5000  # What is near where lines have no time.
 
 
-class JudgedLine(msgspec.Struct, frozen=True):
+class JudgedLine(msgspec.Struct):
     """One line with a fact, and how it stands to the others."""
 
     number: int
     node: str | None
     class_name: str
     fact: KernelFact
-    role: Role
-    may_exclude_node: bool
+    time_s: float | None
+    role: Role = "cause"
+    may_exclude_node: bool = False
     because_of: int | None = None  # Line of the cause, for a consequence whose cause is in the file.
     over_at: int | None = None  # Line that says that it is over.
     waits_for: str | None = None  # For a stuck task: what its call trace names.
     gpu: str | None = None  # UUID if the file tells it, else the GPU's address; None if it is about no GPU.
-
-
-class _Entry(msgspec.Struct):
-    message: Message
-    fact: KernelFact
-    class_name: str
-    waits_for: str | None = None
-    because_of: int | None = None
-    over_at: int | None = None
 
 
 class KernelVerdict(msgspec.Struct, frozen=True):
@@ -75,7 +67,9 @@ def judge_file(messages: Iterable[Message]) -> KernelVerdict:
         _mark_ends(ordered)
         _mark_causes(ordered)
     remote |= _remote_disks(entries)
-    return KernelVerdict(tuple(_judge_line(entry, uuids, remote) for entry in entries), counted, dropped)
+    for entry in entries:
+        _judge_line(entry, uuids, remote)
+    return KernelVerdict(tuple(entries), counted, dropped)
 
 
 def class_of(fact: KernelFact) -> str:
@@ -91,10 +85,10 @@ def class_of(fact: KernelFact) -> str:
 
 def _collect(
     messages: Iterable[Message], remote: set[tuple[str | None, str]]
-) -> tuple[list[_Entry], dict[tuple[str | None, str], str], int, int]:
-    entries: list[_Entry] = []
+) -> tuple[list[JudgedLine], dict[tuple[str | None, str], str], int, int]:
+    entries: list[JudgedLine] = []
     uuids: dict[tuple[str | None, str], str] = {}
-    tracing: dict[str | None, tuple[_Entry, int]] = {}
+    tracing: dict[str | None, tuple[JudgedLine, int]] = {}
     counted = dropped = 0
     for message in messages:
         counted += 1
@@ -110,7 +104,8 @@ def _collect(
         if len(entries) >= MAX_LINES:
             dropped += 1
             continue
-        entry = _Entry(message, fact, f"xid_{fact.xid}" if fact.xid is not None else fact.name)
+        name = f"xid_{fact.xid}" if fact.xid is not None else fact.name
+        entry = JudgedLine(message.number, message.node, name, fact, message.time_s)
         entries.append(entry)
         if fact.name in STUCK:
             tracing[message.node] = (entry, TRACE_LINES)
@@ -121,7 +116,7 @@ _TRACE = tuple((name, late_regex(pattern)) for name, pattern in TRACE_WORDS)
 _RANK = {name: index for index, (name, _) in enumerate(TRACE_WORDS)}
 
 
-def _follow_trace(tracing: dict[str | None, tuple[_Entry, int]], message: Message) -> None:
+def _follow_trace(tracing: dict[str | None, tuple[JudgedLine, int]], message: Message) -> None:
     """Takes in one line after a stuck task: the most telling word of its call trace is kept."""
     current = tracing.get(message.node)
     if current is None:
@@ -138,16 +133,16 @@ def _follow_trace(tracing: dict[str | None, tuple[_Entry, int]], message: Messag
             return
 
 
-def _by_node(entries: Sequence[_Entry]) -> Iterator[list[_Entry]]:
-    nodes: dict[str | None, list[_Entry]] = defaultdict(list)
+def _by_node(entries: Sequence[JudgedLine]) -> Iterator[list[JudgedLine]]:
+    nodes: dict[str | None, list[JudgedLine]] = defaultdict(list)
     for entry in entries:
-        nodes[entry.message.node].append(entry)
+        nodes[entry.node].append(entry)
     yield from nodes.values()
 
 
-def _in_time(entries: list[_Entry]) -> list[_Entry]:
+def _in_time(entries: list[JudgedLine]) -> list[JudgedLine]:
     """Oldest first: `journalctl -r` and `tac` turn a log round."""
-    times = [entry.message.time_s for entry in entries if entry.message.time_s is not None]
+    times = [entry.time_s for entry in entries if entry.time_s is not None]
     falls = sum(after < before for before, after in pairwise(times))
     rises = sum(after > before for before, after in pairwise(times))
     return entries[::-1] if falls > 4 * rises and falls > 0 else entries
@@ -156,8 +151,8 @@ def _in_time(entries: list[_Entry]) -> list[_Entry]:
 # ---------------------------------------------------------------------------------------- what ends, what follows
 
 
-def _mark_ends(entries: Sequence[_Entry]) -> None:
-    open_now: dict[tuple[str, str | None], list[_Entry]] = defaultdict(list)
+def _mark_ends(entries: Sequence[JudgedLine]) -> None:
+    open_now: dict[tuple[str, str | None], list[JudgedLine]] = defaultdict(list)
     begins = {name for names in ENDS.values() for name in names}
     for entry in entries:
         for thing in things_of(entry.fact):
@@ -165,10 +160,10 @@ def _mark_ends(entries: Sequence[_Entry]) -> None:
                 open_now[entry.class_name, thing].append(entry)
             for name in ENDS.get(entry.class_name, ()):
                 for each in open_now.pop((name, thing), ()):
-                    each.over_at = entry.message.number
+                    each.over_at = entry.number
 
 
-def _mark_causes(entries: Sequence[_Entry]) -> None:
+def _mark_causes(entries: Sequence[JudgedLine]) -> None:
     for rule in RULES:
         causes = [index for index, entry in enumerate(entries) if _named(entry.class_name, rule.causes)]
         if not causes:
@@ -177,15 +172,15 @@ def _mark_causes(entries: Sequence[_Entry]) -> None:
             if entry.because_of is None and _named(entry.class_name, rule.effects):
                 found = _cause_of(index, entries, causes, rule)
                 if found is not None:
-                    entry.because_of = entries[found].message.number
+                    entry.because_of = entries[found].number
     _point_to_roots(entries)
 
 
-def _point_to_roots(entries: Sequence[_Entry]) -> None:
+def _point_to_roots(entries: Sequence[JudgedLine]) -> None:
     """What follows from a consequence follows from its cause."""
-    by_number = {entry.message.number: entry for entry in entries}
+    by_number = {entry.number: entry for entry in entries}
     for entry in entries:
-        passed = {entry.message.number}
+        passed = {entry.number}
         while entry.because_of is not None:
             further = by_number[entry.because_of].because_of
             if further is None or further in passed:
@@ -201,7 +196,7 @@ def _named(name: str, patterns: tuple[str, ...]) -> bool:
 NEAREST = 50  # Candidates that are looked at on each side of a line.
 
 
-def _cause_of(index: int, entries: Sequence[_Entry], causes: Sequence[int], rule: Rule) -> int | None:
+def _cause_of(index: int, entries: Sequence[JudgedLine], causes: Sequence[int], rule: Rule) -> int | None:
     """The nearest cause before the line, else, if the rule allows, the nearest after it."""
     effect = entries[index]
     if rule.waits_for and effect.waits_for is not None and effect.waits_for not in rule.waits_for:
@@ -211,20 +206,20 @@ def _cause_of(index: int, entries: Sequence[_Entry], causes: Sequence[int], rule
     after = causes[at : at + NEAREST] if rule.either else ()
     for each in (*before, *after):
         cause = entries[each]
-        if each == index or cause.because_of == effect.message.number:
+        if each == index or cause.because_of == effect.number:
             continue
-        if _near(effect.message, cause.message, rule.within_s) and _same_thing(effect, cause, rule):
+        if _near(effect, cause, rule.within_s) and _same_thing(effect, cause, rule):
             return each
     return None
 
 
-def _near(one: Message, other: Message, within_s: float) -> bool:
+def _near(one: JudgedLine, other: JudgedLine, within_s: float) -> bool:
     if one.time_s is not None and other.time_s is not None:
         return abs(one.time_s - other.time_s) <= within_s
     return abs(one.number - other.number) <= WITHIN_LINES
 
 
-def _same_thing(effect: _Entry, cause: _Entry, rule: Rule) -> bool:
+def _same_thing(effect: JudgedLine, cause: JudgedLine, rule: Rule) -> bool:
     if rule.same == "node":
         return True
     if rule.same == "gpu":
@@ -292,17 +287,17 @@ ELSEWHERE_NEEDLES = (
 """One of them is in each lower-cased line that _ELSEWHERE matches."""
 
 
-def _remote_disks(entries: Sequence[_Entry]) -> set[tuple[str | None, str]]:
+def _remote_disks(entries: Sequence[JudgedLine]) -> set[tuple[str | None, str]]:
     """(node, disk) of disks that are reached over a network, and (node, "sd") where a SAN is seen, whose
     disks are called sd, too."""
     remote: set[tuple[str | None, str]] = set()
     for entry in entries:
         if entry.class_name == "nvme_fabric" and entry.fact.device:
-            remote.add((entry.message.node, entry.fact.device))
+            remote.add((entry.node, entry.fact.device))
         elif entry.class_name == "disk_error" and _NO_PATH.search(entry.fact.message):
-            remote.add((entry.message.node, re.sub(r"n\d+$", "", entry.fact.device or "")))
+            remote.add((entry.node, re.sub(r"n\d+$", "", entry.fact.device or "")))
         elif entry.class_name in ("iscsi_error", "multipath_failed"):
-            remote.add((entry.message.node, "sd"))
+            remote.add((entry.node, "sd"))
     return remote
 
 
@@ -316,8 +311,8 @@ def broken_disk(fact: KernelFact | NodeEvent) -> str | None:
     return disk if disk is not None and _PHYSICAL.fullmatch(disk) else None
 
 
-def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> bool:
-    disk, node = broken_disk(entry.fact), entry.message.node
+def _is_local_failure(entry: JudgedLine, remote: set[tuple[str | None, str]]) -> bool:
+    disk, node = broken_disk(entry.fact), entry.node
     if disk is None:
         return False
     if disk.startswith("sd"):
@@ -326,30 +321,20 @@ def _is_local_failure(entry: _Entry, remote: set[tuple[str | None, str]]) -> boo
     return controller is None or (node, controller[0]) not in remote
 
 
-def _is_behind_fatal(entry: _Entry) -> bool:
-    """Whether a port of PCIe could not be recovered after a fatal error of its own; after any other error the line
-    only says that a driver has no handler for it."""
-    return entry.class_name == "pcie_recovery_failed" and entry.because_of is not None
-
-
 def _judge_line(
-    entry: _Entry, uuids: dict[tuple[str | None, str], str], remote: set[tuple[str | None, str]]
-) -> JudgedLine:
+    entry: JudgedLine, uuids: dict[tuple[str | None, str], str], remote: set[tuple[str | None, str]]
+) -> None:
     fact = entry.fact
-    exclude = fact.may_exclude_node or _is_local_failure(entry, remote) or _is_behind_fatal(entry)
-    if entry.over_at is not None:
-        exclude = False  # the device was reset and works again
-    role: Role = "cause"
+    # A port of PCIe could not be recovered after a fatal error of its own; after any other error the line only says
+    # that a driver has no handler for it.
+    behind_fatal = entry.class_name == "pcie_recovery_failed" and entry.because_of is not None
+    exclude = fact.may_exclude_node or _is_local_failure(entry, remote) or behind_fatal
+    entry.may_exclude_node = exclude and entry.over_at is None  # else the device was reset and works again
     if fact.severity is FaultSeverity.INFO:
-        role = "news"
+        entry.role = "news"
     elif entry.because_of is not None or fact.consequence:
-        role = "consequence"
-    gpu = fact.gpu
-    if gpu is None and fact.pci_bus_id and (fact.xid is not None or fact.name.startswith(("gpu_", "amdgpu_"))):
-        gpu = uuids.get((entry.message.node, fact.pci_bus_id), fact.pci_bus_id)
-    return JudgedLine(
-        number=entry.message.number, node=entry.message.node, class_name=class_of(fact), fact=replace(fact,
-        gpu=gpu), role=role,
-        may_exclude_node=exclude, because_of=entry.because_of, over_at=entry.over_at,
-        waits_for=entry.waits_for, gpu=gpu,
-    )  # fmt: skip
+        entry.role = "consequence"
+    entry.gpu = fact.gpu
+    if fact.gpu is None and fact.pci_bus_id and (fact.xid is not None or fact.name.startswith(("gpu_", "amdgpu_"))):
+        entry.gpu = uuids.get((entry.node, fact.pci_bus_id), fact.pci_bus_id)
+    entry.class_name, entry.fact = class_of(fact), replace(fact, gpu=entry.gpu)

@@ -148,13 +148,10 @@ def is_everybody(ranks: Sequence[int], alike: Sequence[FoundError], case: LogCas
     if len(ranks) < 2:
         locals_ = {(error.who.local, error.who.host) for error in alike}
         hosts = {error.who.host for error in alike} - {None}
-        return len(locals_) >= 3 or len(hosts) >= max(2, ALIKE_SHARE * len(_hosts_that_speak(case)))
+        speak = {line.who.host for source in case.sources for line in source.digest.lines} - {None}
+        return len(locals_) >= 3 or len(hosts) >= max(2, ALIKE_SHARE * len(speak))
     world = case.ranks.world or len(case.ranks.seen) or len(ranks)
     return len(ranks) >= max(3, ALIKE_SHARE * world) or len(ranks) >= world > 1
-
-
-def _hosts_that_speak(case: LogCase) -> set[str]:
-    return {line.who.host for source in case.sources for line in source.digest.lines if line.who.host is not None}
 
 
 def place_in_table(error: FoundError, ranks: Ranks) -> None:

@@ -87,9 +87,11 @@ def first_to_end(ranks: Ranks, felt: Felt, cut: int | None, counts: Callable[[in
     said = [end for end in (*_of_launchers(ranks), *_of_slurm(ranks, felt != NOBODY_FELT)) if counts(end.line)]
     ends = _not_in_order(_by_whom(said if cut is None else [end for end in said if end.line < cut]))
     first = _by_themselves(ends)
-    victims = [end for end in first if not end.how.first_hand and _has_felt(end, felt)]
+    by_itself = [end for end in first if end.how.first_hand]
+    victims = [e for e in first if e not in by_itself and (e.how.rank in felt.ranks or e.how.code in felt.codes)]
     lost_at = min((end.at for end in victims if end.at is not None), default=None)
-    known = [end for end in first if end not in victims and not _is_later(end, lost_at)]
+    lost_s = float("inf") if lost_at is None else lost_at + SAME_S
+    known = [e for e in first if e in by_itself or (e not in victims and (e.at is None or e.at <= lost_s))]
     roots = [end for end in known if end.root]
     of_roots = {end.how.code for end in first if end.root}
     alike = _number([end for end in first if end.how.code in of_roots])
@@ -180,16 +182,6 @@ def _not_in_order(ends: Sequence[End]) -> list[End]:
         return own
     told = [end for end in ends if end.root] or list(ends)
     return told if _number(told) == 1 else []
-
-
-def _has_felt(end: End, felt: Felt) -> bool:
-    """Whether it ended because it had lost another one, or may have."""
-    return end.how.rank in felt.ranks or end.how.code in felt.codes
-
-
-def _is_later(end: End, lost_at: float | None) -> bool:
-    """Whether another one had lost its peer before this one ended."""
-    return not end.how.first_hand and lost_at is not None and end.at is not None and end.at > lost_at + SAME_S
 
 
 def _earliest(roots: list[End]) -> list[End]:

@@ -209,8 +209,9 @@ def _strip(
 ) -> tuple[str | None, str | None]:
     """The text without the first thing in front of it, which goes to `found`; None if there is nothing."""
     bare = text.lstrip() if found or level or _INDENTED_RANK.match(text) else text
-    for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF, _LOGGER):
-        match = regex.match(bare) if regex is not _LOGGER or _may_have_logger(found, level) else None
+    with_logger = bool(found or level) and found.keys().isdisjoint({"rank", "number"})
+    for regex in (_STAMP, _GLOG, _TORCH_OLD, _NEMO, _HF, *((_LOGGER,) if with_logger else ())):
+        match = regex.match(bare)
         if match and match.end():
             letter = match.groupdict().get("letter")
             word = match.groupdict().get("level")
@@ -257,10 +258,6 @@ def _strip(
             found.setdefault("_", True)
             return bare[match.end() :], level
     return None, level
-
-
-def _may_have_logger(found: dict[str, Any], level: str | None) -> bool:
-    return bool(found or level) and "rank" not in found and "number" not in found
 
 
 def _means_nobody(name: str, match: re.Match[str], found: dict[str, Any]) -> bool:

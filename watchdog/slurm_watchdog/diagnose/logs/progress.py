@@ -217,13 +217,14 @@ def _median_step(facts: Sequence[Fact]) -> float | None:
     return median(seconds for _, seconds in times) if times else None
 
 
-def read_changes(digest: Digest, shift: float = SHIFT) -> tuple[Change, ...]:
-    """Where the time of a step changed by `shift` or more and stayed so; of one batch size each."""
+def read_changes(digest: Digest) -> tuple[Change, ...]:
+    """Where the time of a step changed by SHIFT or more and stayed so; of one batch size each."""
     facts = main_facts(digest)
     if not facts or (facts[0].fact.pattern in AVERAGED and not _steps_taken(facts)):
         return ()
     times = step_times(facts)
-    excerpt = _is_excerpt(facts, [seconds for _, seconds in times])
+    # It begins in the middle of a run whose steps are long.
+    excerpt = _count(facts[0]) > EXCERPT_STEP and min((s for _, s in times), default=0.0) >= EXCERPT_STEP_S
     times = times if excerpt and len(times) < BASELINE else _without_first(times)
     logged = any(fact.fact.step_s for fact, _ in times) and facts[0].fact.pattern not in AVERAGED
     changes: list[Change] = []
@@ -231,14 +232,14 @@ def read_changes(digest: Digest, shift: float = SHIFT) -> tuple[Change, ...]:
         same = _thinned(whole if logged else _over_ticks(whole))
         values = [round(seconds, 6) for _, seconds in same]
         if len(values) >= BASELINE + CONFIRMED:
-            found = segments(tuple(values), shift)
+            found = segments(tuple(values), SHIFT)
             for before, after in pairwise(found):
                 changes.append(_change(same[after.begin][0], before.level, after.level))
         else:
-            split = _short_split(values, shift, excerpt)
+            split = _short_split(values, excerpt)
             if split is not None:
                 changes.append(_change(same[split][0], median(values[:split]), median(values[split:])))
-    return tuple(change for change in changes if abs(change.percent) >= 100 * shift * 0.8)
+    return tuple(change for change in changes if abs(change.percent) >= 100 * SHIFT * 0.8)
 
 
 def read_slower(digest: Digest) -> Change | None:
@@ -309,13 +310,8 @@ def _of_one_batch(times: list[tuple[Fact, float]]) -> list[list[tuple[Fact, floa
     return parts
 
 
-def _is_excerpt(facts: Sequence[Fact], values: Sequence[float]) -> bool:
-    """Whether it begins in the middle of a run whose steps are long."""
-    return _count(facts[0]) > EXCERPT_STEP and bool(values) and min(values) >= EXCERPT_STEP_S
-
-
-def _short_split(values: list[float], shift: float, excerpt: bool) -> int | None:
-    """In a short series: the place from which all values lie beyond all before it, by `shift` and far beyond
+def _short_split(values: list[float], excerpt: bool) -> int | None:
+    """In a short series: the place from which all values lie beyond all before it, by SHIFT and far beyond
     their scatter."""
     least_before, least_after = (EXCERPT_BEFORE, EXCERPT_AFTER) if excerpt else (LEAST_SPLIT, LEAST_SPLIT)
     for place in range(least_before, len(values) - least_after + 1):
@@ -324,7 +320,7 @@ def _short_split(values: list[float], shift: float, excerpt: bool) -> int | None
         apart = min(high) - max(low)
         spread = max(max(low) - min(low), max(high) - min(high))
         few = min(len(before), len(after)) < LEAST_SPLIT
-        if median(high) >= median(low) * (1 + shift) and apart > spread * (EXCERPT_APART if few else 1):
+        if median(high) >= median(low) * (1 + SHIFT) and apart > spread * (EXCERPT_APART if few else 1):
             return place
     return None
 
@@ -427,11 +423,11 @@ def read_loss_jump(digest: Digest) -> LossJump | None:
     )
 
 
-def read_no_number(digest: Digest, times: int = NAN_STEPS) -> NoNumber | None:
-    """The loss that is no number `times` in a row, up to the end of the log."""
+def read_no_number(digest: Digest) -> NoNumber | None:
+    """The loss that is no number NAN_STEPS times in a row, up to the end of the log."""
     facts = _with_loss(digest)
     alone, first_alone = digest.lone_losses
-    if not facts and alone >= times:
+    if not facts and alone >= NAN_STEPS:
         step = next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= first_alone), None)
         return NoNumber(line=first_alone, step=step, times=alone)
     bad = []
@@ -439,7 +435,7 @@ def read_no_number(digest: Digest, times: int = NAN_STEPS) -> NoNumber | None:
         if fact.fact.loss is None or not _is_no_number(fact):
             break
         bad.append(fact)
-    if len(bad) < times:
+    if len(bad) < NAN_STEPS:
         return None
     first = bad[-1]
     counted = (f.fact.step for f in reversed(main_facts(digest)) if f.line <= first.line)

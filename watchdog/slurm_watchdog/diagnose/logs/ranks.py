@@ -124,7 +124,9 @@ class Ranks(msgspec.Struct):
         """The global rank of who said a line; None if that is not certain."""
         if who.rank is not None:
             return who.rank
-        if who.number is not None and self._is_pid(who):
+        if who.number is not None and (
+            who.number >= (self.world or LIKELY_WORLD) or (who.host, who.number) in self.pids
+        ):
             return None  # a process's number
         if who.number is not None and who.host is None:
             return who.number if self.tasks_are_ranks else None
@@ -153,9 +155,6 @@ class Ranks(msgspec.Struct):
             return True
         several = any(row.rank != row.local for row in self.failures if row.rank is not None)
         return not several and max(self.seen, default=0) <= LOCAL_RANKS and (self.world or 0) <= LOCAL_RANKS
-
-    def _is_pid(self, who: Who) -> bool:
-        return (who.number or 0) >= (self.world or LIKELY_WORLD) or (who.host, who.number) in self.pids
 
     def host_of(self, who: Who, rank: int | None) -> str | None:
         """Where that was."""
@@ -344,8 +343,8 @@ def _read_words(lines: Iterable[Line], in_tables: Collection[str | None]) -> lis
     found: list[Failure] = []
     for line in lines:
         ending = ending_of(line.raw) or ending_of(line.text)
-        if ending is None or _of_torchruns_table(ending, line):
-            continue
+        if ending is None or (ending.host is None and ending.rank is None and "received by PID" in line.text):
+            continue  # `traceback : Signal 9 (SIGKILL) received by PID 4711`, in a row that is read as a whole
         pid = None if ending.pid is None else str(ending.pid)
         if pid is not None and pid in in_tables:
             continue
@@ -360,11 +359,6 @@ def _read_words(lines: Iterable[Line], in_tables: Collection[str | None]) -> lis
         first = not found and not ending.each
         found.append(Failure(line.number, first, host, rank, ending.local, ending.code, pid))
     return found
-
-
-def _of_torchruns_table(ending: Ending, line: Line) -> bool:
-    """`traceback : Signal 9 (SIGKILL) received by PID 4711`, in a row that is read as a whole."""
-    return ending.host is None and ending.rank is None and "received by PID" in line.text
 
 
 def _fill(row: Failure, key: str, value: str, line: Line) -> None:

@@ -50,11 +50,13 @@ def was_survived(error: FoundError, case: LogCase) -> bool:
     rises = rises_after(error, case)
     if rises >= ENOUGH_RISES or (rises and any(s.progress.trained_line is not None for s in case.sources)):
         return True
-    if error.retried and (is_root(error) or _is_warning_of_nccl(error)):
+    # NCCL may only warn that it did not reach a peer, who may not listen yet.
+    warns = not error.traceback and error.name == "peer_lost" and "NCCL WARN" in error.raw_text
+    if error.retried and (is_root(error) or warns):
         return True
     finished, trained = source.progress.finished_line, source.progress.trained_line
     later = trained is not None and trained > error.line + (0 if not is_root(error) else LONG_AFTER)
-    if trained is not None and later and _below_the_same(trained, error, source):
+    if trained is not None and later and error.line < trained <= _ends_at(error, source):
         return True  # an earlier try: the log continues to the end of training
     if (
         finished is not None
@@ -78,34 +80,20 @@ def _is_told(error: FoundError, source: Source) -> bool:
     return not any(each.line > error.line and not is_root(each) for each in source.errors)
 
 
-def _is_warning_of_nccl(error: FoundError) -> bool:
-    """Whether NCCL only warns that it did not reach a peer, who may not listen yet."""
-    return not error.traceback and error.name == "peer_lost" and "NCCL WARN" in error.raw_text
-
-
 def is_usual(alive: Sequence[FoundError], case: LogCase) -> bool:
     """Whether all that was not survived are exceptions of a type that their stream had survived often (code that a
     model wrote, samples that are skipped)."""
-    if not alive or any(error.name not in SOFT and not _is_of_a_child(error) for error in alive):
+    # A process with a name of its own may tell how one ended: that it survives itself.
+    soft = [e.name in SOFT or (e.who.pid is not None and e.name in OF_CHILDREN and not e.traceback) for e in alive]
+    if not alive or not all(soft):
         return False
     left = {id(error) for error in alive}
     survived = Counter(_sort(error) for error in case.errors if id(error) not in left)
     return all(survived[_sort(error)] >= USUAL for error in alive)
 
 
-def _is_of_a_child(error: FoundError) -> bool:
-    """Whether a process with a name of its own tells how one ended: that it survives itself."""
-    return error.who.pid is not None and error.name in OF_CHILDREN and not error.traceback
-
-
 def _sort(error: FoundError) -> tuple[int, Who, bool, str]:
     return error.source, error.who, error.traceback, error.text.partition(":")[0]
-
-
-def _below_the_same(line: int, error: FoundError, source: Source) -> bool:
-    """Whether a line stands below the same heading as an error, in a file that has headings: only then it
-    came later."""
-    return error.line < line <= _ends_at(error, source)
 
 
 def _ends_at(error: FoundError, source: Source) -> float:

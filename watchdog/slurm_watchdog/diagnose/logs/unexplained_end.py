@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.shortened import shortened
@@ -122,12 +122,12 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequenc
     by_place = {place: case.ranks.rank_of(error.who) for place, error in enumerate(timeouts)}
     if group_is_all(timeouts, case.ranks):
         by_place = {place: timeouts[place].group_rank if rank is None else rank for place, rank in by_place.items()}
-    suspects = suspects_of(
-        timeouts, by_place, case.ranks.seen, case.ranks.world, _ranks_that_logged(case, TIMED_OUT)
-    ) or lost_rank(felt_errors, case.ranks)
+    suspects = suspects_of(timeouts, by_place, case.ranks.seen, case.ranks.world, _timed_out(case)) or lost_rank(
+        felt_errors, case.ranks
+    )
     if suspects is not None and suspects.silent and case.ranks.files and not set(suspects.ranks) <= case.ranks.files:
         suspects = None  # its file is not here
-    logged_by = sorted({rank for rank in by_place.values() if rank is not None} | _ranks_that_logged(case, TIMED_OUT))
+    logged_by = sorted({rank for rank in by_place.values() if rank is not None} | _timed_out(case))
     line = suspects.line if suspects is not None else None
     first = next((error for error in timeouts if error.line == line), timeouts[0])
     name = "collective_mismatch" if suspects is not None and "another collective" in suspects.reason else first.name
@@ -148,9 +148,9 @@ def _of_timeouts(case: LogCase, timeouts: list[FoundError], felt_errors: Sequenc
     )  # fmt: skip
 
 
-def _ranks_that_logged(case: LogCase, names: Iterable[str]) -> frozenset[int]:
-    """The ranks that said so, of those whose lines are not all kept."""
-    return frozenset[int]().union(*(case.said.get(name, frozenset()) for name in names))
+def _timed_out(case: LogCase) -> frozenset[int]:
+    """The ranks that logged a timeout, of those whose lines are not all kept."""
+    return frozenset[int]().union(*(case.said.get(name, frozenset()) for name in TIMED_OUT))
 
 
 def _marked_dead(felt_errors: Sequence[FoundError]) -> str | None:

@@ -128,7 +128,7 @@ def _with_fields(record: dict[str, Any], said: str) -> str:
     stamp = _time_of(record)
     parts = [] if stamp is None or stamp_of(text.lstrip()[:60]) is not None else [f"{stamp} "]
     inner = _INNER_RANK.match(text)
-    rank = inner[1] if inner is not None else rank if _is_rank(rank) else None
+    rank = inner[1] if inner is not None else rank if str(rank).isdecimal() and len(str(rank)) < 7 else None
     host = host if isinstance(host, str) and _HOST.fullmatch(host) else None
     if host is not None and rank is not None:
         parts.append(f"[{host}/rank{rank}]: ")
@@ -140,10 +140,6 @@ def _with_fields(record: dict[str, Any], said: str) -> str:
     if isinstance(level, str) and level.upper() in _LEVELS and not _RAW.match(text):
         parts.append(f"{level.upper()} ")
     return "".join(parts) + text.replace("\r\n", "\n").replace("\n", LINE_END)
-
-
-def _is_rank(value: Any) -> bool:
-    return str(value).isdecimal() and len(str(value)) < 7
 
 
 def _field(record: dict[str, Any], keys: Sequence[str]) -> Any:

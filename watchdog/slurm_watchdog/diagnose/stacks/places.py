@@ -208,7 +208,7 @@ def main_thread(stack: ProcessStack) -> ThreadStack | None:
     with_script = [thread for thread in stack.threads if begins_program(thread.frames)]
     sole = stack.threads if len(stack.threads) == 1 else ()
     main: ThreadStack | None = next(iter((*named, *by_id, *with_script[:1], *sole)), None)
-    if main is None or not _idles(main):
+    if main is None or not any(_is_idle_loop(frame.function, frame.file) for frame in main.frames[:6]):
         return main
     trains = [each for each in stack.threads if each.frames and re.match(TRAINING_THREAD, each.name)]
     if trains:
@@ -395,10 +395,6 @@ def _autograd(stack: ProcessStack, main: ThreadStack) -> tuple[Place, tuple[Fram
         if place is not Place.OTHER:
             return place, frames, thread.frames
     return None
-
-
-def _idles(thread: ThreadStack) -> bool:
-    return any(_is_idle_loop(frame.function, frame.file) for frame in thread.frames[:6])
 
 
 @lru_cache(maxsize=8192)

@@ -110,11 +110,9 @@ def group_places(places: Sequence[RankPlace], found: RankAssignment) -> tuple[St
     stacks = {(d.node, d.pid, d.start_ticks): d for each in found.ranks for d in each.dumps[-1:]}
     groups: list[StackGroup] = []
     for (place, _), members in by_key.items():
-        members.sort(key=lambda p: (p.rank if p.rank >= 0 else 1 << 40, p.node, p.pid))
+        members = by_rank(members)
         shown = [tuple(map(frame_key, _shown(p.told_by or p.raw))) for p in members]
-        who = tuple(
-            Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None) for p in members
-        )
+        who = tuple(map(_who, members))
         threads = Counter(role for p in members if p.key in stacks for role in _roles(stacks[p.key]))
         groups.append(
             StackGroup(place=place, frames=min(shown)[:MAX_FRAMES], members=who, threads=tuple(sorted(threads.items())))
@@ -297,6 +295,10 @@ def culprit_of(p: RankPlace | Culprit, found: RankAssignment) -> Culprit:
     if p.gil_held_by and p.place not in WAITS_FOR_PEERS:
         reason += f"; the interpreter's lock is held by {p.gil_held_by}"
     reason += children_of(p, found)
+    return _who(p, reason)
+
+
+def _who(p: RankPlace, reason: str = "") -> Culprit:
     return Culprit(node=p.node or None, rank=p.rank if p.rank >= 0 else None, pid=p.pid or None, reason=reason)
 
 

@@ -79,11 +79,8 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
     still = frozenset(p.key for p in dumped if _stands_still(p, history))
     waiting, outside, crowd = sides(dumped, still)
     named = [
-        Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=_what_it_does(p))
-        for p in sorted(
-            [] if crowd and not _at_a_prompt(outside) else suspects(outside),
-            key=lambda p: (p.rank, p.node, p.pid),
-        )
+        _culprit(p, _what_it_does(p))
+        for p in sorted([] if crowd and not _at_a_prompt(outside) else suspects(outside), key=_order)
     ]
     odd = [] if named or crowd else _odd_one_in_another_collective(waiting, len(places))
     seen = {p.key for p in places}
@@ -94,13 +91,8 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         waiting=len(waiting) - len(odd),
         elsewhere=len(dumped) - len(waiting),
         undumped=tuple(
-            Culprit(
-                node=p.node,
-                rank=p.rank,
-                pid=p.pid,
-                reason=GONE if is_gone(p.error) else f"could not be dumped: {p.error}",
-            )
-            for p in sorted(places, key=lambda p: (p.rank, p.node, p.pid))
+            _culprit(p, GONE if is_gone(p.error) else f"could not be dumped: {p.error}")
+            for p in sorted(places, key=_order)
             if p.error is not None
         ),
         missing=tuple(sorted({r.process.rank or 0 for key, r in wanted.items() if key not in seen and r.alive})),
@@ -109,6 +101,14 @@ def vote(snapshots: Sequence[StackSnapshot], ranks: Sequence[ProcessView] = ()) 
         in_own_code=bool(dumped) and all(makes_its_own_samples(p) for p in dumped),
         moving=_moving(places, {p.key for p in waiting}, history),
     )
+
+
+def _culprit(p: RankPlace, reason: str) -> Culprit:
+    return Culprit(node=p.node, rank=p.rank, pid=p.pid, reason=reason)
+
+
+def _order(p: RankPlace) -> tuple[int, str, int]:
+    return p.rank, p.node, p.pid
 
 
 def _what_it_does(p: RankPlace) -> str:
@@ -182,7 +182,7 @@ def _odd_one_in_another_collective(waiting: Sequence[RankPlace], ranks: int) -> 
     if odd is None:
         return []
     reason = f"waits in another collective: {call_of(odd.frames[0])}"
-    return [Culprit(node=odd.node, rank=odd.rank, pid=odd.pid, reason=reason)]
+    return [_culprit(odd, reason)]
 
 
 def _moving(places: Sequence[RankPlace], waiting: set[ProcessKey], history: History) -> bool | None:

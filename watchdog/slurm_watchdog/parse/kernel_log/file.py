@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
 from datetime import datetime, timezone
 from typing import Any
 
@@ -29,15 +28,6 @@ class Message(msgspec.Struct, frozen=True):
     node: str | None = None
     time_s: float | None = None  # Seconds, comparable only with others of the same file: since the boot, or a date.
     fact: KernelFact | None = None
-
-
-def read_messages(lines: Iterable[str]) -> Iterator[Message]:
-    """Every line in which the kernel speaks, with what the knowledge makes of it. Lines of programs are left out."""
-    in_record = False
-    for number, line in enumerate(lines, start=1):
-        in_record = is_stamped(line) or (in_record and is_indented(line))
-        if (message := read_line(number, line)) is not None:
-            yield replace(message, fact=None) if in_record and is_indented(line) else message
 
 
 def is_stamped(line: str) -> bool:

@@ -354,7 +354,9 @@ def _from_match(row: Pattern, match: re.Match[str], text: str, who: dict[str, An
         **who,
     )
     if row.in_epoch and not groups.get("updates"):
-        return _fits(_in_epoch(fact, row, groups))
+        fact = _in_epoch(fact, row, groups)
+        # A product of its numbers may have no place in a report.
+        return None if max(fact.step or 0, fact.total_steps or 0) >= MAX_WHOLE else fact
     step, count = _counted(groups)
     total = int(groups["total"]) if groups.get("total") and not row.in_epoch else None
     return replace(fact, step=step, count=count, total_steps=total)
@@ -381,11 +383,6 @@ def _in_epoch(fact: LogFact, row: Pattern, groups: dict[str, str | None]) -> Log
 
 WHOLE_GROUPS = ("step", "total", "epoch", "epochs", "updates", "part", "whole")
 """Groups of PATTERNS that are whole numbers."""
-
-
-def _fits(fact: LogFact) -> LogFact | None:
-    """The fact, unless a product of its numbers has no place in a report."""
-    return None if max(fact.step or 0, fact.total_steps or 0) >= MAX_WHOLE else fact
 
 
 def _counted(groups: dict[str, str | None]) -> tuple[int | None, float | None]:

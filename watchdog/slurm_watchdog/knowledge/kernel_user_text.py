@@ -33,46 +33,46 @@ def _form(name: str, regex: str, rows: str) -> UserText:
 
 _COMM = r".{0,16}?"
 
-USER_TEXT: tuple[UserText, ...] = (
-    _form("launched", r"process '", ""),
-    _form("ptrace", r"ptrace (?:attach|traceme) ", ""),
-    _form("capabilities", r"(?:capability: )?warning: `", ""),
-    _form("old calls", r"(?:mmap: |process `|x86/split lock detection: |TCP: request_sock_\w+: )", ""),
-    _form("registers", r"(?:CPU: \d+ (?:UID: \d+ )?PID: |Code: |Comm: |Modules linked in: |Hardware name: |RIP: )", ""),
-    _form("audit", r"audit[:(]|type=\d+ ", ""),
-    _form("coredump", r"(?:coredump: |Pid \d+\(|Core dump to )", "core_dump_failed"),
-    _form("killed", r"(?:Memory cgroup out of memory|Out of memory)[:( ]", "oom_kill oom_deadlock"),
-    _form("oom_kill", r"oom-kill:constraint=", "oom_kill"),
-    _form("oom tasks", r"\[\s*\d+\]\s+\d+\s+\d+\s", ""),
-    _form("crash", rf"(?:traps: )?{_COMM}\[\d+\]:? ", "segfault"),
-    _form("comm and pid", rf"{_COMM} \(\d+\)(?:: | used | uses | is )", ""),
-    _form("oom_invoked", rf"{_COMM} invoked oom-killer: ", "oom_invoked"),
-    _form(
+USER_TEXT: tuple[UserText, ...] = tuple(_form(*each) for each in (
+    ("launched", r"process '", ""),
+    ("ptrace", r"ptrace (?:attach|traceme) ", ""),
+    ("capabilities", r"(?:capability: )?warning: `", ""),
+    ("old calls", r"(?:mmap: |process `|x86/split lock detection: |TCP: request_sock_\w+: )", ""),
+    ("registers", r"(?:CPU: \d+ (?:UID: \d+ )?PID: |Code: |Comm: |Modules linked in: |Hardware name: |RIP: )", ""),
+    ("audit", r"audit[:(]|type=\d+ ", ""),
+    ("coredump", r"(?:coredump: |Pid \d+\(|Core dump to )", "core_dump_failed"),
+    ("killed", r"(?:Memory cgroup out of memory|Out of memory)[:( ]", "oom_kill oom_deadlock"),
+    ("oom_kill", r"oom-kill:constraint=", "oom_kill"),
+    ("oom tasks", r"\[\s*\d+\]\s+\d+\s+\d+\s", ""),
+    ("crash", rf"(?:traps: )?{_COMM}\[\d+\]:? ", "segfault"),
+    ("comm and pid", rf"{_COMM} \(\d+\)(?:: | used | uses | is )", ""),
+    ("oom_invoked", rf"{_COMM} invoked oom-killer: ", "oom_invoked"),
+    (
         "page allocation", rf"(?:warn_alloc: )?{_COMM}: page allocation (?:failure|stalls)",
         "page_allocation_failed",
     ),
-    _form("fatal signal", rf"{_COMM}: potentially unexpected fatal signal ", ""),
-    _form("beyond the end", rf"{_COMM}: attempt to access beyond end of device", "disk_error"),
+    ("fatal signal", rf"{_COMM}: potentially unexpected fatal signal ", ""),
+    ("beyond the end", rf"{_COMM}: attempt to access beyond end of device", "disk_error"),
     # fs/fs_parser.c, fs/super.c and the option parsers of filesystems: whoever has a user namespace may mount, with any words
-    _form(
+    (
         "mount options",
         r"[\w.-]{1,20}(?: error| warning)?(?: \([^()]{0,40}\))?: (?:[\w: ]{0,40})?(?:unknown (?:parameter|mount option|option|subsys)|bad (?:value|option|mount option|or missing)|"
         r"unrecogni[sz]ed (?:mount )?option|(?:invalid|unsupported|unexpected|conflicting) (?:mount )?(?:option|value|argument)|failed to (?:resolve|parse|look ?up|open)|"
         r"no channels available|could not find|can't (?:find|open|look ?up)|special device|duplicate)",
         "",
     ),
-    _form("mount source", r".*: Can't (?:look ?up|open|mount)\b[\w ,]*$", ""),
-    _form("label", r"BTRFS(?: info)?: device (?:label|fsid) ", ""),
+    ("mount source", r".*: Can't (?:look ?up|open|mount)\b[\w ,]*$", ""),
+    ("label", r"BTRFS(?: info)?: device (?:label|fsid) ", ""),
     # a bond, bridge or team in a network namespace has any name, and prints the values it is given
-    _form("interface option", r"\S{1,15}: option \w+: ", ""),
-    _form("vmalloc", rf"{_COMM}: vmalloc (?:error|size)", ""),
-    _form("memfd", r"memfd_create\(\)|\S+: memfd_create\(\)", ""),
-    _form(
+    ("interface option", r"\S{1,15}: option \w+: ", ""),
+    ("vmalloc", rf"{_COMM}: vmalloc (?:error|size)", ""),
+    ("memfd", r"memfd_create\(\)|\S+: memfd_create\(\)", ""),
+    (
         "program",
         r"program \S+ is using|futex_wake_op: |sched: |netlink: |printk: |input: |hid-generic |usb \S+: (?:Product|Manufacturer|SerialNumber): ",
         "",
     ),
-    _form("promiscuous", r"(?:device )?\S{1,15}: (?:renamed from|entered promiscuous|left promiscuous)", ""),
-)  # fmt: skip
+    ("promiscuous", r"(?:device )?\S{1,15}: (?:renamed from|entered promiscuous|left promiscuous)", ""),
+))  # fmt: skip
 """Those that match a line say what it may give. That a driver's line names a program behind its own prefix
 and device is no matter: nobody writes that prefix."""

@@ -170,12 +170,13 @@ def talks_of(entries: Sequence[Entry], ends: Mapping[int, list[int]], since_star
                 open_ones.pop(("batch", None), None)
                 continue
             whole = since_start or 0 not in ends[at]  # else its first parts may have left the ring
-            peers = dict.fromkeys(peer for part in ends[at] if (peer := entries[part].peer) is not None)
+            peers = dict.fromkeys(peer for part in ends[at] if (peer := entries[part].stream[1]) is not None)
             open_ones.setdefault(("batch", None), []).append(
                 Talk(tuple(peers) if whole else (), entry.since, entry.record_id)
             )
         elif entry.is_p2p and at not in batched:
-            stream, to = (entry.direction, entry.peer), () if entry.peer is None else (entry.peer,)
+            stream = entry.stream
+            to = () if stream[1] is None else (stream[1],)
             if entry.finished:
                 open_ones.pop(stream, None)
             else:

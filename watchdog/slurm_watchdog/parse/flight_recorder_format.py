@@ -74,15 +74,10 @@ class Entry(msgspec.Struct, gc=False):
         return self.name == "coalesced"
 
     @property
-    def direction(self) -> str:
+    def stream(self) -> tuple[str, int | None]:
+        """`send` or `recv`, and the peer as its communicator has it; None: not known."""
         match = _PEER.match(self.name)
-        return match[1] if match is not None else ""
-
-    @property
-    def peer(self) -> int | None:
-        """As its communicator has it; None: not known."""
-        match = _PEER.match(self.name)
-        return int(match[2]) if match is not None and len(match[2]) < 8 else None
+        return ("", None) if match is None else (match[1], int(match[2]) if len(match[2]) < 8 else None)
 
 
 class Group(msgspec.Struct, gc=False):

@@ -60,6 +60,10 @@ _RUNNING = late_regex(
 _OP_TYPE = late_regex(r"\bOpType=(\w+)")
 
 
+def _few(all_: int) -> int:
+    return max(1, int(FEW_SILENT * all_))
+
+
 class Suspects(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...]
     reason: str  # Half a sentence.
@@ -154,7 +158,7 @@ def odd_ranks(errors: Sequence[FoundError]) -> Suspects | None:
         return None
     counted = Counter(ran.values()).most_common()
     odd = tuple(sorted(rank for rank, what in ran.items() if what != counted[0][0]))
-    if len(ran) < LEAST_OF_A_GROUP or len(odd) > max(1, int(FEW_SILENT * len(ran))):
+    if len(ran) < LEAST_OF_A_GROUP or len(odd) > _few(len(ran)):
         return Suspects((), "", line)
     beside = [found[1] if (found := _OP_TYPE.search(what)) else "" for what in (ran[odd[0]], counted[0][0])]
     which = f" ({beside[0]} beside {beside[1]})" if all(beside) and beside[0] != beside[1] else ""
@@ -168,7 +172,7 @@ def _stuck(
     later, in aborting it."""
     places = [place for place, error in enumerate(errors) if error.name == "watchdog_stuck"]
     stuck = {rank for place in places if (rank := rank_of.get(place)) is not None} - ranks_that_said
-    if not stuck or len(stuck) > max(1, int(FEW_SILENT * known)):
+    if not stuck or len(stuck) > _few(known):
         return None
     line = next(errors[place].line for place in places if rank_of.get(place) in stuck)
     reason = "reports it for its own thread" if len(stuck) == 1 else "report it for their own threads"
@@ -209,7 +213,7 @@ def _mismatched(errors: Sequence[FoundError], places: list[int], rank_of: dict[i
             continue
         usual = counted[0][0]
         odd = tuple(sorted(rank for rank, work in by_rank.items() if work != usual))
-        if len(odd) <= max(1, int(FEW_SILENT * len(by_rank))):
+        if len(odd) <= _few(len(by_rank)):
             return Suspects(odd, f"ran another collective than the others ({by_rank[odd[0]][0]} beside {usual[0]})")
     return None
 
@@ -244,7 +248,7 @@ def _lower_than_all(by_rank: dict[int, int]) -> tuple[int, ...]:
         return ()
     usual, times = Counter(by_rank.values()).most_common(1)[0]
     odd = tuple(sorted(rank for rank, number in by_rank.items() if number < usual))
-    few = len(odd) <= max(1, int(FEW_SILENT * len(by_rank)))
+    few = len(odd) <= _few(len(by_rank))
     return odd if few and times + len(odd) == len(by_rank) else ()
 
 
@@ -257,7 +261,7 @@ def _missing(ranks_that_said: set[int], known: set[int], world: int | None) -> S
         # An excerpt, perhaps; that leaves out the first of all is hardly one.
         first = missing == (0,) and len(ranks_that_said) >= LEAST_OF_A_GROUP
         return Suspects(missing, "is the only one that does not report it", silent=True) if first else None
-    if not missing or len(missing) > max(1, int(FEW_SILENT * len(everybody))) or len(ranks_that_said) < LEAST_SAID:
+    if not missing or len(missing) > _few(len(everybody)) or len(ranks_that_said) < LEAST_SAID:
         return None
     return Suspects(missing, "logged nothing while the collective of all others timed out", silent=True)
 

@@ -428,8 +428,7 @@ def read_no_number(digest: Digest) -> NoNumber | None:
     facts = _with_loss(digest)
     alone, first_alone = digest.lone_losses
     if not facts and alone >= NAN_STEPS:
-        step = next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= first_alone), None)
-        return NoNumber(line=first_alone, step=step, times=alone)
+        return NoNumber(line=first_alone, step=_step_at(digest, first_alone), times=alone)
     bad = []
     for fact in reversed(facts):
         if fact.fact.loss is None or not _is_no_number(fact):
@@ -438,6 +437,9 @@ def read_no_number(digest: Digest) -> NoNumber | None:
     if len(bad) < NAN_STEPS:
         return None
     first = bad[-1]
-    counted = (f.fact.step for f in reversed(main_facts(digest)) if f.line <= first.line)
-    step = first.fact.step if first.fact.step is not None else next(counted, None)
+    step = first.fact.step if first.fact.step is not None else _step_at(digest, first.line)
     return NoNumber(line=first.line, step=step, times=len(bad))
+
+
+def _step_at(digest: Digest, line: int) -> int | None:
+    return next((f.fact.step for f in reversed(main_facts(digest)) if f.line <= line), None)

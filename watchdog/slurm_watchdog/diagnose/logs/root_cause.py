@@ -20,7 +20,6 @@ from slurm_watchdog.diagnose.logs.ranks import closed_by_torchrun, rank_in_table
 from slurm_watchdog.diagnose.logs.reported_run import (
     MAX_RUNS_REMEMBERED,
     READ_APART_S,
-    ReportedLine,
     ReportedRun,
     attributed_errors,
     case_of,
@@ -149,44 +148,32 @@ def _find_cause(run: ReportedRun, table: LogTable) -> tuple[int, Cause] | None:
         if place is None:
             return None
         line = run.lines[place]
+        error = LoggedError(at=0.0, line=line.text)
         return place, Cause(
-            error=_text(line),
-            pattern=line.pattern,
-            only_consequence=True,
-            followed=followed,
-            from_outside=True,
+            error=error, pattern=line.pattern, only_consequence=True, followed=followed, from_outside=True
         )
     lines = enumerate(run.lines)
     place, line = next((each for each in lines if each[1].number == verdict.line), (0, run.lines[0]))
+    cause = Cause(
+        error=LoggedError(at=0.0, line=line.text), pattern=verdict.name, only_consequence=True, followed=followed
+    )
     if verdict.suspected:
         suspects = tuple(
             Culprit(rank=rank, node=node_of(None, rank, line, run), reason=verdict.suspected)
             for rank in verdict.missing
         )
-        return place, Cause(
-            error=_text(line),
-            pattern=verdict.name,
-            only_consequence=True,
-            followed=followed,
-            suspects=suspects,
-        )
+        return place, replace(cause, suspects=suspects)
     named = verdict.rank is not None or verdict.host is not None
     node = node_of(verdict.host, verdict.rank, line, run) if named or verdict.explained else None
-    return place, Cause(
-        error=_text(line),
-        pattern=verdict.name,
+    return place, replace(
+        cause,
         node=node,
         rank=verdict.rank,
         pid=pid_of(verdict.rank, node, run),
         only_consequence=not verdict.explained,
         alike=max(len(verdict.first_ranks), verdict.alike),
-        followed=followed,
         how=verdict.how,
     )
-
-
-def _text(line: ReportedLine) -> LoggedError:
-    return LoggedError(at=0.0, line=line.text)
 
 
 def running(job: JobView, now: float) -> PastRun:

@@ -245,14 +245,19 @@ def _open(line: Line, stream: _Stream, at: float | None, own: bool) -> FoundErro
     if line.level == "warning" or line.level == "info":
         stream.weak = True
     # A log that is cut off has nothing but the header.
-    error = FoundError(
-        line.number, "traceback", line.text.strip(), line.who, at, own, line.level, True, raw_text=line.raw
-    )
-    error.ignored, error.weak = stream.ignored, stream.weak
+    error = _found(line, "traceback", stream, at, own, True)
+    error.weak = stream.weak
     relayed = _RELAYED.match(line.text)
     stream.relayed = Who(rank=int(relayed["rank"])) if relayed else None
     error.who = stream.relayed or error.who
     return error
+
+
+def _found(line: Line, name: str, stream: _Stream, at: float | None, own: bool, traceback: bool) -> FoundError:
+    return FoundError(
+        line.number, name, line.text.strip(), line.who, at, own, line.level, traceback, ignored=stream.ignored,
+        raw_text=line.raw,
+    )  # fmt: skip
 
 
 def _is_exception(text: str) -> bool:
@@ -268,22 +273,10 @@ def _is_exception(text: str) -> bool:
 
 
 def _error(line: Line, name: str, stream: _Stream, at: float | None, own: bool) -> FoundError:
-    text = line.text.strip()
     before = stream.last
-    error = FoundError(
-        line.number,
-        name,
-        text,
-        line.who,
-        at,
-        own,
-        line.level,
-        stream.open > 0 or stream.frames > 0,
-        line.group_rank,
-        raw_text=line.raw,
-    )
+    error = _found(line, name, stream, at, own, stream.open > 0 or stream.frames > 0)
+    error.group_rank = line.group_rank
     error.began = stream.began if stream.open > 0 and line.who.named else line.number
-    error.ignored = stream.ignored
     error.weak = stream.weak or line.level in ("warning", "info")
     if not error.traceback and is_in_passing(line):
         error.weak = True

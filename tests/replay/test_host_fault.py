@@ -11,7 +11,7 @@ import yaml
 from msgspec.structs import replace
 
 from slurm_watchdog.controller.node_history.suspicion import blamed
-from slurm_watchdog.detect.host_fault import HostFault, detect
+from slurm_watchdog.detect.host_fault import detect
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Incident, Severity, Truth
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
@@ -128,7 +128,7 @@ def nodes(*names: str, **changes: Any) -> tuple[NodeView, ...]:
 
 
 def bad(view: ClusterView) -> list[Any]:
-    return [each for each in detect(view, HostFault()) if each.truth is Truth.BAD]
+    return [each for each in detect(view) if each.truth is Truth.BAD]
 
 
 def test_only_jobs_that_had_the_node_at_that_moment_were_hit() -> None:
@@ -188,8 +188,8 @@ def test_what_was_corrected_or_is_old_says_nothing(changes: dict[str, Any]) -> N
 
 def test_it_ends_when_an_hour_has_passed() -> None:
     view = cluster(nodes=nodes("n1", age_s=3700.0), asked=frozenset({"host:n1/board"}), watched_s=4000.0)
-    assert [(each.subject, each.truth) for each in detect(view, HostFault())] == [("host:n1/board", Truth.OK)]
-    (young,) = detect(replace(view, watched_s=30.0), HostFault())
+    assert [(each.subject, each.truth) for each in detect(view)] == [("host:n1/board", Truth.OK)]
+    (young,) = detect(replace(view, watched_s=30.0))
     assert young.truth is Truth.UNKNOWN, "a controller that was started again has not seen the line"
 
 

@@ -80,7 +80,9 @@ def texts_of(section: type[Struct]) -> dict[str, str]:
     """Option -> its text."""
     found: dict[str, str] = {}
     for base in reversed(section.__mro__):
-        declared = [each.settings for each in registry.SPECS if each.settings.__name__ == base.__name__]
+        declared = [
+            each.settings for each in registry.SPECS if each.settings and each.settings.__name__ == base.__name__
+        ]
         if declared:
             found |= {name: option.text for name, option in limits.options_of(declared[0]).items()}
         elif base.__module__.startswith("slurm_watchdog.config") and not base.__name__.startswith("_"):

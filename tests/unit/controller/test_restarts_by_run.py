@@ -11,7 +11,7 @@ from slurm_watchdog.controller.health.cluster import HealthInputs, health
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.log_error import LogError, detect
+from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.model.actions import RESTARTING
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -29,7 +29,7 @@ FAILED = "its command ended with exit code 7, restarting (1 of 3)"
 
 
 def judged(view: ClusterView) -> list[Finding]:
-    return detect(view, LogError(), CollectiveHang())
+    return detect(view, CollectiveHang())
 
 
 def incident_of(finding: Finding) -> Incident:

@@ -3,7 +3,6 @@ is in no loop."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -20,17 +19,11 @@ from tests.builders.views import cluster, job, progress, slurm_job
 PREEMPTED = "slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 DUE TO PREEMPTION ***"
 
 
-@dataclass(frozen=True)
-class Settings:
-    runs: int = 3
-    within: float = 1800.0
-
-
 LONG = run(0, ERROR, steps_seen=400, first_step=1, last_step=1006, ended_at=NOW - 950)
 
 
 def judge(past: tuple[PastRun, ...], **changes: Any) -> Finding:
-    (finding,) = detect(cluster(job(**{**STARTING, "past": past, **changes})), Settings())
+    (finding,) = detect(cluster(job(**{**STARTING, "past": past, **changes})))
     return finding
 
 
@@ -94,13 +87,13 @@ def test_steps_that_are_made_again_after_the_checkpoint_are_no_new_ones() -> Non
 
 def test_a_job_that_waits_to_be_started_again_is_still_in_its_loop() -> None:
     waiting = JobView(job=slurm_job(state="PENDING", restarts=3), run_age_s=0.0, past=DEAD)
-    (finding,) = detect(cluster(waiting=(waiting,)), Settings())
+    (finding,) = detect(cluster(waiting=(waiting,)))
     assert finding.truth is Truth.BAD
 
 
 def test_a_job_that_ended_in_its_loop_is_told_of() -> None:
     over = EndedJob(job=slurm_job(state="FAILED"), ended_at=NOW, run=DEAD[2], past=DEAD[:2])
-    (finding,) = detect(cluster(ended=(over,)), Settings())
+    (finding,) = detect(cluster(ended=(over,)))
     assert finding.truth is Truth.BAD
 
 
@@ -141,4 +134,4 @@ def test_no_loop_if(name: str) -> None:
 
 
 def test_a_job_that_never_restarted_is_not_spoken_of() -> None:
-    assert detect(cluster(job()), Settings()) == []
+    assert detect(cluster(job())) == []

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from slurm_watchdog.detect import checkpoint_overdue, wedged_teardown
-from slurm_watchdog.detect.checkpoint_overdue import CheckpointOverdue
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.wedged_teardown import WedgedTeardown
 from slurm_watchdog.model.cluster_view import Checkpoint, ErrorLine, JobView
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Checkpoint as OnDisk
@@ -22,7 +20,7 @@ TEARDOWN = ("destroy_process_group (torch/distributed/distributed_c10d.py)", "ma
 
 
 def wedged(view: JobView) -> Finding:
-    (found,) = wedged_teardown.detect(cluster(view), WedgedTeardown(), CollectiveHang())
+    (found,) = wedged_teardown.detect(cluster(view), CollectiveHang())
     return found
 
 
@@ -150,7 +148,7 @@ def overdue(**changes: Any) -> list[Finding]:
         "run_age_s": 90_000.0,
         "progress": progress(5.0, step=900),
     }
-    return checkpoint_overdue.detect(cluster(job(**{**given, **changes})), CheckpointOverdue())
+    return checkpoint_overdue.detect(cluster(job(**{**given, **changes})))
 
 
 def test_a_job_that_does_not_save_any_more_is_told() -> None:

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.log_error import LogError, detect
+from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
 from slurm_watchdog.diagnose.logs.root_cause import find_cause, logged_error, work_lost
 from slurm_watchdog.model.cluster_view import Checkpoint
@@ -25,12 +25,12 @@ def ended(*lines: tuple[float, str], state: str = "FAILED", **changes: Any) -> E
 
 
 def judge_ended(*lines: tuple[float, str], state: str = "FAILED", **changes: Any) -> Finding:
-    (finding,) = detect(cluster(ended=(ended(*lines, state=state, **changes),)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(ended=(ended(*lines, state=state, **changes),)), CollectiveHang())
     return finding
 
 
 def judge(**changes: Any) -> Finding:
-    (finding,) = detect(cluster(job(**changes)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(job(**changes)), CollectiveHang())
     return finding
 
 
@@ -76,7 +76,7 @@ def test_a_run_that_ended_is_told_of_for_ten_minutes_and_then_it_is_over() -> No
     assert [(c.node, c.rank) for c in finding.culprits] == [("n2", 3)]
     assert any("50 steps lost, about 88 min of work" in fact for fact in finding.facts)
     late = replace(ended(*KEY_ERROR), run=past(*KEY_ERROR, ended_at=NOW - 601), ended_at=NOW - 601)
-    (finding,) = detect(cluster(ended=(late,)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(ended=(late,)), CollectiveHang())
     assert finding.truth is Truth.OK
 
 
@@ -84,13 +84,13 @@ def test_the_last_words_of_a_run_that_names_nobody_are_waited_for() -> None:
     plain = (42.0, "KeyError: 'text'")
     for line, truth in ((plain, Truth.UNKNOWN), (KEY_ERROR[1], Truth.BAD)):
         late = replace(ended(line), ended_at=NOW - 5.0)
-        assert [f.truth for f in detect(cluster(ended=(late,)), LogError(), CollectiveHang())] == [truth]
+        assert [f.truth for f in detect(cluster(ended=(late,)), CollectiveHang())] == [truth]
 
 
 def test_a_traceback_whose_last_line_has_not_come_names_its_rank_only_after_a_while() -> None:
     header = "[rank3]: Traceback (most recent call last):"
     fresh = EndedJob(job=slurm_job(state="FAILED"), ended_at=NOW - 2.0, run=past((4.0, header), state="FAILED"))
-    (finding,) = detect(cluster(ended=(fresh,)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(ended=(fresh,)), CollectiveHang())
     assert (finding.truth, finding.culprits) == (Truth.UNKNOWN, ())
     lives = {**DIES, "errors": errors((4.0, header)), "progress": progress(50.0)}
     assert judge(**lives).truth is Truth.UNKNOWN
@@ -110,7 +110,7 @@ def test_log_error_adds_kernel_lines_of_that_time_as_facts_only() -> None:
     seen_at = tuple(SeenEvent(at=at, event=kill) for at in (NOW - 3000, NOW - 45))
     nodes = tuple(NodeView(name=name, reported_at=NOW, events=seen_at) for name in ("n2", "n9"))
     view = cluster(ended=(ended(state="OUT_OF_MEMORY"),), nodes=nodes)
-    (finding,) = detect(view, LogError(), CollectiveHang())
+    (finding,) = detect(view, CollectiveHang())
     assert [fact for fact in finding.facts if "kernel" in fact] == [f"the kernel of n2: {line}"]
     assert finding.culprits == ()
 
@@ -124,7 +124,7 @@ def test_sigkill_is_what_the_kernel_does_for_memory_unless_its_log_has_no_such_k
     line = "nvme nvme0: I/O 5 QID 7 timeout, aborting"
     other = NodeEvent(source="kernel_log", name="nvme_timeout", severity=FaultSeverity.ERROR, age_s=0, line=line)
     node = NodeView(name="n2", reported_at=NOW, events=(SeenEvent(at=NOW - 60, event=other),))
-    (finding,) = detect(cluster(ended=(ended(killed),), nodes=(node,)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(ended=(ended(killed),), nodes=(node,)), CollectiveHang())
     assert "rank 3 on n2 was killed (SIGKILL) (the kernel's log has no kill for memory)" in finding.summary
 
 
@@ -136,7 +136,7 @@ def test_a_task_that_slurm_saw_run_out_of_memory_is_named() -> None:
 
 def test_of_a_requeued_run_the_cause_is_told_under_its_own_number() -> None:
     view = job(job=slurm_job(restarts=1), progress=None, run_age_s=10.0, past=(past(*KEY_ERROR),))
-    present, before = detect(cluster(view), LogError(), CollectiveHang())
+    present, before = detect(cluster(view), CollectiveHang())
     assert (present.truth, present.subject) == (Truth.UNKNOWN, "run:7.1")
     assert (before.truth, before.subject) == (Truth.BAD, "run:7.0")
 
@@ -148,16 +148,16 @@ def test_end_of_a_run_is_over_when_the_next_one_makes_steps_and_is_reported_for_
     before = past(*KEY_ERROR, ended_at=NOW - ago_s)
     trains = progress(1.0, rises=rises)
     view = job(job=slurm_job(restarts=1), progress=trains, run_age_s=ago_s, past=(before,))
-    assert detect(cluster(view), LogError(), CollectiveHang())[1].truth is truth
+    assert detect(cluster(view), CollectiveHang())[1].truth is truth
     newest = past(restarts=1, state="COMPLETED", steps_seen=rises)
     over = EndedJob(job=slurm_job(state="COMPLETED", restarts=1), ended_at=NOW - 20.0, run=newest, past=(before,))
-    (finding,) = detect(cluster(ended=(over,)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(ended=(over,)), CollectiveHang())
     assert (finding.subject, finding.truth) == ("run:7.0", truth)
 
 
 def test_the_run_that_completes_or_waits_freezes_what_was_said_of_it() -> None:
     completing = job(job=slurm_job(state="COMPLETING"), errors=errors(*KEY_ERROR))
-    (finding,) = detect(cluster(waiting=(completing,)), LogError(), CollectiveHang())
+    (finding,) = detect(cluster(waiting=(completing,)), CollectiveHang())
     assert (finding.truth, finding.subject) == (Truth.UNKNOWN, "run:7.0")
 
 
@@ -394,7 +394,7 @@ def test_in_a_cascade_of_timeouts_the_one_that_says_nothing_is_named() -> None:
 def test_slurms_own_word_is_enough_for_memory_and_for_a_lost_node() -> None:
     finding = judge_ended(state="OUT_OF_MEMORY")
     assert (finding.truth, finding.culprits) == (Truth.BAD, ())
-    assert detect(cluster(ended=(ended(state="FAILED"),)), LogError(), CollectiveHang()) == []
+    assert detect(cluster(ended=(ended(state="FAILED"),)), CollectiveHang()) == []
 
 
 def said(line: str, read_on: str = "n1", **changes: Any) -> tuple[int | None, str | None, int | None]:
@@ -492,7 +492,7 @@ def test_log_error_takes_lines_during_an_outside_end_for_no_cause(why: str) -> N
     line = f"slurmstepd: error: *** JOB 7 ON n1 CANCELLED AT 2026-11-21T10:00:00 {why} ***"
     late = tuple((age_s - 10, text) for age_s, text in KEY_ERROR)
     view = job(job=slurm_job(restarts=1), progress=None, past=(past((43.0, line), *late, *LOST),))
-    assert all(f.truth is not Truth.BAD for f in detect(cluster(view), LogError(), CollectiveHang()))
+    assert all(f.truth is not Truth.BAD for f in detect(cluster(view), CollectiveHang()))
 
 
 def test_an_error_before_the_last_step_of_a_run_that_ended_is_none() -> None:

@@ -9,8 +9,6 @@ import pytest
 from msgspec.structs import replace
 
 from slurm_watchdog.detect import agent_silent, node_down, partition_or_outage, slurm_unreachable
-from slurm_watchdog.detect.partition_or_outage import PartitionOrOutage
-from slurm_watchdog.detect.slurm_unreachable import SlurmUnreachable
 from slurm_watchdog.model.cluster_view import ClusterView, Progress
 from slurm_watchdog.model.incidents import Severity, Truth
 from slurm_watchdog.model.node_view import SlurmNodeView, UnreachedNode
@@ -168,28 +166,28 @@ def test_an_agent_that_has_been_quiet_as_long_as_its_node_is_not_said_to_report(
     [(1, 10, False), (2, 10, False), (3, 10, True), (3, 100, False), (21, 100, True), (1, 1, False), (2, 2, True), (0, 5, False)],
 )  # fmt: skip
 def test_many_at_once_are_an_outage_and_few_are_not(silent: int, of: int, expected: bool) -> None:
-    found = partition_or_outage.detect(cluster(silent, of=of), PartitionOrOutage())
+    found = partition_or_outage.detect(cluster(silent, of=of))
     assert bool(bad(found)) is expected
 
 
 def test_nodes_that_are_switched_off_are_no_outage() -> None:
     states = {f"n{number}": "POWERED_DOWN" for number in range(8)}
-    assert bad(partition_or_outage.detect(cluster(8, of=10, states=states), PartitionOrOutage())) == []
+    assert bad(partition_or_outage.detect(cluster(8, of=10, states=states))) == []
 
 
 def test_no_outage_is_told_before_any_agent_has_reported() -> None:
-    assert partition_or_outage.detect(ClusterView(now=NOW), PartitionOrOutage()) == []
+    assert partition_or_outage.detect(ClusterView(now=NOW)) == []
 
 
 def test_slurm_is_unreachable_after_its_time_and_not_before() -> None:
     for age_s, truth in ((10.0, Truth.OK), (60.0, Truth.BAD)):
-        assert slurm_unreachable.detect(ClusterView(now=NOW, slurm_age_s=age_s), SlurmUnreachable())[0].truth is truth
+        assert slurm_unreachable.detect(ClusterView(now=NOW, slurm_age_s=age_s))[0].truth is truth
 
 
 def test_a_slurm_that_never_answered_counts_from_the_controllers_start() -> None:
     for watched_s, truth in ((10.0, Truth.UNKNOWN), (61.0, Truth.BAD)):
         view = ClusterView(now=NOW, watched_s=watched_s)
-        assert slurm_unreachable.detect(view, SlurmUnreachable())[0].truth is truth
+        assert slurm_unreachable.detect(view)[0].truth is truth
 
 
 def just_silent(count: int, age_s: float) -> ClusterView:

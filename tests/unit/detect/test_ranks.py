@@ -10,9 +10,6 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect import dead_rank, gpu_idle_rank, rank_stopped
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.dead_rank import DeadRank
-from slurm_watchdog.detect.gpu_idle_rank import GpuIdleRank
-from slurm_watchdog.detect.rank_stopped import RankStopped
 from slurm_watchdog.model.cluster_view import ErrorLine, JobView, RankGpu, StepTime
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.node_view import GpuView
@@ -32,7 +29,7 @@ def only(findings: list[Finding]) -> Finding:
 
 
 def stopped(view: JobView) -> Finding:
-    return only(rank_stopped.detect(cluster(view), RankStopped(), CollectiveHang()))
+    return only(rank_stopped.detect(cluster(view), CollectiveHang()))
 
 
 def with_rank_2(**changes: Any) -> JobView:
@@ -73,7 +70,7 @@ def test_nothing_is_cleared_while_a_node_is_silent() -> None:
 
 
 def died(view: JobView) -> Finding:
-    return only(dead_rank.detect(cluster(view), DeadRank()))
+    return only(dead_rank.detect(cluster(view)))
 
 
 def test_a_rank_that_is_gone_is_told_within_seconds() -> None:
@@ -172,7 +169,7 @@ def quiet(rank: int, cpu_ratio: float | None = 0.0, io_bytes_s: float | None = 0
 
 
 def idle(view: JobView) -> Finding:
-    return only(gpu_idle_rank.detect(cluster(view), GpuIdleRank(), CollectiveHang()))
+    return only(gpu_idle_rank.detect(cluster(view), CollectiveHang()))
 
 
 def standing(idle_ones: dict[int, float], **changes: Any) -> JobView:

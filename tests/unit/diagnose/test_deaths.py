@@ -8,8 +8,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.detect import dead_rank
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.dead_rank import DeadRank
-from slurm_watchdog.detect.log_error import LogError, detect
+from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.digest import Collector
 from slurm_watchdog.diagnose.logs.report import judge_job
 from slurm_watchdog.diagnose.logs.root_cause import (
@@ -277,18 +276,16 @@ def test_lines_after_we_ended_a_run_are_no_cause_and_earlier_ones_were_reported(
     assert find_cause(replace(past_of(raised), touched_at=error.at + 1.0)) is not None
     ours = replace(past_of(raised + VICTIM_OF_TERM), restarts=0, touched_at=error.at + 0.0005)
     after = job(job=slurm_job(restarts=1), past=(ours,))
-    assert [f.truth for f in detect(cluster(after), LogError(), CollectiveHang()) if f.subject == "run:7.0"] == [
-        Truth.OK
-    ]
+    assert [f.truth for f in detect(cluster(after), CollectiveHang()) if f.subject == "run:7.0"] == [Truth.OK]
     alone = replace(ours, touched_at=None)
-    told = detect(cluster(job(job=slurm_job(restarts=1), past=(alone,))), LogError(), CollectiveHang())
+    told = detect(cluster(job(job=slurm_job(restarts=1), past=(alone,))), CollectiveHang())
     assert [f.truth for f in told if f.subject == "run:7.0"] == [Truth.BAD]
 
 
 def test_a_worker_that_was_killed_is_reported_of_a_run_that_was_followed_by_another() -> None:
     (finding,) = [
         f
-        for f in detect(cluster(job(job=slurm_job(restarts=1), past=(past_of(COMPOSER),))), LogError(), CollectiveHang())
+        for f in detect(cluster(job(job=slurm_job(restarts=1), past=(past_of(COMPOSER),))), CollectiveHang())
         if f.subject == "run:7.0"
     ]  # fmt: skip
     assert finding.truth is Truth.BAD
@@ -354,7 +351,7 @@ def test_the_dead_ranks_own_exception_is_in_the_sentence_and_no_other_line(error
         progress=progress(210.0, total_steps=900),
     )
     assert last_error_before_end(dead, dead.ranks[1], 10_000.0) == said
-    (finding,) = dead_rank.detect(cluster(dead), DeadRank())
+    (finding,) = dead_rank.detect(cluster(dead))
     assert finding.truth is Truth.BAD
     assert finding.summary.endswith(f"3 of 4 are left. It logged before: {said}." if said else "3 of 4 are left.")
 
@@ -394,7 +391,7 @@ def ending(*wrote: tuple[int, float], said: str = WROTE) -> JobView:
 def test_of_several_dead_ranks_the_one_that_wrote_why_before_all_others_is_named(
     view: JobView, named: list[int], says: bool
 ) -> None:
-    (finding,) = dead_rank.detect(cluster(view), DeadRank())
+    (finding,) = dead_rank.detect(cluster(view))
     assert finding.truth is Truth.BAD
     assert [each.rank for each in finding.culprits] == named
     if len(named) == 1:

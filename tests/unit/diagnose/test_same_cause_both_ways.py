@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.detect.collective_hang import CollectiveHang
-from slurm_watchdog.detect.log_error import LogError, detect
+from slurm_watchdog.detect.log_error import detect
 from slurm_watchdog.diagnose.logs.root_cause import Cause, find_cause
 from slurm_watchdog.model.incidents import Incident, IncidentKind, Severity, Truth
 from slurm_watchdog.replay.player import TracePlayer
@@ -184,7 +184,7 @@ def test_what_run_starts_again_by_itself_is_told_as_what_it_does_not(case: dict[
     again = "its command ended with exit code 1, restarting (1 of 3)"
     started = tuple(replace(each, job=replace(each.job, starts_again=again)) for each in view.ended)
     for last, next_one in zip(
-        *(detect(replace(view, ended=ended), LogError(), CollectiveHang()) for ended in (view.ended, started)),
+        *(detect(replace(view, ended=ended), CollectiveHang()) for ended in (view.ended, started)),
         strict=True,
     ):
         if last.truth is Truth.BAD:

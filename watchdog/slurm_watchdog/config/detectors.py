@@ -24,8 +24,10 @@ class Detector(Section, frozen=True):
     """Whether it judges anything."""
 
 
-def _own_options(settings: type[Any]) -> dict[str, Any]:
+def _own_options(settings: type[Any] | None) -> dict[str, Any]:
     """Name -> type, of a detector's own options."""
+    if settings is None:
+        return {}
     types = get_type_hints(settings)
     return {
         name: Annotated[Seconds if own.is_duration else types[name], Meta(**own.bounds)]
@@ -45,11 +47,13 @@ _BLOCKS = {
         {name: (kind, getattr(spec.settings, name)) for name, kind in _own_options(spec.settings).items()},
         __doc__=inspect.cleandoc(spec.settings.__doc__ or ""),
     )
+    if spec.settings
+    else Detector
     for spec in registry.SPECS
 }
 _OF_JOBS = {
     str(spec.kind): _struct(
-        f"{spec.settings.__name__}OfJobs",
+        f"{spec.kind}_of_jobs",
         Section,
         {name: (kind | UnsetType, UNSET) for name, kind in _own_options(spec.settings).items()},
         UNKNOWN="is not an option that a job may have",
@@ -93,7 +97,7 @@ class Detectors(_Blocks, frozen=True):
 
     def settings(self) -> registry.Settings:
         """The values of every detector."""
-        return {spec.settings: self.of(spec.settings) for spec in registry.SPECS}
+        return {spec.settings: self.of(spec.settings) for spec in registry.SPECS if spec.settings}
 
 
 FOLLOW: Final = {

@@ -213,7 +213,7 @@ class Except(_SomeValues, frozen=True, kw_only=True):
             **{
                 spec.settings: replace(found[spec.settings], **own)
                 for spec in registry.SPECS
-                if spec.subject is Subject.JOB and (own := self.detectors.given(spec.kind))
+                if spec.settings and spec.subject is Subject.JOB and (own := self.detectors.given(spec.kind))
             },
         }
 

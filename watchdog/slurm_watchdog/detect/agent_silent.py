@@ -7,8 +7,6 @@ Names: the node.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.slurm_nodes import (
@@ -23,12 +21,6 @@ from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SlurmNodeView
 from slurm_watchdog.model.slurm_states import is_away, is_lost
-
-
-@dataclass(frozen=True, kw_only=True)
-class AgentSilent:
-    """An agent does not report any more (after `controller.agent_silent_after`), and Slurm has the node as
-    well. Never acted on."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -120,8 +112,6 @@ def _node_finding(
 SPEC = DetectorSpec(
     kind=IncidentKind.AGENT_SILENT,
     detect=detect,
-    settings=AgentSilent,
-    takes=(),
     subject=Subject.NODE,
     severity=Severity.WARNING,
     sentence="An agent does not report",

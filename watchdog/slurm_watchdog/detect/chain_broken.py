@@ -12,8 +12,6 @@ Note: a job that a person cancels ends on purpose.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.memory_kills import Kills, kills_in_run, memory_kills, why_not
@@ -40,12 +38,7 @@ wanted it so."""
 GRACE_S = 120.0  # For the next job to be submitted: a script does it in seconds, cron in a minute.
 
 
-@dataclass(frozen=True, kw_only=True)
-class ChainBroken:
-    """A training that continues from job to job has ended early, and nothing is queued behind it. Never acted on."""
-
-
-def detect(view: ClusterView, settings: ChainBroken) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
     kills = memory_kills(view) if view.ended else {}
     return [
@@ -97,7 +90,6 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float, kills: Kills) ->
 SPEC = DetectorSpec(
     kind=IncidentKind.CHAIN_BROKEN,
     detect=detect,
-    settings=ChainBroken,
     subject=Subject.RUN,
     needs_cluster=True,
     severity=Severity.WARNING,

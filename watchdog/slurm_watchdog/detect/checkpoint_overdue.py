@@ -8,8 +8,6 @@ Note: only for a job that has saved twice.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
@@ -21,12 +19,7 @@ LONGEST = 2.0
 """Of the longest recent interval: a job that saves irregularly, or slows down while its batch grows, is given more."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CheckpointOverdue:
-    """The job makes steps and has not saved for much longer than it used to. Never acted on."""
-
-
-def detect(view: ClusterView, settings: CheckpointOverdue) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each running job that has saved twice in this run, or more often: the others have no rhythm."""
     return [_job_finding(job) for job in view.jobs if job.checkpoint is not None and job.checkpoint_intervals_s]
 
@@ -66,7 +59,6 @@ def _job_finding(job: JobView) -> Finding:
 SPEC = DetectorSpec(
     kind=IncidentKind.CHECKPOINT_OVERDUE,
     detect=detect,
-    settings=CheckpointOverdue,
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="A checkpoint is overdue",

@@ -15,7 +15,6 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -30,33 +29,24 @@ from slurm_watchdog.model.past_runs import PastRun
 from slurm_watchdog.model.slurm_states import WAITING
 
 _NUMBERS = re.compile(r"0x[0-9a-f]+|\d+")
+RUNS = 3  # So many runs one after the other have to die: two may be chance, …
+WITHIN_S = 1800.0  # … each of them within this time.
 QUICK_S = 30.0
 """A log is found with the listing that shows the job and the report after it: 15 s by default, twice that if
 one is missed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CrashLoop:
-    """A job restarts and dies each time before its first new step. Acted on only where `except` has a
-    ladder for it: [hold]."""
-
-    runs: int = 3
-    """So many runs one after the other have to die: two may be chance."""
-    within: float = 1800.0
-    """… each of them within this time."""
-
-
-def detect(view: ClusterView, settings: CrashLoop) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each running job that has restarted, and one for each that ended in such a loop."""
-    findings = [_job_finding(job, job.past, view.now, settings) for job in (*view.jobs, *view.waiting) if job.past]
+    findings = [_job_finding(job, job.past, view.now) for job in (*view.jobs, *view.waiting) if job.past]
     for ended in view.ended:
         if ended.run is not None and ended.past and ended.job.state == "FAILED":
             over = JobView(job=ended.job, run_age_s=0.0)
-            findings.append(_job_finding(over, (*ended.past, ended.run), view.now, settings))
+            findings.append(_job_finding(over, (*ended.past, ended.run), view.now))
     return findings
 
 
-def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: CrashLoop) -> Finding:
+def _job_finding(job: JobView, past: Sequence[PastRun], now: float) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about(f"loop:{job_id}", "", job_id)
     if job.progress is not None and job.job.state == "RUNNING":
@@ -68,14 +58,14 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float, settings: Cr
     if job.job.held and job.job.state in WAITING:
         return finding.ok(f"job {job_id} is held: it does not start before `scontrol release {job_id}`")
     past = _by_themselves(past)
-    if len(past) < settings.runs:
+    if len(past) < RUNS:
         return finding.unknown(f"{len(past)} earlier runs of job {job_id} are known")
-    recent = past[-settings.runs :]
+    recent = past[-RUNS:]
     # With all of its errors, those before its last step, too: it made no new one.
     causes = [find_cause(replace(run, rose_at=None)) for run in recent]
     for place, (run, cause) in enumerate(zip(recent, causes, strict=True)):
         before = past[: len(past) - len(recent) + place]
-        objection = _objection(run, cause, before, settings.within)
+        objection = _objection(run, cause, before)
         if objection is not None:
             unread = not _was_read(run)
             return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
@@ -104,7 +94,7 @@ def _highest(runs: Sequence[PastRun]) -> int | None:
     return max((run.last_step for run in runs if run.last_step is not None), default=None)
 
 
-def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], within_s: float) -> str | None:
+def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun]) -> str | None:
     """Why this run did not die in a loop, a sentence; None if it did."""
     name = f"run {run.restarts}"
     quick = run.unseen or run.ended_at - run.began_at < QUICK_S
@@ -112,7 +102,7 @@ def _objection(run: PastRun, cause: Cause | None, before: Sequence[PastRun], wit
         return f"the logs of {name} could not be read: how it ended is unknown"
     if cause is not None and cause.from_outside:
         return f"{name} was ended from outside: {cause.error.line}"
-    if run.ended_at - run.began_at > within_s and not run.unseen:
+    if run.ended_at - run.began_at > WITHIN_S and not run.unseen:
         return f"{name} lasted {run.ended_at - run.began_at:.0f} s"
     highest = _highest(before)
     if highest is None or run.last_step is None:
@@ -189,7 +179,6 @@ def _line(run: PastRun, cause: Cause | None) -> str:
 SPEC = DetectorSpec(
     kind=IncidentKind.CRASH_LOOP,
     detect=detect,
-    settings=CrashLoop,
     subject=Subject.RUN,
     severity=Severity.CRITICAL,
     sentence="The job is crash-looping",

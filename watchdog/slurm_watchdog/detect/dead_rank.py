@@ -18,8 +18,6 @@ so first, or that failed first by the log.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.analysis.held_processes import not_ended
 from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
@@ -37,13 +35,7 @@ UNSURE_S = 60.0
 GONE_FOR_S = 3.0  # Since the first report without it: the ends of a job that ends by itself are seen over some seconds.
 
 
-@dataclass(frozen=True, kw_only=True)
-class DeadRank:
-    """A rank is gone while most of its peers are there. Reported at once; `lingering_job` acts if Slurm does
-    not end the job."""
-
-
-def detect(view: ClusterView, settings: DeadRank) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each running job."""
     return [_job_finding(job, view.now) for job in view.jobs]
 
@@ -137,7 +129,6 @@ def _seats_of_survivors(job: JobView) -> tuple[int, list[RankGpu]]:
 SPEC = DetectorSpec(
     kind=IncidentKind.DEAD_RANK,
     detect=detect,
-    settings=DeadRank,
     subject=Subject.JOB,
     severity=Severity.WARNING,
     blames_node=0.9,

@@ -12,7 +12,6 @@ Never after the last step, before the next is due, or while a checkpoint is writ
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -39,12 +38,7 @@ BLOCKED_FOR_S = 60.0  # In the same call before it is reported.
 UNSURE_FOR_S = 300.0  # In the same call before it is acted on, where no step is known to be overdue.
 
 
-@dataclass(frozen=True, kw_only=True)
-class DriverStall:
-    """A process of a job sleeps in a driver's call that does not return, and no step is made."""
-
-
-def detect(view: ClusterView, settings: DriverStall) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each running job."""
     return [_finding(view, job) for job in view.jobs]
 
@@ -150,7 +144,6 @@ def _kernels_words(view: ClusterView, long: Iterable[tuple[ProcessView, Blocked,
 SPEC = DetectorSpec(
     kind=IncidentKind.DRIVER_STALL,
     detect=detect,
-    settings=DriverStall,
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     blames_node=0.9,

@@ -7,17 +7,10 @@ Acts: no job is restarted into the filesystem; when it answers again, the timeou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, filesystem_finding
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
-
-
-@dataclass(frozen=True, kw_only=True)
-class FilesystemOutage:
-    """A filesystem answers on no node that was asked, or blocks processes on two nodes or more. Never acted on."""
 
 
 def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
@@ -31,8 +24,7 @@ def detect(view: ClusterView, settings: FilesystemStall) -> list[Finding]:
 SPEC = DetectorSpec(
     kind=IncidentKind.FILESYSTEM_OUTAGE,
     detect=detect,
-    settings=FilesystemOutage,
-    takes=(FilesystemStall,),
+    also=(FilesystemStall,),
     subject=Subject.FILESYSTEM,
     severity=Severity.CRITICAL,
     sentence="A filesystem does not answer",

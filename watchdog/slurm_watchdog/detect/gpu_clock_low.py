@@ -14,8 +14,6 @@ Acts: the job is asked to save first; each card's own past, or its own report, h
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.base.averages import median
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import and_more
@@ -34,13 +32,7 @@ OWN_SHARE = 0.07
 PEERS = 3  # Busy GPUs of the same model to compare with, at least: a median of fewer is one of them.
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuClockLow:
-    """A GPU under load is slower than its peers in the job and than it used to be. Acted on only where
-    `except` has a ladder for it."""
-
-
-def detect(view: ClusterView, settings: GpuClockLow) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each job with GPUs."""
     return [_job_finding(job) for job in view.jobs if job.gpus]
 
@@ -129,7 +121,6 @@ def _facts(each: RankGpu) -> str:
 SPEC = DetectorSpec(
     kind=IncidentKind.GPU_CLOCK_LOW,
     detect=detect,
-    settings=GpuClockLow,
     hold_s=60.0,
     subject=Subject.JOB,
     severity=Severity.WARNING,

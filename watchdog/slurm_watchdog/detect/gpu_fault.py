@@ -37,6 +37,7 @@ GPU_EVENTS = ("xid", "gpu", "nvlink", "nvswitch", "sxid", "amdgpu")
 LOUD = frozenset({FaultSeverity.ERROR, FaultSeverity.CRITICAL})
 UNNAMED = "unnamed"
 """Place of a GPU that a line of its driver does not name: an assertion prints a status, and no address."""
+DRIVER_SILENT_S = 60.0  # Without an answer of the GPU driver on a node.
 SAME_S = 120.0  # A driver's assertions come so close to its own line (Xid 79) about the same GPU.
 
 
@@ -48,7 +49,6 @@ class GpuFault:
     follows from it (a dead rank, a hang) avoids the node where the evidence proves that hardware is
     broken."""
 
-    driver_silent_for: float = 60.0  # Without an answer of the GPU driver on a node.
     recent: float = span(600.0, "A line of the kernel or the driver counts for so long.")
 
 
@@ -62,7 +62,7 @@ def detect(view: ClusterView, settings: GpuFault) -> list[Finding]:
     for node in nodes:
         if node.name in silent or node.name in away or not (node.gpus or node.events):
             continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
-        findings.append(_judge_driver(node, settings.driver_silent_for))
+        findings.append(_judge_driver(node))
         events = _by_gpu(node)
         named = {gpu.gpu.uuid for gpu in node.gpus}
         findings += [
@@ -140,12 +140,12 @@ def _loud(view: ClusterView, events: tuple[SeenEvent, ...], recent_s: float) -> 
     return [seen for seen in events if view.now - seen.at <= recent_s and is_hardware(seen)]
 
 
-def _judge_driver(node: NodeView, silent_for_s: float) -> Finding:
+def _judge_driver(node: NodeView) -> Finding:
     hung = next((probe for probe in node.hung_probes if probe.probe == "nvml"), None)
     finding = SPEC.about(f"node:{node.name}", f"the GPU driver on {node.name} answers")
     if hung is None:
         return finding.ok(finding.summary)
-    if hung.seconds < silent_for_s:
+    if hung.seconds < DRIVER_SILENT_S:
         return replace(finding, duration_s=hung.seconds)
     return finding.bad(
         f"The GPU driver on {node.name} has not answered for {hung.seconds:.0f} s: a GPU there is in trouble, "

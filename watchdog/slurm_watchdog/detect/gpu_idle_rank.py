@@ -14,8 +14,6 @@ Acts: only where the job makes no step for 15 min, too.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.held_processes import is_on_storage
@@ -40,13 +38,7 @@ IDLE_FOR_S = 60.0  # While the job makes no step beyond its limit.
 IDLE_WHILE_STEPS_S = 900.0  # While the job makes steps.
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuIdleRank:
-    """The GPU of one rank does nothing while those of its peers are busy. Acted on only where `except`
-    has a ladder for it, and the job makes no step for 15 min."""
-
-
-def detect(view: ClusterView, settings: GpuIdleRank, hang: PhaseLimits) -> list[Finding]:
+def detect(view: ClusterView, hang: PhaseLimits) -> list[Finding]:
     """One finding for each job with GPUs. `hang` has what the limits of steps are learnt by."""
     return [_job_finding(job, view.now, hang) for job in view.jobs if job.gpus]
 
@@ -170,8 +162,7 @@ def _fact(each: RankGpu) -> str:
 SPEC = DetectorSpec(
     kind=IncidentKind.GPU_IDLE_RANK,
     detect=detect,
-    settings=GpuIdleRank,
-    takes=(GpuIdleRank, CollectiveHang),
+    also=(CollectiveHang,),
     subject=Subject.JOB,
     severity=Severity.WARNING,
     blames_node=0.25,

@@ -44,14 +44,6 @@ _LABEL = re.compile(r"\bon (\S*(?:DIMM|_MC#)\S*)")
 """EDAC: `1 UE memory read error on CPU_SrcID#0_MC#1_Chan#0_DIMM#0 (…)`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class HostFault:
-    """The kernel reports that memory, processor, PCIe, network adapter, disk or cooling of a node is broken.
-
-    Nothing is done about it, unless `except` has a ladder. A restart of a job
-    that ran there, for whatever reason, avoids the node after an uncorrected or fatal error."""
-
-
 @dataclass(frozen=True)
 class _Fault:
     """What the lines of a node say about one place of it."""
@@ -67,7 +59,7 @@ class _Fault:
     fatal: bool
 
 
-def detect(view: ClusterView, settings: HostFault) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each place of a node about which its kernel logged something."""
     silent = set(view.silent_nodes)
     away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
@@ -197,7 +189,6 @@ def _had_node(view: ClusterView, job: JobView, at: float) -> bool:
 SPEC = DetectorSpec(
     kind=IncidentKind.HOST_FAULT,
     detect=detect,
-    settings=HostFault,
     subject=Subject.NODE,
     severity=Severity.CRITICAL,
     blames_node=1.0,

@@ -12,7 +12,6 @@ Note: alone it explains nothing: that bytes stop there is a fact of `collective_
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -27,12 +26,7 @@ from slurm_watchdog.model.node_view import LinkView, NodeView
 LINKS_PROBE = "links"  # The agent's child that reads counters (slurm_watchdog.agent.collectors.link).
 
 
-@dataclass(frozen=True, kw_only=True)
-class LinkFault:
-    """A network link of a node with a job is down, flaps, is slow or has errors. Never acted on."""
-
-
-def detect(view: ClusterView, settings: LinkFault) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each link of the nodes that have something to tell."""
     unlike = _unlike(view)
     silent = set(view.silent_nodes)
@@ -108,7 +102,6 @@ def _jobs_on(view: ClusterView, node: str) -> Iterator[JobView]:
 SPEC = DetectorSpec(
     kind=IncidentKind.LINK_FAULT,
     detect=detect,
-    settings=LinkFault,
     subject=Subject.NODE,
     severity=Severity.WARNING,
     blames_node=0.5,

@@ -13,8 +13,6 @@ they report nothing.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.job_state import dead_for_s
@@ -51,13 +49,7 @@ RISES = 2  # Steps of the next run that have to be seen: one line may be the ste
 GONE_FOR_S = 3.0  # Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.
 
 
-@dataclass(frozen=True, kw_only=True)
-class LogError:
-    """A rank logged an error that ended its run, or after which the job makes no step. Never acted on: names
-    the first cause."""
-
-
-def detect(view: ClusterView, settings: LogError, limits: PhaseLimits) -> list[Finding]:
+def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
     """One finding for each running job, and for each run that is over and has errors or a failed state."""
     findings = []
     for job in view.jobs:
@@ -344,8 +336,7 @@ def _bad_finding(
 SPEC = DetectorSpec(
     kind=IncidentKind.LOG_ERROR,
     detect=detect,
-    settings=LogError,
-    takes=(LogError, CollectiveHang),
+    also=(CollectiveHang,),
     subject=Subject.RUN,
     severity=Severity.CRITICAL,
     sentence="A log has an error",

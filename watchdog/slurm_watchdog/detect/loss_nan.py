@@ -9,7 +9,6 @@ save.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
@@ -19,13 +18,7 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossNan:
-    """The loss is NaN or infinite. Acted on only where `except` has a ladder for it, and a restart resumes from
-    before."""
-
-
-def detect(view: ClusterView, settings: LossNan) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each running job."""
     return [_job_finding(job, view.now) for job in view.jobs]
 
@@ -57,7 +50,6 @@ def _job_finding(job: JobView, now: float) -> Finding:
 SPEC = DetectorSpec(
     kind=IncidentKind.LOSS_NAN,
     detect=detect,
-    settings=LossNan,
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="The loss is NaN or infinite",

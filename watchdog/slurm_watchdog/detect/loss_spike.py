@@ -8,7 +8,6 @@ asked to save.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import isfinite
 
 from slurm_watchdog.analysis.good_checkpoint import resumes_before
@@ -22,13 +21,7 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 LASTS_STEPS = 100  # Three times of what most spikes take to recover: before that nothing is done.
 
 
-@dataclass(frozen=True, kw_only=True)
-class LossSpike:
-    """The loss jumps far above where it was. Most spikes recover: acted on only where `except` has a
-    ladder for it, it lasts, and a restart resumes from before."""
-
-
-def detect(view: ClusterView, settings: LossSpike) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each running job."""
     return [_job_finding(job, view.now) for job in view.jobs]
 
@@ -68,7 +61,6 @@ def _spike(losses: tuple[LossPoint, ...]) -> tuple[tuple[LossPoint, ...], Spike 
 SPEC = DetectorSpec(
     kind=IncidentKind.LOSS_SPIKE,
     detect=detect,
-    settings=LossSpike,
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="The loss has jumped",

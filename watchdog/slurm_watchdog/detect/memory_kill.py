@@ -10,7 +10,6 @@ Acts: `lingering_job` or `collective_hang` takes over if the job stays, with the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -32,12 +31,7 @@ NAMED = 16
 RECENT_S = 600.0  # A kill is reported for so long, or until the run makes steps again.
 
 
-@dataclass(frozen=True, kw_only=True)
-class MemoryKills:
-    """The kernel killed a process of a job for memory. Never acted on."""
-
-
-def detect(view: ClusterView, settings: MemoryKills, limits: PhaseLimits) -> list[Finding]:
+def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
     """One finding for each run in which the kernel killed a process, or of which an incident is open."""
     kills = memory_kills(view)
     return [
@@ -109,8 +103,7 @@ def _is_reason(run: JobView | PastRun, kill: MemoryKill, limits: PhaseLimits) ->
 SPEC = DetectorSpec(
     kind=IncidentKind.MEMORY_KILL,
     detect=detect,
-    settings=MemoryKills,
-    takes=(MemoryKills, CollectiveHang),
+    also=(CollectiveHang,),
     subject=Subject.RUN,
     severity=Severity.CRITICAL,
     sentence="The kernel killed a process for memory",

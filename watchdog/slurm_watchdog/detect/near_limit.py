@@ -9,7 +9,6 @@ Names: no rank: node, limit, and what is in use; of open files the rank.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -35,12 +34,7 @@ BYTES = (Resource.MEMORY, Resource.SHARED_MEMORY)
 MAX_SAID = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class NearLimit:
-    """A job or its node has nearly used up something that has a limit. Never acted on."""
-
-
-def detect(view: ClusterView, settings: NearLimit) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each job that is near a limit, or of which an incident is open."""
     nodes = {node.name: node for node in nodes_to_judge(view) if any(map(is_near, node.usages)) or node.pressures}
     if not nodes and view.asked is not None and not any(each.startswith("job:") for each in view.asked):
@@ -104,7 +98,6 @@ def _words(node: NodeView, usage: Usage) -> str:
 SPEC = DetectorSpec(
     kind=IncidentKind.NEAR_LIMIT,
     detect=detect,
-    settings=NearLimit,
     hold_s=60.0,
     subject=Subject.JOB,
     severity=Severity.WARNING,

@@ -9,8 +9,6 @@ Acts: Slurm requeues the jobs of the node; one with a supervisor and `--no-kill`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
@@ -31,12 +29,6 @@ LAST_STEPS = 3
 """Intervals of reports: the node lived for up to one after its last report, its job's lines are read up to one
 later, and reports are late now and then."""
 FRESH_S = 12.0  # An agent that reports every 5 s was heard within this time, or it is as quiet as its node.
-
-
-@dataclass(frozen=True, kw_only=True)
-class NodeDown:
-    """Slurm has lost a node that had an agent. Slurm ends and requeues its jobs by itself; one that lives on without
-    the node (`--no-kill`) and has a supervisor is started again on its other nodes."""
 
 
 def detect(view: ClusterView) -> list[Finding]:
@@ -131,8 +123,6 @@ def _stands(job: JobView, since_s: float) -> bool:
 SPEC = DetectorSpec(
     kind=IncidentKind.NODE_DOWN,
     detect=detect,
-    settings=NodeDown,
-    takes=(),
     subject=Subject.NODE,
     needs_cluster=True,
     severity=Severity.CRITICAL,

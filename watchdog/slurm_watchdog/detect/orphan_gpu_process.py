@@ -54,12 +54,6 @@ class _Leftovers:
     released: list[Held] = field(default_factory=list)
 
 
-@dataclass(frozen=True, kw_only=True)
-class OrphanGpuProcess:
-    """A process holds a GPU and belongs to no job that runs (grace: `agent.orphan_grace`). Reported only,
-    unless `except` has a ladder."""
-
-
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for what each job left, and for each user's processes without a job on a node. A holder of
     which nobody knows whether its job runs, or whose node is silent, is unknown: it clears nothing."""
@@ -216,8 +210,6 @@ def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
 SPEC = DetectorSpec(
     kind=IncidentKind.ORPHAN_GPU_PROCESS,
     detect=detect,
-    settings=OrphanGpuProcess,
-    takes=(),
     subject=Subject.PROCESS,
     needs_cluster=True,
     severity=Severity.WARNING,

@@ -8,8 +8,6 @@ Acts: no action is taken anywhere while it lasts.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.analysis.slurm_nodes import share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
@@ -22,13 +20,7 @@ NODES = 3  # So many silent nodes at least, …
 PERCENT = 20.0  # … of those that have reported, besides: three of ten thousand are no outage.
 
 
-@dataclass(frozen=True, kw_only=True)
-class PartitionOrOutage:
-    """Many agents fell silent at once: the network or the power. Never acted on, and it keeps everything else
-    from acting."""
-
-
-def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding about the cluster, none before any agent has reported."""
     silent, known = share_silent(view)
     if known == 0:
@@ -60,7 +52,6 @@ def detect(view: ClusterView, settings: PartitionOrOutage) -> list[Finding]:
 SPEC = DetectorSpec(
     kind=IncidentKind.PARTITION_OR_OUTAGE,
     detect=detect,
-    settings=PartitionOrOutage,
     subject=Subject.CLUSTER,
     needs_cluster=True,
     severity=Severity.CRITICAL,

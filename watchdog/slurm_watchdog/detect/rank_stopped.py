@@ -11,8 +11,6 @@ limit; never under a debugger.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import loop_clock
@@ -33,13 +31,7 @@ WHAT_TO_DO = {
 STOPPED_FOR_S = 15.0  # A debugger that only looks (py-spy, gdb -batch) is done within seconds.
 
 
-@dataclass(frozen=True, kw_only=True)
-class RankStopped:
-    """A rank was stopped by a signal or is held by a debugger. Acted on only if it was a signal and the job
-    is beyond its limit."""
-
-
-def detect(view: ClusterView, settings: RankStopped, limits: PhaseLimits) -> list[Finding]:
+def detect(view: ClusterView, limits: PhaseLimits) -> list[Finding]:
     """One finding for each running job; `limits` are those of `collective_hang`."""
     return [_job_finding(job, view.now, limits) for job in view.jobs]
 
@@ -87,8 +79,7 @@ def _stopped_s(job: JobView, rank: ProcessView) -> float:
 SPEC = DetectorSpec(
     kind=IncidentKind.RANK_STOPPED,
     detect=detect,
-    settings=RankStopped,
-    takes=(RankStopped, CollectiveHang),
+    also=(CollectiveHang,),
     subject=Subject.JOB,
     severity=Severity.CRITICAL,
     sentence="A rank is stopped",

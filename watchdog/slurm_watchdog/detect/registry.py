@@ -87,7 +87,6 @@ SPECS: tuple[DetectorSpec, ...] = (
 REQUEST = DetectorSpec(
     kind=IncidentKind.OPERATOR_RESTART,
     detect=list,
-    settings=type(None),
     subject=Subject.JOB,
     severity=Severity.INFO,
     sentence="A restart was asked for",
@@ -101,7 +100,7 @@ MAY_ACT: tuple[str, ...] = tuple(sorted(kind for kind, spec in _BY_KIND.items() 
 """Kinds whose evidence can be good enough to act on."""
 
 Settings = Mapping[type[Any], Any]  # Settings class of a detector -> its values.
-DEFAULTS: Settings = {spec.settings: spec.settings() for spec in SPECS}
+DEFAULTS: Settings = {spec.settings: spec.settings() for spec in SPECS if spec.settings}
 
 
 def findings_of(spec: DetectorSpec, view: ClusterView, settings: Settings) -> list[Finding]:

@@ -17,7 +17,6 @@ processor or storage, are facts beside a sign, and of `slow_job`: alone they nam
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -76,12 +75,6 @@ class Sign(Struct):
     """What kind of thing: signs of one kind on many nodes suspect none of them."""
     text: str
     gpu: RankGpu | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class SlowNode:
-    """The node that makes a slow job slow, where its hardware tells it from the others (limits: `slow_job`).
-    Acted on only where `except` has a ladder for it."""
 
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
@@ -292,8 +285,7 @@ def _network(nodes: list[NodeView], now: float, since: float) -> list[Sign]:
 SPEC = DetectorSpec(
     kind=IncidentKind.SLOW_NODE,
     detect=detect,
-    settings=SlowNode,
-    takes=(SlowJob,),
+    also=(SlowJob,),
     subject=Subject.JOB,
     severity=Severity.WARNING,
     blames_node=1.0,

@@ -8,8 +8,6 @@ Acts: no action is taken until Slurm answers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
@@ -17,12 +15,7 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 SILENT_FOR_S = 60.0  # Without an answer to a listing: several of them, 10 s apart.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SlurmUnreachable:
-    """Slurm does not answer. Never acted on: nothing is done while nobody knows what runs."""
-
-
-def detect(view: ClusterView, settings: SlurmUnreachable) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding. Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
     silent = age_s >= SILENT_FOR_S
@@ -48,7 +41,6 @@ def _summary(view: ClusterView, age_s: float) -> str:
 SPEC = DetectorSpec(
     kind=IncidentKind.SLURM_UNREACHABLE,
     detect=detect,
-    settings=SlurmUnreachable,
     subject=Subject.CLUSTER,
     needs_slurm=False,
     severity=Severity.CRITICAL,

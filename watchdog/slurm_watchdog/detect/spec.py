@@ -1,4 +1,4 @@
-"""What a detector declares beside its function: `SPEC`, and its options as a frozen dataclass. Pure.
+"""What a detector declares beside its function: `SPEC`, and its options, if any, as a frozen dataclass. Pure.
 
 Whatever else depends on the kind of an incident (configuration, correlation, policy, evidence, metrics, page,
 alert rules, documentation) is derived from these values: see slurm_watchdog.detect.registry.
@@ -42,11 +42,11 @@ class DetectorSpec:
     kind: str
     """Its name everywhere: module, configuration key, metric label, journal."""
     detect: Callable[..., list[Finding]]
-    """Called with a view and the settings of `takes`."""
-    settings: type[Any]
+    """Called with a view, its own settings if it has any, and those of `also`."""
+    settings: type[Any] | None = None
     """Frozen dataclass of its options; its docstring is the text of the configuration's block."""
-    takes: tuple[type[Any], ...] | None = None
-    """Settings that `detect` is called with, in this order, also those of other detectors; None: its own."""
+    also: tuple[type[Any], ...] = ()
+    """Settings of other detectors."""
     hold_s: float = 0.0
     """Default of its option `hold`: how long the condition has to last before it is reported."""
     subject: Subject
@@ -111,7 +111,7 @@ class DetectorSpec:
     @property
     def arguments(self) -> tuple[type[Any], ...]:
         """The settings that `detect` is called with."""
-        return (self.settings,) if self.takes is None else self.takes
+        return self.also if self.settings is None else (self.settings, *self.also)
 
     @property
     def delays_steps(self) -> bool:

@@ -14,8 +14,6 @@ logs and saves), below four ranks, or where waiting cannot be seen (Open MPI wit
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.straggler import Dumped, Lateness, dumped, lateness
@@ -30,11 +28,6 @@ DUMPS = 12
 (controller/evidence/early_budget.py, whose budget of an hour bounds them, too)."""
 APART_S = 20.0  # Between two of them: other steps, and mostly another moment of a step.
 SUREST = 0.9999  # More is not claimed: the model is not that exact.
-
-
-@dataclass(frozen=True, kw_only=True)
-class StragglerRank:
-    """The rank that keeps the others of a slow job waiting (limits: `slow_job`). Never acted on."""
 
 
 def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
@@ -125,8 +118,7 @@ def _percent(share: float) -> str:
 SPEC = DetectorSpec(
     kind=IncidentKind.STRAGGLER,
     detect=detect,
-    settings=StragglerRank,
-    takes=(SlowJob,),
+    also=(SlowJob,),
     subject=Subject.JOB,
     severity=Severity.WARNING,
     blames_node=0.25,

@@ -11,8 +11,6 @@ NODE --mended WHY`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -28,12 +26,7 @@ tests/simulation/lemons.py."""
 UNTIL = 1.5  # A suspicion below which the incident ends: events weigh half after 28 days.
 
 
-@dataclass(frozen=True, kw_only=True)
-class SuspectNodes:
-    """A node that fails again and again. Never acted on by itself: see `policy.suspects`."""
-
-
-def detect(view: ClusterView, settings: SuspectNodes) -> list[Finding]:
+def detect(view: ClusterView) -> list[Finding]:
     """One finding for each node with a past, and for each that is asked about."""
     known = {each.node: each for each in view.suspects or ()}
     asked = asked_nodes(view) if view.suspects is not None and view.asked is not None else frozenset()
@@ -67,7 +60,6 @@ def _bad(finding: Finding, suspect: NodeSuspicion) -> Finding:
 SPEC = DetectorSpec(
     kind=IncidentKind.SUSPECT_NODE,
     detect=detect,
-    settings=SuspectNodes,
     subject=Subject.NODE,
     needs_cluster=True,
     severity=Severity.WARNING,

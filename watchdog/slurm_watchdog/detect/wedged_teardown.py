@@ -2,8 +2,8 @@
 ranks that do nothing.
 
 A job ends in many ways that look alike for a while: a last evaluation, a last checkpoint, an upload. So it
-has `grace`, and as long as a rank works, or that is not known, half an hour. Where every rank sits
-motionless in the teardown of its process group there is nothing left to wait for: `teardown_limit`, whether
+has 10 min, and as long as a rank works, or that is not known, half an hour. Where every rank sits
+motionless in the teardown of its process group there is nothing left to wait for: 2 min, whether
 or not the log says that the training is over.
 
 Fires: the last step is made, or an error ended the loop, and the ranks stay: after 10 min, or 30 while a rank works;
@@ -14,7 +14,6 @@ Names: the ranks that are still there.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from msgspec.structs import replace
 
@@ -35,27 +34,18 @@ NAMED = 16
 STACKS_APART_S = 15.0
 STACKS_FROM_SHARE = 0.5  # From this share of the limit on, stacks are collected.
 
+GRACE_S = 600.0  # Time that a job gets to end when it has made its last step.
+TEARDOWN_S = 120.0  # Time that all ranks may sit motionless in the teardown of their process group.
 BUSY_LIMIT_S = 1800.0
-"""In place of `grace` while a rank works (a last checkpoint, an evaluation), or that is not known."""
+"""In place of GRACE_S while a rank works (a last checkpoint, an evaluation), or that is not known."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class WedgedTeardown:
-    """The last step is made, or an error was printed, and the ranks stay. Acted on only where `except`
-    has a ladder for it."""
-
-    grace: float = 600.0
-    """Time that a job gets to end when it has made its last step."""
-    teardown_limit: float = 120.0
-    """Time that all ranks may sit motionless in the teardown of their process group."""
-
-
-def detect(view: ClusterView, settings: WedgedTeardown, hang: PhaseLimits) -> list[Finding]:
+def detect(view: ClusterView, hang: PhaseLimits) -> list[Finding]:
     """One finding for each running job. `hang` has what the limits of steps are learnt by."""
-    return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
+    return [_job_finding(job, view.now, hang) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, hang: PhaseLimits, settings: WedgedTeardown) -> Finding:
+def _job_finding(job: JobView, now: float, hang: PhaseLimits) -> Finding:
     job_id, progress, ranks = job.job.job_id, job.progress, job.ranks
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes or progress is None or not ranks:
@@ -65,7 +55,7 @@ def _job_finding(job: JobView, now: float, hang: PhaseLimits, settings: WedgedTe
     if not alive:
         return finding.ok(f"no rank of job {job_id} is left")
     if not (has_ended(job) or error):
-        return _finding_without_last_step(job, finding, now, hang, settings)
+        return _finding_without_last_step(job, finding, now, hang)
     age_s = progress.age_s if error is None else error.age_s
     if progress.phase == "finishing":
         age_s = min(age_s, progress.phase_age_s)
@@ -75,24 +65,22 @@ def _job_finding(job: JobView, now: float, hang: PhaseLimits, settings: WedgedTe
         if len(alive) < len(ranks):
             return finding.unknown(f"a rank of job {job_id} has exited")
         return _after_error(job, finding, error, now, limit_s)
-    return _after_last_step(job, finding, alive, now, settings)
+    return _after_last_step(job, finding, alive, now)
 
 
-def _finding_without_last_step(
-    job: JobView, finding: Finding, now: float, hang: PhaseLimits, settings: WedgedTeardown
-) -> Finding:
+def _finding_without_last_step(job: JobView, finding: Finding, now: float, hang: PhaseLimits) -> Finding:
     """Many logs do not say that the training is over: the stacks do, if every rank is in its teardown, or
     most have left and every one that is left is. (Where few have left, `lingering_job` has its say.)"""
     assert job.progress is not None
     age_s = job.progress.age_s
-    limit_s = max(progress_limit(job, hang).seconds, settings.teardown_limit)
+    limit_s = max(progress_limit(job, hang).seconds, TEARDOWN_S)
     alive, gone = job.living_ranks, len(job.gone_ranks)
     if not makes_steps(job, hang) and (age_s < limit_s or 0 < gone < len(alive)):
         return finding.unknown(f"no new step of job {job.job.job_id} has been seen yet")
     if age_s < limit_s or 0 < gone < len(alive):
         return finding.ok(f"job {job.job.job_id} trains")
     voted = vote(job.snapshots, alive)
-    seen = loop_state(job, now, settings.teardown_limit)
+    seen = loop_state(job, now, TEARDOWN_S)
     if not (_torn_down(voted, len(alive)) and seen.stands):
         truth = Truth.OK if makes_steps(job, hang) else Truth.UNKNOWN
         return replace(finding, truth=truth, summary=f"job {job.job.job_id} is not seen to end")
@@ -124,21 +112,19 @@ def _after_error(job: JobView, finding: Finding, error: ErrorLine, now: float, l
     )
 
 
-def _after_last_step(
-    job: JobView, finding: Finding, alive: Sequence[ProcessView], now: float, settings: WedgedTeardown
-) -> Finding:
+def _after_last_step(job: JobView, finding: Finding, alive: Sequence[ProcessView], now: float) -> Finding:
     """The last step is made: reported after the grace if no rank does anything, later if that is not known."""
     wanted = StackRequest(job_id=job.job.job_id, apart_s=STACKS_APART_S)
-    if finding.duration_s >= STACKS_FROM_SHARE * min(settings.grace, settings.teardown_limit):
+    if finding.duration_s >= STACKS_FROM_SHARE * TEARDOWN_S:
         finding = replace(finding, wanted=(wanted,))
     voted = vote(job.snapshots, alive)
-    seen = loop_state(job, now, settings.grace)
+    seen = loop_state(job, now, GRACE_S)
     stands, why = (seen.stands, seen.why) if not voted.groups else _by_stacks(voted)
-    patient_s = max(with_a_step(job, BUSY_LIMIT_S), settings.grace)
+    patient_s = max(with_a_step(job, BUSY_LIMIT_S), GRACE_S)
     if stands:
-        gone_quiet = loop_state(job, now, settings.teardown_limit).stands and _torn_down(voted, len(alive))
-        patient_s = min(settings.grace, settings.teardown_limit) if gone_quiet else settings.grace
-    if finding.duration_s < patient_s or (not stands and has_grown_within(job, settings.grace)):
+        gone_quiet = loop_state(job, now, TEARDOWN_S).stands and _torn_down(voted, len(alive))
+        patient_s = TEARDOWN_S if gone_quiet else GRACE_S
+    if finding.duration_s < patient_s or (not stands and has_grown_within(job, GRACE_S)):
         summary = f"job {job.job.job_id} made its last step {finding.duration_s:.0f} s ago; {why}"
         return finding.unknown(summary)
     finding = replace(finding, actionable=stands is True)
@@ -184,8 +170,7 @@ def _wedged_finding(
 SPEC = DetectorSpec(
     kind=IncidentKind.WEDGED_TEARDOWN,
     detect=detect,
-    settings=WedgedTeardown,
-    takes=(WedgedTeardown, CollectiveHang),
+    also=(CollectiveHang,),
     subject=Subject.JOB,
     severity=Severity.WARNING,
     sentence="The job cannot end",

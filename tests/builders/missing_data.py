@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
+from slurm_watchdog.detect.registry import SPECS, findings_of
 from slurm_watchdog.model.cluster_view import (
     ClusterView,
     ProcessView,
@@ -17,6 +17,7 @@ from slurm_watchdog.model.cluster_view import (
 from slurm_watchdog.model.incidents import Finding, Truth
 from slurm_watchdog.model.observations import Role
 
+DEFAULTS = {spec.settings: spec.settings() for spec in SPECS if spec.settings}
 CLEARS = frozenset(
     {
         # Whether there were steps at all, and the log's word for why none comes.

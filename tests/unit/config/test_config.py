@@ -15,8 +15,9 @@ from slurm_watchdog.config.types import format_duration, format_size, parse_dura
 from slurm_watchdog.controller.policy.rules import rule_for
 from slurm_watchdog.detect.collective_hang import CollectiveHang
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall
-from slurm_watchdog.detect.registry import DEFAULTS, KINDS
+from slurm_watchdog.detect.registry import KINDS
 from slurm_watchdog.detect.slow_job import SlowJob
+from tests.builders.missing_data import DEFAULTS
 from tools.docs.options import example as example_config
 
 

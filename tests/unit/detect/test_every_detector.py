@@ -13,7 +13,7 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
+from slurm_watchdog.detect.registry import SPECS, findings_of
 from slurm_watchdog.detect.spec import DetectorSpec
 from slurm_watchdog.model.cluster_view import (
     Checkpoint,
@@ -37,7 +37,7 @@ from tests.builders import slow_nodes as slow
 from tests.builders.eight_ranks import eight
 from tests.builders.ended_jobs import ended as link
 from tests.builders.endings import done
-from tests.builders.missing_data import bad, holes, shuffled
+from tests.builders.missing_data import DEFAULTS, bad, holes, shuffled
 from tests.builders.rank_activity import IDLE_RANK, NOW, card, four
 from tests.builders.views import (
     BARRIER,

@@ -125,15 +125,5 @@ def test_a_node_that_was_restarted_has_none_of_them_any_more() -> None:
     assert orphan_gpu_process.detect(report("c"))[0].truth is Truth.OK
 
 
-def test_an_incident_of_an_earlier_release_ends_only_where_its_node_says_what_became_of_the_process() -> None:
-    asked = frozenset({"process:n1/4711.9", "process:n2/5.5", "leftovers:6/1000"})
-    unsure = node("n1", replace(HOLDER, orphan_for_s=None))
-    assert [each.truth for each in look(unsure, asked=asked)] == [Truth.UNKNOWN]
-    assert [each.truth for each in look(node("n1", HOLDER), asked=asked, silent_nodes=("n1",))] == [Truth.UNKNOWN]
-    found = {each.subject: each.truth for each in look(node("n1", HOLDER), asked=asked)}
-    assert found == {"leftovers:6/1000": Truth.BAD, "process:n1/4711.9": Truth.OK}
-    assert [each.subject for each in look(node("n1"), asked=asked)] == ["process:n1/4711.9"]
-
-
 def test_a_rank_of_a_running_job_is_no_matter_of_this_detector() -> None:
     assert orphan_gpu_process.detect(cluster(job(processes=(seen(0),)))) == []

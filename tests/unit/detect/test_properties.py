@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from slurm_watchdog.detect.registry import DEFAULTS, SPECS, findings_of
+from slurm_watchdog.detect.registry import SPECS, findings_of
 from slurm_watchdog.model.cluster_view import ClusterView, FilesystemView, JobView, MountAnswer
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Truth
+from tests.builders.missing_data import DEFAULTS
 from tests.builders.views import (
     BACKWARD,
     BARRIER,

@@ -59,18 +59,22 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     if not waiting:
         return found
     if odd:
-        return _with(found, odd[:MAX_NAMED])
+        once = {each.rank: each for each in reversed(odd[:MAX_NAMED])}
+        return replace(found, odd=tuple(once[rank] for rank in sorted(once)))
     if len(roots) > max(1, MAX_ODD * len(of_rank)) or len(roots) >= len(waiting):
         few = listed(waiting, "rank")
-        return _without(found, f"as many did not come as wait, or more: {few} may have called what others never do")
+        return replace(
+            found, unclear=f"as many did not come as wait, or more: {few} may have called what others never do"
+        )
     if lossy := [rank for rank in roots if of_rank[rank].lossy]:
-        return _without(found, f"the buffer of {listed(lossy, 'rank')} is too small to show which rank it waits for")
+        small = f"the buffer of {listed(lossy, 'rank')} is too small to show which rank it waits for"
+        return replace(found, unclear=small)
     only_spoken_to = frozenset(roots) - behind
     certain = not missing and _explain(only_spoken_to, of_rank, fronts)
     named = [rank for rank in roots if certain or rank not in only_spoken_to]
     if named:
-        return _with(found, [_odd(rank, fronts) for rank in named[:MAX_NAMED]])
-    return _without(found, _unclear(of_rank, fronts, roots, spoken_to, missing, blind))
+        return replace(found, odd=tuple(_odd(rank, fronts) for rank in named[:MAX_NAMED]))
+    return replace(found, unclear=_unclear(of_rank, fronts, roots, spoken_to, missing, blind))
 
 
 def _unclear(
@@ -104,20 +108,6 @@ def _unclear(
     if behind or spoken_to:
         return "who is waited for waits in what all have entered: it is the network, a GPU, or still under way"
     return "every rank has entered what it waits for: it is the network, a GPU, or still under way"
-
-
-def _with(found: CollectiveOrder, odd: Sequence[OddRank]) -> CollectiveOrder:
-    once = {each.rank: each for each in reversed(odd)}
-    ordered = tuple(once[rank] for rank in sorted(once))
-    return CollectiveOrder(
-        ranks=found.ranks, waiting=found.waiting, odd=ordered, facts=found.facts, missing=found.missing
-    )
-
-
-def _without(found: CollectiveOrder, why: str) -> CollectiveOrder:
-    return CollectiveOrder(
-        ranks=found.ranks, waiting=found.waiting, facts=found.facts, unclear=why, missing=found.missing
-    )
 
 
 def _single(records: Iterable[CollectiveRecord]) -> dict[int, CollectiveRecord]:

@@ -193,7 +193,7 @@ def _culprits(
     if not outside or not few or voted.moving is not False or not voted.waiting or voted.undumped or voted.missing:
         return ()
     dumps = tuple({(s.node, s.pid, s.start_ticks): s for s in dump.stacks} for dump in snapshots)
-    ranks = [(rank.node, rank.process.pid, rank.process.start_ticks) for rank in job.ranks]
+    ranks = [rank.key for rank in job.ranks]
     if any(key not in dump for dump in dumps for key in ranks):
         return ()
     places = {key: locate(dumps[-1][key]) for key in ranks}
@@ -270,12 +270,8 @@ def _workers_rest(seen: _Seen, rank: int, mine: Iterable[ProcessView]) -> bool:
     workers = [each for each in mine if each.process.role is Role.WORKER]
     dumps = (seen.dumps[0], seen.dumps[-1])
     return bool(workers) and all(
-        _worker_rests([dump.get(_key(each)) for dump in dumps], theirs, seen.span_s) for each in workers
+        _worker_rests([dump.get(each.key) for dump in dumps], theirs, seen.span_s) for each in workers
     )
-
-
-def _key(process: ProcessView) -> ProcessKey:
-    return process.node, process.process.pid, process.process.start_ticks
 
 
 def _is_inside(frames: Iterable[Frame], places: frozenset[Place] = INSIDE) -> bool:

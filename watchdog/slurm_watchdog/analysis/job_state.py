@@ -30,6 +30,21 @@ def had_steps_to_make(job: JobView) -> bool:
     return progress.step + progress.stride <= progress.total_steps
 
 
+def has_stepped_since(job: JobView, age_s: float) -> bool:
+    """Whether it has made a step since then, however late its lines are read."""
+    rose_s = None if job.progress is None else job.progress.last_increase_age_s
+    return rose_s is not None and rose_s + job.read_later_s < age_s
+
+
+def why_unseen(job: JobView) -> str:
+    """Why nothing can be said of its ranks; empty: it can."""
+    if job.job.state != "RUNNING":
+        return f"job {job.job.job_id} is {job.job.state}"
+    if not job.ranks:
+        return f"no ranks of job {job.job.job_id} are known"
+    return f"no report from {', '.join(job.silent_nodes)}" if job.silent_nodes else ""
+
+
 def last_error(job: JobView) -> ErrorLine | None:
     """The newest line since the last step with which a training ends."""
     if job.progress is None or job.progress.last_increase_age_s is None:
@@ -50,10 +65,10 @@ def dead_for_s(rank: ProcessView) -> float:
 
 
 def last_words(job: JobView, first: ProcessView) -> list[str]:
-    """Error lines that name the dead rank, otherwise the last ones of its node."""
+    """Facts: error lines that name the dead rank, otherwise the last ones of its node."""
     named = [e for e in job.errors if e.event.rank is not None and e.event.rank == first.process.rank]
     nearby = [e for e in job.errors if e.event.rank is None]
-    return [error.event.line for error in (named or nearby)[-3:]]
+    return [f"last words: {error.event.line}" for error in (named or nearby)[-3:]]
 
 
 def has_trained(job: JobView) -> bool:

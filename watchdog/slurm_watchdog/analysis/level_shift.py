@@ -49,13 +49,6 @@ come together make no odd batch."""
 LEAST_BEFORE, LEAST_AFTER = 3, 3  # Batches to both sides of a change.
 
 
-class Sample(Struct, kw_only=False):
-    """One value of the series: seconds a step, and when it was seen."""
-
-    seconds: float
-    at: float
-
-
 class Rise(Struct, kw_only=False):
     """A rise that lasts: where it is, and the level before and now in seconds a step."""
 
@@ -66,31 +59,35 @@ class Rise(Struct, kw_only=False):
     after_s: float
 
 
-def find_rise(samples: Sequence[Sample], shift: float, batch: int, window: int, quantum_s: float) -> Rise | None:
-    """The rise by about `shift` (0.05: five per cent) or more that the series (oldest first) ends with; None: there
-    is none, or chance may have made it.
+def find_rise(
+    values: Sequence[float], times: Sequence[float], shift: float, batch: int, window: int, quantum_s: float
+) -> Rise | None:
+    """The rise by about `shift` (0.05: five per cent) or more that the series ends with: `values`, in seconds a
+    step and oldest first, and when each was seen. None: there is none, or chance may have made it.
 
     `batch` values make a batch (1: they are batches already); at most `window` values to both sides are compared;
     `quantum_s` is the last digit of the figures, 0 where they are finer than they scatter.
     """
-    if len(samples) < batch * (LEAST_BEFORE + LEAST_AFTER):
+    if len(values) < batch * (LEAST_BEFORE + LEAST_AFTER):
         return None
-    logs = [log(each.seconds) for each in samples]
+    logs = [log(each) for each in values]
     for place in _places(logs, shift, batch, window):
-        rise = _rise_at(place, samples, logs, shift, batch, window, quantum_s)
+        rise = _rise_at(place, times, logs, shift, batch, window, quantum_s)
         if rise is not None:
             return rise
     return None
 
 
-def find_creep(samples: Sequence[Sample], shift: float, window: int, quantum_s: float) -> Rise | None:
+def find_creep(
+    values: Sequence[float], times: Sequence[float], shift: float, window: int, quantum_s: float
+) -> Rise | None:
     """The same for a rise that has no place, over hours: between the fastest stretch of `window` values, which are
     batches, and the newest; by more than the hour of the day can explain."""
-    n = len(samples)
-    window = max(window, sum(1 for each in samples if each.at > samples[-1].at - CREEP_S)) if samples else window
+    n = len(values)
+    window = max(window, sum(1 for at in times if at > times[-1] - CREEP_S)) if n else window
     if n < 2 * window:
         return None
-    logs = [log(each.seconds) for each in samples]
+    logs = [log(each) for each in values]
     sums = [0.0, *accumulate(logs)]
     levels = [(sums[at + window] - sums[at]) / window for at in range(n - window + 1)]
     fastest = min(range(n - 2 * window + 1), key=levels.__getitem__)
@@ -135,9 +132,9 @@ def _places(logs: list[float], shift: float, batch: int, window: int) -> list[in
 
 
 def _rise_at(
-    place: int, samples: Sequence[Sample], logs: list[float], shift: float, batch: int, window: int, quantum_s: float
+    place: int, times: Sequence[float], logs: list[float], shift: float, batch: int, window: int, quantum_s: float
 ) -> Rise | None:
-    begin, end = _window(place, samples, batch, window)
+    begin, end = _window(place, times, batch, window)
     if batch > 1 and min(place - begin, end - place) >= MANY * batch:
         batch *= 2
     old = _batches(logs[place - (place - begin) // batch * batch : place], batch)
@@ -149,7 +146,7 @@ def _rise_at(
     wanted = log1p(shift)
     if size < NEARLY * wanted or not _lasts(_batches(logs[place:], batch), before + size / 2):
         return None
-    hours_apart = (_middle_of(samples[place:end]) - _middle_of(samples[begin:place])) / 3600
+    hours_apart = (times[place] + times[end - 1] - times[begin] - times[place - 1]) / 7200
     explained = 2 * DAY_SWING * sin(pi / 24 * min(12.0, max(0.0, hours_apart))) + quantum_s / exp(before)
     if size - explained < LEFT * wanted:
         return None
@@ -167,18 +164,18 @@ def _rise_at(
     if size < max(sure * error, min(wanted, max(NEARLY * wanted, wanted - PERHAPS * error))):
         return None
     newest = _batches(logs[place:], batch)[-max(LEAST_AFTER, window // batch) :]
-    last = place + (len(samples) - place) // batch * batch - 1
+    last = place + (len(times) - place) // batch * batch - 1
     return Rise(place, last, begin, exp(median(old)), exp(median(newest)))
 
 
-def _window(place: int, samples: Sequence[Sample], batch: int, window: int) -> tuple[int, int]:
+def _window(place: int, times: Sequence[float], batch: int, window: int) -> tuple[int, int]:
     """(begin, end) of the values that are compared around a place: of two hours to both sides, or the fewest that
     will do."""
-    begin, end = max(0, place - window), min(len(samples), place + window)
-    at = samples[place].at
-    while place - begin > 2 * LEAST_BEFORE * batch and at - samples[begin].at > LOCAL_S:
+    begin, end = max(0, place - window), min(len(times), place + window)
+    at = times[place]
+    while place - begin > 2 * LEAST_BEFORE * batch and at - times[begin] > LOCAL_S:
         begin += 1
-    while end - place > 2 * LEAST_AFTER * batch and samples[end - 1].at - at > LOCAL_S:
+    while end - place > 2 * LEAST_AFTER * batch and times[end - 1] - at > LOCAL_S:
         end -= 1
     return begin, end
 
@@ -213,7 +210,3 @@ def _inflation(rest: Sequence[float], chance: float) -> float:
         return 1.0
     r = min(MOST_MEMORY, max(0.0, sum(a * b for a, b in pairwise(rest)) / whole + chance))
     return (1 + r) / (1 - r)
-
-
-def _middle_of(samples: Sequence[Sample]) -> float:
-    return (samples[0].at + samples[-1].at) / 2

@@ -17,7 +17,6 @@ from slurm_watchdog.analysis.rank_motion import used_nothing
 from slurm_watchdog.diagnose.stacks.vote import Vote
 from slurm_watchdog.knowledge.limits import PhaseLimits
 from slurm_watchdog.model.cluster_view import JobView
-from slurm_watchdog.model.evidence import ProcessStack
 
 LEAST_APART_S = 15.0
 """Between the first dump and the last. A transfer that stutters moves something in so many seconds."""
@@ -47,8 +46,7 @@ def limit_by_stacks(job: JobView, voted: Vote, limit: Limit, settings: PhaseLimi
 def limit_of_known_evaluation(job: JobView, limit: Limit, settings: PhaseLimits) -> Limit:
     """`limit`, or a shorter one for an evaluation that the log announces, once three of this run have shown how long
     they take. Never below `answer_limit`: an evaluation of all the data, after some of a part, may be at work."""
-    known = _known_evaluation(job, settings, with_a_step(job, settings.answer_limit))
-    return _shorter(limit, *known)
+    return _shorter(limit, *_known_evaluation(job, settings, with_a_step(job, settings.answer_limit)))
 
 
 def limit_of_idle_phase(job: JobView, limit: Limit, settings: PhaseLimits) -> Limit:
@@ -105,9 +103,5 @@ def _is_unanswered(job: JobView, node: str | None, pid: int | None) -> bool:
     stacks = [stack for _, stack in seen]
     if first_age_s - last_age_s < LEAST_APART_S or not all(stack.syscall in RECEIVES for stack in stacks):
         return False
-    awaited = set[str].intersection(*map(_sockets, stacks))
+    awaited = set[str].intersection(*({each.socket for each in stack.waits_for} for stack in stacks))
     return bool(awaited) and used_nothing(first, last, first_age_s - last_age_s) is True
-
-
-def _sockets(stack: ProcessStack) -> set[str]:
-    return {each.socket for each in stack.waits_for}

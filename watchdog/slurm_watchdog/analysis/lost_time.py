@@ -49,7 +49,7 @@ def savings(runs: Iterable[RunRecord], spells: Iterable[Spell], since: float, un
     spells = list(spells)
     ours: list[tuple[RunRecord, Spell]] = []
     waits: dict[Of, list[tuple[float, float]]] = defaultdict(list)
-    for spell in sorted(spells, key=_end):
+    for spell in sorted(spells, key=lambda each: each.ended_at):
         run = None if spell.restarts is None else run_of.get((spell.job_id, spell.restarts))
         if run is None or spell.planned or _wait_s(run, spell) <= 0:
             continue
@@ -118,10 +118,6 @@ def _before(waits: list[tuple[float, float]], at: float) -> list[float]:
 def _wait_s(run: RunRecord, spell: Spell) -> float:
     ended_at = spell.ended_at if run.ended_at is None else min(spell.ended_at, run.ended_at)
     return ended_at - spell.began_at
-
-
-def _end(spell: Spell) -> float:
-    return spell.ended_at
 
 
 NOT_MEASURED = "not measured"

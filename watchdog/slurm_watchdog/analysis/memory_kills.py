@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec.structs import replace
 
+from slurm_watchdog.analysis.job_state import has_stepped_since
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.late_regex import late_regex
 from slurm_watchdog.base.structs import Struct
@@ -91,6 +92,8 @@ class MemoryKill(Struct):
         return f"killed by the kernel for memory: {held}{had}"
 
 
+Who = Mapping[tuple[str, int | None], tuple[int | None, Role | None]]
+"""(node, pid) -> the rank, and what it is to its job."""
 Kills = Mapping[str, tuple[MemoryKill, ...]]  # Node -> the kills there that are remembered, oldest first.
 
 
@@ -182,9 +185,10 @@ def kills_in_job(kills: Kills, job: JobView, now: float) -> tuple[MemoryKill, ..
     there = [name for name in job.job.nodes if name in kills]
     if not there:
         return ()
-    known = {(each.node, each.process.pid): each.process for each in job.processes if each.node in there}
-    who: dict[tuple[str, int | None], tuple[int | None, Role | None]] = {
-        key: (each.rank, each.role) for key, each in known.items()
+    who: Who = {
+        (each.node, each.process.pid): (each.process.rank, each.process.role)
+        for each in job.processes
+        if each.node in there
     }
     found = _of_run(kills, job.job, there, now - job.run_age_s, now, who)
     # Several slurmd of one host share a kernel: a process of another of them is nobody here.
@@ -218,9 +222,7 @@ def how_killed(kills: Kills, job: JobView, rank: ProcessView, now: float) -> str
 def why_not(kill: MemoryKill, run: JobView | PastRun, now: float) -> str:
     """Why this kill is not what the run ended with, or stands for, in words; empty where nothing speaks against it."""
     if isinstance(run, JobView):
-        age_s = None if run.progress is None else run.progress.last_increase_age_s
-        since = age_s is not None and now - age_s > kill.at + run.read_later_s
-        return f"job {run.job.job_id} has made steps since" if since else ""
+        return f"job {run.job.job_id} has made steps since" if has_stepped_since(run, now - kill.at) else ""
     if run.touched_at is not None and run.touched_at < kill.at:
         return "the run was being ended by slurm-watchdog"
     if run.state == "COMPLETED" or (run.state in ENDED_FROM_OUTSIDE and kill.role is not Role.RANK):
@@ -233,15 +235,13 @@ def why_not(kill: MemoryKill, run: JobView | PastRun, now: float) -> str:
 def kills_in_run(kills: Kills, job: SlurmJob, run: PastRun) -> tuple[MemoryKill, ...]:
     """Those of a run that is over."""
     there = [name for name in run.nodes or job.nodes if name in kills]
-    who: dict[tuple[str, int | None], tuple[int | None, Role | None]] = {
-        (seat.node, seat.pid): (seat.rank, Role.RANK) for seat in run.seats
-    }
+    who: Who = {(seat.node, seat.pid): (seat.rank, Role.RANK) for seat in run.seats}
     return _of_run(kills, job, there, run.began_at, run.ended_at + SLACK_S, who)
 
 
 def _of_run(
     kills: Kills, job: SlurmJob, there: list[str], since: float, until: float,
-    who: Mapping[tuple[str, int | None], tuple[int | None, Role | None]],
+    who: Who,
 ) -> tuple[MemoryKill, ...]:  # fmt: skip
     found = []
     for each in (each for node in there for each in kills[node] if each.at <= until):

@@ -134,7 +134,7 @@ def saves_now(view: JobView) -> bool:
     stepped_s = view.progress.last_increase_age_s if view.progress is not None else None
     lately_s = SAVED_LATELY_S if stepped_s is None else min(SAVED_LATELY_S, stepped_s)
     saving = view.saving_age_s is not None and view.saving_age_s < lately_s
-    return saving or has_grown_within(view, lately_s) or any(each.writing for each in view.checkpoints_on_disk)
+    return saving or has_grown_within(view, lately_s) or view.is_writing
 
 
 def progress_limit(view: JobView, settings: PhaseLimits) -> Limit:

@@ -78,7 +78,7 @@ class LoopState(Struct):
 def loop_state(job: JobView, now: float, limit_s: float) -> LoopState:
     """What the living ranks do, taken together. A GPU counts as idle or busy after half of `limit_s`."""
     ranks = job.living_ranks
-    if any(each.writing for each in job.checkpoints_on_disk):
+    if job.is_writing:
         return LoopState(stands=False, why="a checkpoint is being written")
     if not _all_known(job):
         return LoopState(why="not all ranks are known")
@@ -152,7 +152,7 @@ def activities(job: JobView, ranks: Iterable[ProcessView], now: float, idle_for_
             idle_for_s,
             has_gpus=bool(job.gpus),
             counted=counted,
-            dumps=dumped.get(_key(rank), []),
+            dumps=dumped.get(rank.key, []),
         )
         for rank in ranks
     )
@@ -311,7 +311,7 @@ def working_process(job: JobView, named: Iterable[Culprit]) -> tuple[ProcessView
     for each in job.processes:
         if not each.alive or (each.node, each.process.rank) not in those:
             continue
-        if moves_data(each) or _transfers(dumped.get(_key(each), [])):
+        if moves_data(each) or _transfers(dumped.get(each.key, [])):
             return each, "moves data"
         computes = (each.cpu_ratio or 0.0) >= QUIET_CPU or each.process.state == "R"
         if each.process.role is Role.WORKER and computes:
@@ -325,10 +325,6 @@ def _dumps_of(job: JobView) -> Dumps:
         for stack in snapshot.stacks:
             found.setdefault((stack.node, stack.pid, stack.start_ticks), []).append((snapshot.age_s, stack))
     return found
-
-
-def _key(process: ProcessView) -> tuple[str, int, int]:
-    return process.node, process.process.pid, process.process.start_ticks
 
 
 def _transfers(dumps: Sequence[tuple[float, ProcessStack]]) -> bool:

@@ -60,24 +60,34 @@ def _is_quiet_gpu(view: GpuView) -> bool:
 
 
 def nodes_to_judge(view: ClusterView) -> tuple[NodeView, ...]:
-    """Nodes that have something to tell, or about which, or about a GPU or process of which, an incident is open."""
+    """Nodes that have something to tell, or about which, or about a GPU of which, an incident is open."""
     if view.asked is None:
         return view.nodes
     asked = {
         subject.partition(":")[2].partition("/")[0]
         for subject in view.asked
-        if subject.startswith(("node:", "gpu:", "process:", "link:", "host:"))
+        if subject.startswith(("node:", "gpu:", "link:", "host:"))
     }
     return tuple(node for node in view.nodes if not node.quiet or node.name in asked)
+
+
+def nodes_in_service(view: ClusterView) -> list[NodeView]:
+    """Of these, the ones that report and that Slurm does not have as taken away."""
+    out = {*view.silent_nodes, *away_nodes(view)}
+    return [node for node in nodes_to_judge(view) if node.name not in out]
+
+
+def away_nodes(view: ClusterView) -> set[str]:
+    """Those that Slurm has as taken away."""
+    return {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
 
 
 def jobs_by_node(view: ClusterView) -> dict[str, tuple[str, ...]]:
     """Node -> the jobs that Slurm runs there."""
     found: dict[str, tuple[str, ...]] = {}
     for job in view.jobs:
-        job_id = job.job.job_id
         for name in job.job.nodes:
-            found[name] = (*found[name], job_id) if name in found else (job_id,)
+            found[name] = (*found.get(name, ()), job.job.job_id)
     return found
 
 
@@ -94,8 +104,7 @@ def may_be_starting(node: NodeView, slurm: SlurmNodeView, now: float) -> bool:
 def share_silent(view: ClusterView) -> tuple[int, int]:
     """(silent nodes, nodes that have ever reported), without those that Slurm has as taken away or has just
     given back."""
-    silent = set(view.silent_nodes)
-    away = {each.name for each in view.slurm_nodes if is_away(each.state, each.runs_job)}
+    silent, away = set(view.silent_nodes), away_nodes(view)
     if silent:
         slurm = {node.name: node for node in view.slurm_nodes}
         away |= {

@@ -67,7 +67,7 @@ def spinning(job: JobView, voted: Vote, now: float, limit_s: float, busy_limit_s
 
 def _saves(job: JobView, limit_s: float) -> bool:
     saved = job.saving_age_s is not None and job.saving_age_s < limit_s
-    return saved or has_just_grown(job) or any(each.writing for each in job.checkpoints_on_disk)
+    return saved or has_just_grown(job) or job.is_writing
 
 
 def _has_errands(job: JobView, rank: ProcessView) -> bool:

@@ -17,6 +17,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import erfc, hypot, sqrt
 
+from msgspec.structs import replace
+
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.base.averages import fmean, median
 from slurm_watchdog.base.structs import Struct
@@ -49,8 +51,8 @@ them say so: where others wait for a quarter of a step, a dump of four ranks fin
 LEAST_CALLS = 3  # Dumps that found a straggler in one place, before it is said where it is.
 
 
-class Straggler(Struct):
-    """One rank that the others wait for."""
+class Waits(Struct, kw_only=False):
+    """How much one rank waits, by one signal."""
 
     key: RankKey
     waits: float
@@ -64,19 +66,11 @@ class Lateness(Struct):
 
     truth: Truth  # BAD: `late` are the ranks. OK: nobody. UNKNOWN: `why`.
     why: str = ""  # Half a sentence, unless BAD.
-    late: tuple[Straggler, ...] = ()
+    late: tuple[Waits, ...] = ()
     peers: int = 0
-    peers_wait: float = 0.0  # The median of what they wait, as of Straggler.waits.
+    peers_wait: float = 0.0  # The median of what they wait, as of Waits.waits.
     confidence: float = 0.0
     by_gpu: bool = False  # By idle GPUs; otherwise by main threads that sleep.
-
-
-class _Row(Struct, kw_only=False):
-    """One rank, in one signal."""
-
-    key: RankKey
-    waits: float
-    error: float
 
 
 def lateness(blocks: tuple[WaitBlock, ...], since: float, added: float, world: int) -> Lateness:
@@ -103,11 +97,11 @@ def _lateness(blocks: tuple[WaitBlock, ...], since: float, added: float, world: 
     if rows is None:
         return _unknown("it is not known of all ranks how often they wait")
     if has_gpus:  # what a GPU idles, its rank does not wait for others
-        rows = [_Row(each.key, 1.0 - each.waits, each.error) for each in rows]
+        rows = [replace(each, waits=1.0 - each.waits) for each in rows]
     return _judge(rows, has_gpus)
 
 
-def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
+def _judge(rows: Sequence[Waits], by_gpu: bool) -> Lateness:
     late = [each for each in rows if each.waits + LATE_ERRORS * each.error <= LATE]
     if not late and all(each.waits > LATE for each in rows):
         return Lateness(truth=Truth.OK, why="no rank differs from the others", by_gpu=by_gpu)
@@ -120,8 +114,9 @@ def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
         return _unknown("only rank 0 does not wait, which does extra work in most programs")
     middle = median(each.waits for each in others)
     most = MOST_BY_GPU if by_gpu else MOST_BY_SLEEP
-    strange = [each for each in others if _is_strange(each, most)]
-    if not PEERS_WAIT <= middle <= most or len(strange) > STRANGE_PEERS * len(others):
+    slack = [(each.waits, LATE_ERRORS * each.error) for each in others]
+    strange = sum(not LATE - off <= waits <= most + off for waits, off in slack)
+    if not PEERS_WAIT <= middle <= most or strange > STRANGE_PEERS * len(others):
         return _unknown("the other ranks do not wait for the added time, either")
     spread = max(LEAST_SPREAD, 1.4826 * median(abs(each.waits - middle) for each in others))
     chance = len(rows) * max(_tail((middle - each.waits) / hypot(each.error, spread)) for each in late)
@@ -129,14 +124,9 @@ def _judge(rows: Sequence[_Row], by_gpu: bool) -> Lateness:
         return _unknown("it may be chance so far")
     return Lateness(
         truth=Truth.BAD,
-        late=tuple(Straggler(key=each.key, waits=each.waits, error=each.error) for each in late),
+        late=tuple(late),
         peers=len(others), peers_wait=middle, confidence=1 - chance, by_gpu=by_gpu,
     )  # fmt: skip
-
-
-def _is_strange(each: _Row, most: float) -> bool:
-    slack = LATE_ERRORS * each.error
-    return not LATE - slack <= each.waits <= most + slack
 
 
 def _unknown(why: str) -> Lateness:
@@ -148,7 +138,7 @@ def _tail(errors: float) -> float:
     return erfc(errors / sqrt(2)) / 2
 
 
-def _rows(before: Sequence[WaitBlock], after: Sequence[WaitBlock], added: float, *, by_gpu: bool) -> list[_Row] | None:
+def _rows(before: Sequence[WaitBlock], after: Sequence[WaitBlock], added: float, *, by_gpu: bool) -> list[Waits] | None:
     """Of each rank which share of the added time it spent so; None: too little is known of one of them.
 
     A step took T and takes T (1 + a). Of T it spent the share p so, of T (1 + a) the share q: of the added a T that
@@ -160,7 +150,7 @@ def _rows(before: Sequence[WaitBlock], after: Sequence[WaitBlock], added: float,
     found = []
     for key, (p, p_error), (q, q_error) in zip(after[-1].ranks, old, new, strict=True):
         error = hypot((1 + added) * q_error, p_error) / added
-        found.append(_Row(key, ((1 + added) * q - p) / added, error))
+        found.append(Waits(key, ((1 + added) * q - p) / added, error))
     return found
 
 
@@ -202,7 +192,7 @@ class Dumped(Struct):
     place: str = ""  # Where they were most often, and how often; empty: in no place often.
 
 
-def dumped(dumps: Sequence[WaitDump], since: float, late: Sequence[Straggler]) -> Dumped:
+def dumped(dumps: Sequence[WaitDump], since: float, late: Sequence[Waits]) -> Dumped:
     """What stacks say of the stragglers and of those that wait for them."""
     keys = {each.key for each in late}
     seen = [each for dump in dumps if dump.at >= since for each in dump.ranks]

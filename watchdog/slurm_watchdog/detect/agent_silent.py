@@ -36,7 +36,7 @@ def detect(view: ClusterView) -> list[Finding]:
     together = _just_fell_silent(view, nodes, silent)
     excused = set(view.excused_nodes) - silent
     return [
-        _unheard(node)
+        SPEC.about(f"node:{node.name}", f"no report of {node.name} since this controller stalled")
         if node.name in excused
         else _node_finding(
             view,
@@ -49,11 +49,6 @@ def detect(view: ClusterView) -> list[Finding]:
         )
         for node in nodes
     ]
-
-
-def _unheard(node: NodeView) -> Finding:
-    """UNKNOWN, of a node whose time to report began again with a stall of the controller."""
-    return SPEC.about(f"node:{node.name}", f"no report of {node.name} since this controller stalled")
 
 
 MIN_TOGETHER, TOGETHER_S = 10, 10.0

@@ -41,9 +41,7 @@ GRACE_S = 120.0  # For the next job to be submitted: a script does it in seconds
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each job that ended within the last hour and was a link of a chain."""
     kills = memory_kills(view) if view.ended else {}
-    return [
-        _chain_finding(ended, view.now, GRACE_S, kills) for ended in view.ended if ended.preceded_by or _went_on(ended)
-    ]
+    return [_chain_finding(ended, view.now, kills) for ended in view.ended if ended.preceded_by or _went_on(ended)]
 
 
 def _went_on(ended: EndedJob) -> bool:
@@ -53,7 +51,7 @@ def _went_on(ended: EndedJob) -> bool:
     return first is not None and bool(before) and first > min(before)
 
 
-def _chain_finding(ended: EndedJob, now: float, grace_s: float, kills: Kills) -> Finding:
+def _chain_finding(ended: EndedJob, now: float, kills: Kills) -> Finding:
     job, age_s = ended.job, max(0.0, now - ended.ended_at)
     finding = replace(SPEC.about(f"chain:{job.job_id}", "", job.job_id), duration_s=age_s)
     if ended.succeeded_by:
@@ -63,9 +61,8 @@ def _chain_finding(ended: EndedJob, now: float, grace_s: float, kills: Kills) ->
     step, total = ended.last_step, ended.total_steps
     if step is not None and total is not None and step >= total:
         return finding.ok(f"job {job.job_id} has made its last step")
-    if age_s < grace_s:
-        unknown = f"job {job.job_id} ended {age_s:.0f} s ago; what comes after it may be on its way"
-        return finding.unknown(unknown)
+    if age_s < GRACE_S:
+        return finding.unknown(f"job {job.job_id} ended {age_s:.0f} s ago; what comes after it may be on its way")
     at = f" at step {step}" + (f" of {total}" if total is not None else "") if step is not None else ""
     evidence = (
         f"it went on from job {', '.join(ended.preceded_by[-3:])}"

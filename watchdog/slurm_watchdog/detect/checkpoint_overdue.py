@@ -38,7 +38,7 @@ def _job_finding(job: JobView) -> Finding:
     age_s = min(checkpoint.age_s, job.run_age_s)
     if checkpoint.age_s < limit_s:
         return finding.ok(f"job {job_id} saves as it used to")
-    if age_s < limit_s or any(each.writing for each in job.checkpoints_on_disk):
+    if age_s < limit_s or job.is_writing:
         return finding.unknown(f"job {job_id} is saving, or has just been found again")
     if newer:
         return finding.unknown(f"there is a checkpoint of job {job_id} that its log did not announce")

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.hang_proof import early_stacks, nothing_at_work, proof_of_hang, who_never_joins
-from slurm_watchdog.analysis.job_state import has_ended
+from slurm_watchdog.analysis.job_state import has_ended, why_unseen
 from slurm_watchdog.analysis.lateness import late_after_s
 from slurm_watchdog.analysis.limit_by_stacks import (
     acted_on_after_s,
@@ -181,7 +181,7 @@ def _by_stacks(job: JobView, now: float, finding: Finding, clock: LoopClock, set
     found = finding_beyond_limit(job, finding, clock, voted, max(busy_limit_s, limit.seconds), alone)
     if everybody and found.truth is Truth.BAD:
         patient_s = max(with_a_step(job, settings.everybody_limit), limit.seconds)
-        found = with_everybody(job, found, loop_state(job, now, limit.seconds), patient_s)
+        found = with_everybody(job, found, seen, patient_s)
     if (unanswered or shortened) and age_s < acted_on_after_s(job, settings, idle=idle, saves=unanswered):
         return replace(found, actionable=False)
     return found
@@ -224,16 +224,11 @@ def _before_the_limit(job: JobView, finding: Finding, clock: LoopClock, settings
 
 def _why_unjudged(job: JobView) -> str:
     """Why nothing can be said of this job, whatever its clock shows; empty: it can."""
-    job_id, ranks = job.job.job_id, job.ranks
-    if job.job.state != "RUNNING":
-        return f"job {job_id} is {job.job.state}"
-    if not ranks:
-        return f"no ranks of job {job_id} are known"
-    if job.silent_nodes:
-        return f"no report from {', '.join(job.silent_nodes)}"
+    if why := why_unseen(job):
+        return why
     if job.gone_ranks:
-        return f"a rank of job {job_id} has exited"
-    return f"job {job_id} has made its last step" if has_ended(job) else ""
+        return f"a rank of job {job.job.job_id} has exited"
+    return f"job {job.job.job_id} has made its last step" if has_ended(job) else ""
 
 
 SPEC = DetectorSpec(

@@ -70,8 +70,8 @@ def _job_finding(job: JobView, past: Sequence[PastRun], now: float) -> Finding:
             unread = not _was_read(run)
             return replace(finding, truth=Truth.UNKNOWN if unread else Truth.OK, summary=objection)
     if not any(causes) and not all(_was_read(run) for run in recent):
-        unread_all = f"job {job_id} restarts again and again; its logs could not be read, so the cause is unknown"
-        return finding.unknown(unread_all)
+        why = "its logs could not be read, so the cause is unknown"
+        return finding.unknown(f"job {job_id} restarts again and again; {why}")
     return _bad_finding(finding, job, recent, causes, now)
 
 
@@ -125,7 +125,7 @@ def _bad_finding(
     if not known:
         why = "no line of its log says why"
     else:
-        alike = {_essence(cause.error.line) for cause in same}
+        alike = {_NUMBERS.sub("#", cause.error.line) for cause in same}  # pids, times and addresses differ each time
         every = "each time" if times == len(runs) and len(alike) == 1 else f"in {times} of {len(runs)} runs"
         also = f" ({len(alike)} different lines)" if len(alike) > 1 else ""
         why = f"{every} {same[-1].how or same[-1].words}{also}: {shortened(same[-1].error.line, 200)}"
@@ -144,11 +144,6 @@ def _bad_finding(
         duration_s=max(0.0, now - runs[0].began_at),
         actionable=True,
     )
-
-
-def _essence(line: str) -> str:
-    """The line without its numbers: pids, times and addresses differ each time."""
-    return _NUMBERS.sub("#", line)
 
 
 def _by_contrast(

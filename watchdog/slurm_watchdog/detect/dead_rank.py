@@ -19,7 +19,7 @@ so first, or that failed first by the log.
 from __future__ import annotations
 
 from slurm_watchdog.analysis.held_processes import not_ended
-from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, last_words
+from slurm_watchdog.analysis.job_state import dead_for_s, had_steps_to_make, has_stepped_since, last_words
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.own_words import facts_of_ends
 from slurm_watchdog.diagnose.logs.root_cause import failed_first, how_they_ended, last_error_before_end
@@ -59,7 +59,7 @@ def _job_finding(job: JobView, now: float) -> Finding:
     known = failed_first(job, dead, now)
     first = known or max(dead, key=dead_for_s)
     age_s = dead_for_s(first)
-    if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
+    if has_stepped_since(job, age_s):
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     unseen = sum(1 for rank in ranks if rank.alive and rank.seen_age_s > age_s - GONE_FOR_S)
     if _are_many(len(dead) + unseen, len(ranks)):
@@ -77,7 +77,6 @@ def _job_finding(job: JobView, now: float) -> Finding:
     named = (first,) if known else dead
     culprits = tuple(r.culprit(f"ended {dead_for_s(r):.0f} s ago") for r in named)
     kept = {each.process.rank: words for each in dead if (words := not_ended(each))}
-    last_lines = last_words(job, first)
     how = how_they_ended(job, [r.process.rank for r in named], now)
     followed = f", {len(dead) - 1} followed" if known and len(dead) > 1 else ""
     error = last_error_before_end(job, first, now)
@@ -91,7 +90,7 @@ def _job_finding(job: JobView, now: float) -> Finding:
         facts=(
             *facts_of_ends(job, dead),
             *(f"rank {rank}: {words}" for rank, words in list(kept.items())[:8]),
-            *(f"last words: {line}" for line in last_lines),
+            *last_words(job, first),
         ),
         duration_s=age_s,
     )

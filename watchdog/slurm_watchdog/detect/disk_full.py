@@ -14,8 +14,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from slurm_watchdog.base.shortened import shortened
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.diagnose.logs.reported_run import attributed_errors
@@ -255,6 +253,9 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
     finding = SPEC.about(key, "", *place.jobs)
     if not place.evidence:
         return finding.ok(f"{place.name}{place.where} can be written to")
+    culprits: dict[tuple[object, ...], Culprit] = {}
+    for each in place.culprits:
+        culprits.setdefault((each.node, each.rank, each.mount), each)
     quota = all("uota" in line for line in place.evidence)
     nodes = sorted({c.node for c in place.culprits if c.node})
     jobs = f" It concerns job {', '.join(place.jobs[:8])}." if place.jobs else ""
@@ -262,19 +263,14 @@ def _finding(view: ClusterView, key: str, place: _FullDisk) -> Finding:
     seen = f", seen on {', '.join(nodes[:8])}" if nodes and not place.where else ""
     severity = Severity.CRITICAL if place.stands or not place.jobs else Severity.WARNING
     mounts = (f"{place.name}{place.where}",) if place.stands or place.holds else ()
-    return replace(finding, severity=severity, mounts=mounts).bad(
+    return finding.bad(
         f"{what} {place.name}{place.where}{seen}: {place.evidence[0]}.{jobs} Nothing that is written there is kept.",
-        culprits=tuple(_unique(place.culprits))[:16],
+        severity=severity,
+        mounts=mounts,
+        culprits=tuple(culprits.values())[:16],
         facts=tuple(place.evidence[:8]),
         duration_s=max(0.0, place.since),
     )
-
-
-def _unique(culprits: list[Culprit]) -> list[Culprit]:
-    known: dict[tuple[str | None, int | None, str | None], Culprit] = {}
-    for culprit in culprits:
-        known.setdefault((culprit.node, culprit.rank, culprit.mount), culprit)
-    return list(known.values())
 
 
 SPEC = DetectorSpec(

@@ -83,7 +83,6 @@ def _finding(view: ClusterView, job: JobView) -> Finding:
     nodes = tuple(sorted({each.node for each in culprits if each.node}))
     few = len(nodes) <= MOST_NODES
     where = f"; {len(nodes)} nodes have it at once" if not few else ""
-    finding = replace(finding, severity=Severity.CRITICAL if sure else Severity.WARNING, duration_s=longest_s)
     return finding.bad(
         f"{_upper(describe(culprits[0]))} of job {job_id}{and_more(len(culprits))} {_what(blocked, driver)}: no signal "
         f"ends it{where}.",
@@ -94,6 +93,8 @@ def _finding(view: ClusterView, job: JobView) -> Finding:
             *_kernels_words(view, long),
             "what sleeps there ends when the driver lets it, else with a restart of the node",
         ),
+        severity=Severity.CRITICAL if sure else Severity.WARNING,
+        duration_s=longest_s,
         actionable=sure and few,
         exclude_nodes=nodes if few else (),
     )

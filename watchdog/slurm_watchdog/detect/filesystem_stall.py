@@ -151,39 +151,28 @@ def filesystem_finding(view: ClusterView, filesystem: FilesystemView, kind: str,
             return finding.unknown(f"no answer yet from {missing} about {filesystem.mount}")
         if state.blocked_s < PROBES_FROM_SHARE * blocked_for_s:
             return finding
-        suspicion = f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s"
-        return replace(finding.unknown(suspicion), wanted=probes_wanted(view, filesystem))
-    wanted = probes_wanted(view, filesystem)
+    finding = replace(finding, wanted=probes_wanted(view, filesystem))
+    if state.blocked_s < blocked_for_s:
+        return finding.unknown(f"a process has been blocked on {filesystem.mount} for {state.blocked_s:.0f} s")
     if state.scope is Scope.UNKNOWN and state.blocked_s < blocked_for_s + PROBE_PATIENCE_S:
-        waiting = f"waiting to hear from other nodes whether they reach {filesystem.mount}"
-        return replace(finding.unknown(waiting), wanted=wanted)
-    if (
-        state.scope is Scope.ONE_FILE
-        and state.blocked_s < FLUSH_PATIENCE_S
-        and _only_flushes(filesystem, blocked_for_s)
-    ):
-        flushing = (
-            f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s; {filesystem.mount} answers"
-        )
-        return replace(finding.unknown(flushing), wanted=wanted)
+        return finding.unknown(f"waiting to hear from other nodes whether they reach {filesystem.mount}")
+    calls = [blocked_call(p).syscall for p in long_blocked(filesystem, blocked_for_s)]
+    if state.scope is Scope.ONE_FILE and state.blocked_s < FLUSH_PATIENCE_S and FLUSH_CALLS.issuperset(calls):
+        flushed = f"a file on {filesystem.mount} has been flushed for {state.blocked_s:.0f} s"
+        return finding.unknown(f"{flushed}; {filesystem.mount} answers")
     if state.scope in UNPROVEN and state.blocked_s < SAVE_PATIENCE_S and _only_saves(view, filesystem, blocked_for_s):
-        saving = f"a checkpoint has been written to {filesystem.mount} for {state.blocked_s:.0f} s"
-        return replace(finding.unknown(saving), wanted=wanted)
+        return finding.unknown(f"a checkpoint has been written to {filesystem.mount} for {state.blocked_s:.0f} s")
     if state.scope not in SCOPES[kind]:
-        return replace(finding.ok(f"{filesystem.mount}: {state.scope}"), wanted=wanted)
+        return finding.ok(f"{filesystem.mount}: {state.scope}")
     named = culprits(filesystem, blocked_for_s)
     one_node = state.scope is Scope.ONE_NODE
-    return replace(finding, wanted=wanted).bad(
+    return finding.bad(
         _sentence(filesystem, state, named),
         culprits=named,
         facts=(*_facts(filesystem, state, named), *_consequences(view, filesystem, finding.job_ids)),
         actionable=one_node and not _makes_steps(view, filesystem, finding.job_ids[0]),
         exclude_nodes=tuple(sorted({c.node for c in named if c.node})) if one_node else (),
     )
-
-
-def _only_flushes(filesystem: FilesystemView, blocked_for_s: float) -> bool:
-    return all(blocked_call(p).syscall in FLUSH_CALLS for p in long_blocked(filesystem, blocked_for_s))
 
 
 def _only_saves(view: ClusterView, filesystem: FilesystemView, blocked_for_s: float) -> bool:

@@ -15,19 +15,19 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.analysis.slurm_nodes import nodes_in_service
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.kernel_causes import ENDS, things_of
 from slurm_watchdog.knowledge.limits import span
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, ProcessView
-from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity, Truth
+from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import GpuView, NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
-from slurm_watchdog.model.slurm_states import is_away
 
 GONE = ("GPU_IS_LOST", "does not list this GPU any more", "RESET_REQUIRED", "GPU_NOT_FOUND")
 """Words of a GPU's row that mean the GPU itself is not there: NVML's names, and the agent's own for one that
@@ -54,14 +54,12 @@ class GpuFault:
 
 def detect(view: ClusterView, settings: GpuFault) -> list[Finding]:
     """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
-    silent = set(view.silent_nodes)
-    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
     findings = []
-    nodes = nodes_to_judge(view)
+    nodes = nodes_in_service(view)  # somebody who resets a GPU on a drained node wants to hear nothing of it
     jobs = JobsOfNodes(view, (node.name for node in nodes))
     for node in nodes:
-        if node.name in silent or node.name in away or not (node.gpus or node.events):
-            continue  # somebody who resets a GPU on a drained node wants to hear nothing of it
+        if not (node.gpus or node.events):
+            continue
         findings.append(_judge_driver(node))
         events = _by_gpu(node)
         named = {gpu.gpu.uuid for gpu in node.gpus}
@@ -165,40 +163,56 @@ def _judge_gpu(
     recent_s: float,
 ) -> Finding:
     """What a GPU says of itself, then what was said about it."""
-    row = gpu.gpu
-    where = f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
-    complaints = [
-        *_states(view, gpu, recent_s),
-        *(_line(view, seen) for seen in _loud(view, events, recent_s)),
-    ]
+    row, loud = gpu.gpu, _loud(view, events, recent_s)
+    finding = SPEC.about(f"gpu:{node.name}/{row.uuid}")
+    complaints = [*_states(view, gpu, recent_s), *(_line(view, seen) for seen in loud)]
     if not complaints:
-        answered = row.utilization_ratio is not None or row.error is None
-        return _finding(
-            node, row.uuid, Truth.OK if answered else Truth.UNKNOWN, row.error or "nothing is wrong with it"
-        )
-    severity = max((each[0] for each in complaints), key=list(Severity).index)
-    reason = complaints[0][1]
-    loud = _loud(view, events, recent_s)
+        summary = row.error or "nothing is wrong with it"
+        return finding.unknown(summary) if row.utilization_ratio is None and row.error else finding.ok(summary)
+    where = f"GPU {row.index} of {node.name} ({row.uuid}{f', PCI {row.pci_bus_id}' if row.pci_bus_id else ''})"
     ranks = jobs.ranks_on(node.name, row.uuid, {*(row.pids or ()), *_pids(loud)})
-    facts = tuple(text for _, text in complaints[1:9]) + _computing(ranks)
-    duration_s = view.now - loud[0].at if loud else 0.0
-    finding = _finding(node, row.uuid, Truth.BAD, f"{where}: {reason}.", severity, reason, facts, duration_s)
-    finding = _with_rank(finding, ranks, loud)
-    if _stops_programs(view, gpu, events, recent_s):
-        finding = replace(finding, job_ids=_jobs_of(ranks))
     gone = any(word in (row.error or "") for word in GONE)
+    rose_at = gpu.ecc_uncorrected_rose_at
+    # Dead and waiting ranks are a consequence of what stops programs. A card that only should be exchanged one day
+    # explains nothing.
+    stops = gone or _are_critical(loud) or (rose_at is not None and view.now - rose_at <= recent_s)
+    finding = _bad(view, finding, node, where, row.uuid, complaints, loud, ranks)
+    finding = replace(finding, job_ids=_jobs_of(ranks) if stops else ())
     return _to_avoid(finding, node, loud, broken=gone or row.remap_failed is True)
 
 
-def _stops_programs(view: ClusterView, gpu: GpuView, events: tuple[SeenEvent, ...], recent_s: float) -> bool:
-    """Whether what the GPU has just done stops a program: then dead and waiting ranks are its consequence. A
-    card that only should be exchanged one day explains nothing."""
-    row = gpu.gpu
-    rose_at = gpu.ecc_uncorrected_rose_at
-    return (
-        any(word in (row.error or "") for word in GONE)
-        or (rose_at is not None and view.now - rose_at <= recent_s)
-        or any(seen.event.severity is FaultSeverity.CRITICAL for seen in _loud(view, events, recent_s))
+def _are_critical(events: Iterable[SeenEvent]) -> bool:
+    return any(seen.event.severity is FaultSeverity.CRITICAL for seen in events)
+
+
+def _bad(
+    view: ClusterView,
+    finding: Finding,
+    node: NodeView,
+    where: str,
+    uuid: str | None,
+    complaints: Sequence[tuple[Severity, str]],
+    loud: Sequence[SeenEvent],
+    ranks: Ranks,
+) -> Finding:
+    """The culprit is the one rank that is on the GPU, or the one process that its lines name."""
+    pids = {rank.process.pid for _, rank in ranks} or _pids(loud)
+    pid = pids.pop() if len(pids) == 1 else None
+    rank = ranks[0][1].process.rank if ranks and pid is not None else None
+    reason = complaints[0][1]
+    return finding.bad(
+        f"{where}: {reason}.",
+        severity=max((each[0] for each in complaints), key=list(Severity).index),
+        culprits=(Culprit(node=node.name, gpu_uuid=uuid, pid=pid, rank=rank, reason=reason),),
+        facts=(
+            *(text for _, text in complaints[1:9]),
+            *(
+                f"rank {rank.process.rank} of job {job.job.job_id} (pid {rank.process.pid}) "
+                f"{'computes' if rank.alive else 'computed'} on it"
+                for job, rank in ranks
+            ),
+        ),
+        duration_s=max(0.0, view.now - loud[0].at) if loud else 0.0,
     )
 
 
@@ -248,25 +262,19 @@ def _judge_stranger(
     recent_s: float,
 ) -> Finding:
     """Lines about a GPU that NVML does not list: off the bus before the agent started, or a switch."""
-    loud = _loud(view, events, recent_s)
-    lines = [_line(view, seen) for seen in loud]
-    if not lines:
-        return _finding(node, place, Truth.OK, "nothing is wrong with it")
-    severity = max((each[0] for each in lines), key=list(Severity).index)
-    addressed = any(gpu.gpu.pci_bus_id for gpu in node.gpus)
-    unlisted = ", which NVML does not list" if addressed else ""
-    sentence = f"The GPU or switch at {place} of {node.name}{unlisted}: {lines[0][1]}."
+    finding, loud = SPEC.about(f"gpu:{node.name}/{place}"), _loud(view, events, recent_s)
+    if not loud:
+        return finding.ok("nothing is wrong with it")
     ranks = jobs.ranks_on(node.name, "", _pids(loud))
     job_ids = _jobs_of(ranks)
+    addressed = any(gpu.gpu.pci_bus_id for gpu in node.gpus)
+    where = f"The GPU or switch at {place} of {node.name}{', which NVML does not list' if addressed else ''}"
     if place == UNNAMED:
-        sentence = f"A GPU of {node.name}, which its driver does not name: {lines[0][1]}."
+        where = f"A GPU of {node.name}, which its driver does not name"
         there = jobs.on(node.name)
         job_ids = tuple(job.job.job_id for job in there) if len(there) == 1 else ()
-    facts = tuple(text for _, text in lines[1:9]) + _computing(ranks)
-    finding = _finding(node, place, Truth.BAD, sentence, severity, lines[0][1], facts, view.now - loud[0].at)
-    stops = any(seen.event.severity is FaultSeverity.CRITICAL for seen in loud)
-    finding = _with_rank(finding, ranks, loud)
-    return _to_avoid(replace(finding, job_ids=job_ids), node, loud) if stops else finding
+    finding = _bad(view, finding, node, where, None, [_line(view, seen) for seen in loud], loud, ranks)
+    return _to_avoid(replace(finding, job_ids=job_ids), node, loud) if _are_critical(loud) else finding
 
 
 def _to_avoid(finding: Finding, node: NodeView, events: Iterable[SeenEvent], *, broken: bool = False) -> Finding:
@@ -284,51 +292,53 @@ Ranks = list[tuple[JobView, ProcessView]]
 
 class JobsOfNodes:
     """Which jobs have a node, and which of their ranks are there: of thousands of faults each looks at its
-    own node, and of a job that has thousands of them the ranks are gone through once. Found out when it is
-    asked first."""
+    own node, and the ranks of all jobs are gone through once. Found out when it is asked first."""
 
     def __init__(self, view: ClusterView, nodes: Iterable[str]) -> None:
         """`nodes` are those that will be asked about."""
         self._view = view
         self._nodes = frozenset(nodes)
-        self._jobs: dict[str, list[JobView]] | None = None
-        self._ranks: dict[str, dict[str, list[ProcessView]]] = {}  # Job -> node -> its ranks there, in their order.
-        self._seats: dict[str, set[tuple[str, str, int]]] = {}
-        """Job -> (node, uuid, pid) of the GPUs that its ranks were seen on."""
+
+    @cached_property
+    def _jobs(self) -> dict[str, list[JobView]]:
+        found: dict[str, list[JobView]] = {}
+        for job in self._view.jobs:
+            for name in self._nodes.intersection(job.job.nodes):
+                found.setdefault(name, []).append(job)
+        return found
+
+    @cached_property
+    def _ranks(self) -> dict[str, Ranks]:
+        found: dict[str, Ranks] = {}
+        for job in self._view.jobs:
+            here = self._nodes.intersection(job.job.nodes)
+            for rank in job.ranks if here else ():
+                if rank.node in here:
+                    found.setdefault(rank.node, []).append((job, rank))
+        return found
+
+    @cached_property
+    def _seats(self) -> set[tuple[str, str, str, int]]:
+        """(job, node, uuid, pid) of the GPUs that ranks were seen on."""
+        return {
+            (job.job.job_id, each.view.node, each.view.gpu.uuid, each.pid)
+            for job in self._view.jobs
+            for each in job.gpus
+            if each.view.node in self._nodes
+        }
 
     def on(self, node: str) -> Sequence[JobView]:
         """The jobs on a node, in the order of the view."""
-        if self._jobs is None:
-            self._jobs = {}
-            for job in self._view.jobs:
-                for name in dict.fromkeys(each for each in job.job.nodes if each in self._nodes):
-                    self._jobs.setdefault(name, []).append(job)
         return self._jobs.get(node, ())
 
     def ranks_on(self, node: str, uuid: str, pids: set[int]) -> Ranks:
         """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody
         any more."""
-        found: Ranks = []
-        for job in self.on(node):
-            job_id = job.job.job_id
-            if job_id not in self._ranks:
-                self._go_through(job)
-            seats = self._seats[job_id]
-            found += [
-                (job, rank)
-                for rank in self._ranks[job_id].get(node, ())
-                if rank.process.pid in pids or (node, uuid, rank.process.pid) in seats
-            ]
-        return found
-
-    def _go_through(self, job: JobView) -> None:
-        ranks = self._ranks[job.job.job_id] = {}
-        for rank in job.ranks:
-            if rank.node in self._nodes:
-                ranks.setdefault(rank.node, []).append(rank)
-        self._seats[job.job.job_id] = {
-            (each.view.node, each.view.gpu.uuid, each.pid) for each in job.gpus if each.view.node in self._nodes
-        }
+        return [
+            (job, rank)
+            for job, rank in self._ranks.get(node, ())
+            if rank.process.pid in pids or (job.job.job_id, node, uuid, rank.process.pid) in self._seats
+        ]
 
 
 def _pids(events: Iterable[SeenEvent]) -> set[int]:
@@ -338,48 +348,6 @@ def _pids(events: Iterable[SeenEvent]) -> set[int]:
 
 def _jobs_of(ranks: Ranks) -> tuple[str, ...]:
     return tuple(dict.fromkeys(job.job.job_id for job, _ in ranks))
-
-
-def _computing(ranks: Ranks) -> tuple[str, ...]:
-    return tuple(
-        f"rank {rank.process.rank} of job {job.job.job_id} (pid {rank.process.pid}) "
-        f"{'computes' if rank.alive else 'computed'} on it"
-        for job, rank in ranks
-    )
-
-
-def _with_rank(finding: Finding, ranks: Ranks, events: Iterable[SeenEvent]) -> Finding:
-    """The finding, whose culprit gets the one rank that is on the GPU, or the one process that its lines name."""
-    pids = {rank.process.pid for _, rank in ranks} or _pids(events)
-    if len(pids) != 1:
-        return finding
-    rank = ranks[0][1].process.rank if ranks else None
-    return replace(finding, culprits=tuple(replace(each, pid=min(pids), rank=rank) for each in finding.culprits))
-
-
-def _finding(
-    node: NodeView,
-    place: str,
-    truth: Truth,
-    summary: str,
-    severity: Severity = Severity.WARNING,
-    reason: str = "",
-    facts: tuple[str, ...] = (),
-    duration_s: float = 0.0,
-) -> Finding:
-    is_uuid = any(gpu.gpu.uuid == place for gpu in node.gpus)
-    return Finding(
-        kind=SPEC.kind,
-        subject=f"gpu:{node.name}/{place}",
-        truth=truth,
-        summary=summary,
-        severity=severity,
-        culprits=(Culprit(node=node.name, gpu_uuid=place if is_uuid else None, reason=reason),)
-        if truth is Truth.BAD
-        else (),
-        facts=facts,
-        duration_s=max(0.0, duration_s),
-    )
 
 
 SPEC = DetectorSpec(

@@ -75,7 +75,7 @@ def _job_finding(job: JobView, now: float, hang: PhaseLimits) -> Finding:
     if job.gone_ranks:
         # The others may wait for the one that exited, and its GPU is not among those that are compared.
         return finding.unknown(f"a rank of job {job_id} has exited")
-    if progress.phase is not None or any(each.writing for each in job.checkpoints_on_disk):
+    if progress.phase is not None or job.is_writing:
         doing = progress.phase or "writing a checkpoint"
         return finding.unknown(f"job {job_id} is {doing}")
     stands = progress.age_s >= max(IDLE_FOR_S, progress_limit(job, hang).seconds)

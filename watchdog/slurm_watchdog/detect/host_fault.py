@@ -17,9 +17,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msgspec.structs import replace
-
-from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S, nodes_to_judge
+from slurm_watchdog.analysis.slurm_nodes import CROWD_NODES, CROWD_S, nodes_in_service
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.detect.gpu_fault import LOUD, JobsOfNodes, is_of_gpu, unended
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
@@ -30,7 +28,6 @@ from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import NodeView, SeenEvent
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
-from slurm_watchdog.model.slurm_states import is_away
 
 RECENT_S = 3600.0  # A line counts for so long: as long as the controller keeps it.
 SAME_S = 60.0  # A PCIe error and the GPU's own line about it come within this time.
@@ -61,9 +58,7 @@ class _Fault:
 
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for each place of a node about which its kernel logged something."""
-    silent = set(view.silent_nodes)
-    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
-    nodes = [node for node in nodes_to_judge(view) if node.name not in silent and node.name not in away]
+    nodes = nodes_in_service(view)
     faults = [fault for node in nodes if node.events for fault in _faults(view, node)]
     jobs = JobsOfNodes(view, (fault.node.name for fault in faults))
     crowds = _crowds(faults)
@@ -169,8 +164,9 @@ def _finding(view: ClusterView, jobs: JobsOfNodes, fault: _Fault, crowds: Counte
     reason = f"{fault.what[0].lower()}{fault.what[1:]}{detail}"
     subject = f"host:{node}/{fault.place}" + ("" if fault.fatal else "/errors")  # an incident keeps its severity
     finding = SPEC.about(subject, "", *(ran if fault.fatal else ()))
-    return replace(finding, severity=Severity.CRITICAL if fault.fatal else Severity.WARNING).bad(
+    return finding.bad(
         f"{fault.what} on {node}{detail}{where}.",
+        severity=Severity.CRITICAL if fault.fatal else Severity.WARNING,
         culprits=(Culprit(node=node, reason=reason),) if fault.fatal else (),
         facts=(*((why,) if shared else ()), *lines[:MAX_LINES]),
         duration_s=max(0.0, view.now - began),

@@ -27,7 +27,9 @@ from slurm_watchdog.analysis.job_state import (
     dead_for_s,
     had_steps_to_make,
     has_ended,
+    has_stepped_since,
     last_words,
+    why_unseen,
 )
 from slurm_watchdog.analysis.lateness import is_late
 from slurm_watchdog.analysis.memory_kills import Kills, how_killed, memory_kills
@@ -92,13 +94,8 @@ def detect(view: ClusterView, settings: LingeringJob, limits: PhaseLimits) -> li
 def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: PhaseLimits, kills: Kills) -> Finding:
     job_id = job.job.job_id
     finding = SPEC.about_job(job_id)
-    ranks = job.ranks
-    if job.job.state != "RUNNING":
-        return finding.unknown(f"job {job_id} is {job.job.state}")
-    if not ranks:
-        return finding.unknown(f"no ranks of job {job_id} are known")
-    if job.silent_nodes:
-        return finding.unknown(f"no report from {', '.join(job.silent_nodes)}")
+    if why := why_unseen(job):
+        return finding.unknown(why)
     if job.touched_age_s is not None:
         return finding.unknown(f"slurm-watchdog is ending job {job_id} since {job.touched_age_s:.0f} s")
     dead, survivors = sorted(job.gone_ranks, key=dead_for_s, reverse=True), job.living_ranks
@@ -117,11 +114,7 @@ def _job_finding(job: JobView, now: float, settings: LingeringJob, limits: Phase
     progress = job.progress
     if progress and progress.total_steps is not None and progress.step >= progress.total_steps:
         return finding.unknown(f"job {job_id} has made its last step and is ending")
-    if (
-        progress
-        and progress.last_increase_age_s is not None
-        and progress.last_increase_age_s + job.read_later_s < dead_for_s(first)
-    ):
+    if has_stepped_since(job, dead_for_s(first)):
         return finding.ok(f"job {job_id} makes steps without rank {first.process.rank}")
     age_s = min(dead_for_s(first), job.run_age_s)  # a grace that was granted counts here as well
     finding = replace(finding, duration_s=age_s)
@@ -171,7 +164,7 @@ class _Waiting(Struct):
     limit of a step."""
 
     voted: Vote
-    seen: LoopState | None
+    seen: LoopState
     living: int
     """Ranks that are left: of a few that spin among many that rest it is not known what they wait for, and a
     few that are left may be ending, too."""
@@ -188,12 +181,11 @@ class _Waiting(Struct):
 
     @property
     def by_gpus(self) -> bool:
-        spinning = self.seen.spinning if self.seen is not None and self.nobody_works else 0
-        return self.living <= 2 * spinning and 2 * self.living >= self.ranks
+        return self.living <= 2 * self.seen.spinning and 2 * self.living >= self.ranks
 
     @property
     def nobody_works(self) -> bool:
-        return self.seen is not None and bool(self.seen.stands)
+        return bool(self.seen.stands)
 
 
 def _waiting(job: JobView, now: float, limits: PhaseLimits, dumps: Sequence[StackSnapshot]) -> _Waiting:
@@ -203,7 +195,7 @@ def _waiting(job: JobView, now: float, limits: PhaseLimits, dumps: Sequence[Stac
     blind = not voted.groups and job.progress is not None and job.progress.age_s >= limit_s
     return _Waiting(
         voted=voted,
-        seen=loop_state(job, now, limit_s) if blind else None,
+        seen=loop_state(job, now, limit_s) if blind else LoopState(),
         living=len(living),
         ranks=len(job.ranks),
     )
@@ -237,7 +229,6 @@ def _bad_finding(
     with_it = [rank for rank in dead if dead_for_s(rank) >= dead_for_s(first) - TOGETHER_S]
     with_it = [first] if failed_first(job, dead, now) is first else with_it
     culprits, followed = _named(with_it), len(dead) - len(with_it)
-    last_lines = last_words(job, first)
     how = killed or how_they_ended(job, [rank.process.rank for rank in with_it], now)
     error = last_error_before_end(job, first, now)
     return finding.bad(
@@ -249,7 +240,7 @@ def _bad_finding(
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
             *facts_of_ends(job, dead),
-            *(f"last words: {line}" for line in last_lines),
+            *last_words(job, first),
             *(f"{group_words(g)}, {' < '.join(g.frames[:3])}" for g in voted.groups[:4]),
             "add --kill-on-bad-exit=1 and --wait=60 to srun, so that Slurm ends such a job",
         ),
@@ -260,7 +251,7 @@ def _bad_finding(
 def _what_they_do(waiting: _Waiting) -> str:
     if waiting.voted.waiting:
         return f", {waiting.voted.waiting} of them wait in a collective"
-    return f", {waiting.seen.why}" if waiting.nobody_works and waiting.seen is not None else ""
+    return f", {waiting.seen.why}" if waiting.nobody_works else ""
 
 
 def _named(dead: Sequence[ProcessView]) -> tuple[Culprit, ...]:
@@ -283,7 +274,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
     finding = replace(finding, duration_s=age_s, summary=left)
     if progress is None or not job.job.is_batch or has_ended(job):
         return finding.unknown(f"{left}; whether its training was over is unknown")
-    if progress.last_increase_age_s is not None and progress.last_increase_age_s + job.read_later_s < age_s:
+    if has_stepped_since(job, age_s):
         return finding.ok(f"job {job_id} makes steps without the ranks that are known")
     others = [each for each in job.processes if each.alive]
     counted = any(each.io_bytes_s is not None for each in others)
@@ -309,7 +300,7 @@ def _nobody_left(job: JobView, finding: Finding, dead: Sequence[ProcessView], no
         facts=(
             *(f"{describe(c)} {c.reason}" for c in culprits[:8]),
             *facts_of_ends(job, dead),
-            *(f"last words: {line}" for line in last_words(job, first)),
+            *last_words(job, first),
             f"nothing runs in it any more: scancel {job_id} frees its nodes",
         ),
     )

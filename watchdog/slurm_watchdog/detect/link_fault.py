@@ -11,15 +11,13 @@ Note: alone it explains nothing: that bytes stop there is a fact of `collective_
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from msgspec.structs import replace
 
 from slurm_watchdog.analysis.links import DOWN_S, PEERS, Rates, complaints, rates_of, rises, rising_of
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
-from slurm_watchdog.model.cluster_view import ClusterView, JobView
+from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
 from slurm_watchdog.model.node_view import LinkView, NodeView
 
@@ -77,26 +75,21 @@ def _unlike(view: ClusterView) -> dict[str, tuple[NodeView, Rates]]:
 
 def _finding(view: ClusterView, node: NodeView, link: LinkView, rates: Rates) -> Finding:
     name = link.link.name
-    jobs = tuple(job.job.job_id for job in _jobs_on(view, node.name))
+    jobs = {job.job.job_id: job.job.nodes for job in view.jobs if node.name in job.job.nodes}
     finding = SPEC.about(f"link:{node.name}/{name}", f"link {name} of {node.name} is up", *jobs)
-    peers = {each for job in _jobs_on(view, node.name) for each in job.job.nodes} if rises(link) else set()
+    peers = {each for nodes in jobs.values() for each in nodes} if rises(link) else set()
     rising = rising_of(each for each in view.nodes if each.name in peers)
     wrong = complaints(node, link, view.now, rates, rising)
     if not wrong:
         return finding.ok(finding.summary) if link.link.up else finding.unknown(f"link {name} is not known to be up")
     first = wrong[0]
-    return replace(
-        finding, severity=Severity.INFO if first.signal == "errors" else Severity.WARNING,
-        duration_s=max(0.0, view.now - first.since),
-    ).bad(
+    return finding.bad(
         f"Link {name} ({link.link.kind}) of {node.name} {first.text}.",
+        severity=Severity.INFO if first.signal == "errors" else Severity.WARNING,
+        duration_s=max(0.0, view.now - first.since),
         culprits=(Culprit(node=node.name, link=name, reason=first.text),),
         facts=tuple(f"{name} {each.text}" for each in wrong[1:]),
-    )  # fmt: skip
-
-
-def _jobs_on(view: ClusterView, node: str) -> Iterator[JobView]:
-    return (job for job in view.jobs if node in job.job.nodes)
+    )
 
 
 SPEC = DetectorSpec(

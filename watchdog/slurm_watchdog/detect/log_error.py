@@ -120,9 +120,8 @@ def _running_finding(job: JobView, view: ClusterView, limits: PhaseLimits) -> Fi
         return finding.unknown(
             f"{_rank_words(cause)} of job {job_id} logged an error {age_s:.0f} s ago: {cause.error.line}"
         )
-    after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
     facts = (waited, *_kernel_words(view, job.job.nodes, cause.error.at))
-    what = f"Job {job_id} has made no step since an error {after}"
+    what = f"Job {job_id} has made no step since an error {_after(run)}"
     return _bad_finding(view, finding, cause, run, what, age_s, facts)
 
 
@@ -139,13 +138,16 @@ def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: st
     """The command of `run` has ended and is started again, whatever the log says of it: people are told, and nobody is
     needed."""
     cause = find_cause(run)
-    after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
-    what = f"Job {', '.join(finding.job_ids)}: {clause}, {after}"
+    what = f"Job {', '.join(finding.job_ids)}: {clause}, {_after(run)}"
     if cause is None:
         found = finding.bad(f"{what}; no line says why", facts=work_lost(run), duration_s=age_s)
     else:
         found = _bad_finding(view, finding, cause, run, what, age_s, ())
     return replace(found, severity=Severity.WARNING)
+
+
+def _after(run: PastRun) -> str:
+    return "before its first step" if run.last_step is None else f"after step {run.last_step}"
 
 
 def _waited(job: JobView, cause: Cause, age_s: float, limits: PhaseLimits) -> str | None:
@@ -199,10 +201,9 @@ def _past_finding(job_id: str, run: PastRun, view: ClusterView, trains_again: bo
         return finding.unknown("its last words may be on their way")
     if cause is None or cause.from_outside or (cause.only_consequence and cause.pattern != "nccl_watchdog"):
         return finding
-    after = "before its first step" if run.last_step is None else f"after step {run.last_step}"
-    what = f"Run {run.restarts} of job {job_id} ended {after}"
-    finding_of_run = _bad_finding(view, finding, cause, run, what, age_s, ("it was requeued",))
-    return replace(finding_of_run, severity=Severity.WARNING)  # the job continues; what it cost is in the facts
+    what = f"Run {run.restarts} of job {job_id} ended {_after(run)}"
+    found = _bad_finding(view, finding, cause, run, what, age_s, ("it was requeued",))
+    return replace(found, severity=Severity.WARNING)  # the job continues; what it cost is in the facts
 
 
 def _is_named(cause: Cause | None) -> bool:

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.memory_kills import Kills, MemoryKill, kills_in_job, kills_in_run, memory_kills, why_not
 from slurm_watchdog.analysis.progress_limit import progress_limit
 from slurm_watchdog.base.text import duration
@@ -76,10 +74,11 @@ def _finding(
         return finding.unknown(f"{_who(recent)} {_were(recent)} {recent[0].words}")
     first, age_s = recent[0], view.now - min(each.at for each in recent)
     lost = () if isinstance(run, JobView) else work_lost(run)
-    return replace(finding, duration_s=max(0.0, age_s)).bad(
+    return finding.bad(
         f"{_who(recent)} of job {job.job_id} {_were(recent)} {first.words}, {age_s:.0f} s ago.",
         culprits=tuple(each.culprit for each in recent[:NAMED]),
         facts=(*(f"the kernel of {each.node}: {line}" for each in recent[:4] for line in each.lines), *lost),
+        duration_s=max(0.0, age_s),
     )
 
 

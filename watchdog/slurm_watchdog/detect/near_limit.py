@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.slurm_nodes import is_near, nodes_to_judge
 from slurm_watchdog.base.text import size
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
-from slurm_watchdog.model.node_view import NodeView, SeenUsage
+from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
 WAITS_SHARE = 0.2  # Of a minute in which all processes waited for memory.
@@ -53,8 +51,9 @@ def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Fin
     if said:
         said.sort(reverse=True)
         more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
-        return replace(finding, severity=Severity.WARNING if said[0][0] >= 1.0 else Severity.INFO).bad(
+        return finding.bad(
             f"Job {job.job.job_id} is near a limit: {said[0][1]}{more}.",
+            severity=Severity.WARNING if said[0][0] >= 1.0 else Severity.INFO,
             facts=tuple(text for _, text in said[:MAX_SAID]),
         )
     if view.asked is not None and finding.subject not in view.asked:
@@ -71,17 +70,13 @@ def _said(node: NodeView, process_job: str, now: float) -> Iterator[tuple[float,
         usage = seen.usage
         if usage.job_id not in (None, process_job) or seen.at < node.reported_at:
             continue
-        refused = usage.resource is Resource.PIDS and _is_recent(seen, now)
+        refused = usage.resource is Resource.PIDS and seen.refused_at is not None and now - seen.refused_at <= RECENT_S
         if refused or usage.ratio >= NEAR:
             yield (1.0 if refused else usage.ratio), _words(node, usage) + ("; some were refused" if refused else "")
     for pressure in node.pressures:
         waited = pressure.full_ratio
         if pressure.resource == "memory" and pressure.job_id in (None, process_job) and waited >= WAITS_SHARE:
             yield waited, f"{_whose(node, pressure)} waited for memory {waited:.0%} of the last minute"
-
-
-def _is_recent(seen: SeenUsage, now: float) -> bool:
-    return seen.refused_at is not None and now - seen.refused_at <= RECENT_S
 
 
 def _whose(node: NodeView, of: Usage | Pressure) -> str:

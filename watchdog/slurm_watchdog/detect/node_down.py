@@ -9,8 +9,6 @@ Acts: Slurm requeues the jobs of the node; one with a supervisor and `--no-kill`
 
 from __future__ import annotations
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.lateness import is_late, is_unheard_of
 from slurm_watchdog.analysis.slurm_nodes import asked_nodes, jobs_by_node
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
@@ -41,7 +39,14 @@ def detect(view: ClusterView) -> list[Finding]:
     nodes = [node for node in view.nodes if node.name in states] if states else []
     jobs = jobs_by_node(view) if nodes else {}
     return [
-        _node_finding(view, node, states[node.name], gone.get(node.name), node.name in silent, jobs.get(node.name, ()))
+        _node_finding(
+            view,
+            node,
+            states[node.name],
+            gone.get(node.name),
+            node.name in silent,
+            jobs.get(node.name, ()),
+        )
         for node in nodes
     ]
 
@@ -74,8 +79,10 @@ def _node_finding(
     jobs = f" Jobs there: {', '.join(job_ids)}." if job_ids else ""
     reason = f" ({slurm.reason})" if slurm.reason else ""
     severity = Severity.CRITICAL if job_ids else Severity.WARNING
-    return replace(finding, job_ids=job_ids, severity=severity).bad(
+    return finding.bad(
         f"Slurm has lost {node.name}: {slurm.state}{reason}; {agent}.{jobs}",
+        job_ids=job_ids,
+        severity=severity,
         culprits=(Culprit(node=node.name, reason=f"Slurm says {slurm.state}"),),
         facts=(f"scontrol show node {node.name}", f"{node.name}: {agent}"),
         duration_s=age_s if silent else 0.0,
@@ -102,8 +109,9 @@ def _gone(
     if not stand or len(stand) < len(job_ids):
         return finding.unknown(f"{node.name}: {why}; whether its jobs make steps is not known")
     jobs = ", ".join(job_ids)
-    return replace(finding, job_ids=job_ids).bad(
+    return finding.bad(
         f"{node.name} is down: {why}; Slurm reports it as {slurm.state}. No step since in its jobs: {jobs}.",
+        job_ids=job_ids,
         culprits=(Culprit(node=node.name, reason="neither its agent nor its slurmd answers"),),
         facts=(f"scontrol show node {node.name}", why),
         duration_s=age_s,

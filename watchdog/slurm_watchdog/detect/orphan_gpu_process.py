@@ -21,8 +21,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec.structs import replace
-
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
@@ -33,7 +31,6 @@ from slurm_watchdog.model.incidents import Culprit, Finding, GpuProcess, Inciden
 from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.observations import GpuHolder
 
-BEFORE = "process:"  # Beginning of the subjects of earlier releases, which had an incident for each process.
 MAX_LISTED = 64
 """Processes with a line of their own, and nodes with a command: a job's data loaders alone may be a thousand."""
 MAX_PROCESSES = 256
@@ -59,7 +56,6 @@ def detect(view: ClusterView) -> list[Finding]:
     which nobody knows whether its job runs, or whose node is silent, is unknown: it clears nothing."""
     silent = set(view.silent_nodes)
     found: dict[str, _Leftovers] = {}
-    taken_over = []
     for node in nodes_to_judge(view):
         for holder in node.holders:
             group = found.setdefault(_subject(node, holder), _Leftovers())
@@ -67,11 +63,10 @@ def detect(view: ClusterView) -> list[Finding]:
             (group.held if sure else group.unknown).append((node, holder))
         if node.name in silent:
             continue
-        taken_over += _taken_over(view, node)
         for holder in node.released:
             found.setdefault(_subject(node, holder), _Leftovers()).released.append((node, holder))
     back = {each.job.process_id for each in (*view.jobs, *view.waiting) if each.job.restarts}
-    return [_holder_finding(subject, group, back) for subject, group in found.items()] + taken_over
+    return [_holder_finding(subject, group, back) for subject, group in found.items()]
 
 
 def _subject(node: NodeView, holder: GpuHolder) -> str:
@@ -79,20 +74,6 @@ def _subject(node: NodeView, holder: GpuHolder) -> str:
     if holder.job_id is None:
         return f"holders:{node.name}/{holder.uid}"
     return f"leftovers:{holder.job_id}/{holder.uid}"
-
-
-def _taken_over(view: ClusterView, node: NodeView) -> list[Finding]:
-    """The incidents of an earlier release about this node that reports, one for each process: those end, for
-    what is left of a job is reported together, unless nobody knows what is left."""
-    unsure = {(each.pid, each.start_ticks) for each in node.holders if each.orphan_for_s is None}
-    keep = {f"{BEFORE}{node.name}/{pid}.{start_ticks}" for pid, start_ticks in unsure}
-    return [
-        SPEC.about(subject).ok(
-            "since an upgrade what one job left is one incident: this process is reported there, if it is still there"
-        )
-        for subject in sorted(view.asked or ())
-        if subject.startswith(f"{BEFORE}{node.name}/") and subject not in keep
-    ]
 
 
 def _holder_finding(subject: str, group: _Leftovers, back: set[str]) -> Finding:
@@ -110,10 +91,11 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
     first, duration_s = held[0][1], max(holder.orphan_for_s or 0.0 for _, holder in held)
     one = len(held) == 1
     gpus = [f"{node.name} {gpu}" for node, holder in held for gpu in _gpus(holder)]
-    names = _gpu_names([gpu.partition(" ")[2] for gpu in dict.fromkeys(gpus)])
+    gpus = [gpu.partition(" ")[2] for gpu in dict.fromkeys(gpus)]
+    names = ", ".join(gpus) or "a GPU" if len(gpus) <= GPUS_IN_SENTENCE else f"{len(gpus)} GPUs"
     process_words = f"pid {first.pid} ({first.comm}), " if one else ""
     processes = tuple(process for each in held if (process := _may_be_ended(*each)))[:MAX_PROCESSES]
-    return replace(SPEC.about(subject), processes=processes).bad(
+    return SPEC.about(subject).bad(
         f"{len(held)} process{'' if one else 'es'} {_whose(first, back)} still "
         f"hold{'s' if one else ''} {names} on "
         f"{_node_names(held)}: {process_words}{_memory([holder for _, holder in held])}, for {duration(duration_s)}.",
@@ -131,6 +113,7 @@ def _reported(subject: str, group: _Leftovers, back: set[str]) -> Finding:
         facts=tuple(_facts(held, group.unknown)),
         duration_s=duration_s,
         actionable=bool(processes),
+        processes=processes,
     )
 
 
@@ -150,10 +133,6 @@ def _node_names(held: Iterable[Held]) -> str:
     names = _nodes(held)
     more = len(names) - NODES_IN_SENTENCE
     return ", ".join(names[:NODES_IN_SENTENCE]) + (f" and {more} more" if more > 0 else "")
-
-
-def _gpu_names(names: Sequence[str]) -> str:
-    return ", ".join(names) or "a GPU" if len(names) <= GPUS_IN_SENTENCE else f"{len(names)} GPUs"
 
 
 def _gpus(holder: GpuHolder) -> tuple[str, ...]:

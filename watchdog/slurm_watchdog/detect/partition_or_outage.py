@@ -8,11 +8,10 @@ Acts: no action is taken anywhere while it lasts.
 
 from __future__ import annotations
 
-from slurm_watchdog.analysis.slurm_nodes import share_silent
+from slurm_watchdog.analysis.slurm_nodes import away_nodes, share_silent
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Severity
-from slurm_watchdog.model.slurm_states import is_away
 
 NAMED = 16  # Nodes that are named one by one; the number says the rest.
 
@@ -31,8 +30,7 @@ def detect(view: ClusterView) -> list[Finding]:
         unheard = len(set(view.excused_nodes) - set(view.silent_nodes))
         finding = SPEC.about("cluster", f"{known - silent - unheard} of {known} agents report")
         return [finding if unheard else finding.ok(finding.summary)]
-    away = {node.name for node in view.slurm_nodes if is_away(node.state, node.runs_job)}
-    mute = set(view.silent_nodes) - away
+    mute = set(view.silent_nodes) - away_nodes(view)
     missing = [node for node in view.nodes if node.name in mute]
     shortest_s = min(view.now - node.reported_at for node in missing)
     return [

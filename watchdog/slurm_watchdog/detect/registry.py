@@ -47,40 +47,43 @@ from slurm_watchdog.model.actions import Rung
 from slurm_watchdog.model.cluster_view import ClusterView
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
-SPECS: tuple[DetectorSpec, ...] = (
-    filesystem_outage.SPEC,
-    filesystem_stall.SPEC,
-    partition_or_outage.SPEC,
-    node_down.SPEC,
-    agent_silent.SPEC,
-    slurm_unreachable.SPEC,
-    suspect_node.SPEC,
-    gpu_fault.SPEC,
-    host_fault.SPEC,
-    gpu_clock_low.SPEC,
-    link_fault.SPEC,
-    driver_stall.SPEC,
-    orphan_gpu_process.SPEC,
-    disk_full.SPEC,
-    crash_loop.SPEC,
-    chain_broken.SPEC,
-    memory_kill.SPEC,
-    log_error.SPEC,
-    rank_stopped.SPEC,
-    dead_rank.SPEC,
-    gpu_idle_rank.SPEC,
-    slow_node.SPEC,
-    straggler.SPEC,
-    slow_job.SPEC,
-    loss_spike.SPEC,
-    loss_nan.SPEC,
-    lingering_job.SPEC,
-    collective_hang.SPEC,
-    wedged_teardown.SPEC,
-    stalled_progress.SPEC,
-    checkpoint_overdue.SPEC,
-    ends_soon.SPEC,
-    near_limit.SPEC,
+SPECS: tuple[DetectorSpec, ...] = tuple(
+    module.SPEC
+    for module in (
+        filesystem_outage,
+        filesystem_stall,
+        partition_or_outage,
+        node_down,
+        agent_silent,
+        slurm_unreachable,
+        suspect_node,
+        gpu_fault,
+        host_fault,
+        gpu_clock_low,
+        link_fault,
+        driver_stall,
+        orphan_gpu_process,
+        disk_full,
+        crash_loop,
+        chain_broken,
+        memory_kill,
+        log_error,
+        rank_stopped,
+        dead_rank,
+        gpu_idle_rank,
+        slow_node,
+        straggler,
+        slow_job,
+        loss_spike,
+        loss_nan,
+        lingering_job,
+        collective_hang,
+        wedged_teardown,
+        stalled_progress,
+        checkpoint_overdue,
+        ends_soon,
+        near_limit,
+    )
 )
 """Every detector, causes before their consequences."""
 
@@ -100,7 +103,6 @@ MAY_ACT: tuple[str, ...] = tuple(sorted(kind for kind, spec in _BY_KIND.items() 
 """Kinds whose evidence can be good enough to act on."""
 
 Settings = Mapping[type[Any], Any]  # Settings class of a detector -> its values.
-DEFAULTS: Settings = {spec.settings: spec.settings() for spec in SPECS if spec.settings}
 
 
 def findings_of(spec: DetectorSpec, view: ClusterView, settings: Settings) -> list[Finding]:

@@ -11,12 +11,12 @@ which it is: docs/nodes.md. While that lasts, a run that is slow from its beginn
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.level_shift import Rise, Sample, find_creep, find_rise, quantum
+from slurm_watchdog.analysis.level_shift import Rise, find_creep, find_rise, quantum
 from slurm_watchdog.analysis.memo import by_identity
 from slurm_watchdog.analysis.slow_node_suspects import is_first_run, present_speed, search_facts
 from slurm_watchdog.analysis.step_statistics import comparable
@@ -28,7 +28,6 @@ from slurm_watchdog.knowledge.limits import option
 from slurm_watchdog.knowledge.remediation_hints import hints_for
 from slurm_watchdog.model.cluster_view import ClusterView, JobView, StepTime
 from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity, Truth
-from slurm_watchdog.model.node_view import NodeView
 from slurm_watchdog.model.slow_search import SlowSearch
 
 LEAST_STEPS = 30  # Steps that were slow before it is reported.
@@ -59,18 +58,13 @@ def detect(view: ClusterView, settings: SlowJob) -> list[Finding]:
     """One finding for each running job."""
     searches = {each.job_id: each for each in view.searches}
     found = [(job, _judge(job, view.now, settings, searches.get(job.job.job_id))) for job in view.jobs]
-    if not any(finding.truth is Truth.BAD for _, finding in found):
-        return [finding for _, finding in found]
-    nodes = {node.name: node for node in view.nodes}
-    return [_with_peers(finding, job, nodes) for job, finding in found]
-
-
-def _with_peers(finding: Finding, job: JobView, nodes: Mapping[str, NodeView]) -> Finding:
-    """A slow job with what one of its nodes measures and the others do not."""
-    if finding.truth is not Truth.BAD:
-        return finding
-    mine = [nodes[name] for name in job.job.nodes if name in nodes and name not in job.silent_nodes]
-    return replace(finding, facts=(*finding.facts, *facts_of(mine, job.job.process_id)))
+    bad = any(finding.truth is Truth.BAD for _, finding in found)
+    nodes = {node.name: node for node in view.nodes} if bad else {}
+    for at, (job, finding) in enumerate(found):
+        if finding.truth is Truth.BAD:
+            mine = [nodes[name] for name in job.job.nodes if name in nodes and name not in job.silent_nodes]
+            found[at] = job, replace(finding, facts=(*finding.facts, *facts_of(mine, job.job.process_id)))
+    return [finding for _, finding in found]
 
 
 def _judge(job: JobView, now: float, settings: SlowJob, search: SlowSearch | None) -> Finding:
@@ -180,7 +174,7 @@ def _recent(step_times: tuple[StepTime, ...], shift: float) -> Recent | None:
     blocks = (values[begin : begin + BASELINE] for begin in range(0, len(values) - BASELINE + 1, BASELINE))
     fastest = min(median(block) for block in blocks)
     as_ever = newest < fastest * (1 + HARDLY * shift)
-    rise = None if as_ever else find_rise(_samples(times), shift, BATCH, WINDOW, digit)
+    rise = None if as_ever else find_rise(values, [time.at for time in times], shift, BATCH, WINDOW, digit)
     return Recent(newest, digit, times[-1], _slowdown(times, rise))
 
 
@@ -197,13 +191,9 @@ def _rise_of_blocks(
     history: tuple[StepTime, ...], shift: float, quantum_s: float, alike: tuple[float | None, bool]
 ) -> Slowdown | None:
     same = [block for block in history if (block.batch, block.logged) == alike]
-    samples = _samples(same)
-    rise = find_rise(samples, shift, 1, WINDOW_BLOCKS, quantum_s)
-    return _slowdown(same, rise or find_creep(samples, shift, CREEP_BLOCKS, quantum_s))
-
-
-def _samples(times: Sequence[StepTime]) -> list[Sample]:
-    return [Sample(time.seconds, time.at) for time in times]
+    values, times = [block.seconds for block in same], [block.at for block in same]
+    rise = find_rise(values, times, shift, 1, WINDOW_BLOCKS, quantum_s)
+    return _slowdown(same, rise or find_creep(values, times, shift, CREEP_BLOCKS, quantum_s))
 
 
 def _slowdown(times: Sequence[StepTime], rise: Rise | None) -> Slowdown | None:

@@ -16,7 +16,7 @@ processor or storage, are facts beside a sign, and of `slow_job`: alone they nam
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from msgspec.structs import replace
 
@@ -140,15 +140,19 @@ def _busy(job: JobView) -> list[RankGpu]:
     return [each for each in job.gpus if each.view.busy_since is not None]
 
 
-def _compared(job: JobView, value_of: Callable[[RankGpu], float | None]) -> list[tuple[RankGpu, float]]:
-    """Each busy GPU with its value; nothing if one of the job's is not known: without it another may look odd
-    that is not."""
+def _compared(job: JobView, value_of: Callable[[RankGpu], float | None]) -> Iterator[tuple[RankGpu, float, float]]:
+    """Each busy GPU with its value, and the median of the GPUs of the same model on other nodes; nothing if one of the
+    job's is not known: without it another may look odd that is not."""
     with_gpu = {each.rank for each in job.gpus}
     whole = all(rank.process.rank in with_gpu for rank in job.ranks)
     looked = all(each.view.busy_since is not None or each.view.idle_since is not None for each in job.gpus)
     values = [(each, value_of(each)) for each in _busy(job)]
     known = [(each, value) for each, value in values if value is not None]
-    return known if whole and looked and len(known) == len(values) else []
+    for each, value in known if whole and looked and len(known) == len(values) else ():
+        view = each.view
+        others = [v for o, v in known if o.view.node != view.node and o.view.gpu.name == view.gpu.name]
+        if others:
+            yield each, value, median(others)
 
 
 def _power_change(each: RankGpu) -> float | None:
@@ -156,65 +160,37 @@ def _power_change(each: RankGpu) -> float | None:
     return recent / usual if recent is not None and usual else None
 
 
-def _others(each: RankGpu, values: Iterable[tuple[RankGpu, float]]) -> float | None:
-    """The median of the GPUs of the same model on other nodes; None where there is none."""
-    found = [
-        value
-        for other, value in values
-        if other.view.node != each.view.node and other.view.gpu.name == each.view.gpu.name
-    ]
-    return median(found) if found else None
+def _clocks(job: JobView) -> Iterator[Sign]:
+    for each, hz, others_hz in _compared(job, lambda each: each.view.recent_sm_clock_hz):
+        own_hz = each.view.usual_sm_clock_hz
+        if hz < LOW_CLOCK * others_hz and (own_hz is None or hz < OWN_CLOCK * own_hz):
+            text = f"runs at {hz / 1e6:.0f} MHz under load, those of other nodes at {others_hz / 1e6:.0f} MHz"
+            yield _sign(each, "clock", f"{_gpu(each)} {text}")
 
 
-def _clocks(job: JobView) -> list[Sign]:
-    known = _compared(job, lambda each: each.view.recent_sm_clock_hz)
-    found = []
-    for each, hz in known:
-        others_hz, own_hz = _others(each, known), each.view.usual_sm_clock_hz
-        if others_hz is None or hz >= LOW_CLOCK * others_hz or (own_hz is not None and hz >= OWN_CLOCK * own_hz):
-            continue
-        text = f"{_gpu(each)} runs at {hz / 1e6:.0f} MHz under load, those of other nodes at {others_hz / 1e6:.0f} MHz"
-        found.append(Sign(node=each.view.node, signal="clock", text=text, gpu=each))
-    return found
-
-
-def _held_back(job: JobView) -> list[Sign]:
-    found = []
+def _held_back(job: JobView) -> Iterator[Sign]:
     for each in _busy(job):
         shares = {why: share for why, share in each.view.throttled if share >= OFTEN}
         reasons = sorted(HELD_BACK & {*(each.view.gpu.throttle or ()), *shares})
         if reasons:
             words = ", ".join(f"{why} ({shares[why]:.0%} of five minutes)" if why in shares else why for why in reasons)
-            text = f"{_gpu(each)} is held back by {words}"
-            found.append(Sign(node=each.view.node, signal="throttle", text=text, gpu=each))
-    return found
+            yield _sign(each, "throttle", f"{_gpu(each)} is held back by {words}")
 
 
-def _power(job: JobView) -> list[Sign]:
-    known = _compared(job, _power_change)
-    found = []
-    for each, change in known:
-        others = _others(each, known)
-        if others is None or change >= LOW_POWER * others:
-            continue
-        text = f"{_gpu(each)} draws {100 * change:.0f} % of its usual power, those of other nodes {100 * others:.0f} %"
-        found.append(Sign(node=each.view.node, signal="power", text=text, gpu=each))
-    return found
+def _power(job: JobView) -> Iterator[Sign]:
+    for each, change, others in _compared(job, _power_change):
+        if change < LOW_POWER * others:
+            text = f"draws {100 * change:.0f} % of its usual power, those of other nodes {100 * others:.0f} %"
+            yield _sign(each, "power", f"{_gpu(each)} {text}")
 
 
-def _heat(job: JobView) -> list[Sign]:
-    known = _compared(job, lambda each: each.view.gpu.temperature_c)
-    found = []
-    for each, celsius in known:
-        others_c = _others(each, known)
-        if others_c is not None and celsius >= HOT_C and celsius >= others_c + HOTTER_C:
-            text = f"{_gpu(each)} is at {celsius:.0f} C, those of other nodes at {others_c:.0f} C"
-            found.append(Sign(node=each.view.node, signal="heat", text=text, gpu=each))
-    return found
+def _heat(job: JobView) -> Iterator[Sign]:
+    for each, celsius, others_c in _compared(job, lambda each: each.view.gpu.temperature_c):
+        if celsius >= HOT_C and celsius >= others_c + HOTTER_C:
+            yield _sign(each, "heat", f"{_gpu(each)} is at {celsius:.0f} C, those of other nodes at {others_c:.0f} C")
 
 
-def _links(job: JobView, now: float) -> list[Sign]:
-    found = []
+def _links(job: JobView, now: float) -> Iterator[Sign]:
     for each in _busy(job):
         gpu = each.view.gpu
         if now - (each.view.busy_since or now) < SLOW_VALUES_S:
@@ -225,24 +201,21 @@ def _links(job: JobView, now: float) -> list[Sign]:
         ):
             if used is not None and full is not None and 0 < used < full:
                 text = f"the PCIe link of {_gpu(each)} runs with {used} of {full} {what} under load"
-                found.append(Sign(node=each.view.node, signal=f"pcie {what}", text=text, gpu=each))
+                yield _sign(each, f"pcie {what}", text)
         if gpu.nvlinks_down:
-            text = f"{gpu.nvlinks_down} NVLinks of {_gpu(each)} are down"
-            found.append(Sign(node=each.view.node, signal="nvlink", text=text, gpu=each))
-    return found
+            yield _sign(each, "nvlink", f"{gpu.nvlinks_down} NVLinks of {_gpu(each)} are down")
 
 
-def _corrections(job: JobView, now: float, since: float) -> list[Sign]:
-    return [
-        Sign(
-            node=each.view.node, signal=rise.counter, gpu=each,
-            text=f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago and "
-                f"continues ({rise.times} times)",
-        )
-        for each in job.gpus
-        for rise in each.view.rising
-        if rise.times >= RISES and rise.first_at >= since and now - rise.last_at <= AROUND_S
-    ]  # fmt: skip
+def _corrections(job: JobView, now: float, since: float) -> Iterator[Sign]:
+    for each in job.gpus:
+        for rise in each.view.rising:
+            if rise.times >= RISES and rise.first_at >= since and now - rise.last_at <= AROUND_S:
+                began = f"{rise.counter} of {_gpu(each)} began to rise {now - rise.first_at:.0f} s ago"
+                yield _sign(each, rise.counter, f"{began} and continues ({rise.times} times)")
+
+
+def _sign(each: RankGpu, signal: str, text: str) -> Sign:
+    return Sign(node=each.view.node, signal=signal, text=text, gpu=each)
 
 
 def _gpu(each: RankGpu) -> str:
@@ -252,8 +225,7 @@ def _gpu(each: RankGpu) -> str:
 # ---------------------------------------------------------------------------------------- signs of nodes
 
 
-def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
-    found = []
+def _kernel(nodes: Iterable[NodeView], since: float) -> Iterator[Sign]:
     for node in nodes:
         counts: dict[str, int] = {}
         lines: dict[str, str] = {}
@@ -266,8 +238,7 @@ def _kernel(nodes: Iterable[NodeView], since: float) -> list[Sign]:
             if name in HEAT_EVENTS or count >= STREAM:
                 times = f" {count} times" if count > 1 else ""
                 text = f"its kernel logged{times}: {shortened(lines[name], 160)}"
-                found.append(Sign(node=node.name, signal=name, text=text))
-    return found
+                yield Sign(node=node.name, signal=name, text=text)
 
 
 def _network(nodes: list[NodeView], now: float, since: float) -> list[Sign]:

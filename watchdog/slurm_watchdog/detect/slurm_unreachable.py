@@ -18,24 +18,21 @@ SILENT_FOR_S = 60.0  # Without an answer to a listing: several of them, 10 s apa
 def detect(view: ClusterView) -> list[Finding]:
     """One finding. Before the first answer the time since the controller's start counts."""
     age_s = view.watched_s if view.slurm_age_s is None else view.slurm_age_s
-    silent = age_s >= SILENT_FOR_S
     answered = view.slurm_age_s is not None and not view.slurm_excused
     finding = SPEC.about("slurm", "Slurm has not answered since this controller started, or stalled")
-    if silent:
+    if age_s >= SILENT_FOR_S:
+        # What is of no use is mended in another place than what does not come.
+        what = f"Slurm has not answered for {age_s:.0f} s"
+        if view.slurm_problem:
+            what = f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem})"
         facts = (
             "on this machine: scontrol ping; squeue",
             "journalctl -u slurm-watchdog-controller says what it answered",
         )
-        return [finding.bad(_summary(view, age_s), facts=facts, duration_s=age_s)]
+        return [
+            finding.bad(f"{what}: no job is judged and nothing is done until it does.", facts=facts, duration_s=age_s)
+        ]
     return [finding.ok("Slurm answers") if answered else finding]
-
-
-def _summary(view: ClusterView, age_s: float) -> str:
-    """It does not answer, or its answer is of no use: that is mended in another place."""
-    what = "no job is judged and nothing is done until"
-    if view.slurm_problem:
-        return f"Slurm answers, but for {age_s:.0f} s nothing that can be used ({view.slurm_problem}): {what} it does."
-    return f"Slurm has not answered for {age_s:.0f} s: {what} it does."
 
 
 SPEC = DetectorSpec(

@@ -37,8 +37,7 @@ from slurm_watchdog.analysis.progress_limit import (
     with_a_step,
 )
 from slurm_watchdog.analysis.rank_activity import LoopState, all_compute, few_idle_among_busy, loop_state
-from slurm_watchdog.detect import collective_hang
-from slurm_watchdog.detect.collective_hang import CollectiveHang
+from slurm_watchdog.detect.collective_hang import CollectiveHang, hang_finding
 from slurm_watchdog.detect.spec import STORAGE, DetectorSpec, Subject
 from slurm_watchdog.diagnose.culprit_words import what_they_do
 from slurm_watchdog.diagnose.hang_findings import phase_fact
@@ -75,12 +74,12 @@ class StalledProgress:
     start_limit: float = span(5400.0, "Time to the first step, reported only if ranks are known to do nothing.")
 
 
-def detect(view: ClusterView, settings: StalledProgress, hang: collective_hang.CollectiveHang) -> list[Finding]:
+def detect(view: ClusterView, settings: StalledProgress, hang: CollectiveHang) -> list[Finding]:
     """One finding for each running job. `hang` has what its limits are learnt by."""
     return [_job_finding(job, view.now, hang, settings) for job in view.jobs]
 
 
-def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang, settings: StalledProgress) -> Finding:
+def _job_finding(job: JobView, now: float, hang: CollectiveHang, settings: StalledProgress) -> Finding:
     job_id, progress = job.job.job_id, job.progress
     finding = SPEC.about_job(job_id)
     if job.job.state != "RUNNING" or job.silent_nodes:
@@ -103,7 +102,7 @@ def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang,
         return finding.unknown(f"no new step of job {job_id} has been seen yet")
     if age_s < limit.seconds:
         return finding.ok(f"job {job_id} makes progress")
-    if collective_hang.hang_finding(job, now, hang).truth is Truth.BAD:
+    if hang_finding(job, now, hang).truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     evidence = _evidence(job, now, limit.seconds)
     waits_for_stacks = not job.snapshots and age_s < limit.seconds + STACKS_PATIENCE_S
@@ -117,9 +116,7 @@ def _job_finding(job: JobView, now: float, hang: collective_hang.CollectiveHang,
     return _bad_finding(job, finding, what, evidence, actionable=still)
 
 
-def _patient_s(
-    job: JobView, now: float, limit: Limit, hang: collective_hang.CollectiveHang, settings: StalledProgress
-) -> float:
+def _patient_s(job: JobView, now: float, limit: Limit, hang: CollectiveHang, settings: StalledProgress) -> float:
     """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a
     checkpoint do not show any more what took so long: that they did is remembered until that step is due."""
     voted = vote(job.snapshots, job.ranks)
@@ -156,15 +153,12 @@ def _stands_without_stacks(job: JobView, evidence: LoopState, age_s: float, sett
     return long and evidence.stands is True and not any(each.stacks for each in job.snapshots)
 
 
-def _without_steps(
-    job: JobView, finding: Finding, clock: LoopClock, now: float, hang: collective_hang.CollectiveHang
-) -> Finding:
+def _without_steps(job: JobView, finding: Finding, clock: LoopClock, now: float, hang: CollectiveHang) -> Finding:
     """Of a run whose steps cannot be read, which has stopped after it had moved as a training does: BAD if it
     is known that no rank does anything. Acted on only where a ladder is configured for it, and where the
     stacks themselves show that every rank hangs."""
     finding = replace(finding, duration_s=clock.age_s)
-    beside = collective_hang.hang_finding(job, now, hang)
-    if beside.truth is Truth.BAD:
+    if hang_finding(job, now, hang).truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     limit_s = clock.limit.seconds
     evidence = _evidence(job, now, limit_s)
@@ -188,7 +182,7 @@ def _before_the_first_step(
     job: JobView,
     finding: Finding,
     now: float,
-    hang: collective_hang.CollectiveHang,
+    hang: CollectiveHang,
     settings: StalledProgress,
 ) -> Finding:
     job_id, age_s, limit_s = job.job.job_id, job.run_age_s, settings.start_limit
@@ -202,7 +196,7 @@ def _before_the_first_step(
         return finding.unknown(f"{none}, and nothing shows that it trains")
     if job.phase == "finishing":
         return finding.unknown(f"{none}, and its log announces its end")
-    if collective_hang.hang_finding(job, now, hang).truth is Truth.BAD:
+    if hang_finding(job, now, hang).truth is Truth.BAD:
         return finding.unknown("its ranks are seen to wait for each other: a collective_hang")
     seen = _evidence(job, now, limit_s)
     if not seen.stands and not vote(job.snapshots, job.ranks).groups:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.straggler import Dumped, Lateness, dumped, lateness
+from slurm_watchdog.analysis.straggler import Lateness, dumped, lateness
 from slurm_watchdog.detect.slow_job import Slowdown, SlowJob, slowdown_finding, slowdown_of
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.remediation_hints import Hint
@@ -63,34 +63,25 @@ def _with_dumps(finding: Finding, job: JobView, now: float, slow: Slowdown, foun
         return finding.unknown(f"{who} of job {job_id} does not wait as the others do, but stacks show it waiting")
     if not found.by_gpu and stacks.others_wait is not Truth.OK:
         return finding.unknown(f"whether the others of job {job_id} wait for {who} is not known from stacks yet")
-    return _named(finding, job, now, slow, found, stacks)
-
-
-def _named(finding: Finding, job: JobView, now: float, slow: Slowdown, found: Lateness, stacks: Dumped) -> Finding:
     added = slow.after_s - slow.before_s
     percent = 100 * added / slow.before_s
     confidence = min(SUREST, found.confidence)
     facts = [_shares(found, added)]
     if stacks.place:
         facts.append(f"stacks found it most often in {stacks.place}")
+    seats = {(rank.node, rank.process.pid): rank for rank in job.ranks}
     culprits = tuple(
-        next(rank for rank in job.ranks if _is(rank.process.pid, rank.node, each.key.pid, each.key.node)).culprit(
-            f"does not wait while the others do ({_percent(each.waits)} of the added time)"
-        )
+        seats[key].culprit(f"does not wait while the others do ({_percent(each.waits)} of the added time)")
         for each in found.late
-        if any(_is(rank.process.pid, rank.node, each.key.pid, each.key.node) for rank in job.ranks)
+        if (key := (each.key.node, each.key.pid)) in seats
     )
     return finding.bad(
-        f"Job {job.job.job_id} is {percent:.1f} % slower since step {slow.first.step}, and {_who(found)} keeps the "
+        f"Job {job_id} is {percent:.1f} % slower since step {slow.first.step}, and {who} keeps the "
         f"others waiting (confidence {confidence:.4f}).",
         culprits=culprits,
         facts=tuple(facts),
         duration_s=max(0.0, now - slow.first.at),
     )
-
-
-def _is(pid: int, node: str, other_pid: int, other_node: str) -> bool:
-    return (pid, node) == (other_pid, other_node)
 
 
 def _who(found: Lateness) -> str:

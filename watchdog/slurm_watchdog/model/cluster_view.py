@@ -63,6 +63,11 @@ class ProcessView(Struct):
         left = self.process.state == "Z" and (self.process.threads or 1) > 1
         return self.process.blocked if left else None
 
+    @property
+    def key(self) -> tuple[str, int, int]:
+        """What its dumps have as well: no other process has all three."""
+        return self.node, self.process.pid, self.process.start_ticks
+
     def culprit(self, reason: str) -> Culprit:
         """It, named as a cause for this reason."""
         return Culprit(node=self.node, rank=self.process.rank, pid=self.process.pid, reason=reason)
@@ -270,6 +275,11 @@ class JobView(Struct, dict=True, gc=True):
     def ranks_on(self) -> tuple[str, ...]:
         """Nodes on which its ranks are."""
         return tuple(node for node in self.job.nodes if node not in self.without_ranks)
+
+    @property
+    def is_writing(self) -> bool:
+        """Whether files of a checkpoint show that it is being written."""
+        return any(each.writing for each in self.checkpoints_on_disk)
 
     @cached_property
     def collective_timeout(self) -> CollectiveTimeout | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
@@ -146,39 +148,17 @@ class Finding(Struct):
     processes: tuple[GpuProcess, ...] = ()
     """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
 
-    def bad(
-        self,
-        summary: str,
-        *,
-        culprits: tuple[Culprit, ...] = (),
-        facts: tuple[str, ...] = (),
-        duration_s: float | None = None,
-        actionable: bool | None = None,
-        good_checkpoint: str = "",
-        exclude_nodes: tuple[str, ...] = (),
-        wanted: tuple[Wanted, ...] | None = None,
-    ) -> Finding:
-        """The same subject, with something wrong; `duration_s`, `actionable` and `wanted` stay as they are for None."""
-        return replace(
-            self,
-            truth=Truth.BAD,
-            summary=summary,
-            culprits=culprits,
-            facts=facts,
-            duration_s=self.duration_s if duration_s is None else duration_s,
-            actionable=self.actionable if actionable is None else actionable,
-            good_checkpoint=good_checkpoint,
-            exclude_nodes=exclude_nodes,
-            wanted=self.wanted if wanted is None else wanted,
-        )
+    def bad(self, summary: str, **changes: Any) -> Finding:
+        """The same subject, with something wrong, and other fields as `changes` has them."""
+        return replace(self, truth=Truth.BAD, summary=summary, **changes)
 
-    def ok(self, summary: str) -> Finding:
+    def ok(self, summary: str, **changes: Any) -> Finding:
         """The same subject, with nothing wrong."""
-        return replace(self, truth=Truth.OK, summary=summary)
+        return replace(self, truth=Truth.OK, summary=summary, **changes)
 
-    def unknown(self, summary: str) -> Finding:
+    def unknown(self, summary: str, **changes: Any) -> Finding:
         """The same subject, of which `summary` says what is not known."""
-        return replace(self, truth=Truth.UNKNOWN, summary=summary)
+        return replace(self, truth=Truth.UNKNOWN, summary=summary, **changes)
 
 
 NOBODY = -1  # Owner of a job of which Slurm has not said whose it is (SlurmJob.uid): no process has this uid.

@@ -10,7 +10,7 @@ from math import isfinite
 
 from msgspec.structs import replace
 
-from slurm_watchdog.analysis.level_shift import Sample, find_rise, quantum
+from slurm_watchdog.analysis.level_shift import find_rise, quantum
 from slurm_watchdog.analysis.loss_spikes import LEAST, NEWEST, PERCENT, find_spikes
 from slurm_watchdog.analysis.step_statistics import BASELINE, CONFIRMED, segments
 from slurm_watchdog.base.averages import median, median_low
@@ -251,8 +251,9 @@ def read_slower(digest: Digest) -> Change | None:
     newest = _of_one_batch(_without_first(step_times(main_facts(digest))))[-1:]
     seconds = [each for _, each in newest[0]] if newest else []
     if len(seconds) >= LEAST_SURE:
-        samples = [Sample(*each) for each in zip(seconds, accumulate(seconds), strict=True)]
-        sure = find_rise(samples, SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds)) is not None
+        sure = (
+            find_rise(seconds, list(accumulate(seconds)), SHIFT, RISE_BATCH, RISE_WINDOW, quantum(seconds)) is not None
+        )
         return replace(changes[-1], sure=sure)
     return changes[-1]
 

@@ -243,7 +243,7 @@ def test_an_error_is_the_mounts_answer_and_another_mount_is_no_answer(job: Job, 
     assert probe.responding
     assert str(probe.error).startswith("EACCES")
     assert not results["b"].ok
-    assert "lies on / here" in str(results["b"].error)
+    assert "is on / here" in str(results["b"].error)
 
 
 def test_stacks_of_a_python_in_uninterruptible_sleep(job: Job, filesystem: Path) -> None:

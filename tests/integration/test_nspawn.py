@@ -274,7 +274,7 @@ def test_a_configuration_with_an_error_is_refused_whole_and_a_good_one_is_taken(
     before = main_pid(machine, CONTROLLER)
     running = machine.file(CONFIG).read_text()
     try:
-        machine.file(CONFIG).write_text("mode: off\ncluster_name: other\nagent:\n  intervall: 5s\n")
+        machine.file(CONFIG).write_text("restart: all\ncluster_name: other\nagent:\n  intervall: 5s\n")
         refused = machine.run("systemctl", "reload", CONTROLLER, check=False)
         assert refused.returncode != 0  # who types it sees that it failed, and the log says why
         assert "did you mean 'interval'?" in machine.journal(CONTROLLER)
@@ -282,9 +282,9 @@ def test_a_configuration_with_an_error_is_refused_whole_and_a_good_one_is_taken(
         kept = lambda: "the one before stays, whole" in machine.journal(CONTROLLER)  # noqa: E731
         machine.wait(kept, DEADLINE_S, "the controller's word about it")
         assert status(machine)["mode"] == "observe"
-        machine.file(CONFIG).write_text(re.sub("(?m)^mode:.*$", "", running) + "mode: off\n")
+        machine.file(CONFIG).write_text(re.sub("(?m)^(mode|restart):.*$", "", running) + "restart: all\n")
         machine.run("systemctl", "reload", CONTROLLER)
-        machine.wait(lambda: status(machine).get("mode") == "off", DEADLINE_S, "the new mode")
+        machine.wait(lambda: status(machine).get("mode") == "act", DEADLINE_S, "the new mode")
         assert main_pid(machine, CONTROLLER) == before
     finally:
         machine.file(CONFIG).write_text(running)

@@ -221,8 +221,8 @@ BY_DISK = frozenset({"directory", "tracker"})
 SEEN_LATE_S = 60.0
 """What a look does not show was not complete so long before it: a client may show a directory that is a minute old
 (acdirmax of nfs(5))."""
-EARLIER_CHECKPOINTS = 4
-"""Of a run so many are remembered: a loss that goes bad is seen some steps later, and one may come in between."""
+EARLIER_CHECKPOINTS = 32
+"""Of a run so many are remembered: damaged ones follow until a person restarts a job whose loss went bad."""
 
 
 def note_on_disk(run: Run, node: str, found: Checkpoint, at: float) -> None:

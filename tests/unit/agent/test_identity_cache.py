@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from slurm_watchdog.agent.proc.process_facts import JobMember, ProcessFacts
-from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, CallTarget, SystemCall
+from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.proc.table import NEW_AT_ONCE, ProcessTable
 from slurm_watchdog.agent.processes.identity_cache import (
     IDENTIFY,
@@ -15,7 +15,7 @@ from slurm_watchdog.agent.processes.identity_cache import (
 )
 from slurm_watchdog.agent.workers.answer_types import ResolvedCall
 from slurm_watchdog.agent.workers.request_types import IdentifyProcesses, ResolveCalls
-from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, Role
+from slurm_watchdog.model.observations import BY_CLAIM, BY_SLURM, CallTarget, Role
 from tests.builders.identities import World
 
 

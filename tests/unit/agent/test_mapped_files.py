@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.mapped_files import fault_target, parse_maps
-from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.model.observations import CallTarget
 
 MAPS = """\
 555555554000-555555556000 r--p 00000000 08:01 131                        /usr/bin/python3.11

@@ -8,10 +8,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from slurm_watchdog.agent.helper.requests import RefusedError, check_request
 from slurm_watchdog.agent.proc.files import read_file, read_stat
@@ -74,7 +74,7 @@ class Orphans:
     def wanted(self, pid: int, comm: str = "train") -> ProcessToEnd:
         return ProcessToEnd(
             pid=pid, start_ticks=read_stat(pid).start_ticks, uid=UID, comm=comm, boot_id=read_file(BOOT_ID).decode().strip(),
-            job_id=JOB, minors=frozenset({0}), devices=str(self.gpu.with_name("gpu")),
+            job_id=JOB, minors=(0,), devices=str(self.gpu.with_name("gpu")),
         )  # fmt: skip
 
     def lives(self, pid: int) -> bool:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from slurm_watchdog.base import clock
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import plural
 from slurm_watchdog.model.actions import Decision, OperationOutcome, Outcome, answer_shown
 from slurm_watchdog.model.incidents import GpuProcess
@@ -167,12 +168,11 @@ def _commands(decision: Decision, deadline_s: float) -> tuple[WriteKillSwitch, R
     """To write the order, and to take it back. Raises ValueError if no order can say it."""
     assert decision.fence is not None
     order = order_fields(
-        RestartOrder(
+        picked(
+            RestartOrder,
+            decision,
+            *("step_id", "start", "avoid", "resume_from"),
             decision=decision.id,
-            step_id=decision.step_id,
-            start=decision.start,
-            avoid=decision.avoid,
-            resume_from=decision.resume_from,
             grace_s=HUNG_GRACE_S if decision.loop_turns is False else GRACE_S,
         )
     )
@@ -249,7 +249,4 @@ async def end_process(ask: Ask, process: GpuProcess, how: str, deadline_s: float
 
 
 def _end(process: GpuProcess, how: str, deadline_s: float) -> EndProcess:
-    return EndProcess(
-        id=uuid.uuid4().hex, boot_id=process.boot_id, pid=process.pid, start_ticks=process.start_ticks, uid=process.uid,
-        comm=process.comm, job_id=process.job_id, minors=process.minors, how=how, expires_s=deadline_s,
-    )  # fmt: skip
+    return picked(EndProcess, process, id=uuid.uuid4().hex, how=how, expires_s=deadline_s)

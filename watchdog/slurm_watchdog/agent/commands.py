@@ -26,8 +26,9 @@ from slurm_watchdog.agent.workers.request_types import (
     WriteSwitch,
 )
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.evidence import ProcessStack
-from slurm_watchdog.model.kill_switch import FIELDS, ORDER_FIELDS, parse_line, problem_of_path
+from slurm_watchdog.model.kill_switch import FIELDS, ORDER_FIELDS, is_absolute_path, parse_line, problem_of_path
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.protocol import (
     CollectEvidence,
@@ -48,7 +49,6 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 1000
 COLLECTIONS = 4  # Jobs of which evidence is collected at the same time.
-MAX_PATH = 4096  # linux/limits.h
 STACKS_BUDGET_S = 50.0
 END_S = 10.0  # For a look at one process and all others, a signal, and the moment in which most end.
 BLOCKED_S = 10.0  # A mount in which a process has been blocked so long is not touched for evidence.
@@ -273,11 +273,7 @@ class Commands:
         except Refused as reason:
             self._answer_ending(command, ProcessEnd(refusal=str(reason)))
             return True
-        request = SignalProcess(
-            pid=command.pid, start_ticks=command.start_ticks, uid=command.uid, comm=command.comm,
-            boot_id=command.boot_id, job_id=command.job_id, minors=list(command.minors),
-            how=command.how,  # type: ignore[arg-type]  # the worker refuses any other word
-        )  # fmt: skip
+        request = picked(SignalProcess, command, minors=list(command.minors))  # the worker refuses any other `how`
         then = partial(self._answer_end_of_process, command)
         return self.probes.ask("end_process", request, END_S, now, then) is not None
 
@@ -341,5 +337,5 @@ class Commands:
 
 
 def _check_place(path: str) -> None:
-    if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+    if not is_absolute_path(path):
         raise Refused(f"an absolute path is wanted, and {path[:100]!r} is not a file name here")

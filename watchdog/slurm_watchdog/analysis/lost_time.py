@@ -20,7 +20,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.analysis.run_time import KEPT, divide, end_of, has_failed, seconds_within
 from slurm_watchdog.base.averages import median
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.model.lost_time import JobTime, Report, Savings
 from slurm_watchdog.model.run_record import RunRecord, Spell
 
@@ -202,12 +202,10 @@ def _job_time(runs: Sequence[RunRecord], spells: Sequence[Spell], since: float, 
     if not counted:
         return None
     last = counted[-1]
-    return JobTime(
-        job_id=last.job_id,
-        name=last.name,
-        user=last.user,
-        account=last.account,
-        partition=last.partition,
+    return picked(
+        JobTime,
+        last,
+        *("job_id", "name", "user", "account", "partition"),
         nodes=max(run.nodes for run in counted),
         runs=len(counted),
         began_at=counted[0].began_at,

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.journal.journal import Journal
 from slurm_watchdog.journal.writer import JournalWriter
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
@@ -120,14 +121,5 @@ def _over(job: SlurmJob, run: PastRun, now: float, wall: float) -> RunRecord:
 
 
 def _of_job(job: SlurmJob, *, began_at: float, seen_at: float) -> RunRecord:
-    return RunRecord(
-        job_id=job.job_id,
-        restarts=job.restarts,
-        began_at=began_at,
-        seen_at=seen_at,
-        uid=job.uid,
-        user=job.user,
-        account=job.account,
-        partition=job.partition,
-        name=job.name,
-    )
+    same = ("job_id", "restarts", "uid", "user", "account", "partition", "name")
+    return picked(RunRecord, job, *same, began_at=began_at, seen_at=seen_at)

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from slurm_watchdog.analysis.slurm_nodes import nodes_to_judge
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.base.text import duration
 from slurm_watchdog.detect.spec import DetectorSpec, Subject
 from slurm_watchdog.knowledge.gpu_daemons import MAX_SYSTEM_UID
@@ -178,12 +179,7 @@ def _may_be_ended(node: NodeView, holder: GpuHolder) -> GpuProcess | None:
         or holder.uid <= MAX_SYSTEM_UID
     ):
         return None
-    return GpuProcess(
-        node=node.name, boot_id=node.boot_id, pid=holder.pid, start_ticks=holder.start_ticks, uid=holder.uid,
-        user=holder.user,
-        comm=holder.comm, job_id=holder.job_id, minors=holder.minors, gpu_uuids=holder.gpu_uuids,
-        in_job_group=holder.in_job_group,
-    )  # fmt: skip
+    return picked(GpuProcess, holder, node=node.name, boot_id=node.boot_id)
 
 
 SPEC = DetectorSpec(

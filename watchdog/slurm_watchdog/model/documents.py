@@ -78,15 +78,19 @@ class JobHealth(Answer):
     """An open incident says it already: a headline that counts incidents need not name the job."""
 
 
-class Job(Answer):
+class NamedJob(Answer):
     job_id: str
     name: str = ""
     user: str = ""
-    state: str = ""
     nodes: tuple[str, ...] = ()
+    step: int | None = None
+    checkpoint_step: int | None = None
+
+
+class Job(NamedJob):
+    state: str = ""
     restarts: int = 0
     restarts_in_place: int = 0  # Of the present run, by its supervisor: of its own accord, and by order.
-    step: int | None = None
     total_steps: int | None = None
     step_s: float | None = None
     progress_age_s: float | None = None  # Since the step last rose.
@@ -96,7 +100,6 @@ class Job(Answer):
     phase_age_s: float | None = None  # Since a log announced it.
     ranks: int | None = None
     ranks_alive: int | None = None
-    checkpoint_step: int | None = None
     saved_age_s: float | None = None  # Since its newest checkpoint was complete, also where its step is not known.
     health: JobHealth | None = None
 
@@ -249,16 +252,10 @@ class Explanation(Answer):
     actions: tuple[ActionRun, ...] = ()
 
 
-class SelectedJob(Answer):
+class SelectedJob(NamedJob):
     """A job that selectors named."""
 
-    job_id: str
-    user: str = ""
-    name: str = ""
     partition: str = ""
-    nodes: tuple[str, ...] = ()
-    step: int | None = None
-    checkpoint_step: int | None = None
     why_not: str = ""  # Why it cannot be asked to save; empty: as far as is known it can.
 
 

@@ -109,28 +109,34 @@ class LockWait(Struct):
     """Name of the process that holds it; None for one that this node does not see, on another node."""
 
 
-class RankEvidence(Struct):
-    """Everything that was found out about one process of the job: a rank, or one of its workers."""
+class ProcessState(Struct):
+    """One process as the kernel shows it."""
 
     pid: int
+    error: str | None = None
+    problems: tuple[str, ...] = ()  # Parts that could not be read, each with the reason.
+    state: str | None = None
+    threads: tuple[ThreadState, ...] = ()  # The main thread and those that wait for a disk, a file or a debugger.
+    threads_seen: int = 0
+    status: tuple[tuple[str, str], ...] = ()  # Lines of /proc/PID/status and limits that matter.
+    sockets: tuple[SocketState, ...] = ()
+    sockets_seen: int = 0
+    silent_files: tuple[str, ...] = ()  # Open files on mounts that do not answer.
+    lock: LockWait | None = None
+
+
+class RankEvidence(ProcessState):
+    """Everything that was found out about one process of the job: a rank, or one of its workers. `error`: why it could
+    not be dumped, of the newest dump."""
+
     start_ticks: int
     role: Role
     comm: str = ""
     rank: int | None = None
     local_rank: int | None = None
-    state: str | None = None
-    error: str | None = None  # Why it could not be dumped: of the newest dump.
     dumps: tuple[StackDump, ...] = ()  # Oldest first.
-    threads: tuple[ThreadState, ...] = ()  # The main thread and those that wait for a disk, a file or a debugger.
-    threads_seen: int = 0
     blocked: Blocked | None = None
-    lock: LockWait | None = None
-    silent_files: tuple[str, ...] = ()  # Open files on mounts that do not answer.
-    sockets: tuple[SocketState, ...] = ()
-    sockets_seen: int = 0
     environment: tuple[tuple[str, str], ...] = ()  # Variables of an allow-list; what looks like a secret is masked.
-    status: tuple[tuple[str, str], ...] = ()  # Lines of /proc/PID/status and limits that matter.
-    problems: tuple[str, ...] = ()  # What else could not be read of it, and why.
 
 
 class FoundFile(Struct):

@@ -8,6 +8,7 @@ from msgspec.structs import replace
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.model.observations import ProcessOnGpu
 
 
 class IncidentKind(StrEnum):
@@ -82,19 +83,11 @@ class Culprit(Struct, omit_defaults=False):
     is_worker: bool = False  # `pid` is a worker's (a data loader's) of `rank`, not its own.
 
 
-class GpuProcess(Struct):
-    """One of the processes that a finding or an incident is about, or the one that a decision is about: pid,
-    start and boot together are never given out again."""
+class GpuProcess(ProcessOnGpu):
+    """One of the processes that a finding or an incident is about, or the one that a decision is about."""
 
     node: str
-    boot_id: str
-    pid: int
-    start_ticks: int
-    uid: int
     user: str
-    comm: str
-    job_id: str  # The job that it came from and that is over, as agents know it (SLURM_JOB_ID).
-    minors: tuple[int, ...]  # /dev/nvidiaN that it holds.
     gpu_uuids: tuple[str, ...] = ()
     in_job_group: bool = False
     """It is in that job's control group: whatever else its user runs here, it belongs to that job."""
@@ -125,7 +118,22 @@ class MountProbeRequest(Struct, tag="probe"):
 Wanted = StackRequest | MountProbeRequest
 
 
-class Finding(Struct):
+class Judged(Struct):
+    """What a finding says, and an incident keeps of the newest one."""
+
+    culprits: tuple[Culprit, ...] = ()
+    facts: tuple[str, ...] = ()  # The evidence, a sentence each.
+    actionable: bool = False  # The evidence is good enough to act on; without it there is an alert only.
+    good_checkpoint: str = ""
+    """Path of the newest complete checkpoint from before a bad loss, where it is certain since when the loss is bad;
+    the trainer may have deleted it by now."""
+    exclude_nodes: tuple[str, ...] = ()  # Nodes that the evidence blames as a place: a restart should avoid them.
+    mounts: tuple[str, ...] = ()  # Filesystems that have to answer, or to have room, before a restart makes sense.
+    processes: tuple[GpuProcess, ...] = ()
+    """Of what is about processes and no job that runs: those that are known well enough to be ended."""
+
+
+class Finding(Judged):
     """What one detector says about one subject at one moment."""
 
     kind: str
@@ -134,19 +142,9 @@ class Finding(Struct):
     summary: str  # One sentence for a tired reader; with UNKNOWN, what is not known.
     job_ids: tuple[str, ...] = ()
     severity: Severity = Severity.CRITICAL
-    culprits: tuple[Culprit, ...] = ()
     clears: bool = False  # Who was named before is not to blame: an incident forgets them.
-    facts: tuple[str, ...] = ()  # The evidence, a sentence each.
     duration_s: float = 0.0  # For how long the condition has held already.
     wanted: tuple[Wanted, ...] = ()
-    actionable: bool = False  # The evidence is good enough to act on; without it there is an alert only.
-    good_checkpoint: str = ""
-    """Path of the newest complete checkpoint from before a bad loss, where it is certain since when the loss is bad;
-    the trainer may have deleted it by now."""
-    exclude_nodes: tuple[str, ...] = ()  # Nodes that the evidence blames as a place: a restart should avoid them.
-    mounts: tuple[str, ...] = ()  # Filesystems that have to answer, or to have room, before a restart makes sense.
-    processes: tuple[GpuProcess, ...] = ()
-    """Of a finding that is about processes and no job that runs: those that are known well enough to be ended."""
 
     def bad(self, summary: str, **changes: Any) -> Finding:
         """The same subject, with something wrong, and other fields as `changes` has them."""
@@ -170,7 +168,7 @@ class IncidentState(StrEnum):
     RESOLVED = "resolved"
 
 
-class Incident(Struct):
+class Incident(Judged):
     """A finding that lasted. Times are the controller's wall clock, for people; windows use `*_mono`."""
 
     id: str
@@ -186,19 +184,12 @@ class Incident(Struct):
     fired_at: float | None = None
     resolved_at: float | None = None
     detected_after_s: float | None = None  # From the beginning of the condition to firing.
-    culprits: tuple[Culprit, ...] = ()
     summary: str = ""
     summary_at: float | None = None  # When a detector said so last; None: an earlier release wrote it.
-    facts: tuple[str, ...] = ()
     runs: tuple[tuple[str, int], ...] = ()
     """(job id, restart count) of each job when it fired: what a decision is fenced by."""
-    actionable: bool = False
-    good_checkpoint: str = ""  # Of the newest finding, as `actionable` is.
     jobs_now: tuple[str, ...] = ()
     """Those of `job_ids` that the newest finding is about; others had their share in it and have got over it."""
-    exclude_nodes: tuple[str, ...] = ()
-    mounts: tuple[str, ...] = ()
-    processes: tuple[GpuProcess, ...] = ()  # What may be acted on is each of these processes, and no job.
     inhibited_by: str | None = None
     """Id of the incident that explains this one; it is then not acted on and not announced."""
     resolution: str = ""

@@ -40,11 +40,6 @@ def clean_field(text: object) -> str:
     return _NOT_ALLOWED.sub("_", str(text)[:MAX_FIELD])
 
 
-def fits_field(text: str) -> bool:
-    """Whether a line holds this value as it is."""
-    return clean_field(text) == text
-
-
 def compose_line(fields: Mapping[str, object]) -> str:
     """The line, with its end of line, of the values in `fields` by name; one that is missing is empty, and those of
     an order are there only if one of them is given."""
@@ -77,11 +72,16 @@ def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None
     return f"{directory}/{HEARTBEAT}" if mine else None
 
 
+def is_absolute_path(path: str) -> bool:
+    """Whether the kernel takes it for a file's name below /."""
+    return path.startswith("/") and "\0" not in path and len(path.encode(errors="replace")) < MAX_PATH
+
+
 def problem_of_path(path: str, prefixes: Iterable[str] = ()) -> str | None:
     """Why no kill switch may lie at `path`, a sentence; None if it may. `prefixes`: what root allows besides
     KILL_SWITCH_BASE."""
     shown = repr(path[:100])
-    if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+    if not is_absolute_path(path):
         return f"{shown} is not an absolute path"
     parts = path.split("/")[1:]
     if any(part in ("", ".", "..") for part in parts):

@@ -18,8 +18,21 @@ class Savings(Struct):
     recovered: int = 0  # Runs of which the same was decided, and that trained again by themselves.
 
 
-class JobTime(Struct):
-    """Of one job. Hours are node-hours."""
+class Hours(Struct):
+    """Node-hours of one job, or of all together."""
+
+    allocated_h: float
+    measured_h: float
+    effective_h: float
+    lost_h: tuple[tuple[str, float], ...]  # (cause, node-hours), the largest first.
+    failures: int
+    """Runs that ended by themselves with an error, or by an action for an incident; not those that ended for
+    maintenance, at a time limit, or since a person asked."""
+    share: float | None  # Effective share of what was measured; None: nothing was.
+
+
+class JobTime(Hours):
+    """Of one job."""
 
     job_id: str
     name: str
@@ -30,20 +43,12 @@ class JobTime(Struct):
     runs: int
     began_at: float
     ended_at: float
-    allocated_h: float
-    measured_h: float
-    effective_h: float
-    lost_h: tuple[tuple[str, float], ...]  # (cause, node-hours), the largest first.
     to_be_noticed_h: tuple[tuple[str, float], ...] = ()
     """What of `lost_h` came before the incident was reported, by its kind."""
     queued_h: float  # Hours, not node-hours, in the queue between its runs.
-    failures: int
-    """Runs that ended by themselves with an error, or by an action for an incident; not those that ended for
-    maintenance, at a time limit, or since a person asked."""
-    share: float | None  # Effective share of what was measured; None: nothing was.
 
 
-class Report(Struct):
+class Report(Hours):
     """Of all jobs together."""
 
     since: float
@@ -51,15 +56,9 @@ class Report(Struct):
     jobs: tuple[JobTime, ...]  # Those that lost most first.
     known_jobs: int  # An answer has the first of `jobs` only.
     runs: tuple[RunRecord, ...] = ()  # In an answer about one job alone.
-    allocated_h: float
-    measured_h: float
-    effective_h: float
-    lost_h: tuple[tuple[str, float], ...]
     to_be_noticed_h: tuple[tuple[str, float], ...]  # As of a job.
-    failures: int
     node_hours_between_failures: float | None
     incidents: tuple[tuple[str, int], ...]  # (kind, how many), the most first.
     nodes: tuple[tuple[str, int], ...]
     """(node, incidents that name it), the most first; maintenance of a node is no incident of its own."""
     savings: Savings
-    share: float | None  # As of a job.

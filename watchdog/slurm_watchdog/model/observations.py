@@ -14,7 +14,19 @@ class Role(StrEnum):
     HELPER = "helper"  # Anything else of the job: batch shell, srun, torchrun, tee.
 
 
-class Blocked(Struct):
+class CallTarget(Struct, kw_only=False):
+    """What a system call concerns."""
+
+    path: str | None = None  # The file, as its descriptor names it.
+    mount: str | None = None  # The mount point that the path lies on, in the process's own mount namespace.
+    fs_type: str | None = None  # Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs.
+    device: str | None = None  # Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export.
+    candidates: tuple[str, ...] = ()
+    """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and
+    files of several are mapped."""
+
+
+class Blocked(CallTarget):
     """One thread that has been in the same system call, consuming nothing, for a while."""
 
     thread_id: int
@@ -23,13 +35,6 @@ class Blocked(Struct):
     wchan: str | None = None
     syscall: str | None = None
     """Name of the system call (`write`), or its number in decimal where the name is not known."""
-    path: str | None = None  # The file, as its descriptor names it.
-    mount: str | None = None  # The mount point that the path lies on, in the process's own mount namespace.
-    fs_type: str | None = None  # Type of that filesystem: ext4, nfs4, lustre, fuse.sshfs.
-    device: str | None = None  # Source of that mount as /proc/PID/mountinfo names it: /dev/loop0, server:/export.
-    candidates: tuple[str, ...] = ()
-    """Where `mount` cannot be told: the mount points of which it is one. A page fault names no file, and
-    files of several are mapped."""
 
 
 BY_SLURM, BY_CLAIM = "slurm", "claim"
@@ -101,29 +106,35 @@ class EventKind(StrEnum):
     ERROR = "error"  # A line that looks like an error.
 
 
-class Event(Struct):
-    """Something that happened once, most often a line of a log."""
+class Said(Struct):
+    """What a line of a log says."""
 
     kind: EventKind
+    step: int | None = None
+    count: float | None = None
+    """Where no step was logged: a number that rises and is none (epochs, tokens, samples), for the progress
+    clock alone: it is never shown or subtracted as a step."""
+    total_steps: int | None = None
+    step_s: float | None = None  # Seconds a step took, as the log says.
+    loss: float | None = None
+    phase: str | None = None
+    rank: int | None = None  # The rank that the line's prefix names.
+    initial: bool = False
+    """It says where a bar of progress begins (`40/90 [00:00<?, ?it/s]`): a position, and no step that was made."""
+
+
+class Event(Said):
+    """Something that happened once, most often a line of a log."""
+
     job_id: str
     age_s: float  # Seconds before the report was made.
     source: str  # Path of the file it was read from.
     line: str = ""  # The line, bounded, without its control characters.
-    step: int | None = None
-    count: float | None = None
-    """Where no step was logged: a number that rises and is none (epochs, tokens, samples), for the progress
-    clock alone."""
-    total_steps: int | None = None
-    step_s: float | None = None  # Seconds a step took, as the log says.
-    loss: float | None = None
     loss_is_no_number: bool = False  # It was NaN or infinite, which JSON cannot say: `loss` is None then.
-    phase: str | None = None
     pattern: str | None = None  # Which entry of the knowledge matched.
-    rank: int | None = None  # The rank that the line's prefix names.
     written_s: float | None = None
     """When the line says that it was written, in seconds on its own clock: to be compared with other lines of
     the file alone."""
-    initial: bool = False  # It is where a bar of progress begins, a position and no step that was made.
     backlog: bool = False
     """It stood in the file already when the agent first opened it: nobody knows when it was written."""
 
@@ -141,15 +152,6 @@ class MountProbe(Struct):
     uid: int | None = None
     """The user that the child ran as, whose directory it was: its word counts for that user's processes
     alone. None: the agent's own."""
-
-
-class NoAnswer(Struct):
-    """A question about a mount of which nothing is known: neither that it answers, nor that it does not."""
-
-    mount: str
-    reason: str  # `the child was stopped`: what became of who was to ask.
-    seconds: float
-    uid: int | None = None  # As in MountProbe.
 
 
 class HungProbe(Struct):
@@ -236,18 +238,12 @@ class FaultSeverity(StrEnum):
     CRITICAL = "critical"
 
 
-class NodeEvent(Struct):
-    """Something that the kernel's log or NVML said about the node itself, once. It accuses nobody: detectors judge."""
+class Fault(Struct):
+    """Which fault was reported, and of what. It accuses nobody: detectors judge."""
 
-    source: str  # `kernel_log` or `nvml`.
     name: str  # Which entry of the knowledge matched: xid, nfs_server_silent, oom_kill, …
     severity: FaultSeverity
-    age_s: float  # Seconds before the report was made, by the kernel's own time stamp.
-    line: str = ""  # Bounded, without control characters.
-    sequence: int | None = None  # The kernel's number of the record: unique within a boot.
-    repeats: int = 0  # So many more of the same name and resource were folded into this one.
     xid: int | None = None  # NVIDIA's number of the fault.
-    gpu_uuid: str | None = None
     pci_bus_id: str | None = None  # As the kernel writes it: 0000:c1:00.0.
     pid: int | None = None
     process: str | None = None  # The name of that process, as the line gives it.
@@ -257,9 +253,20 @@ class NodeEvent(Struct):
     may_exclude_node: bool = False
     """By itself reason enough to keep jobs off this node: the hardware said so. Never for a filesystem's or a
     program's fault."""
-    backlog: bool = False  # It stood in the log before the agent was started.
     part: str = "none"
     """The part of the machine that it is about: memory, cpu, pcie, nic, disk, filesystem, heat, gpu, link, none."""
+
+
+class NodeEvent(Fault):
+    """Something that the kernel's log or NVML said about the node itself, once."""
+
+    source: str  # `kernel_log` or `nvml`.
+    age_s: float  # Seconds before the report was made, by the kernel's own time stamp.
+    line: str = ""  # Bounded, without control characters.
+    sequence: int | None = None  # The kernel's number of the record: unique within a boot.
+    repeats: int = 0  # So many more of the same name and resource were folded into this one.
+    gpu_uuid: str | None = None
+    backlog: bool = False  # It stood in the log before the agent was started.
 
 
 class Checkpoint(Struct):
@@ -281,6 +288,18 @@ class Checkpoint(Struct):
     writing: bool = False  # A newer one is incomplete and grew since the look before.
     looked_age_s: float = 0.0  # Since the look that showed this.
     error: str | None = None  # Why it cannot be read now.
+
+
+class ProcessOnGpu(Struct):
+    """A process whose job is over: pid, start and boot together are never given out again."""
+
+    boot_id: str
+    pid: int
+    start_ticks: int
+    uid: int
+    comm: str
+    job_id: str  # The job that it came from and that is over, as agents know it (SLURM_JOB_ID).
+    minors: tuple[int, ...]  # /dev/nvidiaN that it holds.
 
 
 class GpuHolder(Struct):

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack
-from slurm_watchdog.model.observations import MountProbe
+from slurm_watchdog.model.observations import MountProbe, ProcessOnGpu
 
 
-class DumpStacks(Struct, tag="dump_stacks"):
-    """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
+class JobCommand(Struct):
+    """What commands about a job have in common."""
 
     id: str
     job_id: str
-    restarts: int
     expires_s: float = 60.0
+
+
+class DumpStacks(JobCommand, tag="dump_stacks"):
+    """Dump the Python stacks of every rank (and worker) of the job on this node, stopping nothing."""
+
+    restarts: int
 
 
 class ProbeMount(Struct, tag="probe_mount"):
@@ -26,30 +31,27 @@ class ProbeMount(Struct, tag="probe_mount"):
     expires_s: float = 60.0
 
 
-class WriteKillSwitch(Struct, tag="write_kill_switch"):
-    """Create the kill switch of one run of one job, as the job's owner."""
+class KillSwitchCommand(JobCommand):
+    """What commands about a kill switch have in common."""
 
-    id: str
-    job_id: str
-    restarts: int
     path: str
     uid: int
     content: str  # One JSON line: who, why, which incident.
-    expires_s: float = 60.0
 
 
-class RemoveKillSwitch(Struct, tag="remove_kill_switch"):
+class WriteKillSwitch(KillSwitchCommand, tag="write_kill_switch"):
+    """Create the kill switch of one run of one job, as the job's owner."""
+
+    restarts: int
+
+
+class RemoveKillSwitch(KillSwitchCommand, tag="remove_kill_switch"):
     """Remove a kill switch if, and only if, it holds exactly `content`: we wrote it."""
 
-    id: str
-    job_id: str
-    path: str
-    uid: int
-    content: str
     expires_s: float = 300.0
 
 
-class EndProcess(Struct, tag="end_process"):
+class EndProcess(ProcessOnGpu, tag="end_process"):
     """One signal to one process that holds a GPU and whose job is over; or only a look at what became of it.
 
     The node refuses unless all of it is still so: this boot, this process (its start time) with this user and
@@ -58,23 +60,14 @@ class EndProcess(Struct, tag="end_process"):
     """
 
     id: str
-    boot_id: str
-    pid: int
-    start_ticks: int
-    uid: int
-    comm: str
-    job_id: str  # The job that it came from, as agents know it.
-    minors: tuple[int, ...]
     how: str  # `look`, `term` or `kill`.
     expires_s: float = 30.0
 
 
-class CollectEvidence(Struct, tag="collect_evidence"):
+class CollectEvidence(JobCommand, tag="collect_evidence"):
     """Gather everything about the job on this node that dies with it, stopping nothing. Answered with a
     NodeEvidence."""
 
-    id: str
-    job_id: str
     restarts: int
     expires_s: float = 90.0
     dumps: int = 3  # So many dumps of every rank's stacks tell stuck from busy.

@@ -19,7 +19,6 @@ from slurm_watchdog.model.observations import (
     HungProbe,
     LogFile,
     MountProbe,
-    NoAnswer,
     NodeEvent,
     Process,
 )
@@ -106,7 +105,6 @@ class MountSection(Struct):
     """Filesystems that jobs use: which of them answered."""
 
     mounts: tuple[MountProbe, ...] = ()
-    unanswered: tuple[NoAnswer, ...] = ()
 
 
 class CheckpointSection(Struct):
@@ -183,8 +181,6 @@ class Report(Struct):
     events_dropped: int = 0
     mounts: tuple[MountProbe, ...] = ()
     hung_probes: tuple[HungProbe, ...] = ()
-    unanswered: tuple[NoAnswer, ...] = ()
-    """Probes of mounts whose child was stopped, killed or starved: they say nothing about the mount."""
     gpus: tuple[Gpu, ...] = ()
     node_events: tuple[NodeEvent, ...] = ()
     node_events_dropped: int = 0

@@ -11,7 +11,7 @@ import msgspec
 
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, RESUME_FIELD, fits_field
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, MAX_FIELD, RESUME_FIELD, clean_field
 from slurm_watchdog.model.slurm import SlurmJob
 
 STATUS_FILE = "supervisor"
@@ -154,7 +154,7 @@ def order_fields(order: RestartOrder) -> dict[str, str]:
 
 def may_be_named(checkpoint: str) -> bool:
     """Whether an order can name the checkpoint with this path, as it is: see kill_switch.MAX_FIELD."""
-    return checkpoint.startswith("/") and fits_field(checkpoint)
+    return checkpoint.startswith("/") and clean_field(checkpoint) == checkpoint
 
 
 def order_in(fields: dict[str, str]) -> RestartOrder:

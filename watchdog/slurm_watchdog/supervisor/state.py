@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from msgspec.structs import replace
+
 from slurm_watchdog.base.python310 import StrEnum
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.supervisor import (
@@ -232,19 +234,18 @@ def status_of(run: Run, pid: int) -> SupervisorStatus:
     """What the status file says."""
     running = SupervisorState.RUNNING if run.steps else SupervisorState.STARTING
     nodes = run.settings.allocation.nodes
+    said = SupervisorStatus(
+        protocol=PROTOCOL, state=SupervisorState.STARTING, pid=pid, restarts_left=max(0, run.restarts_left),
+        beside=run.beside, order=run.answered, answer=run.answer, words=run.words[:1000],
+    )  # fmt: skip
     if run.beside:  # two write this file: what one says of its command is not what the other says
-        return SupervisorStatus(
-            protocol=PROTOCOL, state=SupervisorState.STARTING, pid=pid, restarts_left=max(0, run.restarts_left),
-            beside=run.beside, order=run.answered, answer=run.answer, words=run.words[:1000],
-        )  # fmt: skip
-    return SupervisorStatus(
-        protocol=PROTOCOL, state=_STATES.get(run.phase, running), pid=pid,
+        return said
+    return replace(
+        said, state=_STATES.get(run.phase, running),
         step_id=run.steps[-1] if run.steps else "", starts=run.starts, begun_ticks=run.begun_ticks,
-        restarts_left=max(0, run.restarts_left),
         nodes=tuple(n for n in nodes if n in run.placement.nodes or n in run.elsewhere),
         spares=tuple(n for n in run.placement.spares if n not in run.suspects and n not in run.elsewhere),
         avoided=tuple(n for n in nodes if n in run.avoided and n not in run.elsewhere),
         takes_resume=True, resumed_from=run.resume_from,
         failed=run.failed[:500],
-        order=run.answered, answer=run.answer, words=run.words[:1000],
     )  # fmt: skip

@@ -9,6 +9,7 @@ from math import isfinite
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import Event, EventKind, LogFile
 from slurm_watchdog.parse.training_log.fact import LogFact
@@ -122,19 +123,7 @@ def _is_news(file: _File, fact: LogFact) -> bool:
 
 def _event(key: Key, line: str, fact: LogFact, age_s: float) -> Event:
     is_no_number = fact.loss is not None and not isfinite(fact.loss)
-    return Event(
-        kind=fact.kind,
-        job_id=key[0],
-        age_s=age_s,
-        source=key[1],
-        line=kept_line(line),
-        step=fact.step,
-        count=fact.count,
-        total_steps=fact.total_steps,
-        step_s=fact.step_s,
-        loss=None if is_no_number else fact.loss,
-        loss_is_no_number=is_no_number,
-        phase=fact.phase,
-        pattern=fact.pattern,
-        rank=fact.rank,
-    )
+    return picked(
+        Event, fact, job_id=key[0], age_s=age_s, source=key[1], line=kept_line(line), initial=False,
+        loss=None if is_no_number else fact.loss, loss_is_no_number=is_no_number,
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.progress_patterns import Pattern
 from slurm_watchdog.model.observations import (
     Checkpoint,
@@ -287,23 +288,7 @@ class Node:
             gpu_uuid = fact.gpu
             if gpu_uuid is None and fact.pci_bus_id is not None:
                 gpu_uuid = self._card_at(fact.pci_bus_id, fact.pid)
-            yield NodeEvent(
-                source="kernel_log",
-                name=fact.name,
-                severity=fact.severity,
-                age_s=age_s,
-                line=fact.message,
-                xid=fact.xid,
-                gpu_uuid=gpu_uuid,
-                pci_bus_id=fact.pci_bus_id,
-                pid=fact.pid,
-                process=fact.process,
-                mount=fact.mount,
-                server=fact.server,
-                device=fact.device,
-                may_exclude_node=fact.may_exclude_node,
-                part=fact.part,
-            )
+            yield picked(NodeEvent, fact, source="kernel_log", age_s=age_s, line=fact.message, gpu_uuid=gpu_uuid)
 
     def _card_at(self, pci_bus_id: str, pid: int | None) -> str | None:
         """The UUID of the GPU at an address: a plain trace tells it by the processes that the kernel's lines name,

@@ -32,6 +32,7 @@ from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, WriteState
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.observations import FaultSeverity, NodeEvent
 from slurm_watchdog.model.report import GpuSection, KernelLogSection, Report
 from slurm_watchdog.parse.kernel_log.line import KernelFact, is_interesting, parse_message
@@ -150,13 +151,9 @@ class KernelLogReader:
         fact = told.fact
         age_s = self._clock.age_s(now, told.time_us)
         backlog = self._backlog and self._began_at is not None and age_s >= now - self._began_at
-        return NodeEvent(
-            source="kernel_log", name=fact.name, severity=fact.severity, age_s=age_s, line=fact.message,
-            sequence=told.sequence,
-            repeats=told.repeats, xid=fact.xid, gpu_uuid=fact.gpu, pci_bus_id=fact.pci_bus_id, pid=fact.pid,
-            process=fact.process,
-            mount=fact.mount, server=fact.server, device=fact.device, may_exclude_node=fact.may_exclude_node,
-            backlog=backlog, part=fact.part,
+        return picked(
+            NodeEvent, fact, source="kernel_log", age_s=age_s, line=fact.message,
+            sequence=told.sequence, repeats=told.repeats, gpu_uuid=fact.gpu, backlog=backlog,
         )  # fmt: skip
 
     def _past(self, now: float) -> tuple[NodeEvent, ...]:

@@ -113,7 +113,7 @@ class MountCollector(Collector):
             self._wanted_for = question
             self._wanted = wanted_mounts(*question, self.context.mounts.write_on)
         rows = self.context.mounts.collect(now, self.deadline_s, self._wanted)
-        return MountSection(mounts=rows, unanswered=self.context.mounts.drain_unanswered())
+        return MountSection(mounts=rows)
 
     def _places(self, logs: tuple[LogFile, ...], processes: tuple[Process, ...]) -> Places:
         """Logs, working directories and checkpoints of jobs that have processes here, then the mounts on

@@ -23,7 +23,7 @@ from slurm_watchdog.agent.evidence.merge_dumps import bounded, join_dumps
 from slurm_watchdog.agent.evidence.nccl_ras import ADDRESS_VARIABLE, ras_port
 from slurm_watchdog.agent.evidence.stacks import choose
 from slurm_watchdog.agent.proc.files import read_file
-from slurm_watchdog.agent.workers.answer_types import Listeners, LogEnd, ProcessState
+from slurm_watchdog.agent.workers.answer_types import Listeners, LogEnd
 from slurm_watchdog.agent.workers.request_types import (
     AskRas,
     DumpProcessStacks,
@@ -37,8 +37,9 @@ from slurm_watchdog.agent.workers.request_types import (
 )
 from slurm_watchdog.agent.workers.worker import Answer, Value
 from slurm_watchdog.base.mounts import mount_of
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.collective_records import RasAnswer
-from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, RankEvidence
+from slurm_watchdog.model.evidence import FoundFile, NodeEvidence, ProcessStack, ProcessState, RankEvidence
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.protocol import CollectEvidence
 
@@ -322,12 +323,11 @@ class Collection:
         known = self.context.processes.details_of(*key)
         last = dumps[-1] if dumps else None
         settings = known.settings if known is not None and process.role is Role.RANK else ()
-        return RankEvidence(
-            pid=process.pid, start_ticks=process.start_ticks, role=process.role, comm=process.comm,
-            rank=process.rank, local_rank=process.local_rank,
+        return picked(
+            RankEvidence, process, "pid", "start_ticks", "role", "comm", "rank", "local_rank", "blocked",
             state=seen.state or (last.state if last is not None else None) or process.state,
             error=last.error if last is not None else "no dump came in time",
-            dumps=dumps, threads=seen.threads, threads_seen=seen.threads_seen, blocked=process.blocked,
+            dumps=dumps, threads=seen.threads, threads_seen=seen.threads_seen,
             lock=seen.lock, silent_files=seen.silent_files, sockets=seen.sockets,
             sockets_seen=seen.sockets_seen, environment=tuple(sorted(settings)), status=seen.status,
             problems=(*seen.problems, seen.error) if seen.error else seen.problems,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.evidence import NodeEvidence, ProcessStack, RankEvidence, StackDump, ThreadStack
 from slurm_watchdog.wire.printable import printable
 
@@ -26,14 +27,13 @@ def join_dumps(dumps: Sequence[tuple[float, ProcessStack | None]]) -> tuple[Stac
             continue
         same = tuple(t.thread_id for t in stack.threads if before.get(t.thread_id) == t)
         joined.append(
-            StackDump(
+            picked(
+                StackDump,
+                stack,
+                *("error", "state", "cpu_s", "main_cpu_s"),
                 after_s=after_s,
                 threads=tuple(t for t in stack.threads if before.get(t.thread_id) != t),
                 unchanged=same,
-                error=stack.error,
-                state=stack.state,
-                cpu_s=stack.cpu_s,
-                main_cpu_s=stack.main_cpu_s,
             )
         )
         if stack.threads:

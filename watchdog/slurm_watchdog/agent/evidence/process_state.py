@@ -17,11 +17,10 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.evidence.sockets import Tables, choose
 from slurm_watchdog.agent.proc.files import read_call_name, read_file, read_links, read_stat, read_words
 from slurm_watchdog.agent.processes.owner import check_process
-from slurm_watchdog.agent.workers.answer_types import ProcessState
 from slurm_watchdog.agent.workers.request_types import ReadProcessStates
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.mounts import mount_of, read_mounts
-from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
+from slurm_watchdog.model.evidence import LockWait, ProcessState, SocketState, ThreadState
 
 MAX_THREADS = 1024  # Of one process: whose state is read.
 MAX_SHOWN = 16

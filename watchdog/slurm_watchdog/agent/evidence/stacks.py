@@ -37,6 +37,7 @@ from slurm_watchdog.agent.workers.request_types import DumpProcessStacks
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing, opened
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.stack_frames import TRAINING_THREAD
 from slurm_watchdog.knowledge.syscalls import name_of
 from slurm_watchdog.model.evidence import Frame, ProcessStack, SocketBytes, ThreadStack, WaitingThreads
@@ -353,10 +354,7 @@ class _Dump:
 
 
 def _undumped(process: Process, node: str) -> ProcessStack:
-    return ProcessStack(
-        node=node, pid=process.pid, start_ticks=process.start_ticks, job_id=process.job_id, role=process.role,
-        rank=process.rank, local_rank=process.local_rank,
-    )  # fmt: skip
+    return picked(ProcessStack, process, "pid", "start_ticks", "job_id", "role", "rank", "local_rank", node=node)
 
 
 def _with_facts(stack: ProcessStack) -> ProcessStack:

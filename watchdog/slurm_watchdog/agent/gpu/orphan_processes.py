@@ -27,6 +27,7 @@ from slurm_watchdog.agent.proc.process_facts import Key
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import NameUsers
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.gpu_daemons import is_daemon
 from slurm_watchdog.model.observations import Gpu, GpuHolder, Role
 from slurm_watchdog.model.protocol import EndProcess
@@ -270,12 +271,11 @@ class OrphanGpuProcesses:
         uuids = by_link | {gpu.uuid for gpu, _ in on_list}
         sizes = [size for _, size in on_list if size is not None]
         known, member = entry.known, entry.member
-        return GpuHolder(
-            pid=known.pid,
-            start_ticks=known.start_ticks,
-            uid=known.uid,
+        return picked(
+            GpuHolder,
+            known,
+            *("pid", "start_ticks", "uid", "comm"),
             user=self._users.get(known.uid, str(known.uid)),
-            comm=known.comm,
             state=entry.stat.state,
             job_id=member.job_id if member is not None else None,
             rank=member.rank if member is not None and member.role is Role.RANK else None,

@@ -20,6 +20,7 @@ from slurm_watchdog.agent.workers.child_state import STARVED, STOPPED
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadGpus
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.xids import describe_xid
 from slurm_watchdog.model.observations import FaultSeverity, Gpu, NodeEvent
 
@@ -115,14 +116,7 @@ def _scaled(value: int | None, factor: float) -> float | None:
 
 def without_values(gpu: Gpu, error: str) -> Gpu:
     """Which GPU it is, and why there is nothing to say about it."""
-    return Gpu(
-        uuid=gpu.uuid,
-        index=gpu.index,
-        pci_bus_id=gpu.pci_bus_id,
-        minor=gpu.minor,
-        name=gpu.name,
-        error=error,
-    )
+    return picked(Gpu, gpu, "uuid", "index", "pci_bus_id", "minor", "name", error=error)
 
 
 log = logging.getLogger(__name__)

@@ -27,7 +27,6 @@ from slurm_watchdog.agent.workers.answer_types import SupervisorFile
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Function
 from slurm_watchdog.agent.workers.request_types import (
-    MAX_PATH,
     DumpProcessStacks,
     EmptyDirectory,
     FindFiles,
@@ -58,7 +57,7 @@ from slurm_watchdog.agent.workers.request_types import (
 from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base import clock
 from slurm_watchdog.base.descriptors import closing
-from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, RUN_NAME, problem_of_path
+from slurm_watchdog.model.kill_switch import KILL_SWITCH_BASE, RUN_NAME, is_absolute_path, problem_of_path
 from slurm_watchdog.model.supervisor import MAX_STATUS_BYTES, STATUS_FILE, parse_status
 
 
@@ -102,7 +101,7 @@ class Task:
 
 def _check_paths(paths: Iterable[str]) -> None:
     for path in paths:
-        if not path.startswith("/") or "\0" in path or len(path.encode(errors="replace")) >= MAX_PATH:
+        if not is_absolute_path(path):
             raise RefusedError(f"{path[:100]!r} is not an absolute path")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.diagnose.logs.timestamps import stamp_of
 from slurm_watchdog.model.observations import Event, EventKind
 from slurm_watchdog.parse.training_log.fact import LogFact
@@ -18,11 +19,9 @@ def make_event(line: str, fact: LogFact, age_s: float) -> Event:
     A loss that is NaN or infinite has a field of its own: JSON has no word for it.
     """
     loss = fact.loss if fact.loss is None or isfinite(fact.loss) else None
-    return Event(
-        kind=fact.kind, job_id="", source="", age_s=age_s, line=kept_line(line), step=fact.step,
-        count=fact.count, total_steps=fact.total_steps, step_s=fact.step_s, loss=loss,
-        loss_is_no_number=loss is not fact.loss, phase=fact.phase, pattern=fact.pattern, rank=fact.rank,
-        initial=fact.initial,
+    return picked(
+        Event, fact, job_id="", source="", age_s=age_s, line=kept_line(line), loss=loss,
+        loss_is_no_number=loss is not fact.loss,
         written_s=_written_s(line) if fact.kind is EventKind.PROGRESS and fact.step_s is None else None,
     )  # fmt: skip
 

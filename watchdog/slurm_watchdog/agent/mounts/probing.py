@@ -4,7 +4,7 @@ The look on the grid is the agent's own user's, at the mount point itself, in th
 has a hand in it. What has to be a user (a write, or a look where nobody else may go) is done by
 `probe:MOUNT:UID`, and its word is that user's alone (MountProbe.uid). A child ends as soon as it has
 answered; one that does not come back is left. Only one that was seen to stand in a call that does not return
-says that the mount does not answer; one that was stopped, killed or starved says nothing (NoAnswer). Mounts
+says that the mount does not answer; one that was stopped, killed or starved says nothing. Mounts
 are the node's own: a path that exists only in the mount namespace of a container (`Blocked.mount` may be such
 a one) is not known here, and the answer then says where it lies instead.
 
@@ -25,7 +25,7 @@ from slurm_watchdog.agent.workers.request_types import ProbeDirectory, ProbeMoun
 from slurm_watchdog.agent.workers.worker import IDLE_S, Answer
 from slurm_watchdog.base.loop import next_due, share_of
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of
-from slurm_watchdog.model.observations import Blocked, MountProbe, NoAnswer, Process
+from slurm_watchdog.model.observations import Blocked, MountProbe, Process
 from slurm_watchdog.model.protocol import CommandResult, ProbeMount
 
 DENIED = "EACCES"
@@ -96,7 +96,6 @@ class MountProber:
     stagger: bool = True
     _states: dict[str, _State] = field(default_factory=dict)
     _rows: list[MountProbe] = field(default_factory=list)
-    _unanswered: list[NoAnswer] = field(default_factory=list)
     _denied: set[str] = field(default_factory=set)  # Where the agent's own user may not look.
 
     def __post_init__(self) -> None:
@@ -154,11 +153,6 @@ class MountProber:
         place = state.wanted
         found = replace(blocked, mount=state.mount, device=place.device, fs_type=place.fs_type)
         return replace(process, blocked=found)
-
-    def drain_unanswered(self) -> tuple[NoAnswer, ...]:
-        """Of what was asked since the last call, that of which nothing is known."""
-        found, self._unanswered = tuple(self._unanswered), []
-        return found
 
     def _as_whom(self, mount: str, place: ProbeTarget) -> ProbeTarget:
         """A look is our own, at the mount point, where we may; a write is the owner's, in a directory of his."""
@@ -254,10 +248,6 @@ class MountProber:
             return row
         self.probes.retire(answer.key)  # a child costs memory, and the next question comes in half a minute
         found = answer.value
-        if answer.error is not None:
-            self._unanswered.append(
-                NoAnswer(mount=mount, reason=answer.error, seconds=answer.seconds, uid=_of(place.uid))
-            )
         return None if found is None or not found.mount else replace(found, uid=_of(place.uid))
 
     def _overdue(self, key: str, now: float) -> MountProbe | None:
@@ -271,8 +261,6 @@ class MountProber:
             return None
         since_s = self.probes.hung_since(key, now)
         if since_s is not None and not self.probes.is_stuck(key):
-            reason = _not_known(since_s)
-            self._unanswered.append(NoAnswer(mount=state.mount, reason=reason, seconds=since_s, uid=state.out.uid))
             return None
         if since_s is not None:
             return replace(state.out, seconds=since_s)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.mounts import NOT_PROBED, Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from slurm_watchdog.knowledge.syscalls import NOT_STORAGE
+from slurm_watchdog.model.observations import CallTarget
 
 MAX_MAPS = 8 << 20  # Bytes of the table: a trainer has 2,000 to 20,000 lines of a hundred.
 MAX_CANDIDATES = 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slurm_watchdog.base.mounts import strip_deleted
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.syscalls import (
     FAULT_WCHAN,
     FAULTS_IN,
@@ -15,7 +16,7 @@ from slurm_watchdog.knowledge.syscalls import (
     PAGE_FAULT,
     PATH_ARGUMENT,
 )
-from slurm_watchdog.model.observations import Blocked
+from slurm_watchdog.model.observations import Blocked, CallTarget
 
 
 @dataclass(frozen=True)
@@ -24,18 +25,6 @@ class SystemCall:
 
     number: int
     args: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class CallTarget:
-    """What a call concerns, as resolved in a child."""
-
-    path: str | None = None
-    mount: str | None = None
-    fs_type: str | None = None
-    device: str | None = None
-    candidates: tuple[str, ...] = ()
-    """Mount points of which it is one: of a page fault, where files of several are mapped."""
 
 
 @dataclass
@@ -135,15 +124,13 @@ def describe_blocked(thread: int, track: BlockedCallHistory, now: float) -> Bloc
     """The value that a report carries."""
     target = track.target if track.target and track.target.mount else track.guess or track.target or CallTarget()
     path = target.path or track.path
-    return Blocked(
+    return picked(
+        Blocked,
+        target,
         thread_id=thread,
         seconds=(now if track.seen_at is None else track.seen_at) - track.first_at,
         state=track.state,
         wchan=track.wchan,
         syscall=track.syscall,
         path=strip_deleted(path) if path else None,
-        mount=target.mount,
-        fs_type=target.fs_type,
-        device=target.device,
-        candidates=target.candidates,
     )

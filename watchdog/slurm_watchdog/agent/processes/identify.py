@@ -20,7 +20,7 @@ from slurm_watchdog.agent.proc.entry import parse_status
 from slurm_watchdog.agent.proc.files import read_stat
 from slurm_watchdog.agent.proc.job_membership import may_hold_a_rank
 from slurm_watchdog.agent.proc.process_facts import as_slurm_job
-from slurm_watchdog.agent.proc.system_call import CallTarget, int32, parse_syscall
+from slurm_watchdog.agent.proc.system_call import int32, parse_syscall
 from slurm_watchdog.agent.processes.owner import check_process, read_refusal
 from slurm_watchdog.agent.workers.answer_types import IdentifiedProcess, ResolvedCall
 from slurm_watchdog.agent.workers.request_types import (
@@ -35,10 +35,12 @@ from slurm_watchdog.agent.workers.worker_state import WorkerState
 from slurm_watchdog.base.descriptors import opened
 from slurm_watchdog.base.mounts import Mount, mount_of, read_mounts, strip_deleted
 from slurm_watchdog.base.redact import MARGIN, masked_value
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge import collective_timeouts
 from slurm_watchdog.knowledge.checkpoint_options import directories_in, kill_switch_in
 from slurm_watchdog.knowledge.launchers import ENVIRONMENT, KILL_SWITCH_OPTION
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_STORAGE, PAGE_FAULT, PATH_ARGUMENT, name_of
+from slurm_watchdog.model.observations import CallTarget
 
 # Which environment variables are kept of a rank, and what in them is masked.
 # An environment holds passwords, so there is an allow-list and nothing else; and what is allowed may still hold a
@@ -141,10 +143,8 @@ def _identify_one(known: IdentifiedProcess, worker: WorkerState) -> IdentifiedPr
 
 def _foreign(known: IdentifiedProcess, refusal: str, title: str = "") -> IdentifiedProcess:
     """A process of which nothing is to be known: a set-user-id program, root's, the system's."""
-    return IdentifiedProcess(
-        index=known.index, pid=known.pid, start_ticks=known.start_ticks, uid=known.uid, foreign=True, environ={},
-        title=title, error=refusal,
-    )  # fmt: skip
+    same = ("index", "pid", "start_ticks", "uid")
+    return picked(IdentifiedProcess, known, *same, foreign=True, environ={}, title=title, error=refusal)
 
 
 def _is_slurms(pid: int) -> bool:

@@ -16,7 +16,6 @@ import os
 import select
 import signal
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
@@ -33,6 +32,7 @@ from slurm_watchdog.base.descriptors import closing
 from slurm_watchdog.base.mounts import strip_deleted
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.knowledge.gpu_daemons import COMMS, MAX_NAME, is_system_service
+from slurm_watchdog.model.observations import ProcessOnGpu
 from slurm_watchdog.model.protocol import ProcessEnd
 
 WAIT_S = 2.0  # After a signal: what has nothing to save ends in milliseconds, and then one answer says it all.
@@ -43,17 +43,9 @@ BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _STUCK = "DZTtSRI"  # States, the one that says most about why a process does not end first.
 
 
-@dataclass(frozen=True)
-class ProcessToEnd:
+class ProcessToEnd(ProcessOnGpu):
     """The process that is meant, as the command described it."""
 
-    pid: int
-    start_ticks: int
-    uid: int
-    comm: str
-    boot_id: str
-    job_id: str
-    minors: frozenset[int]
     devices: str = DEVICES  # What the name of a GPU's device begins with.
 
 
@@ -197,7 +189,7 @@ def check(wanted: ProcessToEnd) -> None:
         raise NotEndedError(f"{stat.comm} is the name of a daemon that holds GPUs by right")
     _check_place(wanted, read_file(f"/proc/{wanted.pid}/cgroup").decode(errors="replace"))
     _, minors = held(wanted)
-    if not minors & wanted.minors:
+    if not minors.intersection(wanted.minors):
         raise NotEndedError("it does not hold the GPU any more that it held")
 
 

@@ -8,11 +8,9 @@ from __future__ import annotations
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from slurm_watchdog.agent.proc.system_call import CallTarget
 from slurm_watchdog.base.structs import Struct
-from slurm_watchdog.model.evidence import LockWait, SocketState, ThreadState
 from slurm_watchdog.model.links import Link
-from slurm_watchdog.model.observations import Checkpoint, Event, GpuHealth, LogFile
+from slurm_watchdog.model.observations import CallTarget, Checkpoint, Event, GpuHealth, LogFile
 from slurm_watchdog.model.supervisor import SupervisorStatus
 
 
@@ -80,22 +78,6 @@ class LinkCounters(msgspec.Struct, frozen=True, array_like=True, gc=False):
     marked: int | None = None
     slowed: int | None = None
     resent: int | None = None  # What these are: slurm_watchdog.model.links.Link.
-
-
-class ProcessState(Struct):
-    """One process as the kernel shows it, for evidence."""
-
-    pid: int
-    error: str | None = None
-    problems: tuple[str, ...] = ()  # Parts that could not be read, each with the reason.
-    state: str | None = None
-    threads: tuple[ThreadState, ...] = ()
-    threads_seen: int = 0
-    status: tuple[tuple[str, str], ...] = ()
-    sockets: tuple[SocketState, ...] = ()
-    sockets_seen: int = 0
-    silent_files: tuple[str, ...] = ()
-    lock: LockWait | None = None
 
 
 class FollowedFile(LogFile):

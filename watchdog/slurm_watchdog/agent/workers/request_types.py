@@ -20,7 +20,6 @@ from slurm_watchdog.agent.workers.answer_types import (
     LinkCounters,
     Listeners,
     LogEnd,
-    ProcessState,
     ResolvedCall,
     ScannedCheckpoints,
     SupervisorFile,
@@ -28,7 +27,7 @@ from slurm_watchdog.agent.workers.answer_types import (
 )
 from slurm_watchdog.base.mounts import Mount
 from slurm_watchdog.model.collective_records import RasAnswer
-from slurm_watchdog.model.evidence import FoundFile, ProcessStack
+from slurm_watchdog.model.evidence import FoundFile, ProcessStack, ProcessState
 from slurm_watchdog.model.kill_switch import MAX_FIELD
 from slurm_watchdog.model.observations import MountProbe, Process
 from slurm_watchdog.model.protocol import ProcessEnd

@@ -14,6 +14,7 @@ import msgspec
 from slurm_watchdog.agent.workers.answer_types import ThreadFacts
 from slurm_watchdog.agent.workers.child_state import APART_S, STARVED, Look, hangs_in_call, look_at, why_no_answer
 from slurm_watchdog.agent.workers.request_types import Request, answer_type
+from slurm_watchdog.base.structs import picked
 
 log = logging.getLogger(__name__)
 
@@ -112,12 +113,8 @@ def is_stuck(worker: Worker) -> bool:
 def to_inherited(worker: Worker) -> InheritedWorker:
     """A busy one, for the agent that this process becomes."""
     assert worker.request is not None
-    return InheritedWorker(
-        key=worker.key, uid=worker.uid, fd=worker.sock.fileno(), request=worker.request,
-        asked_at=worker.asked_at, deadline=worker.deadline, hung=worker.hung, born=worker.born,
-        inbox=bytes(worker.inbox), outbox=bytes(worker.outbox), pid=worker.pid,
-        start_ticks=worker.start_ticks, helped=worker.helped,
-    )  # fmt: skip
+    fd, inbox, outbox = worker.sock.fileno(), bytes(worker.inbox), bytes(worker.outbox)
+    return picked(InheritedWorker, worker, fd=fd, inbox=inbox, outbox=outbox)
 
 
 def from_inherited(each: InheritedWorker, now: float) -> Worker:

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.detect.registry import causes_of, spec_of
 from slurm_watchdog.detect.spec import Subject
 from slurm_watchdog.model.incidents import (
@@ -125,16 +125,14 @@ def correlate(
 
 
 def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incident:
-    return Incident(
+    return picked(
+        Incident,
+        finding,
+        *("kind", "subject", "severity", "job_ids", "culprits"),
         id=incident_id,
-        kind=finding.kind,
-        subject=finding.subject,
         state=IncidentState.PENDING,
-        severity=finding.severity,
-        job_ids=finding.job_ids,
         opened_at=moment.wall - finding.duration_s,
         pending_mono=moment.mono,
-        culprits=finding.culprits,
         runs=_runs(finding, moment),
         owners=_owners(finding, (), moment),
         **_said(finding, moment),

@@ -8,6 +8,7 @@ from itertools import pairwise
 
 from slurm_watchdog.analysis.memo import Series
 from slurm_watchdog.base.averages import median, midmean
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.cluster_view import LossPoint, StepTime
 
 BLOCK, BLOCK_S = 20, 15.0
@@ -71,10 +72,8 @@ class StepHistory:
 
 def _middle(times: list[StepTime]) -> StepTime:
     first = times[0]
-    return StepTime(
-        step=first.step, seconds=midmean([time.seconds for time in times]), at=first.at, logged=first.logged,
-        batch=first.batch,
-    )  # fmt: skip
+    seconds = midmean([time.seconds for time in times])
+    return picked(StepTime, first, "step", "at", "logged", "batch", seconds=seconds)
 
 
 @dataclass

@@ -277,9 +277,9 @@ def _snapshots(found: Collected, now: float) -> list[StackSnapshot]:
             kept = {number: current[number] for number in dump.unchanged if number in current}
             current = kept | {thread.thread_id: thread for thread in dump.threads}
             dumps[at].append(
-                ProcessStack(
-                    node=row.node, pid=rank.pid, start_ticks=rank.start_ticks, job_id=found.job.job_id, role=rank.role,
-                    rank=rank.rank, local_rank=rank.local_rank, threads=tuple(current.values()), error=dump.error,
+                picked(
+                    ProcessStack, rank, *("pid", "start_ticks", "role", "rank", "local_rank"),
+                    node=row.node, job_id=found.job.job_id, threads=tuple(current.values()), error=dump.error,
                     state=dump.state, cpu_s=dump.cpu_s, main_cpu_s=dump.main_cpu_s, syscall=row.syscall,
                 )
             )  # fmt: skip

@@ -29,7 +29,7 @@ PROCESSES_AT_LEAST."""
 PROCESSES_AT_LEAST = 128
 ROWS: dict[str, int] = {
     "logs": 1024, "events": 8192, "mounts": 64, "hung_probes": 64, "gpus": 128, "node_events": 1024, "checkpoints": 512,
-    "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64, "unanswered": 64,
+    "gpu_holders": 512, "wishes": 1024, "results": 256, "problems": 64, "left_out": 64,
     "supervisors": 512, "usages": 1024, "pressures": 64, "links": 64,
 }  # fmt: skip
 """Rows of one report. What agents send at most: 24 log files and 3,000 lines a job, 16 mounts, 48 hung

@@ -6,6 +6,7 @@ from collections import Counter
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.controller.state import still_row
 from slurm_watchdog.controller.state.gpu_owners import GpuPids
 from slurm_watchdog.controller.state.nodes import Nodes
@@ -53,9 +54,7 @@ def job_view(
         processes=process_views(run, now),
         progress=_progress(run, said, now),
         phase=said.phase if said else None,
-        announced=None
-        if said is None
-        else Announced(phase=said.phase, age_s=now - said.at, step=said.step, line=said.line, source=said.source),
+        announced=None if said is None else picked(Announced, said, age_s=now - said.at),
         log=log_view(run, now),
         checkpoint=Checkpoint(step=run.checkpoint[0], age_s=now - run.checkpoint[1]) if run.checkpoint else None,
         snapshots=snapshot_views(run, now),

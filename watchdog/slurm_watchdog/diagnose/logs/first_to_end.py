@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 from msgspec.structs import replace
 
-from slurm_watchdog.base.structs import Struct
+from slurm_watchdog.base.structs import Struct, picked
 from slurm_watchdog.diagnose.logs.ranks import Failure, Ranks
 from slurm_watchdog.knowledge.launcher_exits import Ending
 
@@ -132,7 +132,7 @@ def _of_launchers(ranks: Ranks) -> list[End]:
 
 def _of_failure(row: Failure, alone: bool) -> End:
     pid = int(row.pid) if row.pid is not None else None
-    how = Ending(rank=row.rank, local=row.local, pid=pid, host=row.host, code=row.code)
+    how = picked(Ending, row, "rank", "local", "host", "code", pid=pid)
     return End(row.line, how, row.root, alone, row.stamp.seconds if row.stamp is not None else None)
 
 

@@ -16,30 +16,18 @@ from slurm_watchdog.knowledge.kernel_signatures import HARMLESS, Signature, kern
 from slurm_watchdog.knowledge.kernel_user_text import USER_TEXT
 from slurm_watchdog.knowledge.site_rows import SiteRows
 from slurm_watchdog.knowledge.xids import describe_xid, side_of_nvlink_event
-from slurm_watchdog.model.observations import FaultSeverity
+from slurm_watchdog.model.observations import Fault, FaultSeverity
 from slurm_watchdog.parse.kernel_log.prefix import strip_prefix
 
 MAX_LINE = 500  # Characters of a message that are kept.
 
 
-class KernelFact(msgspec.Struct, frozen=True):
-    """What one message of the kernel says. It accuses nobody: `may_exclude_node` is the line's own weight, no
-    verdict."""
+class KernelFact(Fault):
+    """What one message of the kernel says: `may_exclude_node` is the line's own weight, no verdict."""
 
-    name: str  # Which entry of the knowledge matched.
-    severity: FaultSeverity
     message: str  # The message without its prefix, bounded, without control characters.
-    may_exclude_node: bool = False
     consequence: bool = False  # It follows from something else.
     gpu: str | None = None  # UUID of the GPU, where the line gives one.
-    pci_bus_id: str | None = None  # As the kernel writes it: 0000:c1:00.0.
-    xid: int | None = None
-    pid: int | None = None
-    process: str | None = None
-    mount: str | None = None
-    server: str | None = None
-    device: str | None = None
-    part: str = "none"  # The part of the machine: one of slurm_watchdog.knowledge.kernel_signatures.PARTS.
 
 
 FREE_GATES: tuple[bytes, ...] = (

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from slurm_watchdog.agent.collectors.kernel_log import KernelLogReader
-from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
+from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.base import clock
 from slurm_watchdog.model.observations import NodeEvent
@@ -166,7 +166,7 @@ def test_a_flood_that_overwrites_the_ring_is_counted_and_the_next_fault_is_told(
 ) -> None:
     sequences: list[int] = []
 
-    def open_counted(path: str) -> Device:
+    def open_counted(path: str) -> KmsgFile:
         device = CountedFile(path)
         device.sequences = sequences
         return device

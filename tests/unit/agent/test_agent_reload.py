@@ -17,12 +17,12 @@ from slurm_watchdog.agent.collectors.registry import COLLECTORS
 from slurm_watchdog.agent.delivery.spool import Spool, Waiting
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses, OrphanMemory
 from slurm_watchdog.agent.logs.open_logs import LogMemory
-from slurm_watchdog.agent.proc.entry import Stat
+from slurm_watchdog.agent.proc.entry import Entry, Stat
 from slurm_watchdog.agent.proc.process_facts import JobMember, JobStep, ProcessFacts
 from slurm_watchdog.agent.proc.system_call import BlockedCallHistory, SystemCall
 from slurm_watchdog.agent.processes.identity_cache import UnidentifiedProcess
 from slurm_watchdog.agent.processes.jobs_here import JobsMemory
-from slurm_watchdog.agent.processes.process_row import EntryMemory, ProcessMemory
+from slurm_watchdog.agent.processes.process_row import ProcessMemory
 from slurm_watchdog.agent.reload.handover import Handover, read_handover, write_handover
 from slurm_watchdog.agent.reload.reload import COMMANDS_S, Reload
 from slurm_watchdog.agent.reload.settings import NO_CONTROLLER, Settings, settings_of
@@ -202,7 +202,7 @@ def test_all_that_an_agent_knew_comes_back_as_it_was_odd_names_included(
         reports=(Waiting(5.0, 3, b'{"a":1}'),),
         memories={
             "process": ProcessMemory(
-                entries=(EntryMemory(known, stat, JobMember("4", "0", Role.RANK, 3), None, 5, 1, 90.0),),
+                entries=(Entry(known, stat, None, 5, 1, JobMember("4", "0", Role.RANK, 3), 90.0),),
                 stuck={7: UnidentifiedProcess("identify:7", True)},
                 tracks=(((7, 70, 7), track),),
             ),

@@ -81,7 +81,7 @@ def test_children_are_started_for_ordinary_users_so_many_in_a_second_and_so_many
     with pytest.raises(RefusedError, match="in a second"):
         helper._do(who, message, [99], 0, 0.0)
     helper._do(who, message, [99], 0, 1.0)
-    helper.children = dict.fromkeys(range(MAX_CHILDREN), "x")
+    helper.children = dict.fromkeys(range(MAX_CHILDREN), -1)
     with pytest.raises(RefusedError, match="are there already"):
         helper._do(who, message, [99], 0, 2.0)
     helper.children = {}

@@ -14,7 +14,7 @@ import pytest
 from slurm_watchdog.agent.collectors.kernel_log import MAX_RECENT, MAX_RECORDS, KernelLogReader
 from slurm_watchdog.agent.files import kernel_log_position as position
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
-from slurm_watchdog.agent.kernel.kmsg import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, Device, KernelClock, KmsgFile
+from slurm_watchdog.agent.kernel.kmsg import MAX_EVENTS, MAX_OF_A_NAME, Deduplicator, KernelClock, KmsgFile
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, Request, WriteState
 from slurm_watchdog.agent.workers.worker import Answer, Then
@@ -47,7 +47,7 @@ class Ring:
         self.records.pop(self.next - self.capacity, None)
         self.next += 1
 
-    def open(self, path: str) -> Device:
+    def open(self, path: str) -> KmsgFile:
         if self.open_error is not None:
             raise OSError(self.open_error, os.strerror(self.open_error), path)
         self.opened += 1

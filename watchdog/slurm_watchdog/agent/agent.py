@@ -20,6 +20,7 @@ from slurm_watchdog.agent.reload.settings import Settings
 from slurm_watchdog.agent.workers.child import FIRST_TRIM, TRIM_EVERY, give_back_memory
 from slurm_watchdog.agent.workers.spawner import SpawnerDied
 from slurm_watchdog.base import clock, loop
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.protocol import Reply
 from slurm_watchdog.model.report import ProcessSection, Report, with_sections
 from slurm_watchdog.wire.redact_values import masked
@@ -87,13 +88,15 @@ class Agent:
         self.sequence += 1
         if self.sequence % TRIM_EVERY == FIRST_TRIM:
             give_back_memory()
-        report = Report(
-            node=self.node,
-            boot_id=self.boot_id,
-            agent_id=self.agent_id,
-            sequence=self.sequence,
+        report = picked(
+            Report,
+            self,
+            "node",
+            "boot_id",
+            "agent_id",
+            "sequence",
+            "interval_s",
             made_s=clock.since_boot(),
-            interval_s=self.interval_s,
             agent_version=slurm_watchdog.__version__,
             hung_probes=self.probes.hung(now),
             results=self.commands.take_results(),

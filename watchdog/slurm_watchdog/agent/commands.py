@@ -241,9 +241,9 @@ class Commands:
             if command.uid != self._owner(command.job_id):
                 raise Refused(f"job {command.job_id} does not belong to uid {command.uid}")
             self._check_restarts(command.job_id, command.restarts)
-            if self._directories.is_busy(directory):
+            if directory in self._directories.busy:
                 return False
-            if problem := self._directories.problem_of(directory):
+            if problem := self._directories.problems.get(directory):
                 raise Refused(f"{directory} could not be made: {problem}")
         kind = WriteSwitch if isinstance(command, WriteKillSwitch) else RemoveSwitch
         request = kind(path=path, node=self.node, **{name: fields.get(name, "") for name in (*FIELDS, *ORDER_FIELDS)})

@@ -44,19 +44,19 @@ def format_value(value: float) -> str:
     return str(int(value)) if value == int(value) and abs(value) < 1e15 else repr(float(value))
 
 
-def format_family(prefix: str, family: Family) -> list[str]:
+def format_family(family: Family) -> list[str]:
     """The lines of one metric; none if it has no series. Bytes of names that are no UTF-8 become question marks."""
-    name, lines = prefix + family.name, []
+    name, lines = PREFIX + family.name, []
     for values, value in family.series:
         pairs = ",".join(f'{key}="{escape_label(each)}"' for key, each in zip(family.labels, values, strict=True))
         lines.append(f"{name}{{{pairs}}} {format_value(value)}" if pairs else f"{name} {format_value(value)}")
     return [f"# HELP {name} {family.help}", f"# TYPE {name} {family.kind}", *lines] if lines else []
 
 
-def histogram(name: str, text: str, bounds: tuple[float, ...], counts: list[int], total: float) -> list[str]:
-    """The lines of a histogram without labels; `counts` has one more than `bounds`, for what is above them all."""
+def histogram(name: str, text: str, counts: list[int], total: float) -> list[str]:
+    """The lines of a histogram without labels; `counts` has one more than TICK_BOUNDS, for what is above them all."""
     lines, below = [f"# HELP {name} {text}", f"# TYPE {name} histogram"], 0
-    for bound, count in zip((*(repr(each) for each in bounds), "+Inf"), counts, strict=True):
+    for bound, count in zip((*(repr(each) for each in TICK_BOUNDS), "+Inf"), counts, strict=True):
         below += count
         lines.append(f'{name}_bucket{{le="{bound}"}} {below}')
     return [*lines, f"{name}_sum {total!r}", f"{name}_count {below}"]
@@ -134,8 +134,7 @@ class AgentMetrics:
         self._seen = Isolated()
         self._spool_bytes = 0
         self._outcomes: Counter[str] = Counter()
-        self._specs = COLLECTORS
-        self._counters = [(spec.name, spec.counters()) for spec in self._specs if spec.counters is not None]
+        self._counters = [(spec.name, spec.counters()) for spec in COLLECTORS if spec.counters is not None]
         self._tick_counts = [0] * (len(TICK_BOUNDS) + 1)
         self._tick_s = 0.0
 
@@ -167,7 +166,7 @@ class AgentMetrics:
             hung = largest(((probe_label(probe.probe),), probe.seconds) for probe in report.hung_probes)
             text = "Seconds that a child of the agent has not returned."
             found.append(Family("probe_hung", text, ("probe",), hung))
-            for spec in self._specs:
+            for spec in COLLECTORS:
                 found += isolate(spec.name, partial(_listed, spec.metrics, report), [], Isolated())
             for name, counters in self._counters:
                 found += isolate(name, partial(_listed, counters.families, report), [], Isolated())
@@ -179,10 +178,10 @@ class AgentMetrics:
         for each in self.families():
             series = list(each.series)
             left_out += max(0, len(series) - MAX_ROWS)
-            lines += format_family(PREFIX, each._replace(series=series[:MAX_ROWS]))
+            lines += format_family(each._replace(series=series[:MAX_ROWS]))
         text, counts = "Time of one tick.", list(self._tick_counts)
-        lines += histogram(f"{PREFIX}agent_tick_duration_seconds", text, TICK_BOUNDS, counts, self._tick_s)
-        lines += format_family(PREFIX, DROPPED._replace(series=[((), left_out)]))
+        lines += histogram(f"{PREFIX}agent_tick_duration_seconds", text, counts, self._tick_s)
+        lines += format_family(DROPPED._replace(series=[((), left_out)]))
         return ("\n".join(lines) + "\n").encode(errors="replace")
 
     def serve(self, host: str, port: int) -> int | None:

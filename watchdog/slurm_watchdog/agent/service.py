@@ -117,7 +117,7 @@ class Service:
         self._lost = 0
         self._news = False  # Something happened that is not to wait for the next tick.
         self._ticked_at = float("-inf")
-        self.reload = Reload(file, agent.config, agent.probes, sender.recheck_files)
+        self.reload = Reload(file, agent.config, agent.probes, sender.channel.recheck_files)
 
     def wanted_at(self) -> float:
         """When `between` is to be called though nothing wakes it: a report out of turn is due then, or a dump."""
@@ -261,7 +261,7 @@ def _serve(agent: Agent, config: Settings, echo: bool, file: str, before: Handov
     security = config.security
     channel = connect_in_turn(config.controller_urls, security, agent.node)
     sender = Sender(config.controller_urls[0], spool, channel, count)
-    metrics.read_expiry = sender.certificates
+    metrics.read_expiry = channel.certificates
     signals = loop.Signals()
     signals.install()
     sender.start()
@@ -309,8 +309,6 @@ def _show_once(agent: Agent, as_json: bool) -> int:
     if as_json:
         _print_json(report, pretty=True)
     else:
-        from slurm_watchdog.agent.service import show_report
-
         show_report(report)
     return 0 if agent.could_see else 1
 

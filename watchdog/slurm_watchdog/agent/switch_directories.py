@@ -6,8 +6,9 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from functools import partial
+
+import msgspec
 
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -20,25 +21,16 @@ from slurm_watchdog.model.supervisor import run_directory
 log = logging.getLogger(__name__)
 
 
-@dataclass
-class SwitchDirectories:
+class SwitchDirectories(msgspec.Struct):
     """Which there are, and which a worker is busy with."""
 
     probes: WorkerPool
     logs: JobLogs
     deadline_s: float
-    _problems: dict[str, str | None] = field(default_factory=dict)
+    problems: dict[str, str | None] = {}
     """Directory to why it could not be made; None when it is ready."""
-    _busy: set[str] = field(default_factory=set)
-    _owner_of: dict[str, int] = field(default_factory=dict)  # Whose each directory is.
-
-    def is_busy(self, directory: str) -> bool:
-        """Whether a worker is at it now."""
-        return directory in self._busy
-
-    def problem_of(self, directory: str) -> str | None:
-        """Why it could not be made; None if it is ready, or none of ours."""
-        return self._problems.get(directory)
+    busy: set[str] = set()  # Where a worker is now.
+    _owner_of: dict[str, int] = {}  # Whose each directory is.
 
     def update(self, watch: Iterable[JobWatch], now: float, running: frozenset[str] | None) -> None:
         """Makes the directory of each run's kill switch ready, and removes those of runs that are over, with
@@ -57,12 +49,12 @@ class SwitchDirectories:
             elif each.log_paths:  # the batch host, where a supervisor would be
                 wanted[run_directory(each.job_id, each.restarts)] = each.uid
         for directory, uid in wanted.items():
-            if directory not in self._problems and directory not in self._busy:
+            if directory not in self.problems and directory not in self.busy:
                 self._prepare(directory, uid, now)
         if running is None:
             return
         runs = {each.job_id: each.restarts for each in watch}
-        for directory in [directory for directory in self._problems if directory not in wanted]:
+        for directory in [directory for directory in self.problems if directory not in wanted]:
             job_id, _, run = os.path.basename(directory).partition(".")
             if job_id not in running or runs.get(job_id, int(run)) != int(run):
                 self._clear(directory, now)
@@ -72,13 +64,13 @@ class SwitchDirectories:
         request = PrepareDirectory(KILL_SWITCH_BASE, os.path.basename(directory), uid)
         then = partial(self._apply_prepared, directory, uid)
         if self.probes.ask(key, request, self.deadline_s, now, then) is not None:
-            self._busy.add(directory)
+            self.busy.add(directory)
             self.probes.settle(0.05, [])
 
     def _apply_prepared(self, directory: str, uid: int, answer: Answer[None]) -> None:
-        self._busy.discard(directory)
+        self.busy.discard(directory)
         self._owner_of[directory] = uid
-        self._problems[directory] = answer.error
+        self.problems[directory] = answer.error
         if answer.error:
             log.error("the kill switch's directory %s could not be made: %s", directory, answer.error)
 
@@ -92,13 +84,13 @@ class SwitchDirectories:
             request = RemoveDirectory(base, name)
             maker = self.logs.key_of(base, 0)
             if self.probes.ask(maker, request, self.deadline_s, now, lambda answer: None) is not None:
-                self._problems.pop(directory, None)
+                self.problems.pop(directory, None)
                 self._owner_of.pop(directory, None)
-            self._busy.discard(directory)
+            self.busy.discard(directory)
 
         uid = self._owner_of.get(directory)
-        if directory in self._busy or uid is None:
+        if directory in self.busy or uid is None:
             return
         key = f"switch:{directory}:{uid}"
         if self.probes.ask(key, EmptyDirectory(base, name), self.deadline_s, now, remove, uid) is not None:
-            self._busy.add(directory)
+            self.busy.add(directory)

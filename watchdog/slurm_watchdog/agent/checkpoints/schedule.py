@@ -10,10 +10,11 @@ asked in one call is answered in a later one.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.job_logs import JobLogs
@@ -66,17 +67,16 @@ class _Place:
 Key = tuple[str, str]  # Job, and the directory or tracker as it was named.
 
 
-@dataclass
-class CheckpointSchedule:
+class CheckpointSchedule(msgspec.Struct):
     """What is looked at, and what came of it since the last report."""
 
     probes: WorkerPool
     logs: JobLogs
     interval_s: float
-    _places: dict[Key, _Place] = field(default_factory=dict)
-    _asked: set[str] = field(default_factory=set)
-    _events: list[tuple[float, Event]] = field(default_factory=list)
-    _recent: dict[Key, tuple[float, Event]] = field(default_factory=dict)
+    _places: dict[Key, _Place] = {}
+    _asked: set[str] = set()
+    _events: list[tuple[float, Event]] = []
+    _recent: dict[Key, tuple[float, Event]] = {}
 
     def collect(
         self,

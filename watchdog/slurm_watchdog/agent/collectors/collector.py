@@ -19,7 +19,7 @@ import msgspec
 from slurm_watchdog.agent.collectors.presentation import Counters, Family
 from slurm_watchdog.agent.gpu.orphan_processes import OrphanGpuProcesses
 from slurm_watchdog.agent.gpu.reader import GpuReader
-from slurm_watchdog.agent.kernel.kmsg import Device
+from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.logs.job_logs import JobLogs
 from slurm_watchdog.agent.mounts.probing import MountProber
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
@@ -65,7 +65,7 @@ class CollectorContext:
     mounts: MountProber
     gpus: GpuReader
     orphan_gpu_processes: OrphanGpuProcesses
-    open_kernel_log: Callable[[str], Device]
+    open_kernel_log: Callable[[str], KmsgFile]
 
 
 class Problem(NamedTuple):

@@ -27,7 +27,7 @@ from slurm_watchdog.agent.collectors.collector import Collector, CollectorContex
 from slurm_watchdog.agent.collectors.gpu import GPU
 from slurm_watchdog.agent.collectors.presentation import Family, Series
 from slurm_watchdog.agent.files.kernel_log_position import parse_state
-from slurm_watchdog.agent.kernel.kmsg import Deduplicator, Device, KernelClock, Kmsg, KmsgFile, Reported
+from slurm_watchdog.agent.kernel.kmsg import Deduplicator, KernelClock, Kmsg, KmsgFile, Reported
 from slurm_watchdog.agent.proc.files import is_in_first_pid_namespace
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadState, WriteState
@@ -73,7 +73,7 @@ class KernelLogReader:
         state_file: str,
         probes: WorkerPool,
         facilities: frozenset[int] = frozenset({0}),
-        open_device: Callable[[str], Device] = KmsgFile,
+        open_device: Callable[[str], KmsgFile] = KmsgFile,
     ):
         """`facilities` are those that are believed: the kernel's (0) alone, for programs may write to
         /dev/kmsg, too."""

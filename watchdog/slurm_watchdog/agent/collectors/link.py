@@ -27,6 +27,8 @@ EVERY_S = 60.0
 """20 links take 1.5 ms, and the child that is started for it 1.6 ms: 0.005 % of a core. To keep it costs 3 MiB."""
 ENDS = frozenset({2**16 - 1, 2**32 - 1, (2**32 - 1) * WORD, 2**64 - 1})
 """Of counters that stop there: those of older adapters have 16 or 32 bits (InfiniBand Architecture, PortCounters)."""
+COUNTERS = ("sent_bytes", "received_bytes", "waits", "marked", "slowed", "resent")
+"""Those of LinkCounters that become a rate of the link, with `_s` behind."""
 OLD_S = 3 * EVERY_S  # What an adapter said so long ago is said no more.
 
 
@@ -76,42 +78,33 @@ def with_rates(now: LinkCounters, before: LinkCounters | None) -> Link:
             return None
         return (new - old) / passed_s
 
-    return replace(
-        now.link,
-        sent_bytes_s=rate(now.sent_bytes, before.sent_bytes),
-        received_bytes_s=rate(now.received_bytes, before.received_bytes),
-        waits_s=rate(now.waits, before.waits),
-        marked_s=rate(now.marked, before.marked),
-        slowed_s=rate(now.slowed, before.slowed),
-        resent_s=rate(now.resent, before.resent),
-    )
+    return replace(now.link, **{f"{name}_s": rate(getattr(now, name), getattr(before, name)) for name in COUNTERS})
 
 
 FAMILIES = (
-    ("up", "1 while the link is up."),
-    ("rate_bits_s", "Bits a second at which the link runs."),
-    ("downs", "Times that the link went down."),
-    ("errors", "Symbols and packets of the link that arrived broken or were sent again."),
-    ("sent_bytes_s", "Bytes a second that the link sent between the last two looks."),
-    ("received_bytes_s", "Bytes a second that the link received between the last two looks."),
-    ("waits_s", "Ticks of each second in which the link waited for a credit to send."),
-    ("marked_s", "Packets a second that arrived with a mark of congestion (RoCE)."),
-    ("slowed_s", "Notifications of congestion a second for which the link slowed down (RoCE)."),
-    ("resent_s", "Packets a second that were missing, out of order or not acknowledged."),
+    ("up", "up", "1 while the link is up."),
+    ("rate_bits_s", "rate_bits_per_second", "Bits a second at which the link runs."),
+    ("downs", "downs_total", "Times that the link went down."),
+    ("errors", "errors_total", "Symbols and packets of the link that arrived broken or were sent again."),
+    ("sent_bytes_s", "sent_bytes_per_second", "Bytes a second that the link sent between the last two looks."),
+    (
+        "received_bytes_s",
+        "received_bytes_per_second",
+        "Bytes a second that the link received between the last two looks.",
+    ),
+    ("waits_s", "waits_per_second", "Ticks of each second in which the link waited for a credit to send."),
+    ("marked_s", "marked_per_second", "Packets a second that arrived with a mark of congestion (RoCE)."),
+    ("slowed_s", "slowed_per_second", "Notifications of congestion a second for which the link slowed down (RoCE)."),
+    ("resent_s", "resent_per_second", "Packets a second that were missing, out of order or not acknowledged."),
 )
-_NAMES = {
-    "rate_bits_s": "rate_bits_per_second", "sent_bytes_s": "sent_bytes_per_second",
-    "received_bytes_s": "received_bytes_per_second", "downs": "downs_total", "errors": "errors_total",
-    "waits_s": "waits_per_second", "marked_s": "marked_per_second", "slowed_s": "slowed_per_second",
-    "resent_s": "resent_per_second",
-}  # fmt: skip
+"""Field of the link, name of the metric, and its help."""
 
 
 def metrics(report: Report) -> Iterable[Family]:
     """Every value of every link."""
-    for field, text in FAMILIES:
+    for field, name, text in FAMILIES:
         values = [((each.name,), value) for each in report.links if (value := getattr(each, field)) is not None]
-        yield Family(f"link_{_NAMES.get(field, field)}", text, ("link",), values)
+        yield Family(f"link_{name}", text, ("link",), values)
 
 
 SPEC = CollectorSpec("link", LinkSection, LinkCollector, metrics)

@@ -25,6 +25,7 @@ from slurm_watchdog.agent.proc.files import count_open_files, read_file
 from slurm_watchdog.agent.workers.pool import WorkerPool
 from slurm_watchdog.agent.workers.request_types import ReadSharedMemory
 from slurm_watchdog.agent.workers.worker import Answer
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
@@ -211,10 +212,9 @@ def _files_of(ranks: Iterable[Process], read: Read) -> Iterator[Usage]:
         used = count_open_files(rank.pid)
         limit = parse_file_limit(read(f"/proc/{rank.pid}/limits")) if used else None
         if used and limit:
-            yield Usage(
-                resource=Resource.FILES, used=used, limit=limit, job_id=rank.job_id, step_id=rank.step_id,
-                pid=rank.pid, rank=rank.rank,
-            )  # fmt: skip
+            yield picked(
+                Usage, rank, "job_id", "step_id", "pid", "rank", resource=Resource.FILES, used=used, limit=limit
+            )
 
 
 def metrics(report: Report) -> Iterable[Family]:

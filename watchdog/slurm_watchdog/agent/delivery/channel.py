@@ -12,7 +12,6 @@ import socket
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from slurm_watchdog.identity.secret_files import TlsFiles
 from slurm_watchdog.identity.transport import check_peer
@@ -29,8 +28,11 @@ class Proven:
     status: int = 200
 
 
-class Channel(Protocol):
-    """One way to the controller. Not for two threads."""
+class Channel:
+    """One way to the controller, over the connection `inner`. Not for two threads."""
+
+    def __init__(self, inner: Connection):
+        self._inner = inner
 
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
@@ -39,23 +41,22 @@ class Channel(Protocol):
 
         Raises OSError, among them Unproven: the peer has not proven to be the controller, or we can't prove ourselves.
         """
-        ...
+        raise NotImplementedError
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._inner.close()
 
     def certificates(self) -> dict[str, float]:
         """See Connection.certificates."""
-        ...
+        return self._inner.certificates()
 
-    def recheck_files(self) -> None: ...
+    def recheck_files(self) -> None:
+        self._inner.recheck_files()
 
 
-class DirectChannel:
+class DirectChannel(Channel):
     """Over a connection whose other end is proven before the first byte is sent. Made by `tls_channel` and
     `unix_channel` alone."""
-
-    def __init__(self, inner: Connection):
-        self._inner = inner
 
     def post(
         self, path: str, body: bytes, headers: dict[str, str], connect_s: float, answer_s: float
@@ -63,17 +64,8 @@ class DirectChannel:
         answer = self._inner.post(path, body, headers, connect_s, answer_s)
         return Proven(answer.body) if answer.status == 200 else answer
 
-    def close(self) -> None:
-        self._inner.close()
 
-    def certificates(self) -> dict[str, float]:
-        return self._inner.certificates()
-
-    def recheck_files(self) -> None:
-        self._inner.recheck_files()
-
-
-class InTurn:
+class InTurn(Channel):
     """Several channels, one to each controller: after whatever kept one from taking a report, the next is asked."""
 
     def __init__(self, channels: Sequence[Channel]):

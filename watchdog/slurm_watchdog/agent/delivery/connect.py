@@ -15,8 +15,7 @@ UNIX = "unix:"  # What `controller_url` begins with where it names a socket; `sl
 
 def connect_in_turn(urls: Sequence[str], security: Security, node: str) -> Channel:
     """A channel to that of several controllers which takes reports; no traffic yet."""
-    channels = [connect(url, security, node) for url in urls]
-    return channels[0] if len(channels) == 1 else InTurn(channels)
+    return InTurn([connect(url, security, node) for url in urls])
 
 
 def connect(url: str, security: Security, node: str) -> Channel:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 
-from slurm_watchdog.agent.delivery.channel import Proven
+from slurm_watchdog.agent.delivery.channel import Channel, Proven
 from slurm_watchdog.base import clock
 from slurm_watchdog.identity.munge_protocol import (
     EPOCH,
@@ -95,12 +95,13 @@ def _first_line(said: bytes) -> str:
     return lines[0][:200] if lines else "it says nothing"
 
 
-class ProvenConnection:
-    """A channel (slurm_watchdog.agent.delivery.channel) on which each request and each answer is proven. Not
+class ProvenConnection(Channel):
+    """A channel on which each request and each answer is proven. Not
     for two threads."""
 
     def __init__(self, inner: Connection, node: str, encode: Encode, now: Callable[[], float] = clock.monotonic):
-        self._inner, self._node, self._encode, self._now = inner, node, encode, now
+        super().__init__(inner)
+        self._node, self._encode, self._now = node, encode, now
         self._session: Session | None = None
 
     def post(
@@ -167,15 +168,6 @@ class ProvenConnection:
             raise AuthenticationFailed(f"the controller {does}: {_sentence(answer)}")
         self._believe(session, answer)
         return session
-
-    def close(self) -> None:
-        self._inner.close()
-
-    def certificates(self) -> dict[str, float]:
-        return self._inner.certificates()
-
-    def recheck_files(self) -> None:
-        self._inner.recheck_files()
 
 
 def _sentence(answer: Response) -> str:

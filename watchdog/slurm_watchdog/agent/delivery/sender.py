@@ -108,9 +108,11 @@ class Sender:
         """Sequence of the newest report that the controller has taken; -1 after any doubt, or if it
         understands no changes."""
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._channel = channel
-        self._heard_at = now()
-        self._problem = ""
+        self.channel = channel
+        self.heard_at = now()
+        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when
+        this sender was made."""
+        self.problem = ""  # Why the last attempt failed; empty while it works.
         self.lost = 0  # Reports that the controller will never have.
         self._thread = threading.Thread(target=self._run, name="sender", daemon=True)
 
@@ -176,25 +178,6 @@ class Sender:
     def spool_bytes(self) -> int:
         return self._spool.size
 
-    def certificates(self) -> dict[str, float]:
-        """See Connection.certificates. For any thread."""
-        return self._channel.certificates()
-
-    @property
-    def problem(self) -> str:
-        """Why the last attempt failed; empty while it works."""
-        return self._problem
-
-    @property
-    def heard_at(self) -> float:
-        """When the controller last answered, proven and with 200, on the monotonic clock; before that, when
-        this sender was made."""
-        return self._heard_at
-
-    def recheck_files(self) -> None:
-        """The certificates are looked at before the next report."""
-        self._channel.recheck_files()
-
     # -- in the thread -----------------------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -222,7 +205,7 @@ class Sender:
                 self._agree(-1)
                 self._count("failed")
                 self._say(f"the controller at {self._controller} cannot be reached: {in_words(error)}")
-                self._channel.close()
+                self.channel.close()
                 failures += 1
                 pause_s = backoff_s(failures, _chance())
                 if isinstance(error, RetryAfter):
@@ -235,9 +218,9 @@ class Sender:
             else:
                 self._agree(waiting.sequence if reply.takes_changes else -1)
                 self._count("sent")
-                if self._problem:
+                if self.problem:
                     log.info("the controller at %s answers again", self._controller)
-                self._problem = ""
+                self.problem = ""
                 self._replies.put(reply)
                 if news:
                     with suppress(BlockingIOError):  # it is readable already
@@ -251,17 +234,17 @@ class Sender:
             self._agreed = sequence
 
     def _say(self, problem: str) -> None:
-        if problem != self._problem:
+        if problem != self.problem:
             log.warning("%s", problem)
-        self._problem = problem
+        self.problem = problem
 
     def _send(self, waiting: Waiting, *, small: bool) -> tuple[Reply, bool]:
         """One request: the reply, and whether it says anything new. Raises Rejected for good, anything else
         to be tried again."""
         body = waiting.aged(self._now(), small=small)
-        response = self._channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
+        response = self.channel.post(self._path, body, self._headers, CONNECT_S, self._answer_s)
         if isinstance(response, Proven):
-            self._heard_at = self._now()
+            self.heard_at = self._now()
             if response.body == self._last[0] and not self._last[1].commands:
                 return self._last[1], False
             reply = parse_reply(response)

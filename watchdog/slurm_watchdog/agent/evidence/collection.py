@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.collectors.collector import CollectorContext
@@ -58,8 +58,7 @@ LOG_FILES = 8
 NOT_ASKED = ProcessState(pid=0, problems=("the kernel was not asked about it in time",))
 
 
-@dataclass
-class Collection:
+class Collection(msgspec.Struct):
     """The state of one CollectEvidence. `advance` is called whenever the loop has a moment."""
 
     command: CollectEvidence
@@ -68,23 +67,24 @@ class Collection:
     began: float
     processes: tuple[Process, ...]  # Those of the job on this node, as they were when it began.
     silent_mounts: frozenset[str] = frozenset()
-    chosen: list[Process] = field(default_factory=list)
+    chosen: list[Process] = []
     left_out: int = 0
-    _dumps: list[tuple[float, dict[tuple[int, int], ProcessStack]]] = field(default_factory=list)
-    _seen: dict[int, ProcessState] = field(default_factory=dict)  # By pid: what the child found out about it.
-    _unseen: list[Process] = field(default_factory=list)
-    _settings: list[tuple[str, str]] = field(default_factory=list)
-    _kernel_lines: list[str] = field(default_factory=list)
-    _log_lines: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    _files: list[FoundFile] = field(default_factory=list)
-    _ras: list[RasAnswer] = field(default_factory=list)
-    _problems: list[str] = field(default_factory=list)
-    _todo: dict[str, Callable[[float], bool]] = field(default_factory=dict)
+    _dumps: list[tuple[float, dict[tuple[int, int], ProcessStack]]] = []
+    _seen: dict[int, ProcessState] = {}  # By pid: what the child found out about it.
+    _unseen: list[Process] = []
+    _settings: list[tuple[str, str]] = []
+    _kernel_lines: list[str] = []
+    _log_lines: list[tuple[str, tuple[str, ...]]] = []
+    _files: list[FoundFile] = []
+    _ras: list[RasAnswer] = []
+    _problems: list[str] = []
+    _todo: dict[str, Callable[[float], bool]] = {}
     """Parts that were not asked for yet: each returns whether its child took the question."""
-    _out: set[str] = field(default_factory=set)  # Parts that were asked for and have not been answered.
+    _out: set[str] = set()  # Parts that were asked for and have not been answered.
     _dumps_asked: int = 0
     _dump_tried_at: float = float("-inf")
     _files_at: float = 0.0
+    _end: float = 0.0
 
     def __post_init__(self) -> None:
         self.chosen = choose(self.processes)

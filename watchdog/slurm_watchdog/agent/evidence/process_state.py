@@ -59,14 +59,13 @@ def read_process_states(request: ReadProcessStates, worker: WorkerState) -> None
 def _read_process(
     pid: int, start_ticks: int, tables: Tables, silent: frozenset[str], locks: dict[int, LockWait]
 ) -> ProcessState:
-    found = ProcessState(pid=pid, lock=locks.get(pid))
     try:
         stat = read_stat(pid)
     except (OSError, ValueError):
         return ProcessState(pid=pid, error=ENDED)
     if stat.start_ticks != start_ticks:
         return ProcessState(pid=pid, error=ENDED)
-    found = replace(found, state=stat.state)
+    found = ProcessState(pid=pid, lock=locks.get(pid), state=stat.state)
     parts: dict[str, Callable[[ProcessState], ProcessState]] = {
         "threads": _with_threads,
         "status": _with_status,

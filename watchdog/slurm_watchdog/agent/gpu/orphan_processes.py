@@ -64,7 +64,7 @@ class OrphanGpuProcesses:
     probes: WorkerPool
     grace_s: float
     devices: str = DEVICES  # What the name of a GPU's device begins with; its number follows.
-    links_of: Callable[[int, int], tuple[int, list[str]]] = field(default_factory=lambda: links_of)
+    links_of: Callable[[int, int], tuple[int, list[str]]] = links_of
     """Given a pid and a thread: how many files it has open, and the names of those that may be devices.
     Raises OSError."""
     trusts_nvml: bool | None = None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import msgspec
 from msgspec import UNSET
@@ -60,12 +60,13 @@ def make_gpu(row: GpuRow, processes: GpuProcesses | None = None, health: GpuHeal
     held = _by_pid(processes) if processes is not None else None
     slow = msgspec.structs.asdict(health) if health is not None else {}
     memory_clock_mhz = slow.pop("memory_clock_mhz", None)
-    return Gpu(
-        uuid=row.uuid, index=row.index, pci_bus_id=None if row.bus_id is None else parse_bus_id(row.bus_id),
-        minor=row.minor, name=row.name, utilization_ratio=_scaled(row.utilization_percent, 1 / 100),
+    return picked(
+        Gpu, row, "uuid", "index", "minor", "name", "error",
+        pci_bus_id=None if row.bus_id is None else parse_bus_id(row.bus_id),
+        utilization_ratio=_scaled(row.utilization_percent, 1 / 100),
         sm_clock_hz=_scaled(row.sm_clock_mhz, 1e6), power_w=_scaled(row.power_mw, 1 / 1000),
         temperature_c=_scaled(row.temperature_c, 1.0), memory_used_bytes=used, memory_total_bytes=total,
-        throttle=None if row.throttle_mask is None else parse_throttle(row.throttle_mask), error=row.error,
+        throttle=None if row.throttle_mask is None else parse_throttle(row.throttle_mask),
         pids=None if held is None else tuple(held),
         process_memory_bytes=None if held is None else tuple(held.values()),
         memory_clock_hz=_scaled(memory_clock_mhz, 1e6), **slow,
@@ -147,8 +148,7 @@ class _Slow:
     health: GpuHealthRow | None = None
 
 
-@dataclass
-class GpuReader:
+class GpuReader(msgspec.Struct):
     """Asks the child in every tick and remembers which GPUs there are."""
 
     probes: WorkerPool
@@ -158,19 +158,19 @@ class GpuReader:
     """Seconds that the answer in the last report spent inside NVML; None if there was none."""
     max_known: int = MAX_KNOWN
     events_dropped: int = 0  # Events that were too many for one report: counted by the last drain_events.
-    _known: dict[str, Gpu] = field(default_factory=dict)  # UUID -> the GPU without values, since the agent started.
-    _slow: dict[str, _Slow] = field(default_factory=dict)  # By UUID.
-    _read_at: dict[tuple[int, str], float] = field(default_factory=dict)
+    _known: dict[str, Gpu] = {}  # UUID -> the GPU without values, since the agent started.
+    _slow: dict[str, _Slow] = {}  # By UUID.
+    _read_at: dict[tuple[int, str], float] = {}
     """(index, PROCESSES or HEALTH) -> when it was last read."""
     _rows: int = 0  # How many GPUs NVML listed last.
     _fresh: tuple[Gpu, ...] | None = None  # What came since the last report.
-    _events: dict[tuple[int, int, str | None], tuple[float, int]] = field(default_factory=dict)
+    _events: dict[tuple[int, int, str | None], tuple[float, int]] = {}
     """(type, data, UUID) -> when it was first seen, and how often since the last report."""
     _dropped: int = 0
     _request: int | None = None
     _asked_at: float = 0.0
     _list_all: bool = False  # The next request lists the processes of every GPU.
-    _suspects: set[int] = field(default_factory=set)  # Blocked ranks for which everybody was listed already, in vain.
+    _suspects: set[int] = set()  # Blocked ranks for which everybody was listed already, in vain.
     _suspected_at: float = float("-inf")
     _renew_at: float | None = None
     _retry_at: float = float("-inf")

@@ -94,8 +94,7 @@ class Helper:
     """Directories below which kill switches may lie, as root has said; besides KILL_SWITCH_BASE."""
     refusals: Refusals = field(default_factory=Refusals)
     connections: dict[int, Connection] = field(default_factory=dict)
-    children: dict[int, str] = field(default_factory=dict)  # By pid: key.
-    user_of: dict[int, int] = field(default_factory=dict)  # By pid: the user that it has become, -1 for none.
+    children: dict[int, int] = field(default_factory=dict)  # By pid: the user that it has become, -1 for none.
     seen_here: OrderedDict[int, float] = field(default_factory=OrderedDict)
     """User -> when a process of his was seen last."""
 
@@ -200,7 +199,7 @@ class Helper:
         connection.starts -= 1.0
         if len(self.children) >= MAX_CHILDREN:
             raise RefusedError(f"{MAX_CHILDREN} children are there already")
-        if uid >= 0 and sum(each == uid for each in self.user_of.values()) >= MAX_OF_USER:
+        if uid >= 0 and sum(each == uid for each in self.children.values()) >= MAX_OF_USER:
             raise RefusedError(f"{MAX_OF_USER} children that are uid {uid} are there already")
 
     # -- what is done ------------------------------------------------------------------------------------------
@@ -216,8 +215,7 @@ class Helper:
         ours = [self.listener, self._told, *(each.sock for each in self.connections.values())]
         pid = fork_worker(ours, fd, key, uid, dispatch, MAX_REQUEST)
         if pid > 0:
-            self.children[pid] = key
-            self.user_of[pid] = uid
+            self.children[pid] = uid
 
     def _end(self, pid: object) -> None:
         """One of our own children, as long as it has not been waited for, and nobody else."""
@@ -259,7 +257,6 @@ class Helper:
         with suppress(ChildProcessError):
             while (gone := os.waitpid(-1, os.WNOHANG))[0] > 0:
                 self.children.pop(gone[0], None)
-                self.user_of.pop(gone[0], None)
 
 
 def listen(path: str, group: int) -> socket.socket:

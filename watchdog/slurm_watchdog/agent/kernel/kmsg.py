@@ -14,7 +14,7 @@ import stat
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from slurm_watchdog.base.os_errors import describe
 from slurm_watchdog.model.observations import FaultSeverity
@@ -34,23 +34,8 @@ CHECK_EVERY_S = 60.0  # Between two looks whether the path still leads to the de
 Header = tuple[bytes, int, bytes]  # Priority as written, sequence, and the whole record.
 
 
-class Device(Protocol):
-    """An open log of the kernel."""
-
-    def read(self) -> bytes:
-        """One record. Raises BlockingIOError if there is no more; EPIPE if records were overwritten before
-        they were read."""
-        ...
-
-    def is_current(self) -> bool:
-        """Whether its path still leads to it."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class KmsgFile:
-    """The real device, opened without blocking, here or by somebody who may."""
+    """An open log of the kernel: the real device, opened without blocking, here or by somebody who may."""
 
     def __init__(self, path: str, passed: int | None = None):
         """Takes over the descriptor `passed`, if there is one: then `path` means nothing here. Raises OSError if it
@@ -66,9 +51,12 @@ class KmsgFile:
             raise OSError(errno.ENODEV, f"{what} is not the kernel's log", path)
 
     def read(self) -> bytes:
+        """One record. Raises BlockingIOError if there is no more; EPIPE if records were overwritten before
+        they were read."""
         return os.read(self._fd, BUFFER_BYTES)
 
     def is_current(self) -> bool:
+        """Whether its path still leads to it."""
         try:
             return self._path is None or os.path.samestat(os.stat(self._path), os.fstat(self._fd))
         except OSError:
@@ -85,9 +73,9 @@ class KmsgFile:
 class Kmsg:
     """A position in the kernel's log, and the device that is read."""
 
-    def __init__(self, path: str, open_device: Callable[[str], Device] = KmsgFile):
+    def __init__(self, path: str, open_device: Callable[[str], KmsgFile] = KmsgFile):
         self._path, self._open_device = path, open_device
-        self._device: Device | None = None
+        self._device: KmsgFile | None = None
         self._opened_at = self._retry_at = float("-inf")
         self._checked_at = 0.0
         self._retry_s = FIRST_RETRY_S
@@ -145,7 +133,7 @@ class Kmsg:
         self.position = sequence + 1
         return fields[0], sequence, data
 
-    def _ready(self, now: float) -> Device | None:
+    def _ready(self, now: float) -> KmsgFile | None:
         if self._device is not None and now - self._checked_at >= CHECK_EVERY_S:
             self._checked_at = now
             if not self._device.is_current():

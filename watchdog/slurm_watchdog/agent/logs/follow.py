@@ -13,9 +13,10 @@ import os
 import resource
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 
+import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.agent.logs.events import condense
@@ -51,22 +52,21 @@ class FollowLimits:
     expand_every_s: float = 30.0
 
 
-@dataclass
-class FollowMemory:
+class FollowMemory(msgspec.Struct):
     """What a child remembers of the logs that it follows."""
 
     limits: FollowLimits = FollowLimits()
-    tails: dict[Key, LogFollower] = field(default_factory=dict)
-    closed: dict[str, dict[Identity, FilePosition]] = field(default_factory=dict)
+    tails: dict[Key, LogFollower] = {}
+    closed: dict[str, dict[Identity, FilePosition]] = {}
     """By job: files that are not open now."""
-    patterns: dict[tuple[str, ...], tuple[Pattern, ...]] = field(default_factory=dict)
+    patterns: dict[tuple[str, ...], tuple[Pattern, ...]] = {}
     """The sites' patterns of progress, compiled."""
-    late: list[Key] = field(default_factory=list)  # Files that the last request did not reach.
+    late: list[Key] = []  # Files that the last request did not reach.
     answers: int = 0
     token: str | None = None  # Of the last answer.
-    untaken: dict[Key, News] = field(default_factory=dict)  # What was in it.
+    untaken: dict[Key, News] = {}  # What was in it.
     untaken_at: float = 0.0
-    expanded: dict[tuple[str, str], float] = field(default_factory=dict)
+    expanded: dict[tuple[str, str], float] = {}
     """(job, pattern) -> when its files were looked up."""
 
 

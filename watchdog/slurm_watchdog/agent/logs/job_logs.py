@@ -17,8 +17,9 @@ from msgspec.structs import replace
 from slurm_watchdog.agent.logs.follow import MAGIC
 from slurm_watchdog.agent.logs.open_logs import FollowedJob, LogMemory, OpenLogs, Plan
 from slurm_watchdog.agent.proc.files import count_open_files
+from slurm_watchdog.agent.processes.identity_cache import IDENTIFY
 from slurm_watchdog.agent.processes.jobs_here import JobsHere
-from slurm_watchdog.agent.processes.reader import IDENTIFY, SETTLE_S
+from slurm_watchdog.agent.processes.reader import SETTLE_S
 from slurm_watchdog.agent.workers.answer_types import FollowedLogs
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.pool import WorkerPool

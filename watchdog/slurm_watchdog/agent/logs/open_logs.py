@@ -17,14 +17,13 @@ from slurm_watchdog.knowledge.ray_train import WorkerRank
 from slurm_watchdog.model.observations import Event, LogFile, Process, Role
 
 
-@dataclass
-class FollowedJob:
+class FollowedJob(msgspec.Struct):
     uid: int
     seen_at: float
-    opened: list[str] = field(default_factory=list)
-    found: dict[str, list[str]] = field(default_factory=dict)  # What stands for each pattern with wildcards.
-    left_out: list[str] = field(default_factory=list)  # Logs that are not followed, for there are too many.
-    seats: dict[int, WorkerRank] = field(default_factory=dict)
+    opened: list[str] = []
+    found: dict[str, list[str]] = {}  # What stands for each pattern with wildcards.
+    left_out: list[str] = []  # Logs that are not followed, for there are too many.
+    seats: dict[int, WorkerRank] = {}
     """Pid, as the job sees it -> rank, as a log of this run said last."""
     said: tuple[tuple[int, int, int, int], ...] = ()  # The rows of that, also where an earlier run wrote them.
     restarts: int | None = None
@@ -38,13 +37,12 @@ class LogMemory(msgspec.Struct, frozen=True, kw_only=True):
     recent: tuple[tuple[float, Event], ...] = ()  # In the order in which they were read.
 
 
-@dataclass
-class Plan:
+class Plan(msgspec.Struct):
     """What one child is asked in one look."""
 
-    files: list[tuple[str, str, int | None]] = field(default_factory=list)
-    globs: list[tuple[str, str]] = field(default_factory=list)
-    own: dict[str, list[str]] = field(default_factory=dict)  # Of each job, the site's patterns of progress.
+    files: list[tuple[str, str, int | None]] = []
+    globs: list[tuple[str, str]] = []
+    own: dict[str, list[str]] = {}  # Of each job, the site's patterns of progress.
 
     def request(self, taken: str | None) -> Follow:
         return Follow(self.files, self.globs, self.own, taken)

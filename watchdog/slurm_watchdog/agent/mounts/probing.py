@@ -169,9 +169,9 @@ class MountProber:
         `then` gets the result, which is ok if the mount's state is known, and that includes: it does not
         answer. A mount that is stuck already is not asked again.
         """
-        own, key = _key(command.mount, -1), _key(command.mount, uid)
-        if self.probes.hung_since(own, now) is not None and self.probes.is_stuck(own):
-            key, uid = own, -1  # it is known already, and by nobody's child
+        if self.is_out(command.mount, now):
+            uid = -1  # it is known already, and by nobody's child
+        key = _key(command.mount, uid)
         state = self._states.get(key)
         since_s = self.probes.hung_since(key, now)
         if since_s is not None and not self.probes.is_stuck(key):

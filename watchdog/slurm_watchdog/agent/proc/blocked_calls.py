@@ -64,17 +64,38 @@ class NotSeenError(OSError):
     """Nobody could look: it may be there or not."""
 
 
+def _read_calls(pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:
+    """From one directory: walking the whole path for each thread would cost a tenth more."""
+    with suppress(OSError), opened(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY) as directory:
+        for thread in threads:
+            try:  # no `with`: it would cost a fifth of the look
+                yield thread, read_file(f"{thread}/syscall", directory)
+            except OSError:  # it ended, or is another user's
+                continue
+
+
+def _list_threads(pid: int) -> list[int]:
+    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+
+
+def _file_of(pid: int, thread: int, number: int) -> str | None:
+    try:
+        return os.readlink(f"/proc/{pid}/task/{thread}/fd/{number}")  # a main thread that ended has no files
+    except OSError:
+        return None
+
+
 @dataclass
 class BlockedThreads:
     """Follows the threads of all processes of jobs over the ticks."""
 
     machine: str
     read: ReadFile
-    list_threads: Callable[[int], list[int]] = field(default_factory=lambda: _list_threads)
+    list_threads: Callable[[int], list[int]] = _list_threads
     """Given a pid. Raises OSError."""
-    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = field(default_factory=lambda: _read_calls)
+    read_calls: Callable[[int, Sequence[int]], Iterable[tuple[int, bytes]]] = _read_calls
     """Lines of `syscall` of many threads of one process; those that ended are left out."""
-    file_of: Callable[[int, int, int], str | None] = field(default_factory=lambda: _file_of)
+    file_of: Callable[[int, int, int], str | None] = _file_of
     """Given a pid, a thread and the number of a descriptor: the open file's name, None if there is none."""
     tracks: dict[tuple[int, int, int], BlockedCallHistory] = field(default_factory=dict)
     """By (pid, start of the process, thread)."""
@@ -245,30 +266,9 @@ class BlockedThreads:
         return new if is_waiting_for_storage(new) else None
 
 
-def _read_calls(pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:
-    """From one directory: walking the whole path for each thread would cost a tenth more."""
-    with suppress(OSError), opened(f"/proc/{pid}/task", os.O_RDONLY | os.O_DIRECTORY) as directory:
-        for thread in threads:
-            try:  # no `with`: it would cost a fifth of the look
-                yield thread, read_file(f"{thread}/syscall", directory)
-            except OSError:  # it ended, or is another user's
-                continue
-
-
-def _list_threads(pid: int) -> list[int]:
-    return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
-
-
 def _is_same_call(old: BlockedCallHistory, new: BlockedCallHistory, now: float) -> bool:
     if old.line != new.line:
         return False
     stayed = old.switches == new.switches or (old.calls is not None and old.calls == new.calls)
     idle_ticks = 1 + IDLE_SHARE * (now - old.first_at) * os.sysconf("SC_CLK_TCK")
     return stayed and new.cpu_ticks - old.cpu_ticks <= idle_ticks
-
-
-def _file_of(pid: int, thread: int, number: int) -> str | None:
-    try:
-        return os.readlink(f"/proc/{pid}/task/{thread}/fd/{number}")  # a main thread that ended has no files
-    except OSError:
-        return None

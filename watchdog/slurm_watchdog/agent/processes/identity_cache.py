@@ -13,9 +13,11 @@ import logging
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from slurm_watchdog.agent.proc.entry import Entry, parse_status
 from slurm_watchdog.agent.proc.files import owner_of, read_file, read_stat
@@ -58,19 +60,18 @@ class UnidentifiedProcess:
     anything: bool  # Even links and mounts of it did not come: nothing at all is asked. Otherwise its memory only.
 
 
-@dataclass
-class Identities:
+class Identities(msgspec.Struct):
     """Asks the children for what `table` wants to know and the loop must not read."""
 
     probes: WorkerPool
     table: ProcessTable
-    stuck: dict[int, UnidentifiedProcess] = field(default_factory=dict)  # By pid: processes on which a child hangs.
-    distrusted: dict[int, int] = field(default_factory=dict)
+    stuck: dict[int, UnidentifiedProcess] = {}  # By pid: processes on which a child hangs.
+    distrusted: dict[int, int] = {}
     """User -> a process of his on which a child hung or spent its time: his processes have a child of their own."""
-    waiting: Counter[int] = field(default_factory=Counter)
+    waiting: Counter[int] = msgspec.field(default_factory=Counter)
     """How many processes of each user were to be identified in the last tick."""
-    _resolving: set[tuple[ThreadKey, bytes]] = field(default_factory=set)
-    _asking: set[str] = field(default_factory=set)
+    _resolving: set[tuple[ThreadKey, bytes]] = set()
+    _asking: set[str] = set()
 
     def ask(self, now: float, deadline_s: float) -> list[int]:
         """Asks about processes that are new or have become something else; returns the numbers of the requests."""

@@ -4,7 +4,6 @@ which run here now."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -20,15 +19,14 @@ class JobsMemory(msgspec.Struct, frozen=True, kw_only=True):
     running: tuple[tuple[str, ...], float] | None = None
 
 
-@dataclass
-class JobsHere:
+class JobsHere(msgspec.Struct):
     """The newest word of the controller. Collectors and commands hold this object and read it; `hear` alone
     changes it."""
 
-    watch: Mapping[str, JobWatch] = field(default_factory=dict)  # By job.
-    owners: dict[str, int] = field(default_factory=dict)
+    watch: Mapping[str, JobWatch] = {}  # By job.
+    owners: dict[str, int] = {}
     """Job -> the user whose it is; one object for as long as this one lives."""
-    awaiting_checkpoints: set[str] = field(default_factory=set)
+    awaiting_checkpoints: set[str] = set()
     """Jobs with a kill switch, whose next checkpoint is waited for."""
     _running: tuple[frozenset[str], float] | None = None
 

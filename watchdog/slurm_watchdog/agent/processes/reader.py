@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from slurm_watchdog.agent.proc.blocked_calls import BlockedThreads
 from slurm_watchdog.agent.proc.entry import HANGS, LASTING_STATES, NEVER_SWITCHED_TO, Entry
@@ -29,11 +29,10 @@ from slurm_watchdog.agent.proc.table import ProcessTable
 from slurm_watchdog.agent.processes.delegated_proc import DelegatedFiles
 from slurm_watchdog.agent.processes.identify import mount_target
 from slurm_watchdog.agent.processes.identity_cache import (
-    IDENTIFY,
     MAX_IDENTIFICATIONS,
     Identities,
 )
-from slurm_watchdog.agent.processes.process_row import EntryMemory, ProcessMemory, describe
+from slurm_watchdog.agent.processes.process_row import ProcessMemory, describe
 from slurm_watchdog.agent.processes.report_rows import ORDER
 from slurm_watchdog.agent.workers.become_user import CAP_SYS_PTRACE, parse_capabilities
 from slurm_watchdog.agent.workers.pool import WorkerPool
@@ -84,8 +83,6 @@ def pick_crowd(mine: Iterable[Entry], before: Container[int] = ()) -> set[int]:
     return {entry.known.pid for entry in rows if entry.known.pid not in watched}
 
 
-__all__ = ["IDENTIFY", "SETTLE_S", "ProcessReader"]
-
 SETTLE_S = 0.15
 """The loop gives its children this long for answers that improve the present report. It never waits for more."""
 OTHERS_EVERY = 3  # Ticks between two looks at the system call of a process that is no rank and not in D.
@@ -103,7 +100,7 @@ class ProcessReader:
     probes: WorkerPool
     read_mounts: Callable[[], tuple[Mount, ...]] = tuple
     """The agent's own, renewed by a child: where a process's own table does not come in time."""
-    machine: str = field(default_factory=lambda: os.uname().machine)
+    machine: str = os.uname().machine
     files: Files = field(default_factory=Files)
     """DelegatedFiles where this process may not read what other users' threads do, and a helper does it."""
     ours: frozenset[int] = frozenset()  # The agent and its children, by pid.
@@ -156,11 +153,7 @@ class ProcessReader:
     def memory(self) -> ProcessMemory:
         """What `remember` of the next agent takes. Kernel threads are met again for next to nothing."""
         return ProcessMemory(
-            entries=tuple(
-                EntryMemory(e.known, e.stat, e.member, e.container_pid, e.ticks, e.identified, e.state_since)
-                for e in self.table.entries.values()
-                if not e.is_kernel_thread
-            ),
+            entries=tuple(each for each in self.table.entries.values() if not each.is_kernel_thread),
             to_identify=tuple(sorted(self.table.to_identify)),
             stuck=dict(self.identities.stuck),
             tracks=tuple(self.threads.tracks.items()),
@@ -169,9 +162,10 @@ class ProcessReader:
     def remember(self, memory: ProcessMemory) -> None:
         """Before the first look: who has ended, or whose number is another's now, is found out by that."""
         for each in memory.entries:
-            self.table.entries[each.known.pid] = Entry(
-                each.known, each.stat, each.container_pid, each.ticks, each.identified, each.member, each.state_since
-            )  # fmt: skip
+            # Counters are read anew, and who is one of a crowd is chosen anew.
+            self.table.entries[each.known.pid] = replace(
+                each, io_bytes=None, switches=None, runnable_s=None, crowd=False, _held=None
+            )
         self.table.to_identify |= self.table.entries.keys() & set(memory.to_identify)
         self.identities.stuck |= memory.stuck
         self.threads.tracks |= dict(memory.tracks)

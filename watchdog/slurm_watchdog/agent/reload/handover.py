@@ -8,13 +8,13 @@ any other restart.
 from __future__ import annotations
 
 import logging
-import os
 from typing import Any
 
 import msgspec
 
 from slurm_watchdog.agent.delivery.spool import Waiting
 from slurm_watchdog.agent.processes.jobs_here import JobsMemory
+from slurm_watchdog.agent.reload.settings import write_in_memory
 from slurm_watchdog.agent.workers.child import decode, encode
 from slurm_watchdog.agent.workers.worker import InheritedWorker
 
@@ -33,14 +33,9 @@ class Handover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_handover(handover: Handover) -> int:
-    """Puts it into a file in memory; returns its descriptor, which a program started by exec inherits. Raises
-    OSError."""
-    fd = os.memfd_create("handover", 0)
+    """Puts it into a file in memory; returns its descriptor. Raises OSError."""
     data = encode(msgspec.to_builtins(handover, str_keys=True))  # file names may be no UTF-8, and it knows what to do
-    with open(fd, "wb", closefd=False) as file:
-        file.write(data)
-    os.lseek(fd, 0, os.SEEK_SET)
-    return fd
+    return write_in_memory("handover", data)
 
 
 def read_handover(fd: int) -> Handover:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NoReturn
 import msgspec
 
 from slurm_watchdog.base.python310 import run_module
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.config.agent import Agent
 from slurm_watchdog.config.security import Security
 from slurm_watchdog.knowledge.site_rows import SiteText
@@ -43,23 +44,32 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 def settings_of(config: Config) -> Settings:
     """The agent's part of a configuration that was checked."""
     security = {name: getattr(config.security, name) for name in OF_SECURITY}
-    return Settings(
-        agent=config.agent,
-        controller_urls=config.controller_urls,
+    return picked(
+        Settings,
+        config,
+        "agent",
+        "controller_urls",
+        "site_texts",
         security=Security(mode=config.security.identity(), **security),
         kill_switch_prefixes=config.jobs.kill_switch_prefixes,
-        site_texts=config.site_texts,
         # One that ends without its controller is a step inside of a user's own job (`attach`).
         personal=config.agent.give_up_after > 0,
     )
 
 
-def write_settings(settings: Settings) -> int:
-    """Puts `settings` into a file in memory, which a program started by exec inherits; returns its descriptor."""
-    fd = os.memfd_create("settings", 0)
-    os.write(fd, msgspec.json.encode(settings))
+def write_in_memory(name: str, data: bytes) -> int:
+    """Puts `data` into a file in memory, which a program started by exec inherits; returns its descriptor. Raises
+    OSError."""
+    fd = os.memfd_create(name, 0)
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
     os.lseek(fd, 0, os.SEEK_SET)
     return fd
+
+
+def write_settings(settings: Settings) -> int:
+    """As `read_settings` takes them."""
+    return write_in_memory("settings", msgspec.json.encode(settings))
 
 
 def read_settings(fd: int) -> Settings:

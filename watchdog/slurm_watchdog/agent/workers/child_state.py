@@ -11,8 +11,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from slurm_watchdog.agent.proc.entry import parse_stat
-from slurm_watchdog.agent.proc.files import read_file
+from slurm_watchdog.agent.proc.files import read_file, read_stat
 from slurm_watchdog.agent.proc.system_call import parse_syscall
 from slurm_watchdog.knowledge.syscalls import FD_ARGUMENT, NOT_A_FILESYSTEM_WAIT, PATH_ARGUMENT, name_of
 
@@ -39,7 +38,7 @@ def look_at(pid: int, start_ticks: int, now: float) -> Look:
     """State and CPU time, which everybody may read, and the call, which only some may. Never blocks (see
     process_table)."""
     try:
-        stat = parse_stat(read_file(f"/proc/{pid}/stat"))
+        stat = read_stat(pid)
     except (OSError, ValueError):
         return Look(now, "")
     if stat.start_ticks != start_ticks:
@@ -54,7 +53,7 @@ def look_at(pid: int, start_ticks: int, now: float) -> Look:
 def start_of(pid: int) -> int:
     """Its start in clock ticks after boot; -1 where it is gone."""
     try:
-        return parse_stat(read_file(f"/proc/{pid}/stat")).start_ticks
+        return read_stat(pid).start_ticks
     except (OSError, ValueError):
         return -1
 

@@ -13,7 +13,7 @@ import os
 import socket
 from contextlib import suppress
 
-from slurm_watchdog.agent.kernel.kmsg import Device, KmsgFile
+from slurm_watchdog.agent.kernel.kmsg import KmsgFile
 from slurm_watchdog.agent.workers.child import decode, encode
 from slurm_watchdog.base.loop import wait_readable
 from slurm_watchdog.base.os_errors import describe
@@ -73,7 +73,7 @@ class HelperLink:
         self.sock, self.problem = None, f"{self.path}: {why}"
         log.warning("the helper has exited: %s", self.problem)
 
-    def open_kernel_log(self, path: str) -> Device:
+    def open_kernel_log(self, path: str) -> KmsgFile:
         """The kernel's log, opened here if that is allowed, otherwise by the helper. Raises OSError."""
         try:
             return KmsgFile(path)

@@ -227,7 +227,7 @@ class WorkerPool:
 
     def check(self) -> None:
         """Raises ProbesLost if the spawner is gone."""
-        if self._lost or self._spawner.has_died():
+        if self._lost or wait_readable([self._spawner.fileno()], 0):
             raise SpawnerDied("the process that starts the agent's children has ended")
 
     def rename(self, key: str, new_key: str) -> bool:

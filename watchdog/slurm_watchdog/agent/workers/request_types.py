@@ -26,6 +26,7 @@ from slurm_watchdog.agent.workers.answer_types import (
     ThreadFacts,
 )
 from slurm_watchdog.base.mounts import Mount
+from slurm_watchdog.base.structs import dataclass_transform  # type: ignore[attr-defined]
 from slurm_watchdog.model.collective_records import RasAnswer
 from slurm_watchdog.model.evidence import FoundFile, ProcessStack, ProcessState
 from slurm_watchdog.model.kill_switch import MAX_FIELD
@@ -45,6 +46,7 @@ Field = Annotated[str, Meta(max_length=MAX_FIELD)]
 Value = TypeVar("Value")
 
 
+@dataclass_transform(frozen_default=True, field_specifiers=(msgspec.field,))
 class Request(msgspec.Struct, Generic[Value], frozen=True, forbid_unknown_fields=True):
     """One request, and in brackets what its answer is. Checked against its type before any function sees it."""
 
@@ -61,7 +63,7 @@ def answer_type(request: type[Request[Any]]) -> Any:
 # -- with the helper's own rights ----------------------------------------------------------------------------------
 
 
-class IdentifyProcesses(Request[None], frozen=True):
+class IdentifyProcesses(Request[None]):
     """Processes to be identified, with their start unless it is not known; each is sent as soon as it was read."""
 
     task = "identify"
@@ -78,7 +80,7 @@ class BlockedCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     args: Annotated[list[int], Meta(max_length=6)]
 
 
-class ResolveCalls(Request[None], frozen=True):
+class ResolveCalls(Request[None]):
     """Calls whose files are wanted; each is sent as soon as it was read."""
 
     task = "resolve_calls"
@@ -86,7 +88,7 @@ class ResolveCalls(Request[None], frozen=True):
     calls: Annotated[list[BlockedCall], Meta(max_length=512)]
 
 
-class ListMounts(Request[list[Mount]], frozen=True):
+class ListMounts(Request[list[Mount]]):
     """The agent's own mounts."""
 
     task = "list_mounts"
@@ -95,21 +97,21 @@ class ListMounts(Request[list[Mount]], frozen=True):
 Ranks = Annotated[list[tuple[Word, Pid, bool]], Meta(max_length=256)]
 
 
-class ListOpenLogs(Request[dict[str, list[str]]], frozen=True):
+class ListOpenLogs(Request[dict[str, list[str]]]):
     """(job, pid, thorough) of processes; the answer has the names of open files that look like logs, by job."""
 
     task = "list_open_logs"
     processes: Ranks
 
 
-class ListOpenMounts(Request[dict[str, list[str]]], frozen=True):
+class ListOpenMounts(Request[dict[str, list[str]]]):
     """(job, pid, whether mapped files count) of processes; the answer has the mount points of their files, by job."""
 
     task = "list_open_mounts"
     processes: Ranks
 
 
-class ReadSharedMemory(Request[list[tuple[int, int] | None]], frozen=True):
+class ReadSharedMemory(Request[list[tuple[int, int] | None]]):
     """Processes; the answer has of each (bytes in use, size) of a /dev/shm of its own, in the same order, None where it
     has none."""
 
@@ -120,14 +122,14 @@ class ReadSharedMemory(Request[list[tuple[int, int] | None]], frozen=True):
 ThreadFile = tuple[Literal["io", "call", "devices"], Pid, Pid]  # What is wanted, process, thread.
 
 
-class ReadThreads(Request[list[ThreadFacts | None]], frozen=True):
+class ReadThreads(Request[list[ThreadFacts | None]]):
     """Threads to be looked at; the answer is in the same order, None where one is gone or may not be looked at."""
 
     task = "read_threads"
     files: Annotated[list[ThreadFile], Meta(max_length=4096)]
 
 
-class ReadProcessStates(Request[None], frozen=True):
+class ReadProcessStates(Request[None]):
     """What processes do, as far as the kernel says without stopping them; each is sent as soon as it was read."""
 
     task = "read_process_states"
@@ -136,7 +138,7 @@ class ReadProcessStates(Request[None], frozen=True):
     silent_mounts: Annotated[list[Path], Meta(max_length=256)]
 
 
-class DumpProcessStacks(Request[list[ProcessStack]], frozen=True):
+class DumpProcessStacks(Request[list[ProcessStack]]):
     """Python stacks of processes, within `budget_s`; the answer is in the same order."""
 
     task = "dump_stacks"
@@ -145,14 +147,14 @@ class DumpProcessStacks(Request[list[ProcessStack]], frozen=True):
     processes: Annotated[list[Process], Meta(max_length=64)]
 
 
-class LastKernelLines(Request[list[str]], frozen=True):
+class LastKernelLines(Request[list[str]]):
     """The end of the kernel's log."""
 
     task = "last_kernel_lines"
     path: Path
 
 
-class SignalProcess(Request[ProcessEnd], frozen=True):
+class SignalProcess(Request[ProcessEnd]):
     """One process that outlived its job on a GPU: see slurm_watchdog.agent.processes.terminate, which
     believes none of it."""
 
@@ -167,27 +169,27 @@ class SignalProcess(Request[ProcessEnd], frozen=True):
     how: Literal["look", "term", "kill"]
 
 
-class SwitchDirectory(Request[None], frozen=True):
+class SwitchDirectory(Request[None]):
     """The directory of a kill switch: `name` below `base`."""
 
     base: Path
     name: Name
 
 
-class PrepareDirectory(SwitchDirectory, frozen=True):
+class PrepareDirectory(SwitchDirectory):
     """To be made for user `uid`."""
 
     task = "prepare_directory"
     uid: int = -1
 
 
-class EmptyDirectory(SwitchDirectory, frozen=True):
+class EmptyDirectory(SwitchDirectory):
     """All in it to be removed, as its owner."""
 
     task = "empty_directory"
 
 
-class RemoveDirectory(SwitchDirectory, frozen=True):
+class RemoveDirectory(SwitchDirectory):
     """To be removed, once it is empty."""
 
     task = "remove_directory"
@@ -196,7 +198,7 @@ class RemoveDirectory(SwitchDirectory, frozen=True):
 # -- as the owner of the files -------------------------------------------------------------------------------------
 
 
-class Follow(Request[FollowedLogs], frozen=True):
+class Follow(Request[FollowedLogs]):
     """News of log files; `taken` is the token of the last answer that was used."""
 
     task = "follow"
@@ -208,14 +210,14 @@ class Follow(Request[FollowedLogs], frozen=True):
     taken: Word | None = None
 
 
-class LastLines(Request[list[LogEnd]], frozen=True):
+class LastLines(Request[list[LogEnd]]):
     """The last lines of logs, given as (job, path)."""
 
     task = "last_lines"
     files: Annotated[list[tuple[Word, Path]], Meta(max_length=64)]
 
 
-class FindFiles(Request[list[FoundFile]], frozen=True):
+class FindFiles(Request[list[FoundFile]]):
     """Core files, Flight Recorder dumps and error files of a job."""
 
     task = "find_files"
@@ -233,7 +235,7 @@ class FindFiles(Request[list[FoundFile]], frozen=True):
     """(rank, pid, start ticks): the process below whose root files of this rank are; rank None: those of all others."""
 
 
-class FindListeners(Request[Listeners], frozen=True):
+class FindListeners(Request[Listeners]):
     """Whether processes of a job listen on a TCP port of this node, and they alone."""
 
     task = "find_listeners"
@@ -242,7 +244,7 @@ class FindListeners(Request[Listeners], frozen=True):
     port: Annotated[int, Meta(ge=1, le=65535)]
 
 
-class AskRas(Request[RasAnswer], frozen=True):
+class AskRas(Request[RasAnswer]):
     """NCCL's RAS of a job, by a port on which processes of the job listen, and nobody else."""
 
     task = "ask_ras"
@@ -251,7 +253,7 @@ class AskRas(Request[RasAnswer], frozen=True):
     deadline_s: Seconds = 12.0  # For the whole talk: RAS itself gives the other processes 5 s.
 
 
-class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
+class ScanCheckpoints(Request[ScannedCheckpoints]):
     """The newest checkpoint in each directory; (job, path) of trackers and of files that change with progress."""
 
     task = "scan_checkpoints"
@@ -264,7 +266,7 @@ class ScanCheckpoints(Request[ScannedCheckpoints], frozen=True):
     clocks: Annotated[list[tuple[Word, Path]], Meta(max_length=64)] = []
 
 
-class ProbeDirectory(Request[MountProbe], frozen=True):
+class ProbeDirectory(Request[MountProbe]):
     """Whether a mount answers, by a look or a write in a directory on it."""
 
     task = "probe_mount"
@@ -274,7 +276,7 @@ class ProbeDirectory(Request[MountProbe], frozen=True):
     node: Name
 
 
-class ReadSupervisor(Request[SupervisorFile | None], frozen=True):
+class ReadSupervisor(Request[SupervisorFile | None]):
     """The status of the supervisor of a run, in the directory `name` below `base`; None: there is none."""
 
     task = "read_supervisor"
@@ -282,7 +284,7 @@ class ReadSupervisor(Request[SupervisorFile | None], frozen=True):
     name: Name
 
 
-class KillSwitch(Request[None], frozen=True):
+class KillSwitch(Request[None]):
     """A kill switch: its line is composed of these values by the child, and never handed to it."""
 
     path: Path
@@ -299,13 +301,13 @@ class KillSwitch(Request[None], frozen=True):
     resume: Field = ""
 
 
-class WriteSwitch(KillSwitch, frozen=True):
+class WriteSwitch(KillSwitch):
     """To be created."""
 
     task = "write_kill_switch"
 
 
-class RemoveSwitch(KillSwitch, frozen=True):
+class RemoveSwitch(KillSwitch):
     """To be removed, if it says the same."""
 
     task = "remove_kill_switch"
@@ -314,39 +316,39 @@ class RemoveSwitch(KillSwitch, frozen=True):
 # -- of the agent for itself ---------------------------------------------------------------------------------------
 
 
-class ProbeMountPoint(ProbeDirectory, frozen=True):
+class ProbeMountPoint(ProbeDirectory):
     """The same by the agent's own user."""
 
     task = "probe_mount_point"
 
 
-class NameUsers(Request[dict[str, str]], frozen=True):
+class NameUsers(Request[dict[str, str]]):
     """Numeric users; the answer has their names, by number in decimal, without those that nobody knows."""
 
     task = "name_users"
     uids: Annotated[list[int], Meta(max_length=64)]
 
 
-class ReadNodeSettings(Request[list[tuple[str, str]]], frozen=True):
+class ReadNodeSettings(Request[list[tuple[str, str]]]):
     """(name, value) of what may differ between two nodes."""
 
     task = "read_node_settings"
 
 
-class ReadLinks(Request[list[LinkCounters]], frozen=True):
+class ReadLinks(Request[list[LinkCounters]]):
     """Network links of this node with their counters."""
 
     task = "read_links"
 
 
-class ReadState(Request[str | None], frozen=True):
+class ReadState(Request[str | None]):
     """The text of a small file of the agent's; None: there is none."""
 
     task = "read_state"
     path: Path
 
 
-class WriteState(Request[None], frozen=True):
+class WriteState(Request[None]):
     """`text` in place of what that file holds."""
 
     task = "write_state"
@@ -354,7 +356,7 @@ class WriteState(Request[None], frozen=True):
     text: str
 
 
-class ReadGpus(Request[GpuReading], frozen=True):
+class ReadGpus(Request[GpuReading]):
     """NVML's values of every GPU."""
 
     task = "read_gpus"
@@ -364,7 +366,7 @@ class ReadGpus(Request[GpuReading], frozen=True):
     budget_s: Seconds
 
 
-class CheckConfig(Request[ConfigCheck], frozen=True):
+class CheckConfig(Request[ConfigCheck]):
     """Whether the configuration in `file` can take the place of the `running` one, JSON of
     slurm_watchdog.agent.reload.settings.Settings."""
 

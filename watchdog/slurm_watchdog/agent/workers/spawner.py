@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from slurm_watchdog.agent.workers.become_user import refusal_as
 from slurm_watchdog.agent.workers.child import Functions, child_main, encode, spawn_for_ever
 from slurm_watchdog.agent.workers.helper_client import HelperLink
-from slurm_watchdog.base.loop import Waiter, wait_readable
+from slurm_watchdog.base.loop import Waiter
 from slurm_watchdog.base.os_errors import describe
 
 
@@ -48,10 +48,6 @@ class Spawner:
             socket.send_fds(self._control, [encode([key, uid])], [fd])
         except (BrokenPipeError, ConnectionError) as error:
             raise SpawnerDied(f"no child can be started: {error}") from error
-
-    def has_died(self) -> bool:
-        """Whether it has ended."""
-        return bool(wait_readable([self.fileno()], 0))
 
     def close(self) -> None:
         """Ends it. It only forks: nothing of it is lost."""

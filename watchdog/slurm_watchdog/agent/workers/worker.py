@@ -110,6 +110,9 @@ def is_stuck(worker: Worker) -> bool:
     return worker.request is not None and first is not None and last is not None and hangs_in_call(first, last)
 
 
+_SAME = ("key", "uid", "request", "asked_at", "deadline", "hung", "born", "pid", "start_ticks", "helped")
+
+
 def to_inherited(worker: Worker) -> InheritedWorker:
     """A busy one, for the agent that this process becomes."""
     assert worker.request is not None
@@ -122,11 +125,9 @@ def from_inherited(each: InheritedWorker, now: float) -> Worker:
     sock = socket.socket(fileno=each.fd)
     sock.set_inheritable(False)
     sock.setblocking(False)
-    return Worker(
-        each.key, each.uid, sock, now, idle_s_of(each.key), bytearray(each.inbox), bytearray(each.outbox),
-        request=each.request, asked_at=each.asked_at, deadline=each.deadline, hung=each.hung, born=each.born,
-        pid=each.pid, start_ticks=each.start_ticks, helped=each.helped,
-    )  # fmt: skip
+    same: dict[str, Any] = {name: getattr(each, name) for name in _SAME}
+    inbox, outbox = bytearray(each.inbox), bytearray(each.outbox)
+    return Worker(sock=sock, used_at=now, idle_s=idle_s_of(each.key), inbox=inbox, outbox=outbox, **same)
 
 
 def idle_s_of(key: str) -> float:

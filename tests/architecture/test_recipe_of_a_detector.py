@@ -39,7 +39,7 @@ with open(sys.argv[1], "rb") as trace:
     incidents = replay(trace.read, Config(), numbered_ids()).incidents
 metrics = ControllerMetrics()
 metrics.show_health(WELL, incidents)
-page = [structs.asdict(open_incident(each, lambda _: False)) for each in incidents]
+page = [structs.asdict(open_incident(each, lambda _: False, "", "")) for each in incidents]
 print(json.dumps({
     "example": options.example(), "options": options.write(), "alerts": alerts.write(), "page": page,
     "detectors": detectors.write(),

@@ -200,7 +200,7 @@ class Story:
         """What it is about is over, by the detector that found it."""
         over = replace(incident, state=IncidentState.RESOLVED, resolved_at=clock.wall())
         judge = self.controller.judge
-        judge._open.renew(each for each in judge.incidents if each.id != incident.id)
+        judge.incidents.renew(each for each in judge.incidents if each.id != incident.id)
         self.journal.save_incident(over)
 
     def judges(self) -> list[Incident]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import count
 from typing import Any
 
-from slurm_watchdog.controller.incidents.correlate import CorrelateContext, CorrelateSettings, correlate
+from slurm_watchdog.controller.incidents.correlate import CorrelateContext, correlate
 from slurm_watchdog.model.incidents import (
     Finding,
     Incident,
@@ -24,13 +24,13 @@ class Story:
         self.open: list[Incident] = []
         self.now = 100.0
         self.ids = count(1)
-        self.settings = CorrelateSettings(hold_s=dict.fromkeys(IncidentKind, hold_s), resolve_after_s=10.0)
+        self.hold_s = dict.fromkeys(IncidentKind, hold_s)
         self.world: dict[str, Any] = {"restarts": {"7": 0, "8": 0}}
 
     def after(self, seconds: float, *findings: Finding) -> list[tuple[IncidentKind, IncidentState]]:
         self.now += seconds
-        moment = CorrelateContext(mono=self.now, wall=self.now + 1e6, **self.world)
-        found = correlate(self.open, findings, self.settings, moment, lambda: str(next(self.ids)))
+        moment = CorrelateContext(mono=self.now, wall=self.now + 1e6, hold_s=self.hold_s, **self.world)
+        found = correlate(self.open, findings, moment, lambda: str(next(self.ids)))
         self.open = [i for i in found if i.state is not RESOLVED]
         self.last = found
         return [(i.kind, i.state) for i in found]

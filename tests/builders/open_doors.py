@@ -21,7 +21,8 @@ from slurm_watchdog.config.security import Security
 from slurm_watchdog.controller.api.local_socket import make_app
 from slurm_watchdog.controller.api.routes import ROUTES, Route
 from slurm_watchdog.controller.api.web_page import Page, make_page
-from slurm_watchdog.controller.health.cluster import HealthInputs, health
+from slurm_watchdog.controller.health.cluster import health
+from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.policy.access import STRANGER, Operators, Person
 from slurm_watchdog.controller.state.evidence_collection import Collected

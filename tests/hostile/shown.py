@@ -173,5 +173,5 @@ def controller_text(batch: list[str]) -> str:
         for n, t in enumerate(batch)
     ]
     incidents = [replace(INCIDENT, id=t, subject=t, summary=t, facts=(t,), job_ids=()) for t in batch]
-    metrics.show(views.cluster(*jobs), {}, incidents)
+    metrics.show(views.cluster(*jobs), {}, incidents, {}, lambda each: False)
     return metrics.text().decode()

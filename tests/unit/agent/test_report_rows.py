@@ -3,14 +3,16 @@ looks dead for want of room."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 from slurm_watchdog.agent.processes.report_rows import HELPERS_OF_JOB, LONGEST_NAME, choose, reduced
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.base.fair_share import fair_share
+from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.report_bounds import (
     INNER,
+    INNER_LISTS,
     PROCESSES,
     PROCESSES_OF_JOB,
     ROWS,
@@ -179,3 +181,19 @@ def test_state_that_is_told_of_unnamed_processes_says_so_until_all_are_named() -
     cluster.take(rows(1, role=Role.RANK))
     view = cluster.state.job_view("1", cluster.now)
     assert view is not None and view.unlisted == 0
+
+
+def test_every_list_within_a_row_of_a_report_is_bounded() -> None:
+    rows = {
+        name: get_args(hint)[0] for name, hint in get_type_hints(Report).items() if name in ROWS.keys() - {"results"}
+    }
+    found = {
+        name: tuple(
+            inner
+            for inner, hint in get_type_hints(row).items()
+            if any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
+        )
+        for name, row in rows.items()
+        if is_class(row) and row is not str
+    }
+    assert {name: fields for name, fields in found.items() if fields} == INNER_LISTS

@@ -94,7 +94,6 @@ def test_a_failed_test_is_an_event_and_a_user_s_own_is_held_against_nobody() -> 
     "changes",
     [
         {"kind": "gpu_fault"}, {"id": ""}, {"id": "a b"}, {"place": "../x y"}, {"what": " "},
-        {"kind": "mended", "is_operator": False},
     ],
 )  # fmt: skip
 def test_what_cannot_be_an_event_is_refused_with_a_sentence(changes: dict[str, Any]) -> None:

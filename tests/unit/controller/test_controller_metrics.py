@@ -25,7 +25,7 @@ def job(number: int, *, phase: str | None = None, step: int | None = 5) -> JobVi
 
 
 def show(metrics: ControllerMetrics, jobs: Sequence[JobView], incidents: Sequence[Incident] = ()) -> list[str]:
-    metrics.show(ClusterView(now=0.0, jobs=tuple(jobs)), {}, incidents)
+    metrics.show(ClusterView(now=0.0, jobs=tuple(jobs)), {}, incidents, {}, lambda each: False)
     return [line for line in metrics.text().decode().splitlines() if line and not line.startswith("#")]
 
 
@@ -50,7 +50,7 @@ def test_a_job_has_a_rung_while_there_is_an_action_and_its_error_lines_by_signat
 
     metrics, name = ControllerMetrics(), SIGNATURES[0].name
     said = replace(job(1), errors=(error(name), error(name), error('"} 1\nevil 1')))
-    metrics.show(ClusterView(now=0.0, jobs=(said,)), {}, (), {"1": "requeue_hold"})
+    metrics.show(ClusterView(now=0.0, jobs=(said,)), {}, (), {"1": "requeue_hold"}, lambda each: False)
     lines = metrics.text().decode().splitlines()
     assert f'slurm_watchdog_job_log_errors{{job_id="1",pattern="{name}"}} 2.0' in lines
     assert 'slurm_watchdog_job_log_errors{job_id="1",pattern="other"} 1.0' in lines

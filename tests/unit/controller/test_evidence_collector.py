@@ -16,7 +16,7 @@ from slurm_watchdog.analysis.collective_order import order_of
 from slurm_watchdog.base import clock
 from slurm_watchdog.config.loading import parse_config
 from slurm_watchdog.controller.evidence import collector, store
-from slurm_watchdog.controller.evidence.collector import CollectionLimits, Collector
+from slurm_watchdog.controller.evidence.collector import AT_ONCE, FINISHED_KEPT, CollectionLimits, Collector
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
 from slurm_watchdog.controller.incidents.open_limit import OpenIncidents
 from slurm_watchdog.controller.ingest.command_queue import CommandQueue
@@ -572,10 +572,10 @@ def test_who_asks_while_it_runs_or_soon_after_gets_the_same_collection(controlle
         now = clock.monotonic()
         first = controller.collector.collect(controller.job, now)
         assert controller.collector.collect(controller.job, now) is first
-        controller.collector.on_fire(incident(), now)  # it is kept with the incident from now on
+        controller.collector.on_fire(incident(), now, {})  # it is kept with the incident from now on
         assert first.incident_id == "i"
         await over(first)
-        controller.collector.on_fire(incident("j"), clock.monotonic())
+        controller.collector.on_fire(incident("j"), clock.monotonic(), {})
         outcome, words = await controller.collector.operation(replace(DECISION, incident_id="j"))
         assert (outcome, "kept with incident i" in words) == (OperationOutcome.DONE, True)
         assert controller.collector.known(first.id) is first
@@ -598,8 +598,8 @@ def test_evidence_older_than_the_incident_does_not_count_and_is_taken_again(cont
         second = incident("j", opened_at=clock.wall())
         controller.judge.incidents = OpenIncidents([second])
         if by == "fire":
-            controller.collector.on_fire(second, clock.monotonic())
-            controller.collector.on_fire(replace(second, id="k"), clock.monotonic())
+            controller.collector.on_fire(second, clock.monotonic(), {})
+            controller.collector.on_fire(replace(second, id="k"), clock.monotonic(), {})
         else:
             outcome, words = await controller.collector.operation(replace(DECISION, incident_id="j"))
             assert (outcome, words) == (OperationOutcome.DONE, "evidence of 4 ranks from 2 of 2 nodes")
@@ -622,7 +622,7 @@ def test_evidence_of_another_fault_that_is_still_being_collected_is_waited_for_a
     async def story() -> tuple[Collected, Collected]:
         first = controller.collector.collect(controller.job, clock.monotonic(), "i")
         await until(lambda: first.begun)
-        controller.collector.on_fire(incident("j", opened_at=clock.wall()), clock.monotonic())
+        controller.collector.on_fire(incident("j", opened_at=clock.wall()), clock.monotonic(), {})
         second = await over(controller.collector._known.of(controller.job)[0])
         return first, second
 
@@ -662,7 +662,7 @@ def test_evidence_that_came_before_the_incident_is_kept_with_it(controller: Cont
         found = controller.collector.collect(controller.job, clock.monotonic())
         await until(lambda: found.nodes["n1"].state == "answered")
         assert controller.kept() == []
-        controller.collector.on_fire(incident(), clock.monotonic())
+        controller.collector.on_fire(incident(), clock.monotonic(), {})
         assert [document["node"] for _, document in controller.kept()] == ["n1"]
         gate.set()
         await over(found)
@@ -689,7 +689,7 @@ def test_an_explained_incident_and_one_about_no_rank_ask_nobody(controller: Cont
             incident(kind=IncidentKind.AGENT_SILENT),
             incident(job_ids=("99",)),
         ):
-            controller.collector.on_fire(each, clock.monotonic())
+            controller.collector.on_fire(each, clock.monotonic(), {})
         await asyncio.sleep(0.05)
 
     play(agents, story())
@@ -704,7 +704,7 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return answer(node, command)
 
     agents = Agents(controller, n1=count)
-    jobs = [replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(LIMITS.finished_kept + 20)]
+    jobs = [replace(controller.job, job_id=str(100 + n), nodes=("n1",)) for n in range(FINISHED_KEPT + 20)]
 
     async def story() -> list[Collected]:
         made = [controller.collector.collect(job, clock.monotonic()) for job in jobs]
@@ -718,8 +718,8 @@ def test_jobs_wait_for_each_other_and_the_oldest_that_are_over_are_forgotten(con
         return made
 
     made = play(agents, story())
-    assert Out.most <= LIMITS.at_once
-    assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= LIMITS.finished_kept
+    assert Out.most <= AT_ONCE
+    assert sum(1 for each in made if controller.collector.known(each.id) is not None) <= FINISHED_KEPT
 
 
 # ---------------------------------------------------------------------------------------- the operation of an action

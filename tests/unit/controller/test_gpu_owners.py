@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.controller.state.cluster import ClusterState
 from slurm_watchdog.controller.state.gpu_owners import KEPT_S, GpuPids
 from slurm_watchdog.model.incidents import Culprit, Finding, IncidentKind, Truth
@@ -25,7 +26,7 @@ def gpu(uuid: str, *pids: int, **changes: Any) -> Gpu:
 
 @pytest.fixture
 def known() -> GpuPids:
-    known = GpuPids()
+    known = GpuPids(LeftOut())
     known.apply(report(gpu("GPU-a", 100), gpu("GPU-b", 101, 4000)), 10.0)
     return known
 

@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from slurm_watchdog.controller.incidents.correlate import (
     UNREPORTED_HOLDS_S,
     CorrelateContext,
-    CorrelateSettings,
     correlate,
 )
 from slurm_watchdog.detect.registry import SPECS, causes_of, spec_of
@@ -48,10 +47,10 @@ def live(bad: frozenset[IncidentKind], suspected: frozenset[IncidentKind]) -> li
     numbers = iter(range(10_000))
     for second in range(0, int(LONGEST_S) + 10, 10):
         at = float(second)
-        moment = CorrelateContext(mono=at, wall=at, restarts={"7": 0})
+        moment = CorrelateContext(mono=at, wall=at, hold_s=HOLDS, restarts={"7": 0})
         found = [finding(kind, Truth.BAD, at) for kind in sorted(bad)]
         found += [finding(kind, Truth.UNKNOWN, at) for kind in sorted(suspected - bad)]
-        incidents = correlate(incidents, found, CorrelateSettings(hold_s=HOLDS), moment, lambda: str(next(numbers)))
+        incidents = correlate(incidents, found, moment, lambda: str(next(numbers)))
     return incidents
 
 
@@ -111,9 +110,8 @@ class Replay:
         self.numbers = iter(range(10_000))
 
     def fired(self, at: float, *found: Finding) -> set[IncidentKind]:
-        moment = CorrelateContext(mono=at, wall=at, restarts={"7": 0})
-        settings = CorrelateSettings(hold_s=HOLDS)
-        after = correlate(self.open, found, settings, moment, lambda: str(next(self.numbers)), self.settled)
+        moment = CorrelateContext(mono=at, wall=at, hold_s=HOLDS, restarts={"7": 0})
+        after = correlate(self.open, found, moment, lambda: str(next(self.numbers)), self.settled)
         self.settled += [each for each in after if each.state is IncidentState.RESOLVED]
         self.open = [each for each in after if each.state is not IncidentState.RESOLVED]
         return {each.kind for each in self.open if each.state is IncidentState.FIRING}

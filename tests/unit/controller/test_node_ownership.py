@@ -112,7 +112,7 @@ def test_a_report_of_changes_still_builds_on_all_that_the_node_has_said() -> Non
     second = replace(first, sequence=2, processes=(first.processes[0], replace(first.processes[1], cpu_s=9.0)))
     small = changes_between(first, second)
     assert small is not None
-    whole = state.complete(small)
+    whole = state.agents.complete(small)
     assert whole is not None
     assert [row.cpu_s for row in whole.processes] == [0.0, 9.0]
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from slurm_watchdog.controller.health.cluster import HealthInputs, health
+from slurm_watchdog.controller.health.cluster import health
+from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.policy.decision import decide
 from slurm_watchdog.controller.policy.rules import Rule
 from slurm_watchdog.detect.collective_hang import CollectiveHang

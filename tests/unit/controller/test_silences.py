@@ -139,7 +139,9 @@ def test_what_is_said_of_a_silence_is_said_to_programs_too() -> None:
 def test_prometheus_sees_a_silenced_incident_apart_from_those_that_fire() -> None:
     metrics = ControllerMetrics()
     pending = incident(9, state=IncidentState.PENDING)
-    metrics.show(ClusterView(now=0.0), {}, [INCIDENT, incident(8), pending], is_silenced=lambda each: each.id != "i8")
+    metrics.show(
+        ClusterView(now=0.0), {}, [INCIDENT, incident(8), pending], {}, is_silenced=lambda each: each.id != "i8"
+    )
     text = metrics.text().decode()
     for state in ("firing", "silenced", "pending"):
         assert f'slurm_watchdog_incidents{{kind="collective_hang",state="{state}"}} 1.0' in text

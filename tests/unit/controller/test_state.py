@@ -210,9 +210,9 @@ def test_after_its_own_sleep_the_controller_takes_nobody_for_silent() -> None:
     cluster = Cluster()
     cluster.report()
     cluster.now += 3600
-    assert cluster.state.reporting_nodes(cluster.now) == ()
+    assert cluster.state.agents.reporting(cluster.now) == ()
     cluster.state.forget_silence(cluster.now)
-    assert cluster.state.reporting_nodes(cluster.now) == ("n1",)
+    assert cluster.state.agents.reporting(cluster.now) == ("n1",)
 
 
 def test_a_job_that_slurm_forgot_is_forgotten_and_a_job_that_ended_is_not_judged() -> None:

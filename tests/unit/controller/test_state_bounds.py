@@ -98,10 +98,10 @@ def test_a_node_that_slurm_does_not_know_any_more_is_forgotten_a_day_after_its_l
     life = Life()
     life.live(range(300), nodes=10**9)
     before = life.size
-    assert len(life.state.known_nodes()) == 300
+    assert len(life.state.agents.known()) == 300
     life.now += KEPT_NODE_S
     life.live(range(300, 600), nodes=10**9)
-    assert len(life.state.known_nodes()) == 300
+    assert len(life.state.agents.known()) == 300
     assert life.size <= 1.1 * before
 
 
@@ -110,7 +110,7 @@ def test_a_silent_node_that_slurm_still_has_is_remembered() -> None:
     life.live(range(8), nodes=4)
     life.now += 3 * KEPT_NODE_S
     life.live(range(8, 10), nodes=4)
-    assert life.state.known_nodes() == ("n0", "n1", "n2", "n3")
+    assert life.state.agents.known() == ("n0", "n1", "n2", "n3")
 
 
 def test_of_nodes_that_slurm_does_not_list_no_more_than_a_bound_are_taken_and_those_that_it_lists_always() -> None:

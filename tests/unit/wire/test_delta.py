@@ -164,12 +164,12 @@ def test_a_controller_that_lacks_the_report_before_takes_nothing_and_a_full_one_
     state, first = new_state(), report(1, processes=(process(0),))
     second = report(2, processes=(process(0, cpu_s=1.0),))
     third = report(3, processes=(process(0, cpu_s=2.0),))
-    assert state.complete(small_of(first, second)) is None, "it was started just now"
+    assert state.agents.complete(small_of(first, second)) is None, "it was started just now"
     state.apply_report(first, 10.0)
-    assert state.complete(small_of(second, third)) is None, "the second was lost"
-    assert state.known_nodes() == ("n1",)
+    assert state.agents.complete(small_of(second, third)) is None, "the second was lost"
+    assert state.agents.known() == ("n1",)
     assert state.apply_report(third, 20.0) == "accepted"
-    whole = state.complete(small_of(third, report(4)))
+    whole = state.agents.complete(small_of(third, report(4)))
     assert whole == report(4)
 
 
@@ -177,23 +177,23 @@ def test_a_report_of_changes_that_comes_twice_is_a_duplicate_and_nobody_is_asked
     state, first = new_state(), report(1, processes=(process(0),))
     small = small_of(first, report(2, processes=(process(0, cpu_s=1.0),)))
     state.apply_report(first, 10.0)
-    whole = state.complete(small)
+    whole = state.agents.complete(small)
     assert whole is not None and state.apply_report(whole, 15.0) == "accepted"
-    again = state.complete(small)
+    again = state.agents.complete(small)
     assert again is not None and state.apply_report(again, 16.0) == "duplicate"
 
 
 def test_another_agent_on_the_same_node_begins_in_full() -> None:
     state = new_state()
     state.apply_report(report(1), 10.0)
-    assert state.complete(small_of(report(1, agent_id="b"), report(2, agent_id="b"))) is None
+    assert state.agents.complete(small_of(report(1, agent_id="b"), report(2, agent_id="b"))) is None
 
 
 def test_report_of_an_agent_without_deltas_is_decoded() -> None:
     state = new_state()
     for sequence in (1, 2, 3):
         full = report(sequence, processes=(process(0, cpu_s=float(sequence)),))
-        assert state.complete(full) == full
+        assert state.agents.complete(full) == full
         assert state.apply_report(full, 10.0 * sequence) == "accepted"
 
 

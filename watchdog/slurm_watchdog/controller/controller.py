@@ -22,7 +22,8 @@ from slurm_watchdog.controller.actions.tools import Tools
 from slurm_watchdog.controller.evidence.collector import Collector
 from slurm_watchdog.controller.evidence.reach import Answers, Reach, nobody_knows
 from slurm_watchdog.controller.evidence.requests import EvidenceRequests
-from slurm_watchdog.controller.health.cluster import BusyShare, Health, HealthInputs, health, is_announced, pulses
+from slurm_watchdog.controller.health.cluster import BusyShare, Health, health, is_announced, pulses
+from slurm_watchdog.controller.health.job import HealthInputs
 from slurm_watchdog.controller.health.metrics import ControllerMetrics, UnreadableRows
 from slurm_watchdog.controller.incident_news import IncidentNews
 from slurm_watchdog.controller.incidents.hang_memory import REMEMBERED_S
@@ -207,7 +208,7 @@ class Controller:
     def accept(self, report: Report, size: int = 0) -> Reply:
         """Takes over a report that has passed the door, with `size` bytes on the wire, and answers it."""
         now = clock.monotonic()
-        whole = self.state.complete(report, size)
+        whole = self.state.agents.complete(report, size)
         if whole is None:
             self.metrics.reports.labels("incomplete").inc()
             return Reply(takes_changes=True, want_full=True)

@@ -69,7 +69,7 @@ class DecisionInputs:
 
     def context(self, now: float) -> TickContext:
         """What is the same for every incident at this moment (monotonic). Raises JournalError."""
-        nodes = self._cluster.known_nodes()
+        nodes = self._cluster.agents.known()
         active = [job for job in self._cluster.jobs.values() if job.state in RUNNING]
         wall = self._wall()
         cooldown_s = self.config.policy.storm_cooldown
@@ -83,7 +83,7 @@ class DecisionInputs:
             recent=[self._undated(each, wall, now) for each in self._journal.decisions_since(wall - HISTORY_S)],
             running_jobs=len(active),
             nodes_known=len(nodes),
-            nodes_silent=len(nodes) - len(self._cluster.reporting_nodes(now)),
+            nodes_silent=len(nodes) - len(self._cluster.agents.reporting(now)),
             drained_by_us=len(self._journal.node_entries("drained")),
             users_running=len({job.uid for job in active}),
             in_trouble=in_trouble(self._judgement.incidents, self._cluster.owner_of),
@@ -129,7 +129,7 @@ class DecisionInputs:
             step=None if progress is None else progress.known_step,
             step_s=None if progress is None else progress.step_s,
             loop_turns=self._turns(incident.kind, view),
-            why_held=self._judgement.why_held(incident.id),
+            why_held=self._judgement.hangs.why_held(incident.id),
             hang=None if stuck is None else stuck.id,
             crash_loop=None if job is None else context.crash_loops.get(job.job_id),
             storm_over_s=None if storm_at is None else now - storm_at,
@@ -152,7 +152,7 @@ class DecisionInputs:
     def with_process(self, situation: PolicyInput, process: GpuProcess, now: float) -> PolicyInput:
         """The same for a process that outlived its job."""
         state, open_ones = self._cluster, self._judgement.incidents
-        reporting, jobs = state.reporting_nodes(now), state.jobs.values()
+        reporting, jobs = state.agents.reporting(now), state.jobs.values()
         return with_process(situation, process, state.nodes.view, reporting, jobs, open_ones)
 
     def _broken_under(self, job: SlurmJob, context: TickContext, now: float) -> tuple[tuple[str, str], ...]:

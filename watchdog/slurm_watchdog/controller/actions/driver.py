@@ -211,7 +211,7 @@ class Driver:
                 reporting = frozenset(decision.nodes)
                 listened_s = clock.monotonic() - self._listens_from
                 if move.attempt > TRIES_OF_ALL_NODES and listened_s >= self._tools.command_deadline_s:
-                    reporting = frozenset(self._tools.state.reporting_nodes(clock.monotonic()))
+                    reporting = frozenset(self._tools.state.agents.reporting(clock.monotonic()))
                 return await by_agent.remove_kill_switch(
                     self._tools.commands.ask,
                     decision,
@@ -332,7 +332,7 @@ async def _observe(run: ActionRun, process: GpuProcess, tools: Tools, taken_up_a
     if run.records:
         why_not = objection_by_slurm(process, jobs)
     else:
-        reports = process.node in tools.state.reporting_nodes(now)
+        reports = process.node in tools.state.agents.reporting(now)
         why_not = objection(process, tools.state.nodes.view(process.node), reports, jobs)
     return Observed(
         decision=run.decision,

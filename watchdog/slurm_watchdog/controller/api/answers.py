@@ -166,7 +166,7 @@ def status(api: Api, asked: Asked) -> Status:
     is_operator = api.who.is_operator(asked)
     return replace(
         found,
-        slurm=SlurmState(age_s=found.slurm.age_s, error=c.slurm_error, notes=tuple(c.slurm_notes())),
+        slurm=replace(found.slurm, error=c.slurm_error, notes=tuple(c.slurm_notes())),
         left_out=tuple(c.left_out(now)[:SHOWN_LEFT_OUT]),
         waiting=c.actions.stuck(),
         deliveries=tuple(  # what a receiver answered is for operators, for it may repeat a message
@@ -218,8 +218,8 @@ def _evidence(journal: Journal, incident: Incident, piece: Piece) -> documents.E
     taken_at = document.get("taken_at", piece.at) if isinstance(document, dict) else piece.at
     after_s = taken_at - incident.opened_at
     side = "after" if after_s >= 0 else "before"
-    return documents.Evidence(
-        at=piece.at, kind=piece.kind, number=piece.number, incident=piece.stored_with, document=document,
+    return picked(
+        documents.Evidence, piece, "at", "kind", "number", incident=piece.stored_with, document=document,
         taken=f"taken {duration(abs(after_s))} {side} the incident began",
     )  # fmt: skip
 
@@ -383,7 +383,12 @@ def read(
     """The same as values, with the runs that are in it and those before. Raises JournalError."""
     everything, known = read_report(url, max(0.0, since - HISTORY_S), until)
     spells = [
-        replace(each, planned=_is_planned(each.kind), stops_steps=spec_of(each.kind).stops_steps) for each in known
+        replace(
+            each,
+            planned=each.kind == IncidentKind.OPERATOR_RESTART or spec_of(each.kind).planned,
+            stops_steps=spec_of(each.kind).stops_steps,
+        )
+        for each in known
     ]
     runs = [run for run in everything if uid in (None, run.uid) and _is_wanted(run, asked or {})]
     about = _about(spells, runs, whole=uid is None and len(runs) == len(everything))
@@ -396,10 +401,6 @@ def _is_wanted(run: RunRecord, asked: Mapping[str, str]) -> bool:
     known = {"user": run.user, "account": run.account, "partition": run.partition}
     given = {name: asked[name].split(",") for name in known if asked.get(name)}
     return all(any(fnmatchcase(known[name], glob) for glob in globs) for name, globs in given.items())
-
-
-def _is_planned(kind: str) -> bool:
-    return kind == IncidentKind.OPERATOR_RESTART or spec_of(kind).planned
 
 
 def _about(spells: Sequence[Spell], runs: Sequence[RunRecord], *, whole: bool) -> list[Spell]:

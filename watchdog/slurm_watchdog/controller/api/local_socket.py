@@ -36,12 +36,11 @@ def make_app(
         try:
             asked = Asked(request.method, request.raw_path, who(request), await request.read())
         except RequestRefused as error:
-            return web.Response(status=error.status, body=refusal_of(str(error)), content_type="application/json")
+            status, body = error.status, refusal_of(str(error))
         except web.HTTPRequestEntityTooLarge:
-            return web.Response(
-                status=413, body=refusal_of("the request is too large"), content_type="application/json"
-            )
-        status, body = await answer(api, ROUTES, asked, users)
+            status, body = 413, refusal_of("the request is too large")
+        else:
+            status, body = await answer(api, ROUTES, asked, users)
         return web.Response(status=status, body=body, content_type="application/json")
 
     app = web.Application(client_max_size=MAX_BODY_BYTES)

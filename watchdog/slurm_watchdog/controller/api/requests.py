@@ -293,8 +293,6 @@ def event_of(node: str, given: NodeEventRequest, now: float, by: str, *, is_oper
     nothing: anybody could say so of anything. Raises RequestRefused."""
     if given.kind not in ADDED:
         raise RequestRefused(400, f"kind has to be one of {', '.join(sorted(ADDED))}")
-    if not is_operator and given.kind == NodeEventKind.MENDED:
-        raise RequestRefused(400, "only operators may say that a node is mended")
     if not _WORD.fullmatch(given.id):
         raise RequestRefused(400, "id has to be a word that names this test, or this repair, and no other")
     if given.place and not _WORD.fullmatch(given.place):

@@ -51,7 +51,6 @@ class UserDoor:
 
     decoder: Decoder
     encode: Encode
-    now: Callable[[], float] = clock.monotonic
     users: UserLookup = field(default_factory=UserLookup)
 
     def __post_init__(self) -> None:
@@ -61,7 +60,7 @@ class UserDoor:
 
     def admit(self, head: Head, remote: str) -> Answer | None:
         """Before the body of a request is taken: why it is not."""
-        if self._pace.acquire(remote, self.now()):
+        if self._pace.acquire(remote, clock.monotonic()):
             return None
         return refusal(429, "too many requests from this address: wait a minute")
 
@@ -82,7 +81,7 @@ class UserDoor:
             return refusal(401, "the credential is for another request")
         if shown.uid in (0, os.geteuid()):
             return refusal(403, "this door is for users: root and the controller's user ask on the management node")
-        if not self._users_pace.acquire(str(shown.uid), self.now()):
+        if not self._users_pace.acquire(str(shown.uid), clock.monotonic()):
             return refusal(429, "too many requests of yours: wait a minute")
         try:
             return await self.users.find(shown.uid)

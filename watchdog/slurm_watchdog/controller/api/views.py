@@ -35,7 +35,7 @@ def first_job(incident: Incident) -> str | None:
     return incident.job_ids[0] if incident.job_ids else None
 
 
-def open_incident(incident: Incident, sees: Sees, quiet: str = "", done: str = "") -> OpenIncident:
+def open_incident(incident: Incident, sees: Sees, quiet: str, done: str) -> OpenIncident:
     """An open incident in one line: with its sentence, or the one that everybody may read; `done` about it."""
     summary = incident.summary if sees(incident) else public_sentence(incident)
     return picked(
@@ -58,10 +58,8 @@ def status_of(
     silenced an incident; `done`: what is done about it."""
     how = {each.job_id: each for each in found.jobs}
     lost = frozenset(node.name for node in view.slurm_nodes if is_lost(node.state))
-    return Status(
-        level=found.level,
-        headline=found.headline,
-        reasons=found.reasons,
+    return picked(
+        Status, found, "level", "headline", "reasons",
         nodes=Nodes(reporting=view.reporting_nodes, silent=view.silent_nodes),
         jobs=tuple(
             replace(job_row(job, limits_s.get(job.job.job_id), lost), health=how.get(job.job.job_id))
@@ -73,7 +71,7 @@ def status_of(
             resolved=resolved,
         ),
         open=tuple(open_incident(each, sees, quiet(each), done(each)) for each in _most_urgent(open_incidents)),
-    )
+    )  # fmt: skip
 
 
 def _most_urgent(incidents: Collection[Incident]) -> list[Incident]:
@@ -118,7 +116,7 @@ def is_of(incident: Incident, only: int | None) -> bool:
 
 def own_status(
     view: ClusterView, limits_s: Mapping[str, float], open_incidents: Collection[Incident], resolved: int,
-    found: Health, uid: int, done: Callable[[Incident], str] = response,
+    found: Health, uid: int, done: Callable[[Incident], str],
 ) -> Status:  # fmt: skip
     """The status of a user's own jobs; `found` is that of all, `resolved` the number of his incidents that are over."""
     jobs = tuple(job for job in view.jobs if job.job.uid == uid)
@@ -179,7 +177,7 @@ def shown(
     )  # fmt: skip
 
 
-def action_of(run: ActionRun, waiting: documents.Waiting | None = None) -> documents.ActionRun:
+def action_of(run: ActionRun, waiting: documents.Waiting | None) -> documents.ActionRun:
     """One action with every operation that was climbed, and what it waits for and until when (wall clock), where it
     waits."""
     return picked(

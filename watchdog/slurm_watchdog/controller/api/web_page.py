@@ -135,13 +135,10 @@ class Login:
     reverse proxy in front of it, which has the password, the user that the proxy names
     (`security.page_proxy_header`). Root and the controller's own user do not come in by it."""
 
-    def __init__(
-        self, security: Security, stranger: Person, now: Callable[[], float] = clock.monotonic,
-        look_up: Callable[[str], Person] = person_of,
-    ):  # fmt: skip
+    def __init__(self, security: Security, stranger: Person, look_up: Callable[[str], Person] = person_of):
         """`stranger`: who looks, where no rank is identified. `look_up` may hang."""
         self._header, self._proxies = security.page_proxy_header, security.page_proxies
-        self._stranger, self._users = stranger, UserLookup(look_up, now)
+        self._stranger, self._users = stranger, UserLookup(look_up)
 
     def who_tries(self, request: web.Request) -> str:
         """For whom a wrong password counts: the user that a proxy of the site names, so that nobody locks out all

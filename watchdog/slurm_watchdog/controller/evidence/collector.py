@@ -12,7 +12,6 @@ import logging
 import uuid
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from types import MappingProxyType
 from typing import Any
 
 import msgspec
@@ -48,7 +47,7 @@ from slurm_watchdog.controller.state.evidence_collection import (
 from slurm_watchdog.controller.state.run import ids_on
 from slurm_watchdog.detect.filesystem_stall import FilesystemStall, blocked_limit_s
 from slurm_watchdog.detect.registry import spec_of
-from slurm_watchdog.diagnose.diagnosis import Diagnosis, JobEvidence
+from slurm_watchdog.diagnose.diagnosis import Diagnosis
 from slurm_watchdog.diagnose.filesystem import Scope, assess, blocked_call, probes_wanted
 from slurm_watchdog.diagnose.job import diagnose
 from slurm_watchdog.diagnose.stacks.sentences import group_words
@@ -67,24 +66,23 @@ log = logging.getLogger(__name__)
 
 MAX_ERROR = 300  # Characters of a node's reason that are kept.
 RAS_PROBLEM = "RAS"  # In what an agent says of an answer that it did not get (agent.evidence.collection).
-NO_VIEWS: Mapping[str, JobView] = MappingProxyType({})
+AT_ONCE = 4  # Jobs of which evidence is collected at the same time; the others wait.
+OF_ONE_USER = 3
+"""… of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns."""
+REUSABLE_S = 300.0
+"""Evidence of the same run that is younger than this, and that was taken since an incident began, is not
+collected a second time for it."""
+FINISHED_KEPT = 64
+"""Collections that are remembered when they are over, without their stacks, for those who asked for them."""
 
 
 class CollectionLimits(Struct):
     """Bounds of all collections; durations in seconds."""
 
-    at_once: int = 4  # Jobs of which evidence is collected at the same time; the others wait.
-    of_one_user: int = 3
-    """… of one user: whose jobs all hang leaves a slot for another's, and those who wait take turns."""
-    reusable_s: float = 300.0
-    """Evidence of the same run that is younger than this, and that was taken since an incident began, is not
-    collected a second time for it."""
     apart_s: float = 60.0
     """Between the starts of two collections of one run that nobody waits for: each stops nothing, but costs
     its nodes. One that a person or an action waits for starts at once; budgets and cooldowns bound these."""
     slack_s: float = 30.0  # For a node to fetch its command, to read everything but stacks, and to send the answer.
-    finished_kept: int = 64
-    """Collections that are remembered when they are over, without their stacks, for those who asked for them."""
     probes_s: float = 15.0
     """For the answers of nodes that are still being asked about a filesystem when all evidence is in: a
     probe's deadline and a report."""
@@ -119,13 +117,13 @@ class Collector:
         self._limits = limits
         self.store = EvidenceStore(config, journal, writer, cluster.left_out, self._spawn)
         self._filesystem_stall = config.detectors.of(FilesystemStall)
-        self._known = KnownCollections(limits.finished_kept)
+        self._known = KnownCollections(FINISHED_KEPT)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._slots = FairSlots(limits.at_once, limits.of_one_user)
+        self._slots = FairSlots(AT_ONCE, OF_ONE_USER)
 
     # ------------------------------------------------------------------------------------ who wants it
 
-    def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView] = NO_VIEWS) -> None:
+    def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView]) -> None:
         """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
 
         `views` are those of its jobs that somebody has looked at in this moment already.
@@ -151,7 +149,7 @@ class Collector:
         """The collection that counts for an incident whose trouble began at `opened_at` (date): made since
         then, or a new one."""
         for found in self._known.of(job):
-            lately = found.incident_id is not None and now - found.began < self._limits.reusable_s
+            lately = found.incident_id is not None and now - found.began < REUSABLE_S
             if found.counts_for(opened_at) and (lately or not found.finished.is_set()):
                 return self._store(found, incident_id)
         return self._new(job, now, incident_id)
@@ -233,7 +231,9 @@ class Collector:
                 found.ras_nodes = ras_nodes(found, self._cluster, incidents, found.began)
                 await self._ask_all(found)
                 await self._ask_ras_again(found)
-                await self._await_probes(found)
+                mounts = self._request_probes(found)
+                if mounts:  # whose fault a blocked filesystem is, the other nodes tell: their answers are waited for
+                    await self._probes.answered(mounts, self._limits.probes_s)
                 self._conclude(found)
         except (Exception, asyncio.CancelledError) as error:
             found.error = type(error).__name__
@@ -262,12 +262,6 @@ class Collector:
                 for wanted in probes_wanted(view, filesystem):
                     self._probes.probe(wanted, now)
         return frozenset(mounts)
-
-    async def _await_probes(self, found: Collected) -> None:
-        """Whose fault a blocked filesystem is, the other nodes tell: their answers are waited for."""
-        mounts = self._request_probes(found)
-        if mounts:
-            await self._probes.answered(mounts, self._limits.probes_s)
 
     def _view(self, now: float) -> ClusterView:
         """As the last tick saw everything, with the filesystems as they are now."""
@@ -366,7 +360,15 @@ class Collector:
         self._cluster.runs.add_records(
             found.job.job_id, found.job.restarts, gathered.collectives, found.began, own_words_of(found, view, now), now
         )
-        found.diagnosis = self._diagnose(gathered, view, now)
+        cluster = self._view(now)
+        found.diagnosis = diagnose(
+            cluster,
+            view,
+            gathered,
+            blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
+            limits=self._judgement.hang_limits(view),
+            limit_s=self._judgement.limits_s.get(view.job.job_id),
+        )
         if found.incident_id is None:
             return
         incident = self._judgement.incidents.get(found.incident_id)
@@ -398,17 +400,6 @@ class Collector:
         differences = [each.line for each in diagnosis.differences[:4]]
         said = [diagnosis.summary, *groups, *differences, *hints]
         self._writer.write(lambda: self._diagnosed(incident, said))
-
-    def _diagnose(self, gathered: JobEvidence, view: JobView, now: float) -> Diagnosis:
-        cluster = self._view(now)
-        return diagnose(
-            cluster,
-            view,
-            gathered,
-            blocked_for_s=blocked_limit_s(cluster, view, self._filesystem_stall),
-            limits=self._judgement.hang_limits(view),
-            limit_s=self._judgement.limits_s.get(view.job.job_id),
-        )
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

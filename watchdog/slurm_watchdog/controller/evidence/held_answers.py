@@ -49,13 +49,12 @@ class HeldAnswers:
         hold_s = min(interval_s - BEFORE_NEXT_S, self._commands.silent_s(node))
         if hold_s <= 0.0:
             return None
-        if self._commands.asked_age_s(node) > AGAIN_S and not self._has_urgent_job(node, now, interval_s):
-            return None
-        return self._commands.arrival(node, hold_s)
-
-    def _has_urgent_job(self, node: str, now: float, interval_s: float) -> bool:
         jobs = (job.job_id for job, _ in self._state.jobs_on(node, now))
-        return any(self._is_urgent(job_id, now, interval_s) or self._is_acted_on(job_id) for job_id in jobs)
+        if self._commands.asked_age_s(node) <= AGAIN_S or any(
+            self._is_urgent(job_id, now, interval_s) or self._is_acted_on(job_id) for job_id in jobs
+        ):
+            return self._commands.arrival(node, hold_s)
+        return None
 
     def _is_urgent(self, job_id: str, now: float, interval_s: float) -> bool:
         run = self._state.runs.get(job_id)

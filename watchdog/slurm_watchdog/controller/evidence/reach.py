@@ -109,16 +109,13 @@ class Reach:
 
     async def _ask(self, node: str, witnesses: list[str], now: float) -> None:
         try:
-            await self._compare(node, witnesses, now)
+            there, *others = await asyncio.gather(*(self._is_there(name) for name in (node, *witnesses)))
+            if there is False and True in others:
+                self._state.unreached.note(node, now)
+            elif there is not False:
+                self._state.unreached.forget(node)
         finally:
             del self._tasks[node]
-
-    async def _compare(self, node: str, witnesses: list[str], now: float) -> None:
-        there, *others = await asyncio.gather(*(self._is_there(name) for name in (node, *witnesses)))
-        if there is False and True in others:
-            self._state.unreached.note(node, now)
-        elif there is not False:
-            self._state.unreached.forget(node)
 
     async def _is_there(self, node: str) -> bool | None:
         address = self._state.address_of(node)

@@ -9,14 +9,14 @@ comes from a job's user: everybody may read it.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.base.text import duration, fold, one_line, plural
 from slurm_watchdog.controller.health.job import (
-    Blind,
+    HealthInputs,
     NotJudged,
     job_context,
     job_health,
@@ -24,7 +24,7 @@ from slurm_watchdog.controller.health.job import (
 )
 from slurm_watchdog.controller.policy.access import public_sentence
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.documents import Delivery, JobHealth, Level, Reason
+from slurm_watchdog.model.documents import JobHealth, Level, Reason
 from slurm_watchdog.model.incidents import Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.slurm_states import RUNNING
 
@@ -33,31 +33,6 @@ UNDELIVERED_S = 60.0  # Failures that are over within a minute (a restart of the
 NAMED = 3  # Jobs that a headline names for one reason.
 ORDER = (Level.CRITICAL, Level.UNKNOWN, Level.WARNING, Level.OK)
 """An incident outranks blindness, and blindness a warning."""
-
-
-class HealthInputs(Struct):
-    """All that the judgement is made of, at one moment."""
-
-    view: ClusterView
-    limits_s: Mapping[str, float]
-    incidents: Collection[Incident]  # Open ones.
-    mode: str
-    mode_words: str = ""  # It, with what the policy does otherwise; empty: nothing.
-    tick_age_s: float | None  # Since the last complete tick; None: there was none.
-    journal_error: str | None = None
-    slurm_error: str | None = None
-    slurm_patience_s: float = 60.0  # A listing older than this says nothing about now.
-    slurm_notes: Sequence[str] = ()
-    patience_s: tuple[float, float] | None = None  # See `JobContext`.
-    paused: tuple[str, str] | None = None  # (reason, by).
-    warming_up: bool = False
-    acting: Mapping[str, str] = {}  # Job -> what the action on it waits for, or that it is under way.
-    restarting: frozenset[str] = frozenset()
-    """Jobs that an action has started again, or is about to, and that are not seen to train yet."""
-    deliveries: Sequence[Delivery] = ()
-    busy_share: float | None = None  # See `busy`; None: not known.
-    report_interval_s: float = 5.0  # Of each agent, as it was asked for.
-    personal: bool = False  # Of a `run` or `attach`.
 
 
 class Health(Struct):
@@ -87,10 +62,7 @@ def health(seen: HealthInputs) -> Health:
     view = seen.view
     blind = _all_blind(seen)
     seen = replace(seen, restarting=seen.restarting | restarting_jobs(view))
-    sight = job_context(
-        view, seen.limits_s, seen.incidents, seen.acting, blind, patience_s=seen.patience_s, personal=seen.personal
-    )
-    sight = replace(sight, restarting=seen.restarting)
+    sight = job_context(seen, blind)
     jobs = tuple(job_health(job, sight) for job in view.jobs)
     reasons = [
         *_incidents(seen),
@@ -111,11 +83,11 @@ def health(seen: HealthInputs) -> Health:
     )
 
 
-def _all_blind(seen: HealthInputs) -> Blind | None:
+def _all_blind(seen: HealthInputs) -> JobHealth | None:
     """Why no job can be judged at all."""
     age_s = seen.view.slurm_age_s
     if age_s is None or age_s > seen.slurm_patience_s or seen.view.slurm_excused:
-        return Blind(why=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
+        return JobHealth(not_judged=NotJudged.SLURM_UNREACHABLE, reason="Slurm does not answer", todo="scontrol ping")
     return None
 
 
@@ -176,12 +148,16 @@ def _agents(seen: HealthInputs) -> Iterable[Reason]:
         yield _warning(f"{plural(len(view.silent_nodes), 'node')} silent: {nodes}")
 
 
-def _jobs(jobs: Sequence[JobHealth], blind: Blind | None) -> Iterable[Reason]:
+def _jobs(jobs: Sequence[JobHealth], blind: JobHealth | None) -> Iterable[Reason]:
     """Jobs that no reason names yet: beyond their limit, not judged, with an action under way."""
     nothing = bool(jobs) and all(each.not_judged for each in jobs)
     groups: dict[tuple[str, str], list[JobHealth]] = {}
     for each in jobs:
-        if each.level is not Level.OK and not each.by_incident and (blind is None or each.not_judged is not blind.why):
+        if (
+            each.level is not Level.OK
+            and not each.by_incident
+            and (blind is None or each.not_judged is not blind.not_judged)
+        ):
             groups.setdefault((each.state, each.reason), []).append(each)
     ranked = sorted(groups.items(), key=lambda group: -len(group[1]))
     for (state, reason), some in ranked[:NAMED]:

@@ -7,7 +7,9 @@ everybody may read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from slurm_watchdog.analysis.progress_limit import RHYTHM
 from slurm_watchdog.analysis.rank_motion import is_proven
@@ -19,7 +21,7 @@ from slurm_watchdog.detect.log_error import RISES
 from slurm_watchdog.detect.registry import spec_of
 from slurm_watchdog.knowledge.frameworks import title_of, what_to_do
 from slurm_watchdog.model.cluster_view import ClusterView, JobView
-from slurm_watchdog.model.documents import JobHealth, Level
+from slurm_watchdog.model.documents import Delivery, JobHealth, Level
 from slurm_watchdog.model.incidents import NOBODY, Incident, IncidentKind, IncidentState, Severity
 from slurm_watchdog.model.supervisor import SupervisorState
 
@@ -44,7 +46,6 @@ TRAINING_UNREAD = "training, steps unread"  # Its ranks are seen to move, or it 
 STARTING = "starting"
 RESTARTING = "restarting"
 BEYOND = "beyond its limit"
-NOT_JUDGED = "not judged"
 NO_TRAINING = "no training seen"
 NO_TRAINING_WHY = (
     "it holds no GPU, its log names no framework, and it has not several Python ranks: it is not expected to make steps"
@@ -56,28 +57,41 @@ PYTHON = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
 
 
-class Blind(Struct):
-    """Why no job at all can be judged."""
+class HealthInputs(Struct):
+    """All that the judgement is made of, at one moment."""
 
-    why: NotJudged
-    reason: str
-    todo: str
+    view: ClusterView
+    limits_s: Mapping[str, float]
+    incidents: Collection[Incident]  # Open ones.
+    mode: str
+    mode_words: str = ""  # It, with what the policy does otherwise; empty: nothing.
+    tick_age_s: float | None  # Since the last complete tick; None: there was none.
+    journal_error: str | None = None
+    slurm_error: str | None = None
+    slurm_patience_s: float = 60.0  # A listing older than this says nothing about now.
+    slurm_notes: Sequence[str] = ()
+    patience_s: tuple[float, float] | None = None
+    """Time without a step after which a job whose ranks all do nothing is reported, and any other; None: never."""
+    paused: tuple[str, str] | None = None  # (reason, by).
+    warming_up: bool = False
+    acting: Mapping[str, str] = {}  # Job -> what the action on it waits for, or that it is under way.
+    restarting: frozenset[str] = frozenset()
+    """Jobs that an action has started again, or is about to, and that are not seen to train yet."""
+    deliveries: Sequence[Delivery] = ()
+    busy_share: float | None = None  # See `busy`; None: not known.
+    report_interval_s: float = 5.0  # Of each agent, as it was asked for.
+    personal: bool = False
+    """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
 
 
 class JobContext(Struct):
     """What is the same for every job of one look."""
 
+    seen: HealthInputs
     reporting: frozenset[str]
     """Nodes of which a report was seen lately: not those that a stall of the controller excuses."""
-    limits_s: Mapping[str, float]
     incidents: Mapping[str, tuple[Incident, ...]]  # Job -> its open incidents.
-    acting: Mapping[str, str]  # Job -> what the action on it waits for.
-    restarting: frozenset[str] = frozenset()  # See `HealthInputs`.
-    blind: Blind | None = None
-    patience_s: tuple[float, float] | None = None
-    """Time without a step after which a job whose ranks all do nothing is reported, and any other; None: never."""
-    personal: bool = False
-    """A `run` or `attach`: agents look into their own user's processes, root's, too, and its job is a training."""
+    blind: JobHealth | None
 
 
 def restarting_jobs(view: ClusterView) -> frozenset[str]:
@@ -92,30 +106,18 @@ def restarting_jobs(view: ClusterView) -> frozenset[str]:
     return frozenset(ended | ((again | in_place.keys()) - trains - over))
 
 
-def job_context(
-    view: ClusterView,
-    limits_s: Mapping[str, float],
-    incidents: Iterable[Incident],
-    acting: Mapping[str, str],
-    blind: Blind | None,
-    *,
-    patience_s: tuple[float, float] | None = None,
-    personal: bool = False,
-) -> JobContext:
-    """The surroundings of the jobs of `view`."""
-    by_job: dict[str, list[Incident]] = {}
-    for incident in incidents:
+def job_context(seen: HealthInputs, blind: JobHealth | None) -> JobContext:
+    """The surroundings of the jobs of its view; `blind`: why no job at all can be judged."""
+    view, by_job = seen.view, dict[str, list[Incident]]()
+    for incident in seen.incidents:
         if incident.kind != IncidentKind.OPERATOR_RESTART:
             for job_id in incident.jobs_now or incident.job_ids:
                 by_job.setdefault(job_id, []).append(incident)
     return JobContext(
+        seen=seen,
         reporting=frozenset(view.reporting_nodes).difference(view.excused_nodes, view.silent_nodes),
-        limits_s=limits_s,
         incidents={job_id: tuple(found) for job_id, found in by_job.items()},
-        acting=acting,
         blind=blind,
-        patience_s=patience_s,
-        personal=personal,
     )
 
 
@@ -125,8 +127,8 @@ def job_health(view: JobView, sight: JobContext) -> JobHealth:
     open_ones = sight.incidents.get(job_id, ())
     firing = [each for each in open_ones if each.state is IncidentState.FIRING]
     pending = len(firing) < len(open_ones)
-    waits = sight.acting.get(job_id, "")
-    if job_id in sight.restarting:
+    waits = sight.seen.acting.get(job_id, "")
+    if job_id in sight.seen.restarting:
         return JobHealth(
             job_id=job_id, state=RESTARTING, level=Level.WARNING, by_incident=bool(firing),
             reason=waits.partition(" (for ")[0] or "its command ended, and is started again",
@@ -142,13 +144,14 @@ def job_health(view: JobView, sight: JobContext) -> JobHealth:
     if waits:
         return JobHealth(job_id=job_id, state="an action is under way", level=Level.WARNING, reason=waits)
     unseen = sight.blind or _unseen(view, sight)
-    if unseen is not None and unseen.why in OF_A_TRAINING and not (open_ones or sight.personal or _may_train(view)):
+    if (
+        unseen is not None
+        and unseen.not_judged in OF_A_TRAINING
+        and not (open_ones or sight.seen.personal or _may_train(view))
+    ):
         return JobHealth(job_id=job_id, state=NO_TRAINING, level=Level.OK, reason=NO_TRAINING_WHY)
     if unseen is not None:
-        return JobHealth(
-            job_id=job_id, state=NOT_JUDGED, level=Level.UNKNOWN, reason=unseen.reason, todo=unseen.todo,
-            not_judged=unseen.why,
-        )  # fmt: skip
+        return replace(unseen, job_id=job_id)
     return _as_it_trains(view, sight, firing, pending)
 
 
@@ -166,11 +169,11 @@ def _may_train(view: JobView) -> bool:
 
 def _as_it_trains(view: JobView, sight: JobContext, firing: list[Incident], pending: bool) -> JobHealth:
     job_id, progress = view.job.job_id, view.progress
-    limit_s = sight.limits_s.get(job_id)
+    limit_s = sight.seen.limits_s.get(job_id)
     age_s = view.run_age_s if progress is None else progress.age_s
     if progress is not None and limit_s is not None and age_s > limit_s:
         reason = f"no step for {duration(age_s)}, and {duration(limit_s)} is its limit"
-        todo = _until_reported(job_id, sight.patience_s)
+        todo = _until_reported(job_id, sight.seen.patience_s)
         return JobHealth(job_id=job_id, state=BEYOND, level=Level.WARNING, reason=reason, todo=todo)
     begun = TRAINING_UNREAD if _is_followed(view) else STARTING
     state = (view.phase or begun) if progress is None else (progress.phase or TRAINING)
@@ -207,52 +210,54 @@ def _is_followed(view: JobView) -> bool:
     return is_proven(view.motion) or (view.saved_age_s is not None and len(view.save_intervals_s) >= RHYTHM)
 
 
-def _unseen(view: JobView, sight: JobContext) -> Blind | None:
+def _unseen(view: JobView, sight: JobContext) -> JobHealth | None:
     """Why this job's progress cannot be read; None if it can, or may be soon."""
     job, progress = view.job, view.progress
     missing = [node for node in job.nodes if node not in sight.reporting]
     where = ",".join(fold(missing[:8])) + (" and more" if len(missing) > 8 else "")
     look = f"on {where}: systemctl status slurm-watchdog-agent"
-    if sight.personal:
+    if sight.seen.personal:
         look = "see agent.log in the directory of this `run`"
     if job.nodes and len(missing) == len(job.nodes):
         why = NotJudged.AGENT_SILENT if set(missing) & set(view.silent_nodes) else NotJudged.NO_AGENT
-        return Blind(why=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look)
+        return JobHealth(
+            not_judged=why, reason=f"no agent reports from its {plural(len(missing), 'node')} {where}", todo=look
+        )
     if job.batch_host in missing:
-        return Blind(
-            why=NotJudged.AGENT_SILENT,
+        return JobHealth(
+            not_judged=NotJudged.AGENT_SILENT,
             reason=f"the agent of {job.batch_host}, which reads its log, does not report",
             todo=look,
         )
     if progress is not None or _is_followed(view):
         return None
-    if not view.processes and NOBODY < job.uid <= MAX_SYSTEM_UID and not sight.personal:
+    if not view.processes and NOBODY < job.uid <= MAX_SYSTEM_UID and not sight.seen.personal:
         who = "root" if job.uid == 0 else "a system account"
-        return Blind(
-            why=NotJudged.SYSTEM_ACCOUNT, reason=f"it belongs to {who}, whose processes are not looked into",
+        return JobHealth(
+            not_judged=NotJudged.SYSTEM_ACCOUNT, reason=f"it belongs to {who}, whose processes are not looked into",
             todo="submit it as an ordinary user",
         )  # fmt: skip
     if view.run_age_s < FIRST_LOOK_S:
         return None
     if not view.processes:
-        return Blind(
-            why=NotJudged.NO_PROCESSES, reason="no process of it was found on its nodes",
+        return JobHealth(
+            not_judged=NotJudged.NO_PROCESSES, reason="no process of it was found on its nodes",
             todo=f"on {','.join(fold(job.nodes[:1])) or 'its node'}: slurm-watchdog agent --once",
         )  # fmt: skip
     if view.log is None:
-        return Blind(
-            why=NotJudged.LOG_UNREAD, reason="no agent could read its log",
+        return JobHealth(
+            not_judged=NotJudged.LOG_UNREAD, reason="no agent could read its log",
             todo=(
                 "see that its --output is a file on a filesystem that its first node can read, or name one in "
                 "jobs.progress_files"
             ),
         )  # fmt: skip
-    limit_s = sight.limits_s.get(job.job_id)
+    limit_s = sight.seen.limits_s.get(job.job_id)
     if limit_s is None or view.run_age_s <= limit_s:
         return None
     title = title_of(view.log.framework)
     of = f" of {title}" if title else ""
-    return Blind(
-        why=NotJudged.NO_STEP, reason=f"no step could be read from its log{of} for {duration(view.run_age_s)}",
+    return JobHealth(
+        not_judged=NotJudged.NO_STEP, reason=f"no step could be read from its log{of} for {duration(view.run_age_s)}",
         todo=what_to_do(view.log.framework),
     )  # fmt: skip

@@ -7,7 +7,6 @@ from collections import Counter as Tally
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from itertools import islice
-from types import MappingProxyType
 from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -97,7 +96,6 @@ MAX_OPERATIONS = 200
 MAX_LOG_ERRORS = 500  # Series, of whichever jobs come first.
 SILENCED = "silenced"
 """In the place of the state of an incident that fires and is silenced: alerts of Prometheus ask for `firing`."""
-NO_OPERATIONS: Mapping[str, str] = MappingProxyType({})
 MAX_JOB_INCIDENTS = 800
 MAX_NOT_JUDGED = 400
 MAX_JOBS = 3500
@@ -268,8 +266,8 @@ class ControllerMetrics:
         view: ClusterView,
         limits_s: dict[str, float],
         open_incidents: Iterable[Incident],
-        operations: Mapping[str, str] = NO_OPERATIONS,
-        is_silenced: Callable[[Incident], bool] = lambda incident: False,
+        operations: Mapping[str, str],
+        is_silenced: Callable[[Incident], bool],
     ) -> None:
         """Sets every gauge from one view; series of jobs that are gone go as well. `operations`: job -> where
         an action on it is.

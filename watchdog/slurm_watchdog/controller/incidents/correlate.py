@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from slurm_watchdog.base.structs import Struct, picked
@@ -56,21 +55,18 @@ FORGET_AFTER_S = 3600.0
 after this."""
 
 
-class CorrelateSettings(Struct):
-    hold_s: Mapping[str, float]
-    resolve_after_s: float = RESOLVE_AFTER_S
-
-
 class CorrelateContext(Struct):
     """When, and in which world, findings are turned into incidents."""
 
     mono: float
     wall: float
+    hold_s: Mapping[str, float]  # Kind -> for how long its condition has to last before it fires.
+    resolve_after_s: float = RESOLVE_AFTER_S
     restarts: Mapping[str, int]  # Restart count of every job that is active now.
     over: frozenset[str] = frozenset()  # Jobs that Slurm says have ended.
     blind: bool = False  # Nothing is judged at this moment: that no detector says anything means nothing.
     unheard_nodes: frozenset[str] = frozenset()  # Nodes that Slurm lists and that do not report.
-    owners: Mapping[str, int] = msgspec.field(default_factory=dict)
+    owners: Mapping[str, int] = {}
     """Uid of the owner of every job that Slurm has listed."""
     acting: frozenset[str] = frozenset()
     """Incidents with an action under way: nothing changes about them until it has ended."""
@@ -79,7 +75,6 @@ class CorrelateContext(Struct):
 def correlate(
     open_incidents: Sequence[Incident],
     findings: Sequence[Finding],
-    settings: CorrelateSettings,
     moment: CorrelateContext,
     new_id: Callable[[], str],
     settled: Sequence[Incident] = (),
@@ -96,7 +91,7 @@ def correlate(
     known = set()
     for incident in open_incidents:
         known.add((incident.kind, incident.subject))
-        changed = _update(incident, by_subject.get((incident.kind, incident.subject)), settings, moment)
+        changed = _update(incident, by_subject.get((incident.kind, incident.subject)), moment)
         if changed is not None:
             after.append(changed)
     for (kind, subject), finding in by_subject.items():
@@ -113,15 +108,11 @@ def correlate(
             _inhibit(incident, causes.get(incident.kind, ()), suspected, moment),
             incident.inhibited_by,
             ended,
-            settings,
             moment,
         )
         for incident in after
     ]
-    return [
-        _fire(incident, settings, moment) if (incident.kind, incident.subject) in bad else incident
-        for incident in inhibited
-    ]
+    return [_fire(incident, moment) if (incident.kind, incident.subject) in bad else incident for incident in inhibited]
 
 
 def _open(finding: Finding, moment: CorrelateContext, incident_id: str) -> Incident:
@@ -166,9 +157,7 @@ def _runs(finding: Finding, moment: CorrelateContext) -> tuple[tuple[str, int], 
     return tuple((job, moment.restarts[job]) for job in finding.job_ids if job in moment.restarts)
 
 
-def _update(
-    incident: Incident, finding: Finding | None, settings: CorrelateSettings, moment: CorrelateContext
-) -> Incident | None:
+def _update(incident: Incident, finding: Finding | None, moment: CorrelateContext) -> Incident | None:
     """The incident after one finding; None if a pending one came to nothing."""
     if incident.id in moment.acting:
         return incident
@@ -181,12 +170,11 @@ def _update(
         return _resolve(incident, moment, "the run that it was about has ended")
     if finding is None:
         heard = incident.pending_mono if incident.heard_mono is None else incident.heard_mono
-        forgettable = (by_hardware or not incident.runs) and not moment.blind and not _is_unheard(incident, moment)
-        if forgettable and moment.mono - heard > FORGET_AFTER_S:
+        waits = moment.blind or _is_unheard(incident, moment)
+        if (by_hardware or not incident.runs) and not waits and moment.mono - heard > FORGET_AFTER_S:
             return _resolve(
                 incident, moment, "no finding about it for 1 h, and its node reports or is no longer in Slurm"
             )
-        waits = moment.blind or _is_unheard(incident, moment)
         return replace(incident, **NOT_ACTIONABLE, heard_mono=moment.mono if waits else heard)
     incident = replace(incident, heard_mono=moment.mono)
     if finding.truth is Truth.UNKNOWN:
@@ -205,7 +193,7 @@ def _update(
     if incident.state is IncidentState.PENDING:
         return None
     since = moment.mono if incident.clear_mono is None else incident.clear_mono
-    if moment.mono - since >= settings.resolve_after_s:
+    if moment.mono - since >= moment.resolve_after_s:
         return _resolve(incident, moment, mask_words(finding.summary))
     return replace(incident, clear_mono=since, **NOT_ACTIONABLE)
 
@@ -272,8 +260,6 @@ def _inhibit(
             and incident.state is IncidentState.PENDING
             and finding.kind in kinds
             and finding.kind not in spec_of(incident.kind).not_delayed_by
-            and finding.duration_s > 0
-            and finding.wanted
             and set(finding.job_ids) & set(incident.job_ids)
         ):
             return replace(incident, inhibited_by=f"suspicion:{finding.kind}")
@@ -289,7 +275,6 @@ def _in_aftermath(
     incident: Incident,
     explained_by: str | None,
     ended: Sequence[Incident],
-    settings: CorrelateSettings,
     moment: CorrelateContext,
 ) -> Incident:
     """An incident that nothing explains now, held back by one that has ended: one that is pending, and that it
@@ -304,7 +289,7 @@ def _in_aftermath(
             continue
         of_nodes = spec_of(other.kind).subject in _OF_NODES
         # An action, or the end of its run, has ended it while it lasted; else it was gone for so long by then.
-        gone_s = 0.0 if other.clear_mono is None else settings.resolve_after_s
+        gone_s = 0.0 if other.clear_mono is None else moment.resolve_after_s
         began_before = other.resolved_at + (BEGINS_AFTER_S if of_nodes else -gone_s)
         young = moment.wall - other.resolved_at <= lasts_s
         if young and incident.opened_at < began_before and _same_matter(incident, other):
@@ -348,12 +333,12 @@ def _same_place(incident: Incident, cause: Incident) -> bool:
     )
 
 
-def _fire(incident: Incident, settings: CorrelateSettings, moment: CorrelateContext) -> Incident:
+def _fire(incident: Incident, moment: CorrelateContext) -> Incident:
     held_s = moment.mono - incident.pending_mono
     if (
         incident.state is not IncidentState.PENDING
         or incident.inhibited_by is not None
-        or held_s < settings.hold_s.get(incident.kind, 0.0)
+        or held_s < moment.hold_s.get(incident.kind, 0.0)
     ):
         return incident
     return replace(

@@ -15,7 +15,6 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.config.schema import Config
 from slurm_watchdog.controller.incidents.correlate import (
     CorrelateContext,
-    CorrelateSettings,
     correlate,
     lasts_in_aftermath,
     with_hardware_cause,
@@ -172,7 +171,7 @@ class Judge:
         self.hangs = HangMemory(hangs)
         self.config = config
         self.state = state
-        self._open = OpenIncidents(incidents)
+        self.incidents = OpenIncidents(incidents)  # The open ones, to be read.
         self._new_id = new_id
         self._on_failure = on_failure
         self._settings = config.detectors.settings()
@@ -186,18 +185,13 @@ class Judge:
         self.view = ClusterView(now=0.0)  # What the newest judgement was about.
         self.limits_s: dict[str, float] = {}  # Job id -> the longest time without a step that is normal for it now.
 
-    @property
-    def incidents(self) -> OpenIncidents:
-        """The open ones, to be read."""
-        return self._open
-
     def add(self, incident: Incident) -> None:
         """Opens an incident that no detector found: a person's request."""
-        self._open.add(incident)
+        self.incidents.add(incident)
 
     def close(self, over: Incident) -> None:
         """Ends an open incident because its action has ended, or was refused."""
-        self._open.close(over.id)
+        self.incidents.close(over.id)
         self._settled.append(over)
 
     @property
@@ -291,21 +285,20 @@ class Judge:
         over = frozenset(job for job in involved if fresh and job not in active and job not in unsure)
         unheard = frozenset(each.name for each in self.view.slurm_nodes).difference(self.view.reporting_nodes)
         moment = CorrelateContext(
-            mono=now, wall=wall, restarts=active, over=over, acting=acting, blind=not fresh, unheard_nodes=unheard,
+            mono=now, wall=wall, hold_s=self._holds_s, restarts=active,
+            resolve_after_s=RESOLVE_AFTER_REPORTS * self.config.agent.interval,
+            over=over, acting=acting, blind=not fresh, unheard_nodes=unheard,
             owners={job.job_id: job.uid for job in self.state.jobs.values()},
         )  # fmt: skip
         before = {incident.id: incident for incident in self.incidents}
-        settings = CorrelateSettings(
-            hold_s=self._holds_s, resolve_after_s=RESOLVE_AFTER_REPORTS * self.config.agent.interval
-        )
         findings = [masked(each) if each.truth is not Truth.OK else each for each in findings]
         findings = self._with_past(with_hardware_cause(findings))
         findings = within_room(findings, self.incidents, self.state.left_out)
         self._settled = [each for each in self._settled if lasts_in_aftermath(each, wall)][-MAX_SETTLED:]
-        after = correlate(self.incidents, findings, settings, moment, self._new_id, self._settled)
+        after = correlate(self.incidents, findings, moment, self._new_id, self._settled)
         after = [self._with_hang(each, before.get(each.id), wall) for each in after]
         self._settled += [each for each in after if each.state is IncidentState.RESOLVED]
-        self._open.renew(i for i in after if i.state is not IncidentState.RESOLVED)
+        self.incidents.renew(i for i in after if i.state is not IncidentState.RESOLVED)
         for incident in self.incidents:
             if spec_of(incident.kind).delays_steps:
                 self.state.runs.note_trouble(incident.job_ids, now)
@@ -326,10 +319,6 @@ class Judge:
             return incident
         said = self.hangs.note(incident, self.view, wall)
         return incident if said is None else replace(incident, facts=(said, *incident.facts))
-
-    def why_held(self, incident_id: str) -> str | None:
-        """Why a restart for this incident would end in the same place again; None if that is not known."""
-        return self.hangs.why_held(incident_id)
 
     def settle(self, change: IncidentChange, now: float) -> None:
         """A filesystem that is well again: its jobs' clocks are restarted."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import overload
+from typing import Any
 
 from slurm_watchdog.base.capped import LeftOut
 from slurm_watchdog.model.incidents import Finding, Incident, Truth
@@ -18,23 +18,16 @@ class OpenIncidents(Sequence[Incident]):
     them. A walk over them sees them as they were when the walk began."""
 
     def __init__(self, incidents: Iterable[Incident] = ()):
-        self._by_id = {incident.id: incident for incident in incidents}
-        self._all = tuple(self._by_id.values())
+        self.renew(incidents)
 
-    @overload
-    def __getitem__(self, index: int) -> Incident: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> tuple[Incident, ...]: ...
-
-    def __getitem__(self, index: int | slice) -> Incident | tuple[Incident, ...]:
-        return self._all[index]
+    def __getitem__(self, index: Any) -> Any:
+        return tuple(self)[index]
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._by_id)
 
     def __iter__(self) -> Iterator[Incident]:
-        return iter(self._all)
+        return iter(tuple(self._by_id.values()))
 
     def get(self, incident_id: str) -> Incident | None:
         """The open incident with this id."""
@@ -43,17 +36,14 @@ class OpenIncidents(Sequence[Incident]):
     def add(self, incident: Incident) -> None:
         """Opens one, or puts it in the place of the one with its id."""
         self._by_id[incident.id] = incident
-        self._all = tuple(self._by_id.values())
 
     def close(self, incident_id: str) -> None:
         """It is not open any more; nothing happens if it was not."""
-        if self._by_id.pop(incident_id, None) is not None:
-            self._all = tuple(self._by_id.values())
+        self._by_id.pop(incident_id, None)
 
     def renew(self, incidents: Iterable[Incident]) -> None:
         """These, and no others, are open now."""
         self._by_id = {incident.id: incident for incident in incidents}
-        self._all = tuple(self._by_id.values())
 
 
 def within_room(findings: Sequence[Finding], incidents: Iterable[Incident], left_out: LeftOut) -> list[Finding]:

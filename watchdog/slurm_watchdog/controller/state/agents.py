@@ -124,11 +124,9 @@ class Agents:
         self._registered += 1
         if before is None:
             self._names = ()
-        same_boot = before is not None and before.boot_id == report.boot_id
-        same_agent = before is not None and before.agent_id == report.agent_id
         self._agents[report.node] = _Agent(
-            boot_id=before.boot_id if before is not None and same_boot else report.boot_id,
-            agent_id=before.agent_id if before is not None and same_agent else report.agent_id,
+            boot_id=report.boot_id,
+            agent_id=report.agent_id,
             sequence=report.sequence,
             reported_at=max(made_at, before.reported_at) if before is not None else made_at,
             whole=self._base(report),

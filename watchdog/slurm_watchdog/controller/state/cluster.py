@@ -6,7 +6,7 @@ of one job, (job id, restart count): a restart drops all of it, so that nothing 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
@@ -49,6 +49,8 @@ from slurm_watchdog.model.supervisor import in_use, left_behind
 READ_ON_S = 60.0  # A job's logs are followed this long after its end: the last lines tell why.
 UNREAD_S = 30.0  # A node that has returned and reads no log counts as silent for so long.
 KEPT_NODE_S = 86_400.0  # A node that Slurm does not list (any more) is forgotten so long after its last report.
+NOTES: Mapping[str, Callable[..., None]] = {"logs": note_log, "checkpoints": note_on_disk, "events": note_event}
+"""Field of a report -> what takes a row of it into its run, in this order."""
 
 
 class ClusterState:
@@ -194,15 +196,10 @@ class ClusterState:
                 follow_start(run, supervisor.status, made_at, report.interval_s)
         self.gpus.apply(report, made_at)
         self.nodes.apply(report, made_at)
-        for log in report.logs:
-            if (run := self._run(log.job_id)) is not None:
-                note_log(run, report.node, log, made_at)
-        for checkpoint in report.checkpoints:
-            if (run := self._run(checkpoint.job_id)) is not None:
-                note_on_disk(run, report.node, checkpoint, made_at)
-        for event in report.events:
-            if (run := self._run(event.job_id)) is not None:
-                note_event(run, report.node, event, made_at)
+        for name, note in NOTES.items():
+            for row in getattr(report, name):
+                if (run := self._run(row.job_id)) is not None:
+                    note(run, report.node, row, made_at)
         for probe in report.mounts:
             self.apply_probe(report.node, probe, now)
         return "accepted"
@@ -244,27 +241,14 @@ class ClusterState:
 
     # ------------------------------------------------------------------------------------ reading
 
-    def complete(self, report: Report, size: int = 0) -> Report | None:
-        """A report of changes as the full one it stands for, any other as it is; None if it builds on one
-        that is not known here. `size` is that on the wire."""
-        return self.agents.complete(report, size)
-
     def processes_on(self, node: str, job: SlurmJob) -> tuple[Process, ...]:
         """What a node's newest report says of the processes of a job, of whichever run."""
         names = process_ids(job)
         return tuple(each for each in self.agents.processes(node) if each.job_id in names)
 
-    def reporting_nodes(self, now: float) -> tuple[str, ...]:
-        """The nodes that have reported lately, by name."""
-        return self.agents.reporting(now)
-
     def address_of(self, node: str) -> str | None:
         """The address that Slurm has for a node, as of its newest listing; None for a node that it does not list."""
         return self.node_addresses.get(node)
-
-    def known_nodes(self) -> tuple[str, ...]:
-        """All nodes that have ever reported, by name."""
-        return self.agents.known()
 
     def owner_of(self, job_id: str) -> int | None:
         """The uid of a job's owner, as Slurm says; None for a job that it does not list."""
@@ -353,7 +337,7 @@ class ClusterState:
             slurm_nodes=self._slurm_nodes,
             ended=tuple(self.runs.ended(now, self.jobs.values())),
             waiting=tuple(self._job_view(run, now) for run in self.runs.waiting()),
-            slurm_age_s=self.slurm_age_s(now),
+            slurm_age_s=None if self.slurm_at is None else now - self.slurm_at,
             slurm_excused=self._slurm_excused,
             excused_nodes=self.agents.excused(),
             slurm_problem=self.slurm_problem,
@@ -364,10 +348,6 @@ class ClusterState:
     def filesystem_views(self, now: float) -> tuple[FilesystemView, ...]:
         """The filesystems in trouble as they are at this moment, between two looks at everything."""
         return tuple(self.filesystems.views(self._blocked(now), now))
-
-    def slurm_age_s(self, now: float) -> float | None:
-        """Since Slurm's newest listing; None if there was none."""
-        return None if self.slurm_at is None else now - self.slurm_at
 
     def job_view(self, job_id: str, now: float) -> JobView | None:
         """One job alone, also while it is pending between two runs."""

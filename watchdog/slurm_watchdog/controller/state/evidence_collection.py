@@ -212,16 +212,14 @@ def main_call(rank: RankEvidence) -> str | None:
     return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
 
 
-def _known_dumps(view: JobView) -> tuple[StackSnapshot, ...]:
-    """What detectors have had dumped since the last step, oldest first."""
-    return view.snapshots if view.row is None or view.row.over else view.row.snapshots
-
-
 def dumps_to_ask(view: JobView | None) -> tuple[int, tuple[StackSnapshot, ...]]:
     """How many dumps a collection still needs, and those that are known and count: unless somebody moved in them, for
     then what they show is over."""
-    known = () if view is None else _known_dumps(view)
-    if view is None or not known or vote(known, view.ranks).moving:
+    if view is None:
+        return DUMPS, ()
+    # What detectors have had dumped since the last step, oldest first.
+    known = view.snapshots if view.row is None or view.row.over else view.row.snapshots
+    if not known or vote(known, view.ranks).moving:
         return DUMPS, ()
     return DUMPS - min(len(known), KNOWN_COUNT), known
 

@@ -5,10 +5,11 @@ A filesystem is taken up when a process blocks on it, or when an earlier control
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from slurm_watchdog.base.capped import Capped, LeftOut
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.knowledge.local_filesystems import LOCAL_TYPES
 from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer, ProcessView
 from slurm_watchdog.model.incidents import Incident
@@ -91,7 +92,12 @@ class Filesystems:
                 mount=filesystem.mount,
                 blocked=tuple(waiting),
                 known_nodes=tuple(sorted(filesystem.nodes)),
-                answers=tuple(_answers(filesystem.answers, now)),
+                answers=tuple(
+                    (node, picked(MountAnswer, probe, age_s=now - at, same_filesystem=same, uid=uid))
+                    for (node, uid), (probe, at, same) in sorted(
+                        filesystem.answers.items(), key=lambda each: (each[0][0], each[0][1] or -1)
+                    )
+                ),
             )
 
     def remember(self, incidents: Iterable[Incident], now: float) -> None:
@@ -122,23 +128,6 @@ def _bound(answers: dict[tuple[str, int | None], tuple[MountProbe, float, bool]]
     mine = [key for key in answers if key[0] == node]
     if len(mine) > MAX_USERS_ASKED:
         del answers[min(mine, key=lambda key: answers[key][1])]
-
-
-def _answers(
-    answers: Mapping[tuple[str, int | None], tuple[MountProbe, float, bool]], now: float
-) -> Iterable[tuple[str, MountAnswer]]:
-    for (node, uid), (probe, at, same) in sorted(answers.items(), key=lambda each: (each[0][0], each[0][1] or -1)):
-        yield (
-            node,
-            MountAnswer(
-                responding=probe.responding,
-                age_s=now - at,
-                seconds=probe.seconds,
-                error=probe.error,
-                same_filesystem=same,
-                uid=uid,
-            ),
-        )
 
 
 def is_local(device: str | None, fs_type: str | None) -> bool:

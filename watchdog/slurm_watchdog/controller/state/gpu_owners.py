@@ -28,7 +28,7 @@ class GpuOwner:
 class GpuPids:
     """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
 
-    left_out: LeftOut = field(default_factory=LeftOut)
+    left_out: LeftOut
     _owners: dict[str, dict[int, GpuOwner]] = field(default_factory=dict)
 
     def apply(self, report: Report, made_at: float) -> None:

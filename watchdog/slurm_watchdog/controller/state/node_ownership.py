@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from slurm_watchdog.base.structs import picked
 from slurm_watchdog.model.node_view import SlurmNodeView
 from slurm_watchdog.model.observations import Process
 from slurm_watchdog.model.report import JobDirectives, Report
@@ -57,18 +58,15 @@ def node_views(view: SlurmView, known: Iterable[SlurmNodeView], now: float) -> t
             back_at = now
         lost = 1 + (old.lost_listings or 0 if old is not None else 0) if is_lost(node.state) else 0
         found.append(
-            SlurmNodeView(
-                name=node.name,
-                state=node.state,
-                reason=node.reason,
-                runs_job=runs_job,
-                back_at=back_at,
-                lost_listings=lost,
+            picked(
+                SlurmNodeView, node, "name", "state", "reason", runs_job=runs_job, back_at=back_at, lost_listings=lost
             )
         )
     return tuple(found)
 
 
+OF_JOBS = ("processes", "logs", "events", "checkpoints", "wishes", "supervisors", "pressures", "usages")
+"""Fields of a report whose rows are about one job, or about none."""
 BY_SLURM = "slurm"  # See Process.member_by.
 JobOf = Callable[[str], SlurmJob | None]  # What agents call a job -> the job as Slurm listed it.
 
@@ -108,14 +106,7 @@ def of_own_jobs(report: Report, stranger: Callable[[str, str], bool]) -> tuple[R
         return known[job_id]
 
     kept = {
-        "processes": tuple(row for row in report.processes if own(row.job_id)),
-        "logs": tuple(row for row in report.logs if own(row.job_id)),
-        "events": tuple(row for row in report.events if own(row.job_id)),
-        "checkpoints": tuple(row for row in report.checkpoints if own(row.job_id)),
-        "wishes": tuple(row for row in report.wishes if own(row.job_id)),
-        "supervisors": tuple(row for row in report.supervisors if own(row.job_id)),
-        "pressures": tuple(row for row in report.pressures if row.job_id is None or own(row.job_id)),
-        "usages": tuple(row for row in report.usages if row.job_id is None or own(row.job_id)),
+        name: tuple(row for row in getattr(report, name) if row.job_id is None or own(row.job_id)) for name in OF_JOBS
     }
     if all(known.values()):
         return report, 0

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 from msgspec.structs import replace
 
@@ -45,9 +45,6 @@ IDLE_RATIO = 0.05  # A GPU below this does nothing: a process that merely holds 
 BUSY_RATIO = 0.5
 FAST_S, SLOW_S = 60.0, 7200.0  # Time constants of the averages: now, and usually.
 SETTLED_LOOKS = 6  # Busy looks before an average says anything: half a minute at the default interval.
-USUAL_LOOKS = {"clock": 60, "power": 24}
-"""Busy looks before what is usual is known: a card's clock over its own past, a program's power after two
-minutes of it."""
 CORRECTIONS = ("ecc_corrected", "pcie_replays", "nvlink_errors")
 """Counters of a GPU that rise when something is put right."""
 SAME_CORRECTIONS: Mapping[tuple[int | None, ...], tuple[int | None, ...]] = {
@@ -61,6 +58,8 @@ SAME_XID_S = 60.0  # NVML and the kernel's log tell the same Xid of the same GPU
 @dataclass(slots=True)
 class _Averages:
     """Of a card's clock under load: over about a minute, and over about two hours."""
+
+    wanted_looks: ClassVar[int] = 60  # Busy looks before what is usual is known: over the card's own past.
 
     fast: float | None = None
     slow: float | None = None
@@ -89,25 +88,18 @@ class _Averages:
     def usual(self) -> float | None:
         return self.slow if self.looks >= self.wanted_looks else None
 
-    @property
-    def wanted_looks(self) -> int:
-        return USUAL_LOOKS["clock"]
-
 
 class _PowerAverages(_Averages):
     """Of what a program has a GPU do. What is usual rises at once and falls slowly: while the program hangs, its power
     is no news about what it draws at work."""
 
     __slots__ = ()
+    wanted_looks = 24  # Two minutes of the program.
 
     def _add_slow(self, _value: float, fast: float, elapsed_s: float) -> None:
         if self.looks >= SETTLED_LOOKS:
             slow = _average(self.slow, fast, elapsed_s, SLOW_S)
             self.slow = fast if fast > slow else slow
-
-    @property
-    def wanted_looks(self) -> int:
-        return USUAL_LOOKS["power"]
 
 
 @dataclass(slots=True)

@@ -38,9 +38,9 @@ class Announcement:
 
     phase: str
     at: float
-    step: int | None = None
-    line: str = ""
-    source: str = ""
+    step: int | None
+    line: str
+    source: str
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 from msgspec.structs import replace
 
 from slurm_watchdog.base.capped import LeftOut, Shortage
 from slurm_watchdog.base.fair_share import fair_share
-from slurm_watchdog.base.python310 import is_class
 from slurm_watchdog.model.observations import Process, Role
 from slurm_watchdog.model.report import Report
 
@@ -39,24 +38,12 @@ INNER = 4096  # Entries of a list within a row, such as the processes of a GPU; 
 ORDER = {Role.RANK: 0, Role.WORKER: 1, Role.HELPER: 2}
 
 
-def _lists_of(row: type) -> tuple[str, ...]:
-    """The fields of a struct that hold lists."""
-    return tuple(
-        name
-        for name, hint in get_type_hints(row).items()
-        if any(get_origin(each) is tuple for each in (hint, *get_args(hint)))
-    )
-
-
-def _inner_lists() -> dict[str, tuple[str, ...]]:
-    """Field of a report -> the fields of its rows that hold lists themselves."""
-    hints = get_type_hints(Report)
-    found = {name: get_args(hints[name])[0] for name in ROWS if name != "results"}
-    lists = {name: _lists_of(row) for name, row in found.items() if is_class(row) and row is not str}
-    return {name: fields for name, fields in lists.items() if fields}
-
-
-INNER_LISTS = _inner_lists()
+INNER_LISTS = {
+    "gpus": ("mig", "throttle", "pids", "process_memory_bytes"),
+    "gpu_holders": ("gpu_uuids", "minors"),
+    "wishes": ("variables",),
+}
+"""Field of a report -> the fields of its rows that hold lists themselves."""
 
 
 def within_bounds(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -188,6 +189,10 @@ class Run:
         self.collectives, self.own_words = (), (0.0, ())
         self.motion = None if self.motion is None else motion.interrupted(self.motion)
 
+    def amend_last(self, **changes: Any) -> None:
+        """What is known now of the run before, which there has to be."""
+        self.past = (*self.past[:-1], replace(self.past[-1], **changes))
+
     def forget(self, key: ProcessKey) -> None:
         """A process that is not remembered any more."""
         self.processes.pop(key, None)
@@ -277,11 +282,7 @@ def mark_unseen(run: Run) -> None:
     for node, at, event in own:
         run.errors.add(node, at, event, None)
     if own and run.past:
-        last = run.past[-1]
-        run.past = (
-            *run.past[:-1],
-            replace(last, errors=tuple(error for error in last.errors if error.at <= since)),
-        )
+        run.amend_last(errors=tuple(error for error in run.past[-1].errors if error.at <= since))
     run.started = run.unseen = True
 
 

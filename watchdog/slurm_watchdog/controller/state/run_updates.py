@@ -189,8 +189,7 @@ def note_last_words(run: Run, node: str, at: float, event: Event) -> None:
         run.early.append((node, at, event))
     last = run.past[-1]
     if last.began_at <= at and len(last.errors) < KEPT_ERRORS + MAX_LAST_WORDS:
-        error = logged_error(event, node, at)
-        run.past = (*run.past[:-1], replace(last, errors=(*last.errors, error)))
+        run.amend_last(errors=(*last.errors, logged_error(event, node, at)))
 
 
 def note_last_steps(run: Run, event: Event, at: float) -> None:
@@ -200,7 +199,7 @@ def note_last_steps(run: Run, event: Event, at: float) -> None:
     apply_step(run.clocks_before, event, at, Stretch(troubled_at=float("inf")))
     last, main = run.past[-1], main_clock(run.clocks_before)
     if main is not None and main.is_step and last.last_step is not None and main.step > last.last_step:
-        run.past = (*run.past[:-1], replace(last, last_step=main.step))
+        run.amend_last(last_step=main.step)
 
 
 def note_log(run: Run, node: str, log: LogFile, at: float) -> None:

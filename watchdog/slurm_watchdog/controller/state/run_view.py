@@ -119,18 +119,18 @@ def process_views(run: Run, now: float) -> tuple[ProcessView, ...]:
         process, seen_at, gone_at = processes[key]
         if process.role is Role.RANK and process.step_id not in steps:
             continue
-        rate = rates.get(key)
+        rate = rates[key]
         found.append(
             ProcessView(
                 node=key[0],
                 process=process,
                 seen_age_s=age(seen_at),
                 gone_s=None if gone_at is None else age(gone_at),
-                cpu_ratio=None if rate is None else rate.cpu_ratio,
-                io_bytes_s=None if rate is None else rate.io_bytes_s,
-                storage_age_s=None if rate is None or rate.storage_at is None else age(rate.storage_at),
-                worked_age_s=None if rate is None or rate.worked_at is None else age(rate.worked_at),
-                quiet_s=None if rate is None or rate.busy_at is None else age(rate.busy_at),
+                cpu_ratio=rate.cpu_ratio,
+                io_bytes_s=rate.io_bytes_s,
+                storage_age_s=None if rate.storage_at is None else age(rate.storage_at),
+                worked_age_s=None if rate.worked_at is None else age(rate.worked_at),
+                quiet_s=None if rate.busy_at is None else age(rate.busy_at),
             )
         )
     return tuple(found)

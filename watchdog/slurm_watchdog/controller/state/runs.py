@@ -304,7 +304,7 @@ def _note_held(run: Run) -> None:
     """A requeue of ours holds the job for a moment, too: that says nothing of the run before."""
     last = run.past[-1] if run.past else None
     if last is not None and last.touched_at is None and not last.held_after:
-        run.past = (*run.past[:-1], replace(last, held_after=True))
+        run.amend_last(held_after=True)
 
 
 def _continue(run: Run, job: SlurmJob, now: float, wall: float | None) -> None:

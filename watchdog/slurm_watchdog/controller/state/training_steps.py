@@ -39,9 +39,7 @@ def idle_steps(processes: Processes) -> frozenset[str | None]:
     return frozenset(filter(is_idle, used))
 
 
-def training_steps(
-    processes: Processes, known: frozenset[str | None] = frozenset()
-) -> tuple[str | None, frozenset[str | None]]:
+def training_steps(processes: Processes, known: frozenset[str | None]) -> tuple[str | None, frozenset[str | None]]:
     """The Slurm step with the most ranks, of those that live and are not idle, and all steps whose ranks are of its
     world: side steps of the same job (a shell, a profiler) have few, and one that is over may have had more. Of two
     with as many the newer one, which has the higher number. `known`: the steps of the world so far, of which one may

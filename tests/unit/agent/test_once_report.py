@@ -65,7 +65,7 @@ def test_everything_in_a_report_is_shown() -> None:
     text = shown(full())
     for words in (
         "processes\n  pid=41", "job_id=7", "role=rank", "rank=3 local_rank=1 world_size=8", "container_pid=9", "state_age_s=65",
-        "blocked=(thread_id=41 seconds=65 state=D syscall=write path=/gpfs/m4/log.txt mount=/gpfs)",
+        "blocked=(path=/gpfs/m4/log.txt mount=/gpfs thread_id=41 seconds=65 state=D syscall=write)",
         'error="its filesystem has not answered for 65 s"', "uuid=GPU-eb00", "sm_clock_hz=1.155e+09", "power_w=68",
         "throttle=gpu_idle", "ecc_corrected=2 ecc_uncorrected=1", "remap_failed=True", "pcie_link_width=8 pcie_link_width_max=16",
         "utilization_ratio=0 ", "mig=(uuid=MIG-1)", "NVML_ERROR_UNKNOWN", "mount=/gpfs responding=False", "step=400", "writing_step=500",

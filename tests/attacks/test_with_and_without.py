@@ -368,7 +368,7 @@ def places_for_evidence(stage: Stage) -> bool:
     """A hundred jobs of Mallory's hang: the victim's evidence waits for all of them."""
 
     async def run() -> bool:
-        slots = FairSlots(collector.LIMITS.at_once, collector.LIMITS.of_one_user)
+        slots = FairSlots(collector.AT_ONCE, collector.OF_ONE_USER)
         leave, began = asyncio.Event(), asyncio.Event()
 
         async def hold(uid: int) -> None:
@@ -556,7 +556,7 @@ ROWS = {
     "a look-alike of slurmstepd": Row("L10", "user", look_alike_of_slurmstepd, (("slurm_watchdog.agent.processes.terminate._is_slurms", yes),)),
     "an agent of attach that is left behind": Row("M8", "user", agent_left_behind, (("slurm_watchdog.agent.service.Service._follow_controller", nothing),)),
     "evidence without end": Row("M10", "user", evidence_without_end, (("slurm_watchdog.controller.evidence.store.EvidenceShare.acquire", nothing),)),
-    "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.LIMITS", replace(collector.LIMITS, of_one_user=collector.LIMITS.at_once)),)),
+    "all places for evidence": Row("H5", "user", places_for_evidence, (("slurm_watchdog.controller.evidence.collector.OF_ONE_USER", collector.AT_ONCE),)),
     "a node's queue of questions": Row("H5", "user", questions_to_a_node, (("slurm_watchdog.controller.ingest.command_queue.OF_ONE_USER", 1000),)),
     "processes that live for seconds": Row("H3", "node", short_processes, tuple((f"slurm_watchdog.controller.state.run.GONE_OF_{each}", 1 << 40) for each in ("RUN", "NODE", "ROLE"))),
     "a report of 75,000 processes": Row("H3 H5", "node", report_of_rows, (("slurm_watchdog.controller.state.cluster.within_bounds", lambda report, *_: (report, {})),)),

@@ -243,15 +243,15 @@ class Watched:
 
     def __init__(self, node: Node, monkeypatch: pytest.MonkeyPatch):
         self.ticks: list[tuple[list[int], list[int], float]] = []
-        take = node.gpus._apply_rows
+        take = gpu_reader.GpuReader._apply_rows
 
-        def watch(rows: tuple[GpuRow, ...]) -> None:
+        def watch(gpus: gpu_reader.GpuReader, rows: tuple[GpuRow, ...]) -> None:
             listed = [row.index for row in rows if row.processes is not UNSET]
             looked = [row.index for row in rows if row.health is not UNSET]
             self.ticks.append((listed, looked, node.gpus.driver_s or 0.0))
-            take(rows)
+            take(gpus, rows)
 
-        monkeypatch.setattr(node.gpus, "_apply_rows", watch)
+        monkeypatch.setattr(gpu_reader.GpuReader, "_apply_rows", watch)
 
 
 def test_one_gpu_at_a_time_is_asked_and_each_once_a_minute_from_the_start(

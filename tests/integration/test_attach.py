@@ -142,7 +142,7 @@ def test_it_proves_itself_by_munge_and_its_agents_end_with_it_however_it_ends(
     killed = attach(job)
     killed.until(lambda: killed.reporting() >= {"n1", "n2"}, "proven reports of both nodes")
     own = str(USER_UID)
-    security = json.loads((killed.directory / "config.yaml").read_text())["security"]
+    security = json.loads((killed.directory / "config.yaml").read_text())["expert"]["security"]
     assert security == {
         "mode": "munge",
         "controller_user": own,

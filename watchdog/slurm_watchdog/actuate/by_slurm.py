@@ -64,8 +64,8 @@ async def requeue_hold(client: SlurmClient, fence: Fence, *, only_unfinished: bo
     """Puts the run of `fence`, and no other, back into the queue, held.
 
     The job is read immediately before and after. `only_unfinished` leaves a job alone that has ended in between
-    (Slurm then does nothing and says nothing, so only the second look tells), or that somebody has suspended.
-    SKIPPED: nothing was sent, so that a requeue that is seen afterwards is somebody else's.
+    (Slurm then does nothing and says nothing, so only the second look tells), or that someone has suspended.
+    SKIPPED: nothing was sent, so that a requeue that is seen afterwards is someone else's.
     """
     try:
         before = await client.read_job(fence.job_id)

@@ -162,7 +162,7 @@ class Commands:
         return [each for each in self._seen if each not in self._answered and each not in done]
 
     def answer_pending(self) -> None:
-        """Answers those that are under way: who asks hears that nobody knows what became of them, and none is
+        """Answers those that are under way: who asks hears that no one knows what became of them, and none is
         done twice."""
         for each in self.under_way:
             self._answer(each, "the agent took a new configuration meanwhile: whether it was done is not known")
@@ -322,7 +322,7 @@ class Commands:
         return uid
 
     def _owner(self, job_id: str) -> int:
-        """Whose the job is, as Slurm says: what its processes run as, or claim, is nobody's word."""
+        """Whose the job is, as Slurm says: what its processes run as, or claim, is no one's word."""
         watch = self.logs.watch.get(job_id)
         if watch is None:
             raise Refused(f"job {job_id} is not known on {self.node}: Slurm has not listed it here yet")

@@ -177,7 +177,7 @@ class Service:
             self._follow_reload(now)
 
     def _follow_controller(self, now: float) -> None:
-        """An agent that belongs to one controller only (attach) ends after it: nobody else would end it."""
+        """An agent that belongs to one controller only (attach) ends after it: no one else would end it."""
         limit_s = self.agent.config.agent.give_up_after
         if limit_s and now - self.sender.heard_at > limit_s and not self.signals.stop:
             log.error("the controller has not answered for %.0f s (agent.give_up_after): ending", limit_s)

@@ -1,7 +1,7 @@
 """Which rank keeps the others waiting, from what all ranks recorded of their collectives. Pure.
 
 A rank waits for each member of the communicator that has not entered the collective which it has. Who is waited for,
-and waits for nobody itself, keeps the others waiting; so does one alone in another collective, or with another size,
+and waits for no one itself, keeps the others waiting; so does one alone in another collective, or with another size,
 than all the rest. A rank without a record is never named, and neither is anybody where half of the ranks would be.
 
 Whom others only send to, or receive from, may have done its part: sending and receiving has no number that two ranks
@@ -43,7 +43,7 @@ def order_of(records: Sequence[CollectiveRecord]) -> CollectiveOrder:
     of_rank |= {rank: _without_waits(of_rank[rank]) for rank in blind}
     fronts = _fronts(of_rank)
     waiting = {record.rank for record in of_rank.values() if _waits(record)}
-    # Who has begun to talk to a rank that talks to nobody waits for it.
+    # Who has begun to talk to a rank that talks to no one waits for it.
     spoken_to = {peer for record in of_rank.values() for peer in _awaited_peers(record, of_rank)} - blind
     behind = {rank for front in fronts for rank in front.behind}
     roots = sorted((behind | spoken_to & of_rank.keys()) - waiting)
@@ -111,7 +111,7 @@ def _unclear(
 
 
 def _single(records: Iterable[CollectiveRecord]) -> dict[int, CollectiveRecord]:
-    """By rank. Two records of one number are of two programs of the job, and nobody knows which is meant."""
+    """By rank. Two records of one number are of two programs of the job, and no one knows which is meant."""
     numbers = Counter(record.rank for record in records)
     return {record.rank: record for record in records if numbers[record.rank] == 1}
 
@@ -129,7 +129,7 @@ def _groups(of_rank: Mapping[int, CollectiveRecord]) -> dict[str, dict[int, Comm
 
 
 def _older(of_rank: Mapping[int, CollectiveRecord]) -> tuple[int, ...]:
-    """Ranks whose record was made before others': these have finished what nobody finishes before all have entered it,
+    """Ranks whose record was made before others': these have finished what no one finishes before all have entered it,
     and there it is not entered. It says nothing of now."""
     found = set[int]()
     for places in _groups(of_rank).values():
@@ -192,8 +192,8 @@ def _explain(roots: Set[int], of_rank: Mapping[int, CollectiveRecord], fronts: S
 
 
 def _in_a_circle(of_rank: Mapping[int, CollectiveRecord], fronts: Sequence[Front]) -> bool:
-    """Whether some ranks wait for each other, and for nobody who waits for none of them. Of one with calls in several
-    communicators, as NCCL's ranks begin them ahead, only the first is waited for, and nobody knows which that is."""
+    """Whether some ranks wait for each other, and for no one who waits for none of them. Of one with calls in several
+    communicators, as NCCL's ranks begin them ahead, only the first is waited for, and no one knows which that is."""
     awaited = {rank: {*_awaited_peers(record, of_rank)} & of_rank.keys() for rank, record in of_rank.items()}
     places = Counter(rank for front in fronts for rank in front.calls)
     for front in fronts:
@@ -235,7 +235,7 @@ def _fronts(of_rank: Mapping[int, CollectiveRecord]) -> list[Front]:
 
 
 def _of_group(places: Mapping[int, Communicator], of_rank: Mapping[int, CollectiveRecord]) -> Iterable[Front]:
-    """Those of one communicator. Where its members are not known, several may share its name: nobody is behind."""
+    """Those of one communicator. Where its members are not known, several may share its name: no one is behind."""
     comparable = all(each.comparable for each in places.values())
     members = next((each.members for each in places.values() if each.members and comparable), ())
     first: dict[int, dict[int, Call]] = {}

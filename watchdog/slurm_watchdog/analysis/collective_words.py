@@ -45,7 +45,7 @@ class Front(Struct):
     missing: tuple[int, ...]
     finished: Mapping[int, int]
     """The last collective of its communicator that each rank has finished, where that is known."""
-    known: bool  # Whether its members are known; several communicators may share a name otherwise, and accuse nobody.
+    known: bool  # Whether its members are known; several communicators may share a name otherwise, and accuse no one.
 
     @property
     def words(self) -> str:

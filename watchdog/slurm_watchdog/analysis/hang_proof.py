@@ -65,7 +65,7 @@ MAKES_SAMPLES = frozenset({"fetch", "__getitem__", "__getitems__", "__next__", "
 """A worker below one of these has work."""
 TALK = frozenset({"ssl.py", "socket.py", "selectors.py", "subprocess.py", "client.py", "base_events.py"})
 """Files of the interpreter's library in which a thread waits for another program."""
-SERVES = frozenset({"accept", "serve_forever"})  # Functions of them that wait for somebody to come, and fetch nothing.
+SERVES = frozenset({"accept", "serve_forever"})  # Functions of them that wait for someone to come, and fetch nothing.
 INSIDE = frozenset({Place.OTHER, Place.LOCK, Place.QUEUE, Place.DATALOADER})
 """What the frames of such a wait may mean, all the way out: anything else takes its time, or is another matter."""
 INSIDE_A_PHASE = INSIDE | {Place.CHECKPOINT}
@@ -105,7 +105,7 @@ class _Seen(Struct):
 
 
 def early_stacks(job: JobView, proven: Proof | None) -> StackRequest | None:
-    """The next dump of a job that is late; None: none before the limit comes near. Once somebody was seen to move,
+    """The next dump of a job that is late; None: none before the limit comes near. Once someone was seen to move,
     the step is merely slow; what five dumps have not proven has to wait for the limit."""
     row = job.row
     if not is_late(job) or _speaks_against(job) or (row is not None and row.over):
@@ -242,7 +242,7 @@ def _uses_no_time(first: ProcessStack, last: ProcessStack, span_s: float) -> boo
 
 
 def _is_stuck(seen: _Seen, key: ProcessKey) -> bool:
-    """Whether the rank of `key` waits inside of its own process for what nobody is about to give it."""
+    """Whether the rank of `key` waits inside of its own process for what no one is about to give it."""
     first, last = seen.dumps[0][key], seen.dumps[-1][key]
     place = locate(last)
     by_queue = place.place in (Place.QUEUE, Place.DATALOADER)
@@ -284,7 +284,7 @@ def _is_inside(frames: Iterable[Frame], places: frozenset[Place] = INSIDE) -> bo
 
 
 def _talks(frames: Iterable[Frame]) -> bool:
-    """Whether these frames are about somebody outside of the process, who is asked for something."""
+    """Whether these frames are about someone outside of the process, who is asked for something."""
     frames = tuple(frames)
     files = [normal_file(frame.file).rpartition("/")[2] in TALK for frame in frames]
     serves = next((n for n, each in enumerate(frames) if each.function.rpartition(".")[2] in SERVES), None)
@@ -323,7 +323,7 @@ def _calls(stack: ProcessStack) -> Counter[str] | None:
 
 
 def _sleeps(stack: ProcessStack) -> bool:
-    """Whether nobody will live to see its main thread wake by itself."""
+    """Whether no one will live to see its main thread wake by itself."""
     return stack.sleep_s is not None and stack.sleep_s >= ENDLESS_SLEEP_S
 
 

@@ -1,6 +1,6 @@
-"""When the step of a training is late by its own measure: then its stacks are looked at. It accuses nobody. Pure.
+"""When the step of a training is late by its own measure: then its stacks are looked at. It accuses no one. Pure.
 
-The limit of a job (`learnt_limit`) has to hold for jobs that nobody knows: a minute at least. What this run has
+The limit of a job (`learnt_limit`) has to hold for jobs that no one knows: a minute at least. What this run has
 shown of itself, step after step, says much sooner that something is unusual.
 """
 
@@ -27,7 +27,7 @@ OF_LONGEST, LEAST_MARGIN_S = 1.1, 0.75
 times without memory the next one is beyond both less than once in a hundred: of a log that is read every 5 s, seven
 times an hour, and EARLY_DUMPS_AN_HOUR is for that."""
 READ_SLACK_S = 3.0
-"""The log was read within an interval of reports and so much more, or nobody knows whether there is a step."""
+"""The log was read within an interval of reports and so much more, or no one knows whether there is a step."""
 LIFT = 1.5
 """The longest time between two steps of the last day has to be exceeded so many times, before anything is concluded."""
 UNSEEN_SHARE = 0.5  # Of the time since the last step so much has to be known to be without one.

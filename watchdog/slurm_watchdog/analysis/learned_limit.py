@@ -1,4 +1,4 @@
-"""How long a run may be without a new step: one rule, for the log of a job that runs and for one that somebody sent.
+"""How long a run may be without a new step: one rule, for the log of a job that runs and for one that someone sent.
 
 The constants are in the configuration (detectors, `stalled_progress` and its like), each with its source.
 """

@@ -1,7 +1,7 @@
 """The limit of a job whose stacks show what takes long: a checkpoint, a transfer, an evaluation, a compilation. Pure.
 
 A transfer may take half an hour. It moves bytes, though, and the kernel counts them for each connection. So it gets
-less where nobody answers: dump after dump every rank outside the collective waits in the same frames for the same
+less where no one answers: dump after dump every rank outside the collective waits in the same frames for the same
 connection, on which nothing came or went; it uses no time, and reads and writes nothing. What is not known of it
 speaks for it.
 
@@ -77,7 +77,7 @@ def _shorter(*limits: Limit) -> Limit:
 
 def acted_on_after_s(job: JobView, settings: PhaseLimits, *, idle: bool, saves: bool) -> float:
     """So long without a step before anything is done where a shorter limit has applied. `saves`: the stacks show a
-    checkpoint, or a server that does not answer: it may be written where nobody looks. `idle`: nothing is at work, and
+    checkpoint, or a server that does not answer: it may be written where no one looks. `idle`: nothing is at work, and
     an evaluation whose ranks stand where they stood does not come back. Else it is only late: see `evaluation_floor`.
     """
     if saves or (job.progress is not None and job.progress.phase == SAVES):

@@ -107,7 +107,7 @@ def _gbit(rate_bits_s: int) -> str:
 
 def stopped(nodes: Iterable[NodeView]) -> tuple[str, ...]:
     """Of the nodes of a job, those through whose links nothing goes any more, while something still goes through all
-    links of more other nodes: `mlx5_0/1 of n2`, `all 8 links of n3`. Nobody where all have stopped, which is what a
+    links of more other nodes: `mlx5_0/1 of n2`, `all 8 links of n3`. No one where all have stopped, which is what a
     hang looks like. A node counts once, however many links it has."""
     still: dict[str, list[str]] = {}
     moving = 0

@@ -3,7 +3,7 @@
 Effective training time is the time of those steps that were kept: the steps that a run made, less those that the next
 run made again, times the usual time of a step of that run. Its share of the time for which nodes were allocated is
 what Meta calls the effective training time ratio (A. Kokolis et al., "Revisiting Reliability in Large-Scale Machine
-Learning Research Clusters", 2024), without the time in the queue, which costs nobody a GPU and is counted beside it.
+Learning Research Clusters", 2024), without the time in the queue, which costs no one a GPU and is counted beside it.
 
 slurm_watchdog.analysis.run_time divides each run. One whose steps could not be read is `not measured`, and in no share.
 """
@@ -31,7 +31,7 @@ from slurm_watchdog.model.run_record import RunRecord, Spell
 # ended. The difference times the nodes of the run is what was saved; it is negative where people were quicker.
 # Without such an incident what was saved is unknown, and counted as that.
 # Maintenance, time limits and what people asked for are left out: nothing was wrong that could have waited.
-# Assumptions: nobody would have been quicker or slower than before, and what a restart itself costs is the same for
+# Assumptions: no one would have been quicker or slower than before, and what a restart itself costs is the same for
 # both. Messages of ours shorten the waits that are compared with, so the figure is rather too low.
 # What would have been saved in mode act is a replay of what happened: from the decision that was made, and not
 # carried out, to the end of the run that stood still until then. A restart follows that end, too, so what it costs is

@@ -191,7 +191,7 @@ def kills_in_job(kills: Kills, job: JobView, now: float) -> tuple[MemoryKill, ..
         if each.node in there
     }
     found = _of_run(kills, job.job, there, now - job.run_age_s, now, who)
-    # Several slurmd of one host share a kernel: a process of another of them is nobody here.
+    # Several slurmd of one host share a kernel: a process of another of them is no one here.
     numbers = {each.process.pid for each in job.processes}
     return tuple(each if each.role is not None or each.pid in numbers else _with_dead(each, job, now) for each in found)
 

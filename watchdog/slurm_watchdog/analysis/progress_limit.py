@@ -2,10 +2,10 @@
 
 The time-out of collectives, where it is known, works in two ways. When it runs out, the ranks abort, and the
 stacks are lost: so stacks are collected before, in every phase, also where a limit is far away; that accuses
-nobody. And where a job trains and its pace is known, no limit is longer than most of a time-out that the
+no one. And where a job trains and its pace is known, no limit is longer than most of a time-out that the
 job's own command line or environment names; never shorter than the floor, nor than twice its slowest step. An
 evaluation or a checkpoint keeps its floor: ranks that work for long are in no collective that could time out,
-and for those that wait for rank 0 the program has another time-out, which nobody can see.
+and for those that wait for rank 0 the program has another time-out, which no one can see.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LEAST_FACTOR = 2.0  # What the slowest of the recent steps took is doubled befor
 
 STARTS, ENDS = "starting", "finishing"  # Phases that a log tells of.
 STEPLESS_LOOK = 0.5
-"""Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once nobody
+"""Share of `stepless_limit` between two dumps of a run whose steps cannot be read; a tenth of it once no one
 has moved."""
 STEPLESS_SOON = 0.1
 RHYTHM = 3  # Times between two checkpoints that were seen, to speak of a rhythm.

@@ -25,7 +25,7 @@ QUIET_CPU = 0.2
 """Cores. A rank that waits uses next to none; one that spins in a collective, loads or saves uses about one or more."""
 SPINNING_CPU = 0.5  # Cores. A main thread that polls its GPU uses one.
 FELL_QUIET_S = 240.0
-"""Without a GPU that tells more, a rank that uses no time is odd after so long: nobody waits for a lock or
+"""Without a GPU that tells more, a rank that uses no time is odd after so long: no one waits for a lock or
 for the network like this."""
 LOW_POWER = 0.5
 """Of what is usual for the program on this GPU. Spinning: 68 to 110 W of 330 W; an evaluation draws what a
@@ -37,7 +37,7 @@ LEAST_WORK = 0.05
 """Share of tensor cores or memory: a kernel that waits for its peers uses next to nothing of either, and so do programs
 of small kernels at work."""
 MOVED_WITHIN_S = 300.0
-"""Nobody who hangs has waited for a disk since: of a limit of minutes, half is looked back upon, up to so long."""
+"""No one who hangs has waited for a disk since: of a limit of minutes, half is looked back upon, up to so long."""
 MAX_ODD_SHARE = 0.25  # More ranks than this share are no odd ones.
 LEAST_RANKS = 3  # With fewer, no rank differs.
 
@@ -68,7 +68,7 @@ class LoopState(Struct):
     """Whether a loop stands, as far as this evidence goes."""
 
     stands: bool | None = None
-    """True: nobody works, and that is known of everybody. False: somebody works. None: it cannot be said."""
+    """True: no one works, and that is known of everybody. False: someone works. None: it cannot be said."""
     in_collective: bool = False  # Most of the ranks wait for others on their GPUs.
     spinning: int = 0  # Ranks whose GPUs are busy at a fraction of their usual power, where the loop stands.
     why: str = ""  # Half a sentence: what it is seen by.
@@ -273,7 +273,7 @@ def _fell_quiet_among_polling(seen: tuple[RankActivity, ...]) -> list[RankActivi
 
 
 def few_idle_among_busy(job: JobView, now: float, limit_s: float) -> LoopState:
-    """Of a job that never trained nobody knows what power its GPUs draw when they compute: few ranks that
+    """Of a job that never trained no one knows what power its GPUs draw when they compute: few ranks that
     idle while the GPUs of all others have been busy in every look for half of `limit_s`."""
     ranks = job.living_ranks
     seen = activities(job, ranks, now, limit_s / 2)
@@ -296,7 +296,7 @@ def _quiet_among_spinning(spinning: list[RankActivity]) -> list[RankActivity]:
 
 
 def _odd_if_few(odd: list[RankActivity], seen: tuple[RankActivity, ...]) -> list[RankActivity]:
-    """The odd ones if they are few enough to be that; else nobody."""
+    """The odd ones if they are few enough to be that; else no one."""
     return odd if len(seen) >= LEAST_RANKS and len(odd) <= max(1, MAX_ODD_SHARE * len(seen)) else []
 
 

@@ -47,7 +47,7 @@ def is_proven(motion: Motion | None) -> bool:
 
 
 def still_s(motion: Motion, now: float) -> float:
-    """For how long nobody has been seen to move; 0 where somebody was, or where that is not known well enough."""
+    """For how long no one has been seen to move; 0 where someone was, or where that is not known well enough."""
     if motion.still_from_at is None or motion.still_looks < STILL_LOOKS:
         return 0.0
     return now - motion.still_from_at
@@ -143,7 +143,7 @@ def moves_on_connection(before: ProcessStack, after: ProcessStack, apart_s: floa
 
 
 def _has_moved(earlier: StackSnapshot, newest: StackSnapshot) -> Truth:
-    """OK: somebody has. BAD: nobody has, as far as ranks can be told apart from those who only wait. UNKNOWN:
+    """OK: someone has. BAD: no one has, as far as ranks can be told apart from those who only wait. UNKNOWN:
     not all were dumped."""
     before, after = _ranks_of(earlier), _ranks_of(newest)
     if not after or before.keys() != after.keys() or earlier.silent_nodes or newest.silent_nodes:

@@ -49,7 +49,7 @@ class JobProcesses:
         return found
 
     def rank_of(self, host: str | None, pid: int | None) -> int | None:
-        """The rank of this process. Where nobody knows the host, the only one with that pid; None: it is not known."""
+        """The rank of this process. Where no one knows the host, the only one with that pid; None: it is not known."""
         if pid is None:
             return None
         if host is not None and host in self.node_of:
@@ -77,7 +77,7 @@ def ras_records(answer: RasAnswer, processes: JobProcesses) -> tuple[CollectiveR
 
 
 def _numbers(communicator: RasCommunicator, processes: JobProcesses) -> dict[int, int]:
-    """Rank of the communicator -> rank of the job. Empty where one process is several of its ranks: nobody knows which
+    """Rank of the communicator -> rank of the job. Empty where one process is several of its ranks: no one knows which
     of these a thread of it would be."""
     known = [each for each in communicator.ranks if each.pid is not None]
     numbers = {each.rank: processes.rank_of(each.host, each.pid) for each in known}
@@ -114,7 +114,7 @@ def _places(communicator: RasCommunicator, numbers: Mapping[int, int]) -> dict[i
 
 
 def _ahead_in(rank: RasRank, fewest: Mapping[str, int]) -> str:
-    """The kind of collective of which it has called more than somebody else."""
+    """The kind of collective of which it has called more than someone else."""
     kinds = [kind for kind, count in rank.counts if count > fewest.get(kind, 0)]
     return SNAKE.get(kinds[0], kinds[0].lower()) if kinds else "collective"
 

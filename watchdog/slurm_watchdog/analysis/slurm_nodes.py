@@ -38,7 +38,7 @@ def is_quiet(node: NodeView) -> bool:
     return all(_is_quiet_gpu(view) for view in node.gpus)
 
 
-NEAR_FROM = 0.8  # Share of a limit below which nobody asks how near it is.
+NEAR_FROM = 0.8  # Share of a limit below which no one asks how near it is.
 WAITS_FROM = 0.1  # Share of a minute in which all that a node, or a job on it, had to do waited.
 
 

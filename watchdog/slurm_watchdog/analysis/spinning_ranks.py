@@ -24,14 +24,14 @@ from slurm_watchdog.model.observations import Role
 
 SHARE = 1 / 6  # Of `busy_limit` (5 min of 30) that a rank may go round without a word.
 FIRST_SHARE = 1 / 2  # The same of a rank that may well have something to do alone.
-GOES_ROUND_EVERY = 1 / 30  # Of `busy_limit` (a minute): time between two dumps while somebody is suspected.
+GOES_ROUND_EVERY = 1 / 30  # Of `busy_limit` (a minute): time between two dumps while someone is suspected.
 LEAST_DUMPS = 5
 SEEN_FOR = 0.5  # Of its time without a step so much has to lie between the first and the last of these dumps.
 FRESH = 3.0  # The last of them is no older than so many times GOES_ROUND_EVERY.
 
 
 def spinning(job: JobView, voted: Vote, now: float, limit_s: float, busy_limit_s: float) -> tuple[Culprit, ...]:
-    """Those who stand outside and go round, if all of them do and have for long enough; else nobody.
+    """Those who stand outside and go round, if all of them do and have for long enough; else no one.
 
     `limit_s`: the time without a step that is normal for the job; `busy_limit_s`: as configured.
     """

@@ -25,7 +25,7 @@ from slurm_watchdog.base.structs import Struct
 from slurm_watchdog.model.incidents import Truth
 from slurm_watchdog.model.rank_waits import WHOLE, RankKey, WaitBlock, WaitDump
 
-LEAST_RANKS = 4  # With fewer, there is nobody to compare with.
+LEAST_RANKS = 4  # With fewer, there is no one to compare with.
 LEAST_S, LEAST_LOOKS, LEAST_BLOCKS = 230.0, 60, 4
 """Of each rank before the change, and since: so long its sleep is known (four readings, a minute apart), or so many
 looks at its GPU, which are five minutes at the shipped interval."""
@@ -64,7 +64,7 @@ class Waits(Struct, kw_only=False):
 class Lateness(Struct):
     """What is known of who keeps a job waiting."""
 
-    truth: Truth  # BAD: `late` are the ranks. OK: nobody. UNKNOWN: `why`.
+    truth: Truth  # BAD: `late` are the ranks. OK: no one. UNKNOWN: `why`.
     why: str = ""  # Half a sentence, unless BAD.
     late: tuple[Waits, ...] = ()
     peers: int = 0

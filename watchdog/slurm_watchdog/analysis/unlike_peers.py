@@ -27,7 +27,7 @@ class Counted(NamedTuple):
     """One rate of a link that is compared."""
 
     field: str  # Of slurm_watchdog.model.links.Link.
-    least: float  # A second: below it nobody notices (a judgement).
+    least: float  # A second: below it no one notices (a judgement).
     words: str  # Between the link and the number.
 
 

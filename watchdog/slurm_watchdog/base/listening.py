@@ -6,7 +6,7 @@ import socket
 
 
 def why_not_address(host: str, port: int) -> str | None:
-    """Why nobody can listen there; None: one can."""
+    """Why no one can listen there; None: one can."""
     try:
         for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
             with socket.socket(family, kind, protocol) as probe:

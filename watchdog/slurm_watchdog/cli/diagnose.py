@@ -1,4 +1,4 @@
-"""`slurm-watchdog diagnose`: who keeps the others waiting in a running job; and what files say that somebody sent."""
+"""`slurm-watchdog diagnose`: who keeps the others waiting in a running job; and what files say that someone sent."""
 
 from __future__ import annotations
 

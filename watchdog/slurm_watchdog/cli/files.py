@@ -1,4 +1,4 @@
-"""Files that somebody sent: which were given, how one is read, and what a kernel log or a Flight Recorder dump says."""
+"""Files that someone sent: which were given, how one is read, and what a kernel log or a Flight Recorder dump says."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def _resource(line: JudgedLine) -> str:
 
 
 def read_dumps(paths: Sequence[str]) -> Answer:
-    """Who keeps the others waiting: code 0 nobody waits, 1 somebody is named, 3 nothing can be said."""
+    """Who keeps the others waiting: code 0: no rank waits; 1: a rank is named; 3: neither is known."""
     from slurm_watchdog.agent.workers.resource_limits import limit_address_space
     from slurm_watchdog.analysis.collective_order import order_of
     from slurm_watchdog.analysis.collective_words import words_of

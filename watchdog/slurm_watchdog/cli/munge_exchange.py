@@ -77,7 +77,7 @@ class MungeExchange:
         argv = ["munge", "--restrict-uid", str(uid), "--cipher", "aes128", *self._socket]
         credential = self._run(argv, digest.encode()).strip()
         status, answer = self._send(method, target, body, {"Authorization": f"Munge {credential}"})
-        if status != 200:  # said before who asks was known: nobody vouches for it, and nothing follows from it
+        if status != 200:  # said before who asks was known: no one vouches for it, and nothing follows from it
             what = f"{self._host} refuses: {error_text(answer, 'error') or 'it gives no reason'}"
             if error_text(answer, "code") == STANDBY:
                 todo = f"Name both controllers: {SCHEME}{self._host}:{self._port},{SCHEME}OTHER:{self._port}"

@@ -91,7 +91,7 @@ def _open_copy(file: Path, copy: Path) -> Journal:
     except (sqlite3.Error, JournalError, OSError) as error:
         if FULL in str(error):
             raise ClientError(f"There is no room in {copy.parent} for a copy of {file}.", "Set TMPDIR.") from error
-        reason = str(error).replace(f"sqlite:///{copy}", "there")  # the copy is nobody's concern
+        reason = str(error).replace(f"sqlite:///{copy}", "there")  # the copy is no one's concern
         raise ClientError(
             f"The journal {file} cannot be read: {reason}", "Is it a watchdog's journal, and may you read it?"
         ) from error

@@ -97,7 +97,7 @@ class Notify(Section, frozen=True):
     heartbeat: Heartbeat = Heartbeat()
 
     def secret_files(self) -> list[str]:
-        """Paths of all files with an address, token, key or password of somebody who is notified."""
+        """Paths of all files with an address, token, key or password of someone who is notified."""
         slack, webhook = self.slack, self.webhook
         named = (slack.webhook_url_file, slack.token_file, webhook.url_file, webhook.token_file)
         return [path for path in (*named, self.heartbeat.url_file) if path]

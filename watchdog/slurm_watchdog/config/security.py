@@ -51,7 +51,7 @@ class Security(Section, frozen=True):
     """Accept a node's report only from the address that Slurm has for that node."""
 
     def asks_slurm(self) -> bool:
-        """Whether somebody may something for what he is in Slurm's accounting."""
+        """Whether someone may something for what he is in Slurm's accounting."""
         return any(name.startswith("slurm:") for names in self.may.values() for name in names)
 
     def problems(self) -> Iterator[str]:

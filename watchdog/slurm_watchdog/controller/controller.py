@@ -369,7 +369,7 @@ class Controller:
             self.recorder.record(what, clock.monotonic())
 
     def _record_request(self, request: RestartRequest) -> None:
-        self._record_itself(clock.monotonic())  # somebody may have paused it since the last tick
+        self._record_itself(clock.monotonic())  # someone may have paused it since the last tick
         self._record(own_records.asked(request))
 
     def _show_health(self) -> None:

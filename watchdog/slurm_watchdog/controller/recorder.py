@@ -1,7 +1,7 @@
 """`controller --record FILE`: whatever the controller takes over is also a line of a trace.
 
 The controller hands over frozen values and continues. A thread writes them; where it cannot keep up, or the
-disk is full, records are dropped and counted, and that is said once. A file that blocks (a pipe that nobody
+disk is full, records are dropped and counted, and that is said once. A file that blocks (a pipe that no one
 reads) holds that thread and nothing else.
 """
 

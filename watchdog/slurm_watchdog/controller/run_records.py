@@ -21,7 +21,7 @@ from slurm_watchdog.model.slurm import SlurmJob
 WRITE_EVERY_S = 600.0
 LOOK_EVERY_S = 30.0
 LATE_S = 120.0  # A run that began so long before it was seen first was not watched from its beginning.
-KEPT_S = 400 * 86400.0  # A year and the weeks in which somebody asks about it: 10,000 runs are 5 MB.
+KEPT_S = 400 * 86400.0  # A year and the weeks in which someone asks about it: 10,000 runs are 5 MB.
 REMEMBERED_S = 2 * 86400.0  # A run that has not been seen for so long is not written any more.
 Key = tuple[str, int]
 

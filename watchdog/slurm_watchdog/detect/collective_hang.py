@@ -107,7 +107,7 @@ def _with_cause(job: JobView, found: Finding, kills: Kills, now: float, settings
 
 
 def _not_under_a_debugger(found: Finding) -> Finding:
-    """A prompt is there because somebody has a terminal at it (without one pdb ends the program), and a restart would
+    """A prompt is there because someone has a terminal at it (without one pdb ends the program), and a restart would
     come to the same breakpoint again: it is reported, as a rank that a debugger holds is."""
     if not found.actionable or not any(each.reason.startswith(Place.DEBUGGER) for each in found.culprits):
         return found

@@ -85,7 +85,7 @@ class DiskFull:
 
 
 def detect(view: ClusterView, settings: DiskFull) -> list[Finding]:
-    """One finding for each filesystem, or job where its mount is not known, about which somebody said so
+    """One finding for each filesystem, or job where its mount is not known, about which someone said so
     lately, and an OK for each that a probe can write to."""
     places: dict[str, _FullDisk] = {}
     silent = set(view.silent_nodes)

@@ -101,7 +101,7 @@ def _finding(view: ClusterView, filesystem: FilesystemView, settings: Filesystem
 
 
 def blocked_limit_s(view: ClusterView, job: JobView, settings: FilesystemStall) -> float:
-    """So long a process of this job may be blocked on a filesystem before somebody is accused."""
+    """So long a process of this job may be blocked on a filesystem before someone is accused."""
     limit_s = SUPERVISED_BLOCKED_S
     proven = any(_is_urgent(each, job) and _is_proven(each, job, limit_s) for each in view.filesystems)
     return min(settings.blocked_for, limit_s) if proven else settings.blocked_for

@@ -22,7 +22,7 @@ from slurm_watchdog.model.incidents import Finding, IncidentKind, Severity
 
 MAX_ODD_SHARE = 0.25  # More of a group than this share are no odd ones.
 CHOSEN = frozenset({"gpu_idle", "applications_clocks_setting", "sync_boost", "display_clock_setting"})
-"""Throttle reasons that somebody chose, or that are none."""
+"""Throttle reasons that someone chose, or that are none."""
 
 
 PEERS_SHARE = 0.1  # Slower than the median of the job's busy GPUs by more than this.
@@ -94,7 +94,7 @@ def _is_odd(each: RankGpu, clock_hz: float, group: list[tuple[RankGpu, float]]) 
 
 
 def _is_held_back(each: RankGpu) -> bool:
-    """Whether the card itself says that something nobody chose holds its clock down."""
+    """Whether the card itself says that something no one chose holds its clock down."""
     return bool(set(each.view.gpu.throttle or ()) - CHOSEN - {"sw_power_cap"})
 
 

@@ -55,7 +55,7 @@ class GpuFault:
 def detect(view: ClusterView, settings: GpuFault) -> list[Finding]:
     """One finding for each GPU that has a name, and one for the driver of each node that has GPUs."""
     findings = []
-    nodes = nodes_in_service(view)  # somebody who resets a GPU on a drained node wants to hear nothing of it
+    nodes = nodes_in_service(view)  # someone who resets a GPU on a drained node wants to hear nothing of it
     jobs = JobsOfNodes(view, (node.name for node in nodes))
     for node in nodes:
         if not (node.gpus or node.events):
@@ -332,7 +332,7 @@ class JobsOfNodes:
         return self._jobs.get(node, ())
 
     def ranks_on(self, node: str, uuid: str, pids: set[int]) -> Ranks:
-        """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists nobody
+        """The ranks on a GPU: those of `pids`, and those that were seen on it before. A lost GPU lists no one
         any more."""
         return [
             (job, rank)

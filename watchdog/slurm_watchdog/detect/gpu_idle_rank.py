@@ -107,7 +107,7 @@ def _job_finding(job: JobView, now: float, hang: PhaseLimits) -> Finding:
 
 def _all_are_used(job: JobView) -> bool:
     """Whether every GPU of the job is known to be at work now, but those that the job never uses. One that
-    idles, and has not idled for long enough to be reported, clears nobody."""
+    idles, and has not idled for long enough to be reported, clears no one."""
     known = {each.rank for each in job.gpus}
     others_are_used = _shows_use(job)
     there = {rank.process.rank for rank in job.ranks}

@@ -62,7 +62,7 @@ BY_SIGNAL = ("was killed", "died of")  # Beginnings of what `how_they_ended` say
 NOBODY_LEFT_S = 600.0
 """After the last rank of a training that had steps left to make: for so long a launcher waits for others
 before it gives up (torchrun's `join_timeout` as it ships)."""
-NOBODY_LEFT_UNSURE_S = 1800.0  # The same where nobody knows how many steps there were to make: it may have been over.
+NOBODY_LEFT_UNSURE_S = 1800.0  # The same where no one knows how many steps there were to make: it may have been over.
 NAMED = 16
 TOGETHER_S = 10.0
 """Ranks that ended within it of the first one ended with it, or were seen late (two intervals of reports);
@@ -142,7 +142,7 @@ def _stacks_wanted(job_id: str, age_s: float, grace_s: float, full_grace_s: floa
 
 
 def _ends_by_nobody(job: JobView) -> bool:
-    """Whether nobody but us would end the step, or start the rank again: it has a supervisor, and was not over."""
+    """Whether no one but us would end the step, or start the rank again: it has a supervisor, and was not over."""
     steps = {each.process.step_id for each in job.ranks}
     beside = [each.process for each in job.processes if each.alive and each.process.role is Role.HELPER]
     return (
@@ -215,8 +215,8 @@ def _bad_finding(
     say so.
 
     At the end of a job the ranks leave one after the other, and the last one may still write for a long time:
-    few survivors that wait for nobody are an ending. If most are left, or the last step was known and is not
-    made while nobody does anything, there is an alert, after ten times the grace.
+    few survivors that wait for no one are an ending. If most are left, or the last step was known and is not
+    made while no one does anything, there is an alert, after ten times the grace.
     """
     first, age_s, voted = dead[0], finding.duration_s, waiting.voted
     ended = f"rank {first.process.rank} of job {job.job.job_id} ended {age_s:.0f} s ago"

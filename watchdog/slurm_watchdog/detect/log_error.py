@@ -43,7 +43,7 @@ not named yet gets so long."""
 
 RECENT_S = 600.0  # A run that has ended is reported for so long, or until the next run of the job makes steps.
 LEAST_REPORTED_S = 60.0
-"""An end is reported for so long also where the next run makes steps at once: nobody would see why it ended."""
+"""An end is reported for so long also where the next run makes steps at once: no one would see why it ended."""
 RISES = 2  # Steps of the next run that have to be seen: one line may be the step of the checkpoint that it has loaded.
 
 GONE_FOR_S = 3.0  # Since the rank that logged it is gone; while all ranks live the limits of `collective_hang` hold.
@@ -135,7 +135,7 @@ def _restarting(job: JobView) -> str:
 
 
 def _again_finding(view: ClusterView, finding: Finding, run: PastRun, clause: str, age_s: float) -> Finding:
-    """The command of `run` has ended and is started again, whatever the log says of it: people are told, and nobody is
+    """The command of `run` has ended and is started again, whatever the log says of it: people are told, and no one is
     needed."""
     cause = find_cause(run)
     what = f"Job {', '.join(finding.job_ids)}: {clause}, {_after(run)}"
@@ -262,7 +262,7 @@ KERNEL_BEFORE_S, KERNEL_AFTER_S = 120.0, 30.0
 
 def _kernel_words(view: ClusterView, nodes: tuple[str, ...], at: float) -> tuple[str, ...]:
     """What the kernels of the job's nodes said about that time. It may be about another job there, so it
-    names nobody."""
+    names no one."""
     here = frozenset(nodes)
     return tuple(
         f"the kernel of {node.name}: {shortened(seen.event.line, 200)}"

@@ -65,7 +65,7 @@ def _finding(view: ClusterView, job: JobView, nodes: dict[str, NodeView]) -> Fin
 
 
 def _said(node: NodeView, process_job: str, now: float) -> Iterator[tuple[float, str]]:
-    """(how near, sentence) of all that is near: 1 and more where somebody went without."""
+    """(how near, sentence) of all that is near: 1 and more where someone went without."""
     for seen in node.usages:
         usage = seen.usage
         if usage.job_id not in (None, process_job) or seen.at < node.reported_at:

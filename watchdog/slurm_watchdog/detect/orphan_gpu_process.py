@@ -54,7 +54,7 @@ class _Leftovers:
 
 def detect(view: ClusterView) -> list[Finding]:
     """One finding for what each job left, and for each user's processes without a job on a node. A holder of
-    which nobody knows whether its job runs, or whose node is silent, is unknown: it clears nothing."""
+    which no one knows whether its job runs, or whose node is silent, is unknown: it clears nothing."""
     silent = set(view.silent_nodes)
     found: dict[str, _Leftovers] = {}
     for node in nodes_to_judge(view):

@@ -180,7 +180,7 @@ def _recent(step_times: tuple[StepTime, ...], shift: float) -> Recent | None:
 
 def _lasting(history: tuple[StepTime, ...], recent: Recent, shift: float) -> Slowdown | None:
     """A slow-down that began before the recent times, or crept in over hours; `history` has the mean of each
-    block of steps of the whole run, oldest first. None: there is none, or nobody can tell."""
+    block of steps of the whole run, oldest first. None: there is none, or no one can tell."""
     if not history or recent.step_s < (1 + HARDLY * shift) * min(block.seconds for block in history):
         return None
     return _rise_of_blocks(history, shift, recent.quantum_s, (recent.newest.batch, recent.newest.logged))

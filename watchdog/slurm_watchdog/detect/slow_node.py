@@ -43,7 +43,7 @@ LOW_POWER = 0.88
 HOT_C, HOTTER_C = 85.0, 12.0
 """A GPU that hot, and so much hotter than the median of the others: data-centre cards slow down at 85 to 90 C."""
 HELD_BACK = frozenset({"hw_slowdown", "sw_thermal_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown"})
-"""Throttle reasons that nobody chose. sw_power_cap is not among them: a card at its full power shows it all
+"""Throttle reasons that no one chose. sw_power_cap is not among them: a card at its full power shows it all
 the time."""
 OFTEN = 0.2  # Share of five minutes under load from which a reason counts that is not there in this very look.
 LEAST_S = 60.0

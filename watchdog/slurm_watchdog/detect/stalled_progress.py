@@ -53,7 +53,7 @@ STACKS_PATIENCE_S = 10.0
 PLACES_TOLD = 3  # Groups of ranks whose place is in the sentence.
 
 EVALUATING = 4.0
-"""An evaluation of a whole set of data takes an hour or two. While every GPU draws what it draws in training nobody
+"""An evaluation of a whole set of data takes an hour or two. While every GPU draws what it draws in training no one
 waits for anybody, and one that the log announces may take so many times its floor."""
 
 SAVING = 1.5
@@ -117,7 +117,7 @@ def _job_finding(job: JobView, now: float, hang: CollectiveHang, settings: Stall
 
 
 def _patient_s(job: JobView, now: float, limit: Limit, hang: CollectiveHang, settings: StalledProgress) -> float:
-    """How long nobody is accused of what nothing but the time speaks for. The stacks of the step after a
+    """How long no one is accused of what nothing but the time speaks for. The stacks of the step after a
     checkpoint do not show any more what took so long: that they did is remembered until that step is due."""
     voted = vote(job.snapshots, job.ranks)
     still = _stands_still(job, voted, now, limit.seconds)
@@ -138,7 +138,7 @@ def _stands_still(job: JobView, voted: Vote, now: float, limit_s: float) -> bool
     """Whether every rank was dumped, none of them moves, computes or does what takes its time, and none is
     seen to work since.
 
-    Several ranks that all make their samples themselves wait for nobody: an evaluation in the training's own
+    Several ranks that all make their samples themselves wait for no one: an evaluation in the training's own
     function looks like that."""
     known = voted.moving is False and not voted.missing and not voted.undumped
     together = voted.in_own_code and len(job.ranks) > 1

@@ -1,4 +1,4 @@
-"""Everybody waits in a collective and nobody is outside of it: part of `collective_hang`. Pure.
+"""Everybody waits in a collective and no one is outside of it: part of `collective_hang`. Pure.
 
 Who entered last, no stack shows. A network that is down looks like this, and may come back; so does the log of a job
 that trains without writing. What tells them apart: stacks that do not move for minutes, ranks that are known to do
@@ -60,7 +60,7 @@ def _late_by_gpu(seen: LoopState) -> tuple[Culprit, ...]:
 
 
 def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_s: float) -> Finding:
-    """A hang in which nobody stands outside, with the links of the job's nodes that are down. They may come back, and
+    """A hang in which no one stands outside, with the links of the job's nodes that are down. They may come back, and
     are given `patient_s`."""
     if found.truth is not Truth.BAD:
         return found
@@ -79,7 +79,7 @@ def with_links(job: JobView, found: Finding, nodes: Iterable[NodeView], patient_
 
 
 def links_said(nodes: Sequence[NodeView]) -> tuple[str, ...]:
-    """What the links of a job's nodes say of a hang: facts, which convict nobody."""
+    """What the links of a job's nodes say of a hang: facts, which convict no one."""
     silent, now = stopped(nodes), max((node.reported_at for node in nodes), default=0.0)
     rates, rising = rates_of(nodes), rising_of(nodes)
     wrong = [

@@ -22,7 +22,7 @@ PROBED_PEERS = 4  # How many other nodes are asked: enough for a vote, few enoug
 PROBED_USERS = 4  # As so many of the users whose processes are blocked, those blocked longest.
 
 
-ANSWER_COUNTS_FOR_S = 120.0  # An answer older than this clears nobody: in trouble every node is asked again every 15 s.
+ANSWER_COUNTS_FOR_S = 120.0  # An answer older than this clears no one: in trouble every node is asked again every 15 s.
 FAILURE_COUNTS_FOR_S = 600.0
 """A node that gave no answer counts so long, unless it is asked again: then it was rebooted or taken out."""
 
@@ -31,7 +31,7 @@ class Scope(StrEnum):
     OUTAGE = "outage"  # Blocked on two nodes or more, or two other nodes that were asked do not answer either.
     ONE_NODE = "one_node"  # Other nodes get an answer, this one does not.
     ONE_FILE = "one_file"  # The node gets an answer from the filesystem, and yet the call on this file does not return.
-    UNKNOWN = "unknown"  # Nobody else was asked, or has answered yet.
+    UNKNOWN = "unknown"  # No one else was asked, or has answered yet.
 
 
 class Assessment(Struct):
@@ -79,7 +79,7 @@ def assess(filesystem: FilesystemView, blocked_for_s: float) -> Assessment:
 
 
 class _Answers(NamedTuple):
-    """What nodes said to one user, or to nobody's child: whether they reach the filesystem."""
+    """What nodes said to one user, or to no one's child: whether they reach the filesystem."""
 
     answering: frozenset[str]
     unanswering: frozenset[str]
@@ -97,7 +97,7 @@ def _answers(fresh: list[tuple[str, MountAnswer]], uid: int | None) -> _Answers:
 
 def _scope(blocked: set[str], answers: _Answers) -> Scope:
     """For the processes of one user, blocked on these nodes. Where one node stalls, one other node's word
-    makes no outage of it, unless that node's own probe fails, too, and nobody reaches the filesystem."""
+    makes no outage of it, unless that node's own probe fails, too, and no one reaches the filesystem."""
     affected = (blocked - answers.answering) | answers.unanswering
     others = answers.unanswering - blocked
     reaching = (answers.answering | answers.strangers) - affected

@@ -32,7 +32,7 @@ OF_DATA = frozenset(
 )  # fmt: skip
 """Rows of log_signatures: what keeps data from a rank, whoever reports it."""
 NO_CAUSE = frozenset({"network", "terminated", "interrupted"})
-"""A server that does not answer is tried again; a process that was ended was ended by somebody."""
+"""A server that does not answer is tried again; a process that was ended was ended by someone."""
 INSIDE = (Place.QUEUE, Place.DATALOADER, Place.LOCK, Place.SLEEP, Place.SUBPROCESS, Place.TEARDOWN)
 """Waits inside of a process, of which another thread or process of it may be the reason."""
 THREAD = "Exception in thread "

@@ -125,7 +125,7 @@ def spinning_finding(
 
 def standing_alone(job: JobView, voted: Vote, seen: LoopState, window_s: float) -> tuple[Culprit, ...]:
     """The only rank of a job, if dump after dump it stands where nothing but a fault keeps one for so long,
-    and neither it nor its workers nor its GPU do anything. Nobody else can tell that it is waited for.
+    and neither it nor its workers nor its GPU do anything. No one else can tell that it is waited for.
     `window_s`: see `error_window_s`."""
     still = voted.moving is False and not voted.checkpointing and seen.stands
     if len(job.ranks) != 1 or (job.ranks[0].process.world_size or 1) > 1 or not still or len(voted.groups) != 1:
@@ -175,7 +175,7 @@ def finding_beyond_limit(
     """Beyond the limit: BAD if the stacks do not move while ranks wait in a collective. Otherwise it is no hang
     that is known: `stalled_progress` tells of it much later.
 
-    To be acted on if somebody is outside that collective. All ranks in it, or too many outside, may be a network
+    To be acted on if someone is outside that collective. All ranks in it, or too many outside, may be a network
     that is down, or a log that is not written while the job continues: only time distinguishes the two.
     """
     age_s, limit = finding.duration_s, clock.limit

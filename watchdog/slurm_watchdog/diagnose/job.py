@@ -349,7 +349,7 @@ def scope_sentence(mount: str, state: Assessment) -> str:
 
 def _explains_hang(filesystem: FilesystemVerdict, job: JobView, blocked_for_s: float) -> bool:
     """Whether a rank has been blocked for too long. Who flushes a file that answers gets the time that a
-    large one takes; who waits for a lock is waiting for somebody else, and the vote of the stacks finds him."""
+    large one takes; who waits for a lock is waiting for someone else, and the vote of the stacks finds him."""
     pids = {(culprit.node, culprit.pid) for culprit in filesystem.blocked}
     calls = [
         p.process.blocked

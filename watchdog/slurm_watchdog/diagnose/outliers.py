@@ -1,6 +1,6 @@
 """What is different about one rank, or one node, of a job whose ranks should be alike. Pure.
 
-It only compares: a difference is a hint for the reader and accuses nobody. Of words and numbers that should
+It only compares: a difference is a hint for the reader and accuses no one. Of words and numbers that should
 be equal the majority counts; of measured values the median, and how far from it is far.
 """
 

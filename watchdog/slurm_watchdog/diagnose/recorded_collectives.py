@@ -67,7 +67,7 @@ def _may_wait_elsewhere(
     order: CollectiveOrder, agreed: frozenset[int], dumps: Sequence[StackSnapshot]
 ) -> frozenset[int]:
     """Those named by `order` that may wait in something that no source records, by their newest stacks. Of one without
-    a stack it is not known; where nobody has one, what its records say of collectives stands for itself. `agreed`:
+    a stack it is not known; where no one has one, what its records say of collectives stands for itself. `agreed`:
     those that each of several sources names; they are in nothing else where they stand as those do who wait."""
     places = {stack.rank: _place(stack) for stack in (dumps[-1].stacks if dumps else ())}
     awaited = {places.get(rank, ()) for rank in order.waiting}

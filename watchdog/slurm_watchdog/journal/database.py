@@ -27,7 +27,7 @@ WAITS = {
     "options": "-c statement_timeout=20s -c lock_timeout=5s -c idle_in_transaction_session_timeout=4s",
 }
 """Of PostgreSQL (its manual, 20.11 and 34.1.2), in its own units: seconds, milliseconds. A server that is gone holds
-nobody up for long, and a controller that was stopped in the middle of a transaction holds no lock for long."""
+no one up for long, and a controller that was stopped in the middle of a transaction holds no lock for long."""
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ class Database:
         read_only: bool = False,
         check: Callable[[sa.Connection], None] | None = None,
     ) -> None:
-        """`read_only`: holds up nobody who writes, and is refused what would change anything. `check`: first in
+        """`read_only`: holds up no one who writes, and is refused what would change anything. `check`: first in
         every transaction; what it raises ends it."""
         self._check = check
         address = address_of(url)

@@ -74,7 +74,7 @@ class NodeEntry(Struct):
     at: float
     reason: str  # Of a drain: as Slurm has it since.
     reason_at: float | None = None
-    """The time that Slurm gave to our drain: if it differs somebody else has drained the node since."""
+    """The time that Slurm gave to our drain: if it differs someone else has drained the node since."""
     ended_at: float | None = None
     ended_why: str | None = None
 

@@ -2,7 +2,7 @@
 
 On a journal in a file it is the one that holds a lock; of several on one PostgreSQL the one that renews a row, with a
 number that grows. The number (epoch) is a fencing token: every transaction of the journal locks the row of its own
-epoch first, so that one of a controller that was replaced fails, however late it comes; and nobody is replaced in the
+epoch first, so that one of a controller that was replaced fails, however late it comes; and no one is replaced in the
 middle of one.
 Whether a lease has expired is asked of the database's clock alone. The holder measures from before each renewal
 on its own monotonic clock, and ends `MARGIN_S` before anybody else may begin.
@@ -112,9 +112,9 @@ class Lease:
         return Held(row.epoch, row.holder, row.age_s)
 
     def take(self) -> bool:
-        """Takes it if nobody has it, or who has it was not heard for `lease_s`.
+        """Takes it if no one has it, or who has it was not heard for `lease_s`.
 
-        Raises NewerRelease where the journal is one of a later release: this one could not open it, and nobody would
+        Raises NewerRelease where the journal is one of a later release: this one could not open it, and no one would
         be the active one meanwhile.
         """
         expired = LEASE.c.renewed_at < DATABASE_NOW - sa.func.make_interval(0, 0, 0, 0, 0, 0, self.lease_s)
@@ -158,7 +158,7 @@ class Lease:
             return False
 
     def check(self, sql: sa.Connection) -> None:
-        """First in every transaction of the journal: nobody replaces us in it, and it fails if somebody has."""
+        """First in every transaction of the journal: no one replaces us in it, and it fails if someone has."""
         if not self.is_held() or sql.execute(FENCE.where(LEASE.c.epoch == self.epoch)).first() is None:
             raise JournalError("Another controller is, or may be, the active one by now; this one does nothing more.")
 

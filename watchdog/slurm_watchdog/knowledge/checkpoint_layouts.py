@@ -82,7 +82,7 @@ LAYOUTS_OF = {
 }
 """Which rows of MARKERS are looked for, where that is not the layout's own name."""
 SETTLES = frozenset({"numbered", "plain"})
-"""Of these nobody knows what is written last: complete is what does not change any more."""
+"""Of these no one knows what is written last: complete is what does not change any more."""
 
 _TEMPORARY = late_regex(
     r"(?:tmp[-_.]|\.)?(?P<name>.+?)(?P<mark>\.orbax-checkpoint-tmp.*|[-._](?:tmp|temp|part|partial|incomplete)(?:[-._].*)?)?"

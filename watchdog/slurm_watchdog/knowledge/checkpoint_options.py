@@ -85,7 +85,7 @@ def directories_in(argv: Sequence[str], cwd: str) -> tuple[str, ...]:
     `cwd` is the process's working directory, which relative ones are below; where it is not known (empty),
     they are left out. Of an option given twice the last counts, as every parser has it. Object stores
     (`s3://`), values that a program would expand itself (`~`, `$X`) and names of files are left out; a path
-    is cut before a part that is a pattern (`{run_name}`). Whether there is such a directory, nobody has
+    is cut before a part that is a pattern (`{run_name}`). Whether there is such a directory, no one has
     looked.
     """
     values = _values(argv)

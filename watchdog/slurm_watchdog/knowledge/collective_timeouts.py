@@ -6,7 +6,7 @@ are not visible here.
 Sources: the argument parsers and configuration classes of the frameworks that are named;
 torch/distributed/constants.py (10 minutes for NCCL since 2.2, 30 for all other backends and before);
 deepspeed/constants.py (`DEEPSPEED_TIMEOUT`, in minutes); torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp for
-the variables. `NCCL_TIMEOUT`, which people like to set, nobody reads.
+the variables. `NCCL_TIMEOUT`, which people like to set, no one reads.
 """
 
 from __future__ import annotations

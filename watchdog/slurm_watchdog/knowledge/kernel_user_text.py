@@ -75,4 +75,4 @@ USER_TEXT: tuple[UserText, ...] = tuple(_form(*each) for each in (
     ("promiscuous", r"(?:device )?\S{1,15}: (?:renamed from|entered promiscuous|left promiscuous)", ""),
 ))  # fmt: skip
 """Those that match a line say what it may give. That a driver's line names a program behind its own prefix
-and device is no matter: nobody writes that prefix."""
+and device is no matter: no one writes that prefix."""

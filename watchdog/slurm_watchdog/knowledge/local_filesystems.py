@@ -1,4 +1,4 @@
-"""Types of filesystems that one kernel has for itself, as mountinfo names them: nobody else can lose them, or
+"""Types of filesystems that one kernel has for itself, as mountinfo names them: no one else can lose them, or
 answer for them."""
 
 from __future__ import annotations

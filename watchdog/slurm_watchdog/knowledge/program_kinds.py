@@ -1,7 +1,7 @@
 """What a program is about, told by the functions that its main thread is in: it trains, or it serves.
 
 Of value for jobs that write no step: a training whose ranks have not moved for long hangs, and a server that
-nobody asks waits. A row is (function pattern, file pattern), both matched as a whole. Sources: the packages
+no one asks waits. A row is (function pattern, file pattern), both matched as a whole. Sources: the packages
 of the frameworks named, as their dumps show them (torch 2.13, transformers 5.23, lightning 2.6, deepspeed
 0.19, composer 0.32, vllm, sglang, text-generation-inference, Ray Serve).
 """
@@ -40,7 +40,7 @@ SERVES: Final[tuple[tuple[str, str], ...]] = (
     (r"_?(server|service|request|serving|inference|engine|event)_?loop\w*|run_busy_loop|event_loop_\w+|serving_\w+|poll_requests?|wait_for_requests?|"
      r"get_next_request|handle_requests?|process_requests?|recv_requests?|listen", r".*"),
 )  # fmt: skip
-"""Functions that wait for somebody else's request, however long that takes."""
+"""Functions that wait for someone else's request, however long that takes."""
 
 
 @lru_cache(maxsize=8192)

@@ -287,7 +287,7 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
             r"\[(?P<host>(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|cc|cpp|cu|h|rs|go)\d?:)[A-Za-z][\w.-]*):(?P<rank>0|[1-9]\d{0,4})\]:?\s?"
         ),
     ),
-    ("module", late_regex(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of nobody
+    ("module", late_regex(r"\[[A-Za-z][\w./-]*:\d{1,5}\]:?\s?")),  # a logger's, of no one
     (
         "ray",
         late_regex(

@@ -40,7 +40,7 @@ class HintRow(msgspec.Struct, frozen=True):
     pattern: re.Pattern[str] | None = None
 
 
-MAX_HINTS = 3  # More nobody reads under a verdict.
+MAX_HINTS = 3  # More no one reads under a verdict.
 MAX_TEXT = 20_000  # Characters of the text that are searched.
 
 NCCL_ENV = "NCCL user guide, Environment Variables: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html"

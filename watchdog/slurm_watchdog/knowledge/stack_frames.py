@@ -22,7 +22,7 @@ from slurm_watchdog.knowledge.entries import Fields, Reader
 from slurm_watchdog.knowledge.shipped import read_shipped
 from slurm_watchdog.knowledge.site_rows import SiteRows
 
-# Words that tell what a rank may be about where its frames are nobody's but the program's own: a loop of pure Python that
+# Words that tell what a rank may be about where its frames are no one's but the program's own: a loop of pure Python that
 # goes round for minutes may be an index that is built, a score that is computed. They are matched whole, in lower case,
 # as `operation_words` cuts a name; `x*` is any word that begins so. The list errs on the side of work: a name in it costs
 # a later verdict, and never an accusation.

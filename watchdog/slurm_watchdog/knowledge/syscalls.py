@@ -190,7 +190,7 @@ COUNTED = frozenset(_words("read write pread64 pwrite64 readv writev preadv pwri
 # Waiting for another process's lock is no fault of the filesystem; ioctl mostly talks to devices.
 NOT_A_FILESYSTEM_WAIT = frozenset({"flock", "fcntl", "ioctl"})
 
-# Calls that wait for somebody else, a lock, or a timer, and touch no file: most threads of a trainer stand in
+# Calls that wait for someone else, a lock, or a timer, and touch no file: most threads of a trainer stand in
 # one of them all the time.
 IDLE_CALLS = frozenset(_words("""
     futex futex_waitv poll ppoll select pselect6 epoll_wait epoll_pwait epoll_pwait2 nanosleep clock_nanosleep wait4 waitid pause

@@ -8,7 +8,7 @@ words are ours.
 
 `may_exclude_node` is true only where the number alone says that a piece of hardware is broken or will not
 work again before it is reset. What is usually the hardware, but may also come from a neighbour, a driver or
-somebody's reset, says no: a wrong yes costs a healthy node, a wrong no costs a second look. The kernel's line
+someone's reset, says no: a wrong yes costs a healthy node, a wrong no costs a second look. The kernel's line
 often says more than the number (see slurm_watchdog.parse.kernel_log.line).
 """
 
@@ -42,7 +42,7 @@ class XidRow(msgspec.Struct, frozen=True):
 
 
 Side = Literal["gpu", "link", "peer", "none"]
-"""Whose an event of NVLink is: this GPU's, the wire's, the other end's, or nobody's."""
+"""Whose an event of NVLink is: this GPU's, the wire's, the other end's, or no one's."""
 SIDES: tuple[Side, ...] = get_args(Side)
 
 
@@ -83,7 +83,7 @@ XIDS: dict[int, XidRow] = {row.number: row for row in _ROWS["xid"]}
 
 
 def describe_xid(number: int) -> XidRow:
-    """The row of `number`; for one that is not in the table a careful one that blames nobody and excludes nothing."""
+    """The row of `number`; for one that is not in the table a careful one that blames no one and excludes nothing."""
     own = site_rows.current().by_kind.get("xid", ())
     row: XidRow | None = next((row for row in own if row.number == number), XIDS.get(number))
     if row is not None:

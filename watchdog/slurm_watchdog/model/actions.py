@@ -56,7 +56,7 @@ class Wish(StrEnum):
 
     RESTART = "restart"
     SAVE = "save"  # Kill switch and a complete checkpoint; what the job does then is its own affair.
-    HOLD = "hold"  # The same; then it waits in the queue, held, until somebody releases it.
+    HOLD = "hold"  # The same; then it waits in the queue, held, until someone releases it.
 
 
 class Fence(Struct):
@@ -192,7 +192,7 @@ class ActionEnd(Struct):
     seconds_lost: float | None = None  # The steps lost, in the time that they took.
     needless: bool = False
     """Nothing was left to do: the job trains again, was started again, or is finished, without this action.
-    Nobody has to look at it."""
+    No one has to look at it."""
 
     @property
     def outcome(self) -> str:

@@ -49,7 +49,7 @@ class ProcessView(Struct):
     None: not known."""
     quiet_s: float | None = None
     """Since it, having used most of a core before, was last seen to use more than next to nothing; None: it
-    never did, or nobody knows."""
+    never did, or no one knows."""
 
     @property
     def alive(self) -> bool:
@@ -79,7 +79,7 @@ class Progress(Struct):
     step: int  # 0 where `step_known` is not set.
     step_known: bool = True
     """Not set: something rises (epochs, tokens, what was learnt of an unknown log) and shows that the loop
-    turns; which step it is nobody knows."""
+    turns; which step it is no one knows."""
     age_s: float  # Since the step last rose (or since a grace was granted, whichever is shorter).
     last_increase_age_s: float | None = None
     """Since the step last rose, whatever grace was granted since; None if it was not seen to rise."""
@@ -196,7 +196,7 @@ class StillRow(Struct):
     dumps: int
     snapshots: tuple[StackSnapshot, ...]  # The first and the last two, oldest first.
     over: bool = False
-    """Somebody has moved since, or was not seen: until the next step this row proves nothing any more."""
+    """Someone has moved since, or was not seen: until the next step this row proves nothing any more."""
 
 
 class ErrorLine(Struct):
@@ -401,12 +401,12 @@ class ClusterView(Struct):
     """Since Slurm last answered, or was given its time again after a stall of the controller; None if it
     never answered."""
     slurm_excused: bool = False  # That age rests on such a stall: no answer has been seen since.
-    suspects: tuple[NodeSuspicion, ...] | None = None  # Nodes with a past, the worst first; None: nobody remembers any.
+    suspects: tuple[NodeSuspicion, ...] | None = None  # Nodes with a past, the worst first; None: no one remembers any.
     searches: tuple[SlowSearch, ...] = ()  # For the nodes that make jobs slow.
     excused_nodes: tuple[str, ...] = ()
     """Nodes that do not count as silent only because the controller stalled: no report of them has been seen since."""
     reservations: tuple[Reservation, ...] = ()  # Of Slurm, as they were listed last.
-    date: float | None = None  # Of `now`, as seconds since the epoch; None: nobody has said.
+    date: float | None = None  # Of `now`, as seconds since the epoch; None: no one has said.
     asked: frozenset[str] | None = None
     """Subjects of the open incidents: of anything else it need not be said that it is well. None: it is to be
     said of all."""

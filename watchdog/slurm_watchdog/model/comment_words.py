@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 
 RUN_LIMITS = ("max_restarts", "spares")
-"""Of `slurm-watchdog run`, as its options are named; nobody else has a use for them."""
+"""Of `slurm-watchdog run`, as its options are named; no one else has a use for them."""
 MOST = 1000
 _BEGIN = re.compile(r"(?:^|[\s,;|])watchdog\s*[:=]\s*", re.IGNORECASE)
 _END = re.compile(r"[;|\n\r]")  # Where the wish ends and something else that the comment holds begins.

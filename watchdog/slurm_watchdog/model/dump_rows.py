@@ -30,7 +30,7 @@ class Motion(Struct):
     last_at: float  # Of the newest dump.
     trained: int = 0  # Dumps since whose predecessor it had moved, with a rank in the code of a training.
     still_from_at: float | None = None
-    """The first dump of the unbroken row in which nobody was seen to have moved; None: somebody has, or it is
+    """The first dump of the unbroken row in which no one was seen to have moved; None: someone has, or it is
     not known."""
     still_looks: int = 0  # Dumps of that row.
-    pauses_s: tuple[float, ...] = ()  # How long earlier such rows lasted, until somebody moved again; oldest first.
+    pauses_s: tuple[float, ...] = ()  # How long earlier such rows lasted, until someone moved again; oldest first.

@@ -13,7 +13,7 @@ class HangPlace(Struct):
     job_id: str
     chain: str  # Whose job, and its name, as in NodeEvent.
     fingerprint: str
-    """Of the frames of who keeps the others waiting, or of all where nobody does: without lines, and without what
+    """Of the frames of who keeps the others waiting, or of all where no one does: without lines, and without what
     differs between machines and runs."""
     where: str  # The innermost of these frames, for people.
     node: str = ""  # Of who keeps the others waiting; empty: all wait in one collective.

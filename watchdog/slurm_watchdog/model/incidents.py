@@ -70,7 +70,7 @@ class Severity(StrEnum):
 
 class Culprit(Struct, omit_defaults=False):
     """Who is named. Fields that are not known stay None, and are there in JSON, for scripts; an empty list of culprits
-    names nobody."""
+    names no one."""
 
     node: str | None = None
     rank: int | None = None

@@ -1,6 +1,6 @@
 """Kill switches: where the file may lie, and its one line. It never holds a program. Pure.
 
-A file that is written as somebody else must not be one that a shell, sshd, cron, a desktop or an interpreter
+A file that is written as someone else must not be one that a shell, sshd, cron, a desktop or an interpreter
 runs: so it lies below fixed directories alone, has no hidden part in its name, and its line is composed here
 from four values of a closed alphabet.
 """
@@ -64,7 +64,7 @@ def parse_line(line: str) -> dict[str, str] | None:
 def heartbeat_beside(kill_switch: str, job_id: str, restarts: int) -> str | None:
     """Path of a run's heartbeat: beside its kill switch, where that has a directory of this very run; None elsewhere.
 
-    Such a directory is the owner's alone, so nobody else writes the heartbeat, and no earlier run has left one.
+    Such a directory is the owner's alone, so no one else writes the heartbeat, and no earlier run has left one.
     """
     directory, name = posixpath.split(kill_switch)
     run = f"{job_id}.{restarts}"

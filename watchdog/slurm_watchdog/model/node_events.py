@@ -57,4 +57,4 @@ class NodeEvent(Struct):
     """Whose job, and its name (`1000/train`): the same for every link of a chain of jobs; empty: no job's."""
     incident_id: str = ""
     withdrawn_at: float | None = None
-    withdrawn_why: str = ""  # Why it is held against nobody after all, a sentence; empty: it stands.
+    withdrawn_why: str = ""  # Why it is held against no one after all, a sentence; empty: it stands.

@@ -93,7 +93,7 @@ class LogFile(Struct):
     offset: int | None = None
     """Bytes of the file that were read: where the next run of the job continues reading, on any node."""
     lag_bytes: int = 0  # What stands in the file and is not read yet: a flood is read in several looks.
-    skipped_bytes: int = 0  # What was passed over so far, for reading could not keep up: nobody knows what was in it.
+    skipped_bytes: int = 0  # What was passed over so far, for reading could not keep up: no one knows what was in it.
     framework: str | None = None
     """Which one wrote it, as far as its words show (a name of `slurm_watchdog.knowledge.frameworks`): what to
     do where nothing counts."""
@@ -136,7 +136,7 @@ class Event(Said):
     """When the line says that it was written, in seconds on its own clock: to be compared with other lines of
     the file alone."""
     backlog: bool = False
-    """It stood in the file already when the agent first opened it: nobody knows when it was written."""
+    """It stood in the file already when the agent first opened it: no one knows when it was written."""
 
 
 class MountProbe(Struct):
@@ -239,7 +239,7 @@ class FaultSeverity(StrEnum):
 
 
 class Fault(Struct):
-    """Which fault was reported, and of what. It accuses nobody: detectors judge."""
+    """Which fault was reported, and of what. It accuses no one: detectors judge."""
 
     name: str  # Which entry of the knowledge matched: xid, nfs_server_silent, oom_kill, …
     severity: FaultSeverity

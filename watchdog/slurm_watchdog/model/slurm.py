@@ -101,7 +101,7 @@ class SlurmJob(Struct):
 
     @property
     def kept_from_queue(self) -> str:
-        """Why the job is not to start again after the run that it is in, a sentence: somebody holds it (`scontrol
+        """Why the job is not to start again after the run that it is in, a sentence: someone holds it (`scontrol
         hold`), which takes effect at its next requeue; or nothing."""
         if self.state in WAITING or not self.reason.startswith("JobHeld"):
             return ""

@@ -28,7 +28,7 @@ class JobState(NamedTuple):
     """What one word says of a job."""
 
     stage: Stage
-    held: bool = False  # The word says itself that somebody has to release the job.
+    held: bool = False  # The word says itself that someone has to release the job.
     failed: bool = False  # It ended by a fault of its program, its nodes or Slurm.
     by_person: bool = False  # A person ended it, or a date that a person set.
     from_outside: bool = False  # A node, a limit or another job ended it.
@@ -95,7 +95,7 @@ ENDED_FROM_OUTSIDE = frozenset(word for word, state in JOB_STATES.items() if sta
 """The word itself says why the job ended: no process of it did that."""
 RESTARTABLE = frozenset({"RUNNING"})
 """The only state in which anything is done to a job by itself: one that is suspended, stopped, resized or
-signalled is in the hands of somebody else."""
+signalled is in the hands of someone else."""
 
 
 def is_known(state: str) -> bool:
@@ -235,7 +235,7 @@ def is_out(state: str | None) -> bool:
 
 @lru_cache(maxsize=4096)
 def is_drained(state: str | None) -> bool:
-    """Whether the node takes no new job because somebody, or Slurm, has drained it; jobs may still run there."""
+    """Whether the node takes no new job because someone, or Slurm, has drained it; jobs may still run there."""
     return bool(node_words(state) & {"DRAIN", "DRAINING", "DRAINED"})
 
 

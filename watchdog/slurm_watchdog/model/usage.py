@@ -23,7 +23,7 @@ class Usage(Struct):
     limit: int | None = None  # None: there is none, or it is not known.
     peak: int | None = None
     refused: int | None = None
-    """How often somebody went without so far: of memory, processes that the kernel killed in the group; of pids,
+    """How often someone went without so far: of memory, processes that the kernel killed in the group; of pids,
     processes and threads that were refused."""
     by_limit: bool | None = None
     """Of memory: whether the limit of this group, or of one in it, ever left it with nothing. The kernel counts kills

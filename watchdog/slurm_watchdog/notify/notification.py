@@ -181,7 +181,7 @@ def message_of(notice: Notice) -> Message:
 @cache
 def _template(name: str) -> Template:
     """Of the folder `templates`: `notice` is a sentence, evidence, a line each, and what to do; `card` has fields. Each
-    value becomes one line that harms nobody."""
+    value becomes one line that harms no one."""
     environment = Environment(  # noqa: S701 - not HTML: each channel escapes what it takes
         finalize=lambda value: one_line(str(value), VALUE_LIMIT), undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,

@@ -106,7 +106,7 @@ class ReplayExecutor:
         return any(each.fence is not None and each.fence.job_id == job_id for each in self._under_way.values())
 
     def sweep(self, now: float) -> None:
-        """What nobody did is over with the run that it was to end."""
+        """What no one did is over with the run that it was to end."""
         for decision in list(self._under_way.values()):
             if decision.id not in self._really and self._is_over(decision):
                 del self._under_way[decision.id]
@@ -117,7 +117,7 @@ class ReplayExecutor:
 
     def follow(self, subjects: Collection[str]) -> None:
         """The recorded controller had actions on these under way. Of one that is not among them any more
-        nobody knows how it ended."""
+        no one knows how it ended."""
         for decision in list(self._under_way.values()):
             if subject_of(decision) in subjects:
                 self._really.add(decision.id)

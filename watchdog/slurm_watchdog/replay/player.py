@@ -1,6 +1,6 @@
 """A trace through the real state, detectors, correlation and policy, on the trace's own clock. It acts on nothing.
 
-What differs from the service: nobody answers what detectors want to know (a recording holds the stacks that
+What differs from the service: no one answers what detectors want to know (a recording holds the stacks that
 were taken), what is allowed is written down and not done, and time ends with the trace. Decisions are those
 of the service's own Decider. Where a controller has recorded what it did itself, that is what has happened;
 any other trace is of one that only watched, warm from the first line on.
@@ -298,7 +298,7 @@ class TracePlayer:
             hurt = None in damaged or name in damaged
             reports.append(node.reports(by_node[name], moment.t, damaged=hurt, restarts=restarts, mounts=self._mounts))
         if any(each[-1].mounts for each in reports):
-            # A filesystem is taken up when somebody is blocked on it: who says so comes before those who answer for it.
+            # A filesystem is taken up when someone is blocked on it: who says so comes before those who answer for it.
             reports.sort(key=lambda each: not any(process.blocked for process in each[-1].processes))
         for report in chain.from_iterable(reports):
             self.state.apply_report(report, moment.t)

@@ -87,7 +87,7 @@ class Terminal:
             data = os.read(self._master, 65_536)
         except BlockingIOError:
             return False
-        except OSError:  # EIO: nobody has its other end any more
+        except OSError:  # EIO: no one has its other end any more
             data = b""
         if data:
             with contextlib.suppress(OSError):

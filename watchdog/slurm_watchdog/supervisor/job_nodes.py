@@ -15,7 +15,7 @@ from slurm_watchdog.supervisor.lost_nodes import AGAIN_S, LOOK_S, Watch
 from slurm_watchdog.supervisor.reach import DEADLINE_S, MOST
 from slurm_watchdog.supervisor.shim import own_program
 
-FILE_S = 2.0  # For a file on somebody's filesystem.
+FILE_S = 2.0  # For a file on someone's filesystem.
 WITNESSES = 2  # Nodes that are still of the job: where none of these answers either, it is our own network.
 SLURMD_PORT = re.compile(r"^SlurmdPort\s*=\s*(\d{1,5})", re.MULTILINE)
 ADDRESS = re.compile(r"\bNodeName=(\S+) .*?\bNodeAddr=(\S+)")

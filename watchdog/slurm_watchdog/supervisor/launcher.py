@@ -65,7 +65,7 @@ def read_addresses(
             return
         found[node] = usable(str(answer[4][0]) for answer in answers)
 
-    # Threads that nobody waits for: getaddrinfo(3) cannot be ended.
+    # Threads that no one waits for: getaddrinfo(3) cannot be ended.
     threads = [threading.Thread(target=ask, args=(node,), daemon=True) for node in allocation.nodes[:MAX_NAMES]]
     for thread in threads:
         thread.start()
@@ -289,7 +289,7 @@ class Launcher:
     # ------------------------------------------------------------------------------------ look
 
     async def look(self, nodes: Sequence[str], spares: int) -> dict[str, str]:
-        """Node to what is wrong there; nothing where nobody answers. `spares`: nodes that the start does without.
+        """Node to what is wrong there; nothing where no one answers. `spares`: nodes that the start does without.
         Takes a little more than look_s() at most."""
         if self._srun is None:
             return {}

@@ -114,7 +114,7 @@ def _ask_agent(answers: dict[str, Any], port: int = METRICS_PORT, first_user: in
 
 
 def _services_addresses(port: int, first_user: int) -> list[str]:
-    """Where on this host somebody listens at `port` whose uid is below `first_user`: no ordinary user."""
+    """Where on this host someone listens at `port` whose uid is below `first_user`: no ordinary user."""
     found = []
     for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError), open(path) as rows:

@@ -29,7 +29,7 @@ from slurm_watchdog.supervisor.state import Ordered
 MAX_ORDER_BYTES = 4096
 MAX_ORDERS = 256  # Of one look: a directory of more is not the controller's work.
 NO_AGENT_S = 60.0
-"""After so long without that directory nobody is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
+"""After so long without that directory no one is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
 
 
 def misses_agent(directory: str, age_s: float) -> bool | None:
@@ -67,7 +67,7 @@ def is_our_switch(path: str) -> bool:
 
 
 def remove_switch(path: str) -> None:
-    """Takes it away; nobody else's."""
+    """Takes it away; no one else's."""
     if is_our_switch(path):
         with contextlib.suppress(OSError):
             os.unlink(path)

@@ -29,7 +29,7 @@ class SharedPid:
         self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
     def put(self, pid: int) -> None:
-        """The command runs as `pid` now; 0: nobody waits for it any more."""
+        """The command runs as `pid` now; 0: no one waits for it any more."""
         _COMMAND.pack_into(self._memory, 0, pid)
 
     def clear(self, pid: int) -> None:

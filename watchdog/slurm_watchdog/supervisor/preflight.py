@@ -1,6 +1,6 @@
 """Which nodes look bad before a start, from what each said of itself. Pure.
 
-A silent node is one of few, or nobody is accused: an interpreter that is missing everywhere, a filesystem that hangs
+A silent node is one of few, or no one is accused: an interpreter that is missing everywhere, a filesystem that hangs
 for all, is no node's fault.
 """
 

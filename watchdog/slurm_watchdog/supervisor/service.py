@@ -161,7 +161,7 @@ async def _run(settings: Settings, launcher: Launcher, environ: Mapping[str, str
         settings = replace(settings, allocation=allocation)
     try:
         code = await _Service(settings, launcher, environ, command).run()
-        command.put(0)  # nobody waits for what is left behind of it
+        command.put(0)  # no one waits for what is left behind of it
         return code
     except Exception:
         if command.get():  # asyncio would kill it: our error costs the supervision, and not the training
@@ -244,7 +244,7 @@ class _Service:
         self._launcher.reap()
 
     def _look_for_agent(self) -> None:
-        """Says once that nobody watches: the directory above lies there wherever the package is installed."""
+        """Says once that no one watches: the directory above lies there wherever the package is installed."""
         if self._began_at is None:
             return
         missing = misses_agent(self._directory, clock.monotonic() - self._began_at)

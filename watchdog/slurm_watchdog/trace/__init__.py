@@ -13,7 +13,7 @@ generators, or manually.
     {"t":5,"kind":"checkpoint","node":"n0","job_id":"7","step":45000,"complete":true}
     {"t":5,"kind":"fault","name":"frozen filesystem","job_id":"7","node":"n0"}
 
-`t` is in seconds, on any clock that does not jump. A field that is missing is unknown; fields that nobody
+`t` is in seconds, on any clock that does not jump. A field that is missing is unknown; fields that no one
 knows are ignored. A recording also has `more` (whatever else our own values hold), and the kinds `node`
 (Slurm's word for a node) and `stack`.
 """

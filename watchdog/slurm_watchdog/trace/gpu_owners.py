@@ -20,7 +20,7 @@ from slurm_watchdog.model.observations import Gpu, GpuHolder, Process, Role
 GRACE_S = 60.0
 """Time a job's processes get after its end to let go of their GPUs; the agents' `orphan_grace` as it ships."""
 LEAST_BYTES = 64 * 1024**2
-"""What a driver keeps of a card that nobody uses is less; a context alone takes hundreds of MiB."""
+"""What a driver keeps of a card that no one uses is less; a context alone takes hundreds of MiB."""
 UNKNOWN_USER = "an unknown user"
 
 
@@ -83,7 +83,7 @@ class GpuHolders:
     def _holder(
         self, pid: int, process: Process | None, gpus: list[Gpu], user: str, looked_at: float, *, alone: bool
     ) -> GpuHolder:
-        """`alone`: what its cards hold is its own; of several processes on one card nobody knows what each of
+        """`alone`: what its cards hold is its own; of several processes on one card no one knows what each of
         them holds."""
         job_id = self._job_of[pid]
         over_s = looked_at - self._over_at[job_id]

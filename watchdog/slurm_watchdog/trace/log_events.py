@@ -1,5 +1,5 @@
 """What the lines of one node's logs say, as its agent would have said it: with the site's own patterns, and
-with what is learnt of a format that nobody knows. Pure."""
+with what is learnt of a format that no one knows. Pure."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@ trace looks as if it listed everybody: REGULAR times in a row each rank of the j
 came back that had not been listed), and then MISSED times not this one, or twice as often where the regular
 listings were fewer than WHOLE or its GPU still lists it; once less where no line of PROVEN was missing
 before. If the kernel says that it killed the process, or its GPU does not list it any more, or was emptied,
-once is enough. In every other case it stays as it was said last: a trace with gaps makes nobody dead. Where
+once is enough. In every other case it stays as it was said last: a trace with gaps makes no one dead. Where
 the agent's own report says how many processes there are (recordings do), and so many were listed, the rest is
 gone.
 
@@ -85,7 +85,7 @@ class Processes:
     _job_of: dict[int, str] = field(default_factory=dict)
     _proven: int = 0  # Lines since one was missing about a process that was still there.
     _since_gap: int | None = None
-    """Listings since one that had left somebody out who was still there; None: there never was one."""
+    """Listings since one that had left someone out who was still there; None: there never was one."""
     unplaced: bool = False  # The newest listing had a line whose job is not known.
 
     def forget(self, job_id: str) -> None:
@@ -157,7 +157,7 @@ class Processes:
         self, listed: set[Key], now: float, ended: Collection[int] = (), seen: Collection[int] = ()
     ) -> float | None:
         """Counts who was not listed, and forgets who is gone. Of the pids in `ended` something else says so,
-        too; those in `seen` are seen elsewhere. Returns since when, None if nobody is."""
+        too; those in `seen` are seen elsewhere. Returns since when, None if no one is."""
         if self._since_gap is not None:
             self._since_gap += 1
         self._proven += len(listed)

@@ -184,7 +184,7 @@ class Ended(Record, tag="ended", kw_only=True):
 
 
 class BadLine(msgspec.Struct, gc=False):
-    """A line stood here that could not be read: nobody is missing from what is around it."""
+    """A line stood here that could not be read: no one is missing from what is around it."""
 
     t: float
     node: str | None = None

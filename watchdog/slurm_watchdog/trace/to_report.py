@@ -102,7 +102,7 @@ class Node:
         """What the agent reported up to `now`: mostly one report, before it a late one if a process turns out
         to be gone.
 
-        `damaged`: lines were lost around this moment, so nobody counts as missing.
+        `damaged`: lines were lost around this moment, so no one counts as missing.
         """
         procs: list[records.Proc] = []
         report_lines: list[records.Report] = []
@@ -181,7 +181,7 @@ class Node:
         return tuple(each for each, at in table.values() if now - at <= fresh_s)
 
     def _checkpoints_now(self, now: float) -> tuple[Checkpoint, ...]:
-        """As they were said last. What nobody says any more is written no more."""
+        """As they were said last. What no one says any more is written no more."""
         for key, (at, pause_s) in list(self._writing.items()):
             if now - at > (WRITING_S if pause_s is None else max(self._fresh_s, AGAIN * pause_s)):
                 found, said_at = self._checkpoints[key]

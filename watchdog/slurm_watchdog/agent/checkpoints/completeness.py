@@ -18,9 +18,9 @@ from slurm_watchdog.knowledge.checkpoint_layouts import SETTLES, Candidate, mark
 
 MAX_ENTRIES = 10_000  # Names that one look at a directory reads: 5 ms here, and one to ten requests to a file server.
 MAX_FOOTPRINTS = 16  # Of those that are not complete so many are looked into.
-WAS_COMPLETE = -1  # In the place of a number of files: nobody looked into it, for it was complete.
+WAS_COMPLETE = -1  # In the place of a number of files: no one looked into it, for it was complete.
 SETTLES_S = 20.0  # What has not changed for so long, from look to look, has settled.
-SETTLED_S = 300.0  # At the first look, what nobody has written to for so long by the times of its files.
+SETTLED_S = 300.0  # At the first look, what no one has written to for so long by the times of its files.
 
 
 class TooLongError(Exception):
@@ -157,7 +157,7 @@ def _rank(assessed: Assessed) -> tuple[tuple[int, int], int]:
 
 
 def has_changed(one: Assessed, before: dict[str, Footprint] | None) -> bool:
-    """Whether it grew, changed or appeared since the look before; at the first look nobody can say."""
+    """Whether it grew, changed or appeared since the look before; at the first look no one can say."""
     if before is None or one.footprint is None:
         return False
     then = before.get(one.path)

@@ -88,7 +88,7 @@ class CheckpointSchedule(msgspec.Struct):
         """A row for each directory, and an event for each newest complete checkpoint that is new since the last call.
 
         `directories` are absolute, by job; the trackers that the controller names for its jobs are read as
-        well. Those of the jobs in `hurry` are looked at every SOON_S: of them somebody waits for the next
+        well. Those of the jobs in `hurry` are looked at every SOON_S: of them someone waits for the next
         one. Call it after the logs were read: it shares their children.
         """
         self._note_places(now, directories)

@@ -23,7 +23,7 @@ MAX_WISH = 1024  # Characters of one variable that are reported.
 
 def directives_of(entries: Iterable[Entry], owners: Mapping[str, int]) -> tuple[JobDirectives, ...]:
     """Of jobs that Slurm has here (`owners`: job -> user), as their ranks have it, else any process of the
-    owner's in the run; nobody else's processes count. One without variables: its ranks were read, and say nothing."""
+    owner's in the run; no one else's processes count. One without variables: its ranks were read, and say nothing."""
     found: dict[str, tuple[bool, JobDirectives]] = {}
     named: dict[str, JobDirectives] = {}  # What command lines name, beside whatever anybody says.
     read: dict[str, JobDirectives] = {}

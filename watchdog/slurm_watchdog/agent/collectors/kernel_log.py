@@ -49,7 +49,7 @@ MAX_RECENT = 64
 RECENT_S = 600.0
 SAVE_EVERY_S = 10.0
 SAVE_DULL_EVERY_S = 300.0
-"""Where nothing was told, a position that is lost costs a second look at lines that concern nobody; to keep
+"""Where nothing was told, a position that is lost costs a second look at lines that concern no one; to keep
 it costs a child each time."""
 STATE_DEADLINE_S = 3.0
 """So long the first read waits for the child that knows the position: a frozen local disk must not make the

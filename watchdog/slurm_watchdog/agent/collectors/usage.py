@@ -31,7 +31,7 @@ from slurm_watchdog.model.report import ProcessSection, Report, UsageSection
 from slurm_watchdog.model.usage import Pressure, Resource, Usage
 
 EVERY_S = 30.0  # A look of a node with 8 ranks takes 2 ms: 0.007 % of a core.
-TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests nobody.
+TOLD_FROM = 0.5  # Of a limit other than memory's: what is far from it interests no one.
 MAX_RANKS = 64
 
 

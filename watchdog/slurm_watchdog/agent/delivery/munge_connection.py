@@ -31,7 +31,7 @@ CREDENTIAL = re.compile(rb"MUNGE:[A-Za-z0-9+/=]+:")
 PATH = "/v1/session"
 RENEW = frozenset({401, 403})
 """The session is not known any more, or we come from another address than it began at: a new one is worth a try."""
-MAX_LEFT = 3  # Children that could not be ended, and may still be there; with more of them nobody else is sent.
+MAX_LEFT = 3  # Children that could not be ended, and may still be there; with more of them no one else is sent.
 
 Encode = Callable[[bytes], str]  # Payload -> credential. Raises Unproven.
 

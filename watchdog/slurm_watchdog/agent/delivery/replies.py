@@ -1,7 +1,7 @@
 """A controller's reply as the agent takes it: bounded, and readable also when it comes from a newer release.
 
 The controller is trusted with its commands, not with the agent's life: whatever it sends, by mistake or
-because somebody else has taken its place, a tick stays a tick.
+because someone else has taken its place, a tick stays a tick.
 """
 
 from __future__ import annotations

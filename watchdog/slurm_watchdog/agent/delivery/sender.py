@@ -127,7 +127,7 @@ class Sender:
             return self._spool.left()
 
     def stop(self, seconds: float = 2.0) -> None:
-        """Gives what waits this long to be sent, and ends. Whatever the thread hangs in, it holds nobody up."""
+        """Gives what waits this long to be sent, and ends. Whatever the thread hangs in, it holds no one up."""
         self._stopping.set()
         self._wake.put(None)
         self._thread.join(seconds)
@@ -162,7 +162,7 @@ class Sender:
 
     def replies(self) -> list[Reply]:
         """Replies since the last call, oldest first. One that says what the last one said is here, too, and
-        woke nobody."""
+        woke no one."""
         found: list[Reply] = []
         while True:
             try:

@@ -98,10 +98,10 @@ def _written_at(request: FindFiles, roots: Roots, path: str, rank: int | None) -
 
 
 def _ask(root: int | None, path: str, uid: int) -> bool:
-    """Whether somebody reads from this pipe of the owner's, and was asked."""
+    """Whether someone reads from this pipe of the owner's, and was asked."""
     try:
         fd = open_in(root, path, os.O_WRONLY)
-    except OSError:  # among others: nobody reads from it
+    except OSError:  # among others: no one reads from it
         return False
     with closing(fd):
         about = os.fstat(fd)

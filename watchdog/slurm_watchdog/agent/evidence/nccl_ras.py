@@ -1,7 +1,7 @@
 """Asks NCCL's RAS of a job, once: through a port on this node on which processes of the job listen.
 
 Every rank of a job listens on the same port (28028 of the loopback by default), and another job of the same user may
-share it: then nobody is asked. The question stops and changes nothing; RAS threads answer for the whole job. Who
+share it: then no one is asked. The question stops and changes nothing; RAS threads answer for the whole job. Who
 listens is read with the helper's rights; the talk itself takes none, and the helper has no network.
 """
 

@@ -208,7 +208,7 @@ def _forget(name: str, where: int) -> None:
 def prepare_directory(request: PrepareDirectory, worker: WorkerState) -> None:
     """Makes `base`/`name` ready for the kill switch of user `uid`: root's directories above it, his own at the end.
 
-    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents nobody but root can
+    Runs as root or as the helper, whose `base` is, and below `base` only, whose parents no one but root can
     write. Raises OSError.
     """
     os.makedirs(request.base, mode=0o755, exist_ok=True)

@@ -126,7 +126,7 @@ def _port(name: str, place: _Place) -> LinkCounters:
 
 
 def _is_off(place: _Place) -> bool:
-    """Whether somebody has switched this interface off, or never on."""
+    """Whether someone has switched this interface off, or never on."""
     flags = place.read("flags") or b""
     return bool(re.fullmatch(rb"0x[0-9a-f]{1,8}", flags)) and not int(flags, 16) & IFF_UP
 

@@ -28,7 +28,7 @@ class StrangeFileError(OSError):
 
 def open_log(path: str) -> int:
     """A regular file, to be read. Raises OSError, StrangeFileError if it is something else or lies behind
-    somebody else's link."""
+    someone else's link."""
     with closing(_walk(path, follow_last=True)) as where:
         check_regular(os.fstat(where))
         # The same file once more, whatever its name stands for by now.

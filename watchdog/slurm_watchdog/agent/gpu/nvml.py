@@ -205,7 +205,7 @@ class Session:
         return refused
 
     def _is_in_place(self, index: int, device: Device) -> bool:
-        """Whether the GPU at `index` is still this one. If not, nobody's place is trusted: all are asked in
+        """Whether the GPU at `index` is still this one. If not, no one's place is trusted: all are asked in
         the next tick."""
         handle = self.timed(self.nvml.nvmlDeviceGetHandleByIndex, index)
         if self.timed(self.nvml.nvmlDeviceGetUUID, handle) == device.identity.uuid:

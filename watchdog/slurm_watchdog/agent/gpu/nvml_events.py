@@ -2,7 +2,7 @@
 
 An event is delivered once to each set that was made before it happened: what falls between two sessions is only in
 the kernel's log.
-So are the faults that some drivers announce to nobody (79, 119 and 120, says NVIDIA/DCGM#162): this is a
+So are the faults that some drivers announce to no one (79, 119 and 120, says NVIDIA/DCGM#162): this is a
 second witness.
 """
 

@@ -2,7 +2,7 @@
 
 Each value is a row of a table: name, and how it is read. What a GPU, a driver or a hypervisor does not offer
 is left out;
-so is what it refuses: a value that is missing accuses nobody.
+so is what it refuses: a value that is missing accuses no one.
 """
 
 from __future__ import annotations

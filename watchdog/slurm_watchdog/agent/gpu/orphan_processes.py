@@ -7,7 +7,7 @@ nothing.
 
 An accusation is made only if everything is known: the jobs that Slurm has here, the process's own
 environment, and that it has been without a job for the grace. Root's own processes and known daemons are
-nobody's orphans, unless they came from a job.
+no one's orphans, unless they came from a job.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class OrphanGpuProcesses:
         """Who holds a GPU without a job, the longest first.
 
         `table` is every process of the node by pid, `ours` the agent's own; `running` the ids of all jobs
-        that Slurm has on this node, None while that is not known: then those of jobs are left out, and nobody
+        that Slurm has on this node, None while that is not known: then those of jobs are left out, and no one
         is said to be an orphan.
         """
         self._note_running(running)
@@ -257,7 +257,7 @@ class OrphanGpuProcesses:
         listed: list[tuple[Gpu, int | None]] | None,
         uptime_s: float,
     ) -> GpuHolder | None:
-        """None: it holds no GPU, or nobody knows."""
+        """None: it holds no GPU, or no one knows."""
         held = self._held.get(entry.key)
         if held is None:
             return None

@@ -123,7 +123,7 @@ def without_values(gpu: Gpu, error: str) -> Gpu:
 log = logging.getLogger(__name__)
 
 KEY = "nvml"
-DEAR_EVERY_S = 60.0  # Processes and health of one GPU are read no more often, unless somebody is under suspicion.
+DEAR_EVERY_S = 60.0  # Processes and health of one GPU are read no more often, unless someone is under suspicion.
 DRIVER_BUDGET_S = 0.005
 """Driver time that one tick may cost: NVML lists processes under the driver's global lock, in which training
 may wait."""
@@ -177,7 +177,7 @@ class GpuReader(msgspec.Struct):
     _silent: str = ""  # Why nothing is being asked at the moment.
 
     def want_processes(self) -> None:
-        """The next request lists the processes of every GPU: somebody is under suspicion, or a person waits
+        """The next request lists the processes of every GPU: someone is under suspicion, or a person waits
         for the answer."""
         self._list_all = True
 

@@ -190,7 +190,7 @@ def check_request(
 
     `is_here`: that user has, or had within the hour, a process on this node. `prefixes`: directories, allowed
     by root, below which kill switches may lie besides KILL_SWITCH_BASE. `itself`: -1 is the files' owner, too,
-    for the agent runs as nobody else. Raises RefusedError with the reason.
+    for the agent runs as no one else. Raises RefusedError with the reason.
     """
     task = tasks.get(str(name))
     if task is None:

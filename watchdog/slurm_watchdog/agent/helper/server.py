@@ -42,7 +42,7 @@ MAX_OF_USER = 12  # That are one user: his hanging files must not take the place
 MAX_KEY = 8192
 MAX_MESSAGE = 16 * 1024
 STARTS_PER_S = 50  # And as many at once: an agent that starts looks at every mount and user of its jobs in one tick.
-ROUND_S = 10.0  # Between two signs of life while nobody asks for anything.
+ROUND_S = 10.0  # Between two signs of life while no one asks for anything.
 HERE_S = 3600.0
 """So long after his last process was seen a user's files may be looked at: the last words of a job are the best."""
 MAX_USERS = 4096
@@ -218,7 +218,7 @@ class Helper:
             self.children[pid] = uid
 
     def _end(self, pid: object) -> None:
-        """One of our own children, as long as it has not been waited for, and nobody else."""
+        """One of our own children, as long as it has not been waited for, and no one else."""
         if isinstance(pid, bool) or not isinstance(pid, int) or pid not in self.children:
             raise RefusedError("not ended: the process is not a child of the helper")
         with suppress(OSError):

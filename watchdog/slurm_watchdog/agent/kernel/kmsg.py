@@ -35,7 +35,7 @@ Header = tuple[bytes, int, bytes]  # Priority as written, sequence, and the whol
 
 
 class KmsgFile:
-    """An open log of the kernel: the real device, opened without blocking, here or by somebody who may."""
+    """An open log of the kernel: the real device, opened without blocking, here or by someone who may."""
 
     def __init__(self, path: str, passed: int | None = None):
         """Takes over the descriptor `passed`, if there is one: then `path` means nothing here. Raises OSError if it

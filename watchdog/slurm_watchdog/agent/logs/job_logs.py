@@ -164,7 +164,7 @@ class JobLogs:
         for job_id in (*dict.fromkeys(process.job_id for process in processes), *self.watch):
             uid = self._owner(job_id, processes)
             if uid is None and self.become_owner and job_id not in self.jobs:
-                continue  # nobody has said whose it is: nothing of it is read
+                continue  # no one has said whose it is: nothing of it is read
             job = self.jobs.setdefault(job_id, FollowedJob(-1 if uid is None else uid, now))
             job.seen_at, job.uid = now, job.uid if uid is None else uid
             watch = self.watch.get(job_id)
@@ -239,7 +239,7 @@ class JobLogs:
     def _follow(
         self, now: float, environs: Mapping[str, Mapping[str, str]], deadline_s: float, here: set[int]
     ) -> tuple[list[tuple[str, str]], dict[tuple[str, str], str]]:
-        """`here`: users with a process. As somebody else no child is started, but one that is there reads a
+        """`here`: users with a process. As someone else no child is started, but one that is there reads a
         job's last lines."""
         plan: dict[tuple[str, int], Plan] = {}
         followed, hung = [], {}

@@ -1,7 +1,7 @@
 """The filesystems that jobs use: each is asked every so often, by one disposable child of its own, whether it answers.
 
 The look on the grid is the agent's own user's, at the mount point itself, in the child `probe:MOUNT`: no user
-has a hand in it. What has to be a user (a write, or a look where nobody else may go) is done by
+has a hand in it. What has to be a user (a write, or a look where no one else may go) is done by
 `probe:MOUNT:UID`, and its word is that user's alone (MountProbe.uid). A child ends as soon as it has
 answered; one that does not come back is left. Only one that was seen to stand in a call that does not return
 says that the mount does not answer; one that was stopped, killed or starved says nothing. Mounts
@@ -170,7 +170,7 @@ class MountProber:
         answer. A mount that is stuck already is not asked again.
         """
         if self.is_out(command.mount, now):
-            uid = -1  # it is known already, and by nobody's child
+            uid = -1  # it is known already, and by no one's child
         key = _key(command.mount, uid)
         state = self._states.get(key)
         since_s = self.probes.hung_since(key, now)
@@ -267,7 +267,7 @@ class MountProber:
         out, state.out, state.due = state.out, None, now  # and is asked properly at the next look
         if key not in self.probes.names():
             state.writing = None
-            return None  # the child has ended without an answer: nobody knows
+            return None  # the child has ended without an answer: no one knows
         self.probes.retire(key)
         return replace(out, responding=True, seconds=0.0, error=None)
 

@@ -61,7 +61,7 @@ ReadFile = Callable[[str], bytes]  # Reads a file of /proc in one go. Raises OSE
 
 
 class NotSeenError(OSError):
-    """Nobody could look: it may be there or not."""
+    """No one could look: it may be there or not."""
 
 
 def _read_calls(pid: int, threads: Sequence[int]) -> Iterator[tuple[int, bytes]]:

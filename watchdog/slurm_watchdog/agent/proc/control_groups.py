@@ -88,7 +88,7 @@ _FILES: dict[tuple[Resource, bool], tuple[str, str, str, str, str]] = {
     (Resource.PIDS, True): ("pids.current", "pids.max", "pids.peak", "pids.events", "max"),
     (Resource.PIDS, False): ("pids.current", "pids.max", "pids.peak", "pids.events", "max"),
 }  # fmt: skip
-"""(resource, version 2) -> files of use, limit, peak, events, and the event that says that somebody went without."""
+"""(resource, version 2) -> files of use, limit, peak, events, and the event that says that someone went without."""
 _CACHE = {
     True: ("active_file", "inactive_file", "slab_reclaimable"),
     False: ("total_active_file", "total_inactive_file"),

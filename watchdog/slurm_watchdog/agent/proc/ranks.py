@@ -161,7 +161,7 @@ def _choose(kind: str, inside: Mapping[int, ProcessFacts], before: Mapping[Key, 
         old = before.get((process.pid, process.start_ticks))
         was_rank = old is not None and old.role is Role.RANK
         return (
-            -(restarts_of(process) or 0),  # a rank of an earlier run, which nobody can kill, holds no seat of this one
+            -(restarts_of(process) or 0),  # a rank of an earlier run, which no one can kill, holds no seat of this one
             not was_rank,
             not process.comm.startswith(("python", "pt_")),
             process.start_ticks,

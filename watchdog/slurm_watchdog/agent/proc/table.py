@@ -72,7 +72,7 @@ class ProcessTable:
     """Pids of which only a child may read more: in D since they were first seen."""
     spawner: int = -1
     """A process with this parent is a child of the agent's own. To ask about those, too, would start the child
-    that is asked, which again would be somebody new to be asked about."""
+    that is asked, which again would be someone new to be asked about."""
     changed: bool = True  # Something that decides who belongs where is not what it was.
     tick: int = 0
     unmet: Counter[int] = field(default_factory=Counter)  # New processes of each user that wait for a later tick.

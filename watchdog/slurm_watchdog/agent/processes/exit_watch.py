@@ -50,7 +50,7 @@ class Exits:
                 self._poll.register(fd, select.POLLIN)
 
     def filenos(self) -> list[int]:
-        """Can be read when somebody has ended."""
+        """Can be read when someone has ended."""
         return list(self._fds.values())
 
     def any_ended(self, now: float) -> bool:

@@ -172,7 +172,7 @@ def resolve_calls(request: ResolveCalls, worker: WorkerState) -> None:
     """Sends a ResolvedCall for each blocked call: its file, and the mount that it lies on.
 
     A path is read from the process's memory only if the thread is in this very call, and is believed only if it
-    still is afterwards: nobody learns what lies elsewhere.
+    still is afterwards: no one learns what lies elsewhere.
     """
     for index, call in enumerate(request.calls):
         try:

@@ -23,7 +23,7 @@ from slurm_watchdog.base.mounts import NOT_PROBED, Mount, read_mounts, strip_del
 def list_open_mounts(request: ListOpenMounts, worker: WorkerState) -> dict[str, list[str]]:
     """The mount points, in the agent's own table, on which files of processes lie, by job.
 
-    Filesystems that have nobody behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves
+    Filesystems that have no one behind them who could fail (NOT_PROBED), `/` and what an ordinary user serves
     are left out. A process that ended, or that may not be looked into, adds nothing.
     """
     own = read_mounts()

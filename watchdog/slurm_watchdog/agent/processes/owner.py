@@ -2,7 +2,7 @@
 not looked into.
 
 A set-user-id program, one with file capabilities and one whose rights were changed under way belong to
-somebody else than the user who started them: the kernel shows that by users that differ, or by another owner
+someone else than the user who started them: the kernel shows that by users that differ, or by another owner
 of its directory in /proc (it may not be dumped, proc(5)).
 """
 

@@ -188,7 +188,7 @@ class ProcessReader:
 
     def _speaks_for(self, entry: Entry, job_id: str) -> bool:
         """Whether what a process says about itself counts for the job: the owner's, and no program of
-        somebody else's."""
+        someone else's."""
         member, known = entry.member, entry.known
         if member is None or member.job_id != job_id or known.foreign:
             return False
@@ -202,7 +202,7 @@ class ProcessReader:
 
     def checkpoint_directories_of(self, job_id: str) -> tuple[str, ...]:
         """Those that command lines of the job's ranks name, each once, at most MAX_DIRECTORIES; whether they
-        exist, nobody looked."""
+        exist, no one looked."""
         found: dict[str, None] = {}
         for entry in self.mine:
             if self._speaks_for(entry, job_id) and entry.member and entry.member.role is Role.RANK:
@@ -254,7 +254,7 @@ class ProcessReader:
         self.table.changed = False
 
     def _note_error_files(self) -> None:
-        """Who is gone is asked about, too; of jobs that nobody has here any more nothing is kept."""
+        """Who is gone is asked about, too; of jobs that no one has here any more nothing is kept."""
         here = {entry.member.job_id for entry in self.mine if entry.member is not None} | self.owners.keys()
         self._error_files = {job: files for job, files in self._error_files.items() if job in here}
         for entry in self.mine:

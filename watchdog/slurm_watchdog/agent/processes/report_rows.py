@@ -40,8 +40,8 @@ def choose(
     crowd: Mapping[tuple[str, int], int] = NO_CROWD,
 ) -> tuple[tuple[Process, ...], tuple[LeftOut, ...]]:
     """The processes that are named, and how many are not, by job and user. `told` are those of the report
-    before: they are named first, so that nobody who is there looks gone. `crowd`: how many more there are
-    that nobody looked at now, by job and user."""
+    before: they are named first, so that no one who is there looks gone. `crowd`: how many more there are
+    that no one looked at now, by job and user."""
     helpers = Counter(row.job_id for row in processes if _is_quiet(row))
     if len(processes) <= limit and all(count <= HELPERS_OF_JOB for count in helpers.values()):
         return processes, _said(Counter(crowd))

@@ -5,7 +5,7 @@ A pid is used again at once, and everything that is known about it is some secon
 on the process is taken first (pidfd_open(2)); then all is read again; then the handle says whether that
 process still lives, in which case all that was read under its number was about it; and the signal goes to the
 handle, never to the number. An exec keeps number, handle and start time: user, name and open devices are
-looked at for that. Nobody's word is taken here, the agent's neither: a process below a slurmstepd, in the
+looked at for that. No one's word is taken here, the agent's neither: a process below a slurmstepd, in the
 control group of a job that has one, or of a user whose job runs here, is left alone, and so are the system's.
 """
 
@@ -244,7 +244,7 @@ def _steps(processes: dict[int, Stat]) -> Iterator[tuple[int, str | None]]:
 
 def _is_slurms(pid: int) -> bool:
     """Whether it is root's, by its real user (the effective one is the job owner's for moments), and runs a
-    program of that name: one of root's that somebody has started under another name, as sudo, does not. What
+    program of that name: one of root's that someone has started under another name, as sudo, does not. What
     cannot be read protects: it may be the real one."""
     try:
         if (uids := _uids(pid)) and uids[0] != 0:

@@ -1,5 +1,5 @@
 """What an agent leaves to the one that it becomes: over a new configuration nothing is reported twice, nothing is
-lost, nobody is forgotten.
+lost, no one is forgotten.
 
 It goes through a file in memory that exec leaves open, never to disk. What cannot be read of it is as after
 any other restart.

@@ -1,6 +1,6 @@
 """Turning a child into another user, for good and without anything left of what it could do before.
 
-Root loses its capabilities with its last uid 0. A helper that is nobody in particular and holds a few
+Root loses its capabilities with its last uid 0. A helper that is no one in particular and holds a few
 capabilities would keep them through the same calls: so they are given up by name, and the kernel is asked
 afterwards.
 """
@@ -23,9 +23,9 @@ CAP_LAST = 63  # More than any kernel has: dropping one that it does not know is
 PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 24, 38, 47  # linux/prctl.h
 PR_CAP_AMBIENT_RAISE, PR_CAP_AMBIENT_CLEAR_ALL = 2, 4
 LEAST_UID = 100  # Below are the users that every Linux has from the start (LSB: 0 to 99 are given by the distribution).
-MAX_UID = 2**32 - 2  # The last number means `nobody in particular` to the kernel (setresuid(2)).
+MAX_UID = 2**32 - 2  # The last number means `no one in particular` to the kernel (setresuid(2)).
 NOBODY = frozenset({65534, 65535})
-"""`nobody`, as which servers and squashed NFS clients run, and what systemd never gives to a user
+"""`no one`, as which servers and squashed NFS clients run, and what systemd never gives to a user
 (systemd.io, Users, Groups, UIDs)."""
 
 
@@ -103,13 +103,13 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 NO_USERS = NOBODY | read_overflow_uids()
 
 
-_alone: list[int] = []  # The user of an agent that serves nobody else; see serve_alone.
+_alone: list[int] = []  # The user of an agent that serves no one else; see serve_alone.
 
 
 def serve_alone(uid: int) -> None:
     """From now on this process, and every child forked after this, reads, writes and signals as `uid` and as
-    nobody else: an agent of one person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a
-    container that has no other user: what is root's own is no more than root has already, and nobody else's
+    no one else: an agent of one person's own (`slurm-watchdog run`, `attach`). Root may be that person, in a
+    container that has no other user: what is root's own is no more than root has already, and no one else's
     claim counts."""
     _alone[:] = [uid]
 

@@ -345,7 +345,7 @@ class WorkerPool:
     def _apply_answer(self, worker: Worker, reply: list[Any], now: float, done: set[int]) -> None:
         if reply[0] == 0:
             self._starter.problem = str(reply[2])
-            self._drop(worker)  # nobody is behind this socket
+            self._drop(worker)  # no one is behind this socket
         elif not worker.proven:
             worker.proven, self._starter.problem = True, ""
         if worker.hung:

@@ -245,7 +245,7 @@ class FindListeners(Request[Listeners]):
 
 
 class AskRas(Request[RasAnswer]):
-    """NCCL's RAS of a job, by a port on which processes of the job listen, and nobody else."""
+    """NCCL's RAS of a job, by a port on which processes of the job listen, and no one else."""
 
     task = "ask_ras"
     listeners: Listeners
@@ -323,7 +323,7 @@ class ProbeMountPoint(ProbeDirectory):
 
 
 class NameUsers(Request[dict[str, str]]):
-    """Numeric users; the answer has their names, by number in decimal, without those that nobody knows."""
+    """Numeric users; the answer has their names, by number in decimal, without those that no one knows."""
 
     task = "name_users"
     uids: Annotated[list[int], Meta(max_length=64)]

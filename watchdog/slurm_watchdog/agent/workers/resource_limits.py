@@ -19,7 +19,7 @@ CPU_S = 5.0
 the longest look takes."""
 CPU_OF_S: Mapping[str, float] = {"dump_stacks": 20.0, "read_gpus": 60.0}
 """64 processes with 4 MiB of JSON each; NVML, whose driver may spend seconds in its first answer, and which
-parses nobody's data."""
+parses no one's data."""
 KILLED_AFTER_S = 5.0  # More of CPU time before the kernel kills a child in which the exception did not come through.
 ADDRESS_SPACE = 256 << 20
 """Bytes beyond what the child has when it starts: a look takes some 10 MiB, the largest answer

@@ -121,7 +121,7 @@ def to_inherited(worker: Worker) -> InheritedWorker:
 
 
 def from_inherited(each: InheritedWorker, now: float) -> Worker:
-    """A worker of the agent before, whose answer nobody waits for any more."""
+    """A worker of the agent before, whose answer no one waits for any more."""
     sock = socket.socket(fileno=each.fd)
     sock.set_inheritable(False)
     sock.setblocking(False)

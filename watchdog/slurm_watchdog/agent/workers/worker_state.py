@@ -10,7 +10,7 @@ Memory = TypeVar("Memory")
 
 
 def _drop(part: Any) -> None:
-    """Nobody waits for parts."""
+    """No one waits for parts."""
 
 
 @dataclass

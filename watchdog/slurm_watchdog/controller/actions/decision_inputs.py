@@ -54,7 +54,7 @@ class DecisionInputs:
         self._decided_mono = {
             each.id: each.decided_at + ago for each in self._journal.decisions_since(ports.wall() - HISTORY_S)
         }
-        """When an action was allowed, on a clock that nobody sets: those of earlier lives by the date at our start."""
+        """When an action was allowed, on a clock that no one sets: those of earlier lives by the date at our start."""
 
     def note_allowed(self, decision: Decision, now: float) -> None:
         """An action was allowed now."""
@@ -101,7 +101,7 @@ class DecisionInputs:
         )
 
     def _undated(self, decision: Decision, wall: float, now: float) -> Decision:
-        """The decision with a date that is as long ago as it was: somebody may have set the clock in between."""
+        """The decision with a date that is as long ago as it was: someone may have set the clock in between."""
         at = self._decided_mono.get(decision.id)
         return decision if at is None else replace(decision, decided_at=wall - (now - at))
 
@@ -173,7 +173,7 @@ class DecisionInputs:
         )
 
     def _turns(self, kind: str, view: JobView | None) -> bool | None:
-        """Whether the job's loop turns: by what the incident says, else by its steps. Somebody who asks for a
+        """Whether the job's loop turns: by what the incident says, else by its steps. Someone who asks for a
         restart knows himself."""
         if spec_of(kind).delays_steps:
             return False

@@ -197,7 +197,7 @@ class Actions:
             self._close_incident(incident, end.detail)
 
     def _count_gpus(self, run: ActionRun, steps_lost: int) -> None:
-        """What a restart that went well cost, and how many GPUs it brought back to work that nobody asked for."""
+        """What a restart that went well cost, and how many GPUs it brought back to work that no one asked for."""
         metrics, fence = self._metrics, run.decision.fence
         gpus = metrics.gpu_time.gpus_of(fence.job_id) if fence is not None else 0
         redone_s = steps_lost * (self._step_s(run) or 0.0)
@@ -207,7 +207,7 @@ class Actions:
             metrics.restarted_gpus.inc(gpus)
 
     def _step_s(self, run: ActionRun) -> float | None:
-        """How long a step of the run that was ended took: of the next one nobody has seen two steps yet."""
+        """How long a step of the run that was ended took: of the next one no one has seen two steps yet."""
         fence = run.decision.fence
         view = self._state.job_view(fence.job_id, clock.monotonic()) if fence is not None else None
         if view is None or fence is None:
@@ -272,7 +272,7 @@ def _names(run: ActionRun) -> tuple[str, str, str]:
 async def _take_back(
     journal: Journal, slurm: SlurmClient, jobs: Mapping[str, SlurmJob], busy: Container[str], policy: Policy
 ) -> None:
-    """What we did to nodes and has lasted long enough: exclusions of jobs that wait, drains that nobody has touched.
+    """What we did to nodes and has lasted long enough: exclusions of jobs that wait, drains that no one has touched.
     `jobs` is Slurm's newest listing, `busy` are the jobs that an action is under way for.
     Raises JournalError."""
     wall = clock.wall()

@@ -360,7 +360,7 @@ async def report(api: Api, asked: Asked) -> Report:
     url = api.controller.journal.url
     uid = None if is_operator else asked.person.uid
     work = asyncio.get_running_loop().run_in_executor(api.report_thread, report_asked, url, asked.query, uid)
-    work.add_done_callback(lambda _: setattr(api, "reports", api.reports - 1))  # also where nobody waits any more
+    work.add_done_callback(lambda _: setattr(api, "reports", api.reports - 1))  # also where no one waits any more
     return await work
 
 

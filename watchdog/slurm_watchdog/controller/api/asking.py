@@ -43,7 +43,7 @@ UNKNOWN_CALLER = "who is asking is not known"
 KEPT_S = 60.0  # A user's number, name and groups are looked up again after this time.
 MAX_KEPT = 256
 LOOKUP_S = 5.0  # Half of the time that a command waits for its answer (slurm_watchdog.cli.client).
-LOOKUPS = 2  # At once, in threads of this alone: those that hang hold up nobody who reads Slurm.
+LOOKUPS = 2  # At once, in threads of this alone: those that hang hold up no one who reads Slurm.
 _JOB = re.compile(r"\d{1,18}(_\d{1,9})?")
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,254}")
 B = TypeVar("B", bound=msgspec.Struct)
@@ -153,7 +153,7 @@ class Who:
 
     def name(self, asked: Asked) -> str:
         """The person who asks; who has asked the name service has done so before: it may hang. Raises RequestRefused
-        where nobody knows who that is."""
+        where no one knows who that is."""
         person = asked.person
         if person.uid is None:
             raise RequestRefused(403, UNKNOWN_CALLER)
@@ -256,7 +256,7 @@ class UserLookup:
 
     async def named(self, person: Person) -> Person:
         """The same person with a name: `uid N` where the name service has none, or none in time, for the kernel has
-        proven the number, and nobody's pause waits for a directory."""
+        proven the number, and no one's pause waits for a directory."""
         if person.uid is None or person.name:
             return person
         try:

@@ -63,7 +63,7 @@ def peer_person(request: web.Request) -> Person:
 
 
 async def open_socket(runner: web.AppRunner, path: str, group: str = "") -> None:
-    """Listens on `path`, for the members of `group` and nobody else; a socket that a dead controller left is replaced.
+    """Listens on `path`, for the members of `group` and no one else; a socket that a dead controller left is replaced.
 
     Raises OSError if a live one holds it.
     """

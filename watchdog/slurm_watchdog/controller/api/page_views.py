@@ -197,7 +197,7 @@ def todo(
     incidents: Collection[Incident], quiet: Collection[str], open_actions: Sequence[ActionRun], journal: Journal,
     sees: Sees,
 ) -> tuple[Todo, ...]:  # fmt: skip
-    """Incidents that wait for a person, the critical ones first: announced, looked after by nobody (`quiet` has the ids
+    """Incidents that wait for a person, the critical ones first: announced, looked after by no one (`quiet` has the ids
     of the others), and nothing is under way. With why nothing was done, and what usually helps."""
     handled = {run.decision.incident_id for run in open_actions} | set(quiet)
     left = [each for each in incidents if is_announced(each) and each.id not in handled]

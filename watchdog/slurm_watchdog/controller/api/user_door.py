@@ -2,8 +2,8 @@
 
 A request is plain HTTP, with a credential in its header that only the controller's user can decode and that holds a
 digest of the request; munged lets no credential be decoded twice. The answer is a credential, too: made by the
-controller's user, for the one who asked alone, with the digest that it answers. So nobody on the way reads an answer,
-changes one or a request, or sends one again; and an address that somebody else has taken over answers nothing.
+controller's user, for the one who asked alone, with the digest that it answers. So no one on the way reads an answer,
+changes one or a request, or sends one again; and an address that someone else has taken over answers nothing.
 
 Root and the controller's user are not let in: who is root of a node is not root here.
 """
@@ -65,7 +65,7 @@ class UserDoor:
         return refusal(429, "too many requests from this address: wait a minute")
 
     async def person(self, request: Request) -> Person | Answer:
-        """Who has made the request; or why nobody is believed to have."""
+        """Who has made the request; or why no one is believed to have."""
         match = CREDENTIAL.fullmatch(request.authorization)
         if match is None:
             return refusal(401, "users prove themselves by MUNGE here: slurm-watchdog --socket munge://HOST:PORT")

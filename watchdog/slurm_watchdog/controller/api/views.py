@@ -105,7 +105,7 @@ def job_row(view: JobView, limit_s: float | None, lost: Set[str] = frozenset()) 
 
 
 def is_own(incident: Incident, uid: int) -> bool:
-    """Whether it is about jobs of this user, and of nobody else."""
+    """Whether it is about jobs of this user, and of no one else."""
     return set(incident.owners) == {uid}
 
 

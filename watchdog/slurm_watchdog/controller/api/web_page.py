@@ -61,12 +61,12 @@ LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
 
 
 def make_page(controller: CommandSources, token: str, person: Person | None = None) -> web.Application:
-    """Every route of the page; `token` empty: nobody is asked for one, and everybody is a stranger, unless it
+    """Every route of the page; `token` empty: no one is asked for one, and everybody is a stranger, unless it
     is said who looks."""
     security = controller.config.security
     login = Login(security, person or Person(knows_password=bool(token)))
     page = Page(controller)
-    # Who comes by a proxy asks for the site's name, and nobody but the proxy knows the password.
+    # Who comes by a proxy asks for the site's name, and no one but the proxy knows the password.
     listen = "" if security.page_proxy_header else controller.config.controller.page_listen
     only_here = bool(listen) and split_address(listen)[0] in ("127.0.0.1", "::1", "localhost")
     wrong = TokenBuckets(TRIES, TRIES_PER_S)
@@ -76,7 +76,7 @@ def make_page(controller: CommandSources, token: str, person: Person | None = No
     async def answered(request: web.Request) -> web.Response:
         host = request.host.lower()
         if only_here and host.rpartition(":")[0] not in LOOPBACK and host not in LOOPBACK:
-            # A page of somebody else's that calls itself by our address (DNS rebinding) reads nothing here.
+            # A page of someone else's that calls itself by our address (DNS rebinding) reads nothing here.
             return _refused(421, "ask for localhost")
         if token and wrong.left(who := login.who_tries(request), clock.monotonic()) < 1.0:
             return _refused(429, "too many wrong passwords: wait a minute", {"Retry-After": "60"})
@@ -131,7 +131,7 @@ def _knows(authorization: str, token: str) -> bool:
 
 
 class Login:
-    """Who looks at the page, having given the password, if there is one: nobody in particular, or where the site has a
+    """Who looks at the page, having given the password, if there is one: no one in particular, or where the site has a
     reverse proxy in front of it, which has the password, the user that the proxy names
     (`security.page_proxy_header`). Root and the controller's own user do not come in by it."""
 
@@ -141,7 +141,7 @@ class Login:
         self._stranger, self._users = stranger, UserLookup(look_up)
 
     def who_tries(self, request: web.Request) -> str:
-        """For whom a wrong password counts: the user that a proxy of the site names, so that nobody locks out all
+        """For whom a wrong password counts: the user that a proxy of the site names, so that no one locks out all
         others who come by it; otherwise the address."""
         return f"{request.remote} {self._named(request)}" if self._by_proxy(request) else request.remote or ""
 

@@ -80,7 +80,7 @@ class CollectionLimits(Struct):
     """Bounds of all collections; durations in seconds."""
 
     apart_s: float = 60.0
-    """Between the starts of two collections of one run that nobody waits for: each stops nothing, but costs
+    """Between the starts of two collections of one run that no one waits for: each stops nothing, but costs
     its nodes. One that a person or an action waits for starts at once; budgets and cooldowns bound these."""
     slack_s: float = 30.0  # For a node to fetch its command, to read everything but stacks, and to send the answer.
     probes_s: float = 15.0
@@ -126,7 +126,7 @@ class Collector:
     def on_fire(self, incident: Incident, now: float, views: Mapping[str, JobView]) -> None:
         """An incident has begun to fire: its jobs' evidence is kept with it, unless another incident explains it.
 
-        `views` are those of its jobs that somebody has looked at in this moment already.
+        `views` are those of its jobs that someone has looked at in this moment already.
         """
         if not spec_of(incident.kind).wants_evidence or incident.inhibited_by is not None:
             return
@@ -206,7 +206,7 @@ class Collector:
 
     def _since(self, decision: Decision) -> float:
         """The date since which evidence counts for a decision: when its incident began. A restart that
-        somebody asked for is no trouble of its own: for it any recent evidence counts."""
+        someone asked for is no trouble of its own: for it any recent evidence counts."""
         incident = self._judgement.incidents.get(decision.incident_id)
         if incident is None:
             return decision.decided_at
@@ -216,7 +216,7 @@ class Collector:
 
     async def _collect(self, found: Collected, before: Collected | None) -> None:
         """Asks, judges and forgets. `before`: the last one of the same run, which comes first, and from which
-        it keeps its distance unless somebody waits for it."""
+        it keeps its distance unless someone waits for it."""
         try:
             if before is not None:
                 await before.finished.wait()

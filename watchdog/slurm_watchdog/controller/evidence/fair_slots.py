@@ -1,5 +1,5 @@
 """Which collections of evidence run, or were over lately; and a few places for work that takes a while, shared among
-users: one who wants a hundred of them keeps nobody waiting for his own."""
+users: one who wants a hundred of them keeps no one waiting for his own."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class KnownCollections:
         return self._of_run.get((job.job_id, job.restarts), [])[::-1]
 
     def is_over(self, found: Collected) -> None:
-        """Forgets the oldest of those that are over; one that runs is somebody's answer."""
+        """Forgets the oldest of those that are over; one that runs is someone's answer."""
         self._over.append(found)
         while len(self._over) > self._finished_kept:
             oldest = self._over.popleft()

@@ -30,7 +30,7 @@ WITNESSES = 2
 AT_ONCE = 32
 
 Answers = Callable[[str], Awaitable[bool | None]]
-"""Given an address: whether somebody is there; None: that cannot be asked."""
+"""Given an address: whether someone is there; None: that cannot be asked."""
 
 
 async def nobody_knows(address: str) -> bool | None:

@@ -166,7 +166,7 @@ class EvidenceRequests:
             self._state.apply_probe(node, replace(result.probe, uid=wanted.uid), monotonic())
 
     async def answered(self, mounts: Iterable[str], limit_s: float) -> None:
-        """Waits until nobody is being asked about one of these mounts, but no longer than `limit_s`."""
+        """Waits until no one is being asked about one of these mounts, but no longer than `limit_s`."""
         ends = tuple(f":{mount}" for mount in mounts)
         out = [
             task

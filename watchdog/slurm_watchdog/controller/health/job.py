@@ -1,6 +1,6 @@
 """How one job is, in a word with its reason: what every surface shows of it. Pure.
 
-Nobody is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not
+No one is shown "training" of a job that hangs, or of one whose progress cannot be read: that one is *not
 judged*, with the reason and what its owner, or an administrator, can do. No word here comes from a user:
 everybody may read it.
 """
@@ -38,7 +38,7 @@ class NotJudged(StrEnum):
     NO_STEP = "no_step"
 
 
-MAX_SYSTEM_UID = 999  # SYS_UID_MAX of login.defs: agents look into nobody's processes but ordinary users'.
+MAX_SYSTEM_UID = 999  # SYS_UID_MAX of login.defs: agents look into no one's processes but ordinary users'.
 FIRST_LOOK_S = 60.0
 """A job that runs for so long is expected to have been seen by its nodes' agents: a listing and a few reports."""
 TRAINING = "training"
@@ -52,7 +52,7 @@ NO_TRAINING_WHY = (
 )
 OF_A_TRAINING = frozenset({NotJudged.LOG_UNREAD, NotJudged.NO_STEP})
 """What is amiss only with a job that trains: a node full of other jobs (compilers, preprocessing) needs
-nobody's attention."""
+no one's attention."""
 PYTHON = ("python", "pt_main_thread", "ray::")
 """How ranks of a training are called by the kernel: the interpreter, PyTorch's and Ray's titles."""
 

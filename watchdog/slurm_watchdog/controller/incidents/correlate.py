@@ -199,7 +199,7 @@ def _update(incident: Incident, finding: Finding | None, moment: CorrelateContex
 
 
 def _is_unheard(incident: Incident, moment: CorrelateContext) -> bool:
-    """Whether it is about a node that Slurm has and that does not report: that nobody speaks of it says nothing."""
+    """Whether it is about a node that Slurm has and that does not report: that no one speaks of it says nothing."""
     named = {each.node for each in incident.culprits if each.node} | {incident.subject.removeprefix("node:")}
     return not named.isdisjoint(moment.unheard_nodes)
 

@@ -35,7 +35,7 @@ class HangMemory:
 
     def note(self, incident: Incident, view: ClusterView, wall: float) -> str | None:
         """An incident has begun to fire: where its job hangs is kept, if stacks show it. Returns the sentence that it
-        is a repeat; None if it is not, or nobody knows."""
+        is a repeat; None if it is not, or no one knows."""
         job = next((each for each in view.jobs if each.job.job_id in incident.jobs_now), None)
         if job is None or incident.id in self._known:
             return self._said.get(incident.id)

@@ -14,7 +14,7 @@ OF_ONE = 64  # Of one job or node. There are 26 kinds; a node has 16 GPUs at mos
 
 
 class OpenIncidents(Sequence[Incident]):
-    """The incidents that are open, in the order of their opening. `Judge` owns them, and nobody else edits
+    """The incidents that are open, in the order of their opening. `Judge` owns them, and no one else edits
     them. A walk over them sees them as they were when the walk began."""
 
     def __init__(self, incidents: Iterable[Incident] = ()):

@@ -96,7 +96,7 @@ class CommandQueue:
         return self.pop(node)
 
     def resolve(self, result: CommandResult) -> None:
-        """An answer has come; one that nobody waits for any more is dropped."""
+        """An answer has come; one that no one waits for any more is dropped."""
         future = self._futures.get(result.command_id)
         if future is not None and not future.done():
             future.set_result(result)

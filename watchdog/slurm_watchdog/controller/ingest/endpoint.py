@@ -33,12 +33,12 @@ BODY_DEADLINE_S = 20.0  # A report has to arrive whole within this time: a slow 
 WAITED_S = 1.0
 """A report that is older was in its agent's spool. Its answer is not held: a backlog would never get shorter."""
 TOO_EARLY = "Slurm has not listed its nodes yet: retry"
-MAX_SMALL = 4096  # Bytes of a body that nobody looks at.
+MAX_SMALL = 4096  # Bytes of a body that no one looks at.
 
 
 @dataclass(frozen=True)
 class OwnUser:
-    """Agents are those of one ordinary user: nobody else gets a connection to his socket."""
+    """Agents are those of one ordinary user: no one else gets a connection to his socket."""
 
     uid: int
     socket: str  # In a directory that only he may enter.
@@ -186,7 +186,7 @@ class ReportEndpoint:
     def _decoded(self, task: asyncio.Future[Credential]) -> None:
         self._decoding.discard(task)
         if not task.cancelled():
-            task.exception()  # looked at, though nobody may wait for it any more
+            task.exception()  # looked at, though no one may wait for it any more
 
     def _refuse_identity(self, doubt: AuthenticationError, remote: str) -> Answer:
         outcome, sentence = doubt.args

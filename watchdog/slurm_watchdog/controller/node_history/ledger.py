@@ -109,7 +109,7 @@ class NodeLedger:
                 self._add(key, node, NodeEventKind.RESTART_HELPED, self._wall(), what, **about)
 
     def note_drains(self, nodes: Iterable[SlurmNode]) -> None:
-        """Slurm's newest listing: who was drained by somebody else, and for a fault of the node."""
+        """Slurm's newest listing: who was drained by someone else, and for a fault of the node."""
         for node in nodes:
             at, ours = node.reason_at, node.reason.startswith(OUR_DRAIN)
             if at is None or ours or not is_drained(node.state) or at < self._wall() - FORGOTTEN_S:

@@ -1,7 +1,7 @@
 """Drains suspect nodes, and gives back those that were tested or mended.
 
 The drain itself is the record: its reason, as Slurm has it, names the incident. A controller that dies finds it there,
-and neither drains twice nor touches what somebody else has drained meanwhile. The history of the node says when its
+and neither drains twice nor touches what someone else has drained meanwhile. The history of the node says when its
 quarantine began, and how it ended.
 """
 
@@ -148,7 +148,7 @@ def objection_to_draining(
     """Why a node is not drained, a sentence; None if it may be.
 
     `known`: all nodes of the cluster; `ours`: those that we have drained since they were listed. No more than `most`
-    nodes, and this share of all, may be out of service for whatever reason; one that somebody else has drained is his,
+    nodes, and this share of all, may be out of service for whatever reason; one that someone else has drained is his,
     and the last one of a partition stays.
     """
     mine = next((each for each in known if each.name == node), None)
@@ -168,7 +168,7 @@ def objection_to_draining(
 def objection_of_events(events: Sequence[NodeEvent]) -> str | None:
     """Why what is known does not suffice to drain a node, a sentence; None if it does.
 
-    It has to have done something since it was last given back, or left to somebody. A program can hang on one node and
+    It has to have done something since it was last given back, or left to someone. A program can hang on one node and
     nowhere else as it pleases: what the jobs of a single user show, in their processes or logs, is no proof against a
     node, unless the hardware, Slurm or an operator's test says something, too.
     """

@@ -1,7 +1,7 @@
 """How suspicious each node is by what it has done before: which events are held against their node, how much each
 weighs, and why the others are not. Computed from events, never stored. Pure.
 
-An event may turn out to be nobody's: its incident is explained by another one, many nodes had the same in one
+An event may turn out to be no one's: its incident is explained by another one, many nodes had the same in one
 moment, or it moves from node to node with one job. Each rule here takes events away, and says why.
 """
 

@@ -20,7 +20,7 @@ GROUP = "group:"  # Before the name of a group in `security.operators`.
 
 @dataclass(frozen=True)
 class Person:
-    """Who asks. `uid` None: nobody knows, as with a browser."""
+    """Who asks. `uid` None: no one knows, as with a browser."""
 
     uid: int | None = None
     groups: frozenset[int] = frozenset()  # Numbers of all groups of the process at the other end.

@@ -174,7 +174,7 @@ def _to_avoid(s: PolicyInput) -> tuple[str, ...]:
 def _to_drain(s: PolicyInput) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Nodes to drain, within both budgets, and why a node is not drained."""
     nodes = s.incident.exclude_nodes if s.process is None else (s.process.node,)
-    if not s.rule.drain or not nodes or s.incident.kind == IncidentKind.OPERATOR_RESTART:  # nobody's word drains
+    if not s.rule.drain or not nodes or s.incident.kind == IncidentKind.OPERATOR_RESTART:  # no one's word drains
         return (), ()
     allowed = min(s.config.policy.max_drained_nodes, int(len(s.nodes) * s.config.policy.drained_percent / 100))
     out = [node for node in s.nodes if is_out(node.state)]

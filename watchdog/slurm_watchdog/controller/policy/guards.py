@@ -178,7 +178,7 @@ def _storm(s: PolicyInput) -> str | None:
 
 
 def is_storm(s: PolicyInput) -> bool:
-    """Whether so much is wrong at once that it is nobody's fault, at this moment."""
+    """Whether so much is wrong at once that it is no one's fault, at this moment."""
     return s.users_in_trouble >= s.config.policy.storm_jobs or _many_are_silent(s)
 
 

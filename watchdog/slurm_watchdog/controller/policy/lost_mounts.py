@@ -49,7 +49,7 @@ def lost_mounts(
     of the others reach it than do not. `every`: all nodes there are, asked for only where one of these is in
     trouble.
 
-    A user's child counts for nobody, nor does a disk of the node's own: it is as lost to the next job there,
+    A user's child counts for no one, nor does a disk of the node's own: it is as lost to the next job there,
     but no other node can tell.
     """
     out = [

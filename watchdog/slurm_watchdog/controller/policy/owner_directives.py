@@ -6,7 +6,7 @@
     #SBATCH --comment="watchdog: stall_after=20m"
     export SLURM_WATCHDOG="off"        or the same words as after `watchdog:`
 
-A wish that cannot be understood leaves the job alone: somebody meant something by it.
+A wish that cannot be understood leaves the job alone: someone meant something by it.
 """
 
 from __future__ import annotations

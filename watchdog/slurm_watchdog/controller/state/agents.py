@@ -237,7 +237,7 @@ class UnreachedNodes:
         self._tries[node] = at, tries + 1
 
     def forget(self, node: str) -> None:
-        """It answers, or reports, or nobody can tell."""
+        """It answers, or reports, or no one can tell."""
         self._tries.pop(node, None)
 
     def views(self, now: float) -> tuple[UnreachedNode, ...]:

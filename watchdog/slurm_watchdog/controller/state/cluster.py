@@ -86,7 +86,7 @@ class ClusterState:
         self._wishes: dict[str, JobDirectives] = {}  # SLURM_JOB_ID -> what its environment asks of the watchdog.
         self.slurm_nodes: tuple[SlurmNode, ...] = ()  # Of the newest listing: what a job could be placed on.
         self.reservations: tuple[Reservation, ...] = ()
-        """Of the newest listing of these; none where nobody reads them, as with a Slurm of one's own."""
+        """Of the newest listing of these; none where no one reads them, as with a Slurm of one's own."""
         self.people: tuple[SlurmPerson, ...] = ()
         """Operators and coordinators, as Slurm's accounting named them last, where `security.may` asks for it."""
         self._anywhere: set[str] = set()  # What their processes call the jobs of which it is not known where they run.
@@ -372,7 +372,7 @@ class ClusterState:
 
     def _blocked(self, now: float) -> Iterable[tuple[ProcessView, str]]:
         """Every process that waits on a mount, with the boot id of its node. What a restart has left behind on a node
-        that it does not use any more is nobody's trouble."""
+        that it does not use any more is no one's trouble."""
         for run in self.runs:
             left = left_behind(run.job, self.supervisors.of(run.job, now)) if run.blocked else frozenset()
             for key in sorted(key for key in run.blocked if key[0] not in left):

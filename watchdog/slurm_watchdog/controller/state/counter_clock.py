@@ -180,7 +180,7 @@ class CounterClock:
     _handed_out: tuple[tuple[StepTime, ...], tuple[LossPoint, ...]] | None = None
 
     def series(self) -> tuple[tuple[StepTime, ...], tuple[LossPoint, ...]]:
-        """`times` and `losses`: the same tuples until one of them grows, so that nobody judges them twice."""
+        """`times` and `losses`: the same tuples until one of them grows, so that no one judges them twice."""
         if self._handed_out is None:
             self._handed_out = Series(self.times), Series(self.losses)
         return self._handed_out

@@ -65,7 +65,7 @@ class Collected:
     shared_with: set[str] = field(default_factory=set)  # Other incidents that it counts for.
     begun: bool = False  # Nodes were asked. Until then whatever it will find is newer than now.
     hurry: asyncio.Event = field(default_factory=asyncio.Event)
-    """Somebody waits for it: it begins as soon as the one before it is over."""
+    """Someone waits for it: it begins as soon as the one before it is over."""
     finished: asyncio.Event = field(default_factory=asyncio.Event)
     diagnosis: Diagnosis | None = None
     took_s: float | None = None
@@ -162,7 +162,7 @@ class SharedFrames:
 
 def collectives_of(found: Collected, view: JobView, now: float) -> tuple[RecordSet, ...]:
     """What the ranks recorded of their collectives, each written since the last step of the job. A node speaks for the
-    ranks that are known to be on it. Where two programs of a job number their ranks alike, nobody knows whose
+    ranks that are known to be on it. Where two programs of a job number their ranks alike, no one knows whose
     dump is in a file."""
     alive = Counter(rank.process.rank for rank in view.living_ranks)
     known = {(rank.node, rank.process.rank) for rank in view.ranks if alive[rank.process.rank] < 2}
@@ -208,12 +208,12 @@ def own_words_of(found: Collected, view: JobView, now: float) -> tuple[OwnWords,
 
 
 def main_call(rank: RankEvidence) -> str | None:
-    """The system call in which the main thread was; None if nobody saw it."""
+    """The system call in which the main thread was; None if no one saw it."""
     return next((thread.syscall for thread in rank.threads if thread.thread_id == rank.pid), None)
 
 
 def dumps_to_ask(view: JobView | None) -> tuple[int, tuple[StackSnapshot, ...]]:
-    """How many dumps a collection still needs, and those that are known and count: unless somebody moved in them, for
+    """How many dumps a collection still needs, and those that are known and count: unless someone moved in them, for
     then what they show is over."""
     if view is None:
         return DUMPS, ()
@@ -321,7 +321,7 @@ def follows(diagnosis: Diagnosis, incident: Incident, since_s: float) -> Diagnos
     """The diagnosis as what was seen after the verdict of an incident that began `since_s` seconds before.
 
     Of a job that stood, and makes steps or works by now, it says when that was seen: its stacks may be those of a
-    job that is well. Where it identifies nobody, or another rank, it says that the verdict did."""
+    job that is well. Where it identifies no one, or another rank, it says that the verdict did."""
     named = {(each.node, each.rank) for each in incident.culprits if each.rank is not None}
     now = {(each.node, each.rank) for each in diagnosis.culprits if each.rank is not None}
     summary = diagnosis.summary
@@ -351,7 +351,7 @@ def ras_nodes(found: Collected, cluster: ClusterState, incidents: Iterable[Incid
 
 
 def second_node(found: Collected) -> str | None:
-    """Who asks once more; None where there is an answer, or nobody listened on the first: the job has none."""
+    """Who asks once more; None where there is an answer, or no one listened on the first: the job has none."""
     if found.ras is not None or len(found.ras_nodes) < 2:
         return None
     first, second = found.ras_nodes[:2]

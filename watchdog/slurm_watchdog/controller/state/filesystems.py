@@ -15,7 +15,7 @@ from slurm_watchdog.model.cluster_view import FilesystemView, MountAnswer, Proce
 from slurm_watchdog.model.incidents import Incident
 from slurm_watchdog.model.observations import MountProbe, Process
 
-KEPT_WELL_S = 3600.0  # A filesystem that troubles nobody any more is remembered this long.
+KEPT_WELL_S = 3600.0  # A filesystem that troubles no one any more is remembered this long.
 MAX_OF_NODE, MAX_OF_USER = 64, 16
 """Filesystems that processes of one node, and of one user there, are known to wait for: a user may mount as
 many as he likes (FUSE)."""

@@ -26,7 +26,7 @@ class GpuOwner:
 
 @dataclass
 class GpuPids:
-    """Node -> pid -> its GPUs; only of processes of jobs, for nobody else can be a culprit."""
+    """Node -> pid -> its GPUs; only of processes of jobs, for no one else can be a culprit."""
 
     left_out: LeftOut
     _owners: dict[str, dict[int, GpuOwner]] = field(default_factory=dict)

@@ -13,7 +13,7 @@ FLAP_S = 3600.0  # A link that went down is held to have flapped for so long.
 MAX_TIMES = 32
 RISE_BREAK_S = 150.0  # Between two and three looks of an agent.
 UNCOUNTED_S = 300.0
-"""A link of which nobody counts bytes is held to carry some after it was up for so long: a node that starts is over."""
+"""A link of which no one counts bytes is held to carry some after it was up for so long: a node that starts is over."""
 USUAL_S, USUAL_LOOKS = 3600.0, 10
 """Time constant of what usually goes through it, and looks before that is known: ten minutes."""
 

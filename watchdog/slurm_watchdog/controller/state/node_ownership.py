@@ -72,7 +72,7 @@ JobOf = Callable[[str], SlurmJob | None]  # What agents call a job -> the job as
 
 
 class JobNodes:
-    """Which nodes each listed job has been seen to have. Of a job that never had any nobody speaks."""
+    """Which nodes each listed job has been seen to have. Of a job that never had any no one speaks."""
 
     def __init__(self) -> None:
         self._had: dict[str, set[str]] = {}

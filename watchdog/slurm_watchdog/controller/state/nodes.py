@@ -35,7 +35,7 @@ MAX_GPUS = 64
 """Of one node with their past; an agent knows 64 (slurm_watchdog.agent.gpu.nvml). One that is exchanged takes
 the place of the oldest."""
 MAX_MOUNTS = 64  # Of one node; an agent probes 16.
-KEPT_MOUNT_S = 600.0  # A mount that was not probed for so long is used by nobody any more.
+KEPT_MOUNT_S = 600.0  # A mount that was not probed for so long is used by no one any more.
 KEPT_USAGE_S = 600.0  # As long as `memory_kill` reports a kill by default: its group is gone by then, most often.
 MAX_USAGES = 1024
 THROTTLE_S, THROTTLED_FROM = 300.0, 0.05
@@ -286,7 +286,7 @@ def _gpu_view(node: _Node, name: str, gpu: Gpu, now: float) -> GpuView:
     """The GPU with its past, after this look. A GPU that says nothing keeps its averages and has no `since`."""
     node.gpus[gpu.uuid] = past = node.gpus.pop(gpu.uuid, None) or _Past(seen_at=now)
     if past.view is not None and past.view.gpu is gpu and not past.rising:
-        return past.view  # nobody has looked at it since: said again, for something else was
+        return past.view  # no one has looked at it since: said again, for something else was
     if gpu.pids and gpu.pids != past.pids:
         if past.pids and frozenset(past.pids).isdisjoint(gpu.pids):
             past.power_w, past.work_ratio = _PowerAverages(), None

@@ -14,7 +14,7 @@ POLLS_CPU, QUIET_CPU = 0.5, 0.2
 """Cores: a rank that computes or polls uses more than the one, a rank that waits for something less than the other."""
 
 ASLEEP_LOOKS, ASLEEP_S = 6, 30.0
-"""Where nobody tells its time, a process that was found running as often before, and now asleep in each of so
+"""Where no one tells its time, a process that was found running as often before, and now asleep in each of so
 many looks, uses none."""
 
 WORKS_CPU, WORKS_BYTES_S = 0.05, 1e5
@@ -55,7 +55,7 @@ class ProcessRates:
         elapsed_s = now - self.at
         if elapsed_s < RATE_S:
             return
-        # Nobody has trained without using any time: nought is what a trace says that does not tell. A
+        # No one has trained without using any time: nought is what a trace says that does not tell. A
         # loader's worker may have.
         reported = process.role is Role.WORKER or min(process.cpu_s, self.cpu_s) > 0
         used_s = max(0.0, process.cpu_s - self.cpu_s) if reported else None
@@ -89,7 +89,7 @@ class ProcessRates:
         self.asleep, self.asleep_at = self.asleep + 1, self.asleep_at if self.asleep else now
 
     def _by_state(self, now: float) -> float | None:
-        """None: nobody knows. A process that sleeps at every look anyway says nothing by sleeping."""
+        """None: no one knows. A process that sleeps at every look anyway says nothing by sleeping."""
         slept = self.asleep >= ASLEEP_LOOKS and now - self.asleep_at >= ASLEEP_S
         return 0.0 if slept and self.ran >= ASLEEP_LOOKS else None
 

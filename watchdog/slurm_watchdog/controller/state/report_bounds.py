@@ -52,7 +52,7 @@ def within_bounds(
     """The report as far as it is taken over, and of each job how many of its processes were left out.
 
     `known` gives (pid, start ticks) of the processes of this node that are remembered: they come first, so
-    that one that is left out was never there, and nobody looks dead for want of room. `nodes_of` says how
+    that one that is left out was never there, and no one looks dead for want of room. `nodes_of` says how
     many nodes a job has.
     """
     node, kept = report.node, {}

@@ -175,7 +175,7 @@ def _note_progress(run: Run, node: str, event: Event, at: float) -> None:
 
 
 def _is_named_after(path: str, job: SlurmJob) -> bool:
-    """Whether the file has the job's number in its name, as Slurm's default has: then nobody else wrote its lines."""
+    """Whether the file has the job's number in its name, as Slurm's default has: then no one else wrote its lines."""
     numbers = {job.process_id, job.job_id.partition("_")[0]}
     return bool(numbers & set(re.findall(r"\d+", path.rpartition("/")[2])))
 

@@ -87,7 +87,7 @@ class PastJobs:
         """The jobs that this one followed on: it was there when they ended, ran after them, and its steps
         continued from theirs.
 
-        A sweep, or somebody who tries again and again, begins at the first step each time and is no chain.
+        A sweep, or someone who tries again and again, begins at the first step each time and is no chain.
         """
         links: Mapping[str, _Link] = self._links.get((job.user, job.name), {})
         return tuple(

@@ -2,7 +2,7 @@
 
 What a tick may cost is bounded by the number of processes it walks over, fewer on a slow core, so that reports are
 taken while it judges. Below that number everything is looked at in every tick. Above it half of a tick is for jobs
-about which there is news or trouble, and all that is left for those that were not looked at for longest: nobody
+about which there is news or trouble, and all that is left for those that were not looked at for longest: no one
 waits long, however much trouble there is.
 """
 

@@ -24,7 +24,7 @@ def living_steps(processes: Processes) -> set[str | None]:
 
 def idle_steps(processes: Processes) -> frozenset[str | None]:
     """The steps that are known to do next to nothing beside another one of the same job, which has half as many ranks
-    at least: what one process of one node says hides nobody."""
+    at least: what one process of one node says hides no one."""
     used: dict[str | None, list[float]] = {}
     for process, _, gone_at in processes.values():
         if process.role is Role.RANK and gone_at is None:

@@ -33,7 +33,7 @@ class _Count:
     asleep_s: float = 0.0
     gpu_looks: int = 0
     gpu_idle: float = 0.0
-    noted: bool = False  # Somebody has looked at it in this block.
+    noted: bool = False  # Someone has looked at it in this block.
     read_at: float | None = None
     """When it was read last how long it has run; None: no sleep is known from the next reading."""
     runnable_s: float = 0.0  # What was read then.
@@ -45,7 +45,7 @@ class WaitTally:
 
     _open_at: float | None = None
     _counts: dict[RankKey, _Count] = field(default_factory=dict)
-    """Of this block, and of the one before where nobody has looked at the rank since."""
+    """Of this block, and of the one before where no one has looked at the rank since."""
     kept: int = KEPT_BLOCKS  # So many blocks at most; see `kept_blocks`.
     _blocks: deque[WaitBlock] = field(default_factory=deque)
     _handed_out: tuple[WaitBlock, ...] | None = ()

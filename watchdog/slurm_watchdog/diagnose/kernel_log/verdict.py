@@ -262,7 +262,7 @@ _NOT_BROKEN = late_regex(
     r"allocation) error|no (?:available|usable) path",
     re.IGNORECASE,
 )
-"""A full disk, a request that the target refused, a filesystem that somebody shut down, a controller that
+"""A full disk, a request that the target refused, a filesystem that someone shut down, a controller that
 still answers and is only reset, paths of a storage network."""
 _NO_PATH = late_regex(r"no (?:available|usable) path", re.IGNORECASE)
 _ELSEWHERE = late_regex(

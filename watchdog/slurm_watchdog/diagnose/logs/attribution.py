@@ -70,7 +70,7 @@ def who_felt_it(first: FoundError, alive: Sequence[FoundError], case: LogCase) -
 
 
 def rank_beside(first: FoundError, roots: Sequence[FoundError], case: LogCase) -> int | None:
-    """The rank of an error that names nobody, from the one that says next what its process felt of it: the
+    """The rank of an error that names no one, from the one that says next what its process felt of it: the
     kernel, a driver or a library wrote the first line, Python the second. Only if that can be a single
     rank."""
     felt = _FELT_AS.get(first.name, frozenset()) | {first.name}
@@ -227,7 +227,7 @@ def is_launch_of_several(first: FoundError, alike: Sequence[FoundError]) -> bool
 
 
 def task_of(error: FoundError, name: str, ranks: Ranks) -> tuple[int | None, str | None] | None:
-    """Slurm's word of the one task that ended so; of several nobody knows which was first."""
+    """Slurm's word of the one task that ended so; of several no one knows which was first."""
     not_started = _NOT_STARTED.search(error.raw_text) or _SSH_ENDED.match(error.raw_text)
     if not_started:
         return None, not_started["host"]

@@ -101,7 +101,7 @@ def suspects_of(
 
 
 def _named_by_library(errors: Sequence[FoundError], world: int | None) -> Suspects | None:
-    """Somebody says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
+    """Someone says it: a monitored barrier, NCCL's report of a desync, JAX's coordinator."""
     for error in errors:
         for text in (error.raw_text, *error.detail):
             match = _RANK_LIST.search(text) or _DESYNC.search(text) or _MISSING_LIST.search(text)

@@ -78,7 +78,7 @@ class Digest(msgspec.Struct):
     begins: float | None = None
     stamped: list[tuple[int, float]] = msgspec.field(default_factory=list)
     """(line, time) of those whose time is known, in the order of the file."""
-    ended_line: int | None = None  # Where somebody ended the run, if no step was made after it.
+    ended_line: int | None = None  # Where someone ended the run, if no step was made after it.
     lone_losses: tuple[int, int] = (0, 0)
     """(how many times the loss that stands in a line of its own was no number, up to the end; the line of the
     first of these)."""

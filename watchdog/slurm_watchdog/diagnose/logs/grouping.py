@@ -63,7 +63,7 @@ def named_by(path: str) -> NamedBy:
 
 def group(paths: Sequence[str]) -> list[list[int]]:
     """The places of the paths, those of one job together, in order, of a log that was rotated the oldest part first. A
-    path that stands alone has nobody's number."""
+    path that stands alone has no one's number."""
     groups: dict[str, list[int]] = {}
     for place, path in enumerate(paths):
         key = named_by(base_of(path, paths)).key if path != "-" else f"-{place}"

@@ -24,7 +24,7 @@ _NUMBERED_HOST = (
     r"(?!\w*_)(?=[\w.-]*\d[\w.-]*:)(?![\w.-]+\.(?:py|pyx|cc|cpp|cxx|cu|cuh|c|h|hpp|rs|go|java|js|ts)\d?:)" + _HOST
 )
 """In brackets before a number: loggers put a module and its line in the same place (`[core.py:588]`,
-`[trainer:88]`), which is nobody."""
+`[trainer:88]`), which is no one."""
 _WORD_HOST = (
     r"(?!(?:[dtpecs]p|pg|stage|group|mesh|default|trainer|(?:local_?)?rank|[a-z_]*worker)[_-]?\d+\b)(?=[\w.-]*\d)"
     + _HOST
@@ -40,7 +40,7 @@ _LOGGER = late_regex(
 _ESCAPES = late_regex(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b.")
 _CONTROL = late_regex(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ufeff\u200b]+")
 
-# What names somebody. `number` is a rank, a local rank or a task: the launcher decides.
+# What names someone. `number` is a rank, a local rank or a task: the launcher decides.
 _WHO: tuple[tuple[str, re.Pattern[str]], ...] = (
     ("rank", late_regex(r"\[rank[ _:]{0,2}(?P<rank>\d+)\]:?", re.IGNORECASE)),
     ("host_rank", late_regex(r"\[(?!(?:[dtpecs]p|stage"
@@ -71,7 +71,7 @@ _OF_GROUPS = late_regex(
 """Other loggers put their own rank of all in the same brackets."""
 _HOST_WORD = late_regex(rf"(?P<host>{_HOST}|\d{{1,3}}(?:\.\d{{1,3}}){{3}}): ")
 _INDENTED_RANK = late_regex(r"(?: {4}|\t)\s*\[(?:rank|default)\d+\]:")
-"""PyTorch's own prefix in a block of code that somebody pasted."""
+"""PyTorch's own prefix in a block of code that someone pasted."""
 _EXCEPTION_GROUP = late_regex(r" {2,12}(?:\| ?|\+[+-]*(?: \d+ -+$| (?=Exception Group)))")
 _SERVICE = late_regex(rf"(?P<host>{_HOST}-\d+)\s+\| ")  # What `docker compose logs` puts in front of a line.
 _INNER_RANK = late_regex(r"\[rank(?P<rank>\d+)\]:")

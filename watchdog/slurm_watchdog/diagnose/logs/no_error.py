@@ -13,7 +13,7 @@ from slurm_watchdog.diagnose.logs.case import LogCase, LogVerdict, Source, rank_
 from slurm_watchdog.diagnose.logs.progress import AVERAGED, BARS, main_facts
 
 # The rank whose own log stops a step before those of all others, where every rank has one. In a job that trains in step
-# nobody can make more than the next step without the one that hangs, and who hangs between a step and the line about it
+# no one can make more than the next step without the one that hangs, and who hangs between a step and the line about it
 # has one line less than all others. Only logs that are written line by line tell so: what `print` writes into a file
 # comes in blocks. A log that ends many steps before the others was cut off, or lost its end.
 LEAST_FILES = 4  # One against three: two that differ show nothing.
@@ -32,7 +32,7 @@ class Behind(Struct, kw_only=False):
 
 
 def stops_first(sources: Sequence[Source], world: int | None) -> Behind | None:
-    """Whose log has the last step before that of all others, by one line or two; None if nobody's has, or if it cannot
+    """Whose log has the last step before that of all others, by one line or two; None if no one's has, or if it cannot
     be told."""
     steps = {}
     for source in (each for each in sources if each.part_of is None):

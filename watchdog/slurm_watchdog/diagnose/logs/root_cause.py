@@ -1,6 +1,6 @@
 """What a run died of, from the error lines that agents reported of it, and who is named. Pure.
 
-The engine is that of `scan-log` (slurm_watchdog.diagnose.logs.verdict): cause before cascade, and nobody
+The engine is that of `scan-log` (slurm_watchdog.diagnose.logs.verdict): cause before cascade, and no one
 named where nothing names him.
 """
 
@@ -38,7 +38,7 @@ from slurm_watchdog.model.past_runs import LoggedError, PastRun, RankLocation
 from slurm_watchdog.parse.training_log.text import split_prefix
 
 # The rank that left with exit code 0 while its peers trained: they end with errors about the connection to it, and
-# nobody logs that it left. srun reports every task of a step that ended otherwise, and torchrun's tables every rank of
+# no one logs that it left. srun reports every task of a step that ended otherwise, and torchrun's tables every rank of
 # their nodes. Where they report all ranks but one, and that one was gone before them and said nothing, it is known. A
 # rank of which nothing is reported may be one whose line is missing: one is named only if all others have theirs.
 LEFT_FIRST = "exited with code 0 before its peers"
@@ -106,7 +106,7 @@ class Cause(Struct):
     that none is named, it is their number."""
     followed: int = 0  # Further lines, of consequences or of later failures.
     suspects: tuple[Culprit, ...] = ()  # In a cascade of which no line says why: the few ranks that it points at.
-    from_outside: bool = False  # Somebody ended the run, and nothing had gone wrong before.
+    from_outside: bool = False  # Someone ended the run, and nothing had gone wrong before.
     how: str = ""
     """`was killed (SIGKILL)`, `exited with code 1`: where a launcher or Slurm has told it, and the process
     itself said nothing."""

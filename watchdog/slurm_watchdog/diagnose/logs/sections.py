@@ -36,7 +36,7 @@ SMALL = 100
 -n`, `less -N`)."""
 
 
-LEAST_OF_A_LIST = 3  # 1, 2, 3: somebody counts; a task 0 would be there, too.
+LEAST_OF_A_LIST = 3  # 1, 2, 3: someone counts; a task 0 would be there, too.
 
 
 def without_line_numbers(lines: Sequence[Line]) -> list[Line]:
@@ -81,7 +81,7 @@ def without_modules(lines: Sequence[Line]) -> list[Line]:
 
 def with_sections(lines: Sequence[Line]) -> tuple[list[Line], list[int]]:
     """(the lines, in their order; the numbers of the lines that are headings). Those under a heading that
-    names a rank have it where they name nobody themselves."""
+    names a rank have it where they name no one themselves."""
     filled: list[Line] = []
     headings: list[int] = []
     current: Who = NOBODY

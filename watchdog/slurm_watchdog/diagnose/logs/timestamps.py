@@ -177,7 +177,7 @@ def _in_year(moment: datetime, year: int) -> float | None:
 
 def on_scale_of(seen: float, sort: str | None, ends: float | None) -> float:
     """When a log was seen (seconds since 1970), on the scale of its own times, whose last one is `ends`:
-    where these have no year, or no date at all, the first moment that fits, for nobody may claim more years
+    where these have no year, or no date at all, the first moment that fits, for no one may claim more years
     or days of silence than are known."""
     if ends is None or sort not in ("clock", "dated"):
         return seen

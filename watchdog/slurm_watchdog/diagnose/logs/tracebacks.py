@@ -1,7 +1,7 @@
 """Errors in the lines of a log: interleaved tracebacks put together, chains kept in their order. Pure.
 
 Lines with the same prefix are one stream, and what is said in a stream is said in order. Without a prefix the
-ranks' lines lie over each other: then each last line of a traceback is an error of its own, and nobody knows
+ranks' lines lie over each other: then each last line of a traceback is an error of its own, and no one knows
 whose.
 """
 
@@ -24,7 +24,7 @@ DETAIL_LINES = 8  # Lines after an exception that may say what it was.
 SLURMS_CLOCK_BEHIND_S, SLURMS_CLOCK_AHEAD_S = 60.0, 1800.0
 """Further from the last time in the log, `CANCELLED AT` was written by a clock of another zone, or long after."""
 ENDED = late_regex(r"\*\*\* JOB\b.*CANCELLED AT|CANCELLED AT.*DUE TO")
-"""Slurm's word that somebody ends the run: what has no time of its own and stands below was said later."""
+"""Slurm's word that someone ends the run: what has no time of its own and stands below was said later."""
 PROSE_WORDS = 14  # A shorter sentence with a person in it may be a program's.
 AFTER_LINES = 6  # Lines after an error in which its stream says that it continues.
 
@@ -72,7 +72,7 @@ _HEADER = late_regex(
     re.IGNORECASE,
 )
 """It stands alone, at the beginning of what a line says, or at its end; in the middle of a sentence it is
-somebody's example."""
+someone's example."""
 _RELAYED = late_regex(r"^Traceback \(most recent call last\): \(RANK (?P<rank>\d+)\)\s*$")
 """torch.distributed.checkpoint raises on every rank what one rank said."""
 _BESIDE_MAIN = late_regex(r"^\s*(?:Exception in thread |(?:Task|Future) exception was never retrieved\b)")
@@ -231,7 +231,7 @@ def _read_error(line: Line, stream: _Stream, at: float | None, own: bool) -> Fou
 
 
 def _is_prose(line: Line) -> bool:
-    """Whether somebody tells of errors: a long sentence with a person in it, and nothing that a program puts
+    """Whether someone tells of errors: a long sentence with a person in it, and nothing that a program puts
     in front."""
     if line.who.named or line.stamp is not None or line.level is not None or _EXCEPTION.match(line.text.strip()):
         return False

@@ -44,7 +44,7 @@ def of_consequences(case: LogCase, felt_errors: list[FoundError], ended_by: Foun
     """No line says why. What is known: who ended first by the words of a launcher or of Slurm, who is missing from the
     cascade.
 
-    `ended_by` is the line with which somebody ended the run from outside.
+    `ended_by` is the line with which someone ended the run from outside.
     """
     timeouts = [error for error in felt_errors if error.name in TIMED_OUT]
     felt = [
@@ -101,14 +101,14 @@ def _first_to_end(case: LogCase, felt: Sequence[FoundError], cut: int | None) ->
 
 
 def _ends_nothing(error: FoundError) -> bool:
-    """Whether somebody ended the run here, or a connection is said in passing to have been lost, as torch warns when it
+    """Whether someone ended the run here, or a connection is said in passing to have been lost, as torch warns when it
     tries its store again."""
     in_passing = error.weak and error.name in ("rendezvous", "peer_lost", "nccl_error")
     return in_passing or error.name in log_table().from_outside or error.name == "terminated"
 
 
 def _failed_before(ended_by: FoundError, first: FirstToEnd | None) -> bool:
-    """Whether a process had failed by itself before somebody ended the run: a time limit or preemption needs no such
+    """Whether a process had failed by itself before someone ended the run: a time limit or preemption needs no such
     reason, and some programs end with a code of their own when they are told to end."""
     if first is None:
         return False
@@ -265,7 +265,7 @@ def _lost_daemon(error: FoundError) -> str | None:
 
 
 def _gone_peer(case: LogCase, felt_errors: Sequence[FoundError]) -> str | None:
-    """The host that closed the connections of several others, where nobody else did but those that say so of it."""
+    """The host that closed the connections of several others, where no one else did but those that say so of it."""
     tellers: dict[str, set[str]] = {}
     names: dict[str, str] = {}
     for error in felt_errors:

@@ -83,7 +83,7 @@ def find_verdict(sources: Sequence[Source], ranks: Ranks) -> LogVerdict | None:
 
 
 def judge_errors(case: LogCase) -> LogVerdict | None:
-    """What the errors of a case come to; None if none of them ended the run, or somebody ended it. Sets their roles."""
+    """What the errors of a case come to; None if none of them ended the run, or someone ended it. Sets their roles."""
     for error in case.errors:
         place_in_table(error, case.ranks)
     return _of_errors(case)
@@ -188,7 +188,7 @@ def _are_cut_off(fatal: Sequence[FoundError], alive: Sequence[FoundError]) -> bo
 
 
 def _ends_from_outside(error: FoundError) -> bool:
-    """Whether somebody ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
+    """Whether someone ended the run here. srun also says that a step is aborted when one of its tasks has failed."""
     if error.name in ("cancelled", "terminated"):
         return bool(_JOB_ENDED.search(error.raw_text) or TOLD_TO_END.search(error.text))
     return error.name in log_table().from_outside
@@ -303,7 +303,7 @@ def _of_cause(case: LogCase, roots: list[FoundError], alive: Sequence[FoundError
         rank, host = locate_errors(first, name, case, host)
     everybody = is_everybody(ranks, alike, case)
     if name in log_table().headers and len(ranks) > 1:
-        rank = host = None  # nobody knows what each of them says next
+        rank = host = None  # no one knows what each of them says next
     if name == "dataloader_worker" and _WORKER_KILLED.search(first.text):
         name = next((error.name for error in alive if error.name == "oom_kill"), name)  # Slurm says who killed it
     sources = {error.source for error in roots}

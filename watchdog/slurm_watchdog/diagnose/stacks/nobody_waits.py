@@ -1,4 +1,4 @@
-"""What stacks say where nobody is seen to wait for a peer: ranks that end, that compute, or that stand still together.
+"""What stacks say where no one is seen to wait for a peer: ranks that end, that compute, or that stand still together.
 Pure."""
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ LEAST_ALIKE = 3  # So many ranks in one place make the only one in another place
 
 
 def without_waiting(case: StackCase) -> Ruling:
-    """Nobody is seen to wait for a peer."""
+    """No one is seen to wait for a peer."""
     places = case.places
     cls = class_word(p.place for p in places)
     if any(p.place is Place.TEARDOWN for p in places):
@@ -97,7 +97,7 @@ def without_waiting(case: StackCase) -> Ruling:
 
 
 def alone_elsewhere(case: StackCase) -> list[RankPlace]:
-    """The only rank that is not where all others are, at least LEAST_ALIKE of them, while nobody is seen to wait for a
+    """The only rank that is not where all others are, at least LEAST_ALIKE of them, while no one is seen to wait for a
     peer: they may wait within the backward pass or for their GPU, whose kernels wait. It proves nothing by itself."""
     counts = Counter(p.place for p in case.places)
     if case.waiting or len(counts) != 2 or len(case.places) <= LEAST_ALIKE or min(counts.values()) > 1:

@@ -117,7 +117,7 @@ def _with_pids_of_files(dumps: Sequence[Dump]) -> list[Dump]:
     for dump in dumps:
         by_file = header_of_file(dump.source, pids[dump.source])
         if len(pids) == 1 and not is_named_for_its_host(dump.source):
-            by_file = replace(by_file, host="")  # somebody's name for the only file there is
+            by_file = replace(by_file, host="")  # someone's name for the only file there is
         if len(pids) == 1 and len(pids[dump.source]) > 1:
             by_file = replace(
                 by_file, rank=None, local_rank=None

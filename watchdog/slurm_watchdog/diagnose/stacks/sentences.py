@@ -246,7 +246,7 @@ def _short_call(p: RankPlace) -> str:
 
 
 def why_no_hang(case: StackCase, outside: Sequence[RankPlace]) -> str:
-    """What stands out, and why it convicts nobody."""
+    """What stands out, and why it convicts no one."""
     if len(outside) > len(case.waiting):
         return "No rank differs: more ranks are outside the collective than wait in it."
     if len(outside) == len(case.waiting):

@@ -33,7 +33,7 @@ MEMORY_BYTES = 1 << 20
 IO_BYTES = 256
 """In all. Threads that wake each other write 8 bytes each time; one line of a log every minute is more than that."""
 LEAST_CPU, MOST_CPU = 0.1, 1.2
-"""Cores of the whole process: its main thread and nobody else. Less still on a machine that has too few cores
+"""Cores of the whole process: its main thread and no one else. Less still on a machine that has too few cores
 for its ranks, if it was found running or waiting for a core."""
 LEAST_GIL = 0.5  # Share of the dumps in which the main thread held the interpreter's lock.
 PLACES = frozenset({Place.OTHER, Place.QUEUE, Place.LOCK, Place.DATALOADER})

@@ -17,7 +17,7 @@ from slurm_watchdog.diagnose.stacks.places import RankPlace
 from slurm_watchdog.diagnose.stacks.waiting import collective_of
 from slurm_watchdog.knowledge.stack_frames import Place
 
-MIN_AGREEING = 3  # So many that agree make the one that does not the odd one; of two nobody knows which is.
+MIN_AGREEING = 3  # So many that agree make the one that does not the odd one; of two no one knows which is.
 MAX_SIZE = 1 << 20
 
 _OPTIONS = {

@@ -1,6 +1,6 @@
 """What a set of stacks says: a hang or none, of what class, who keeps the others waiting, in one sentence.
 
-The same engine as the live vote (`stacks.sides`, `stack_places.locate`), for dumps that somebody sends:
+The same engine as the live vote (`stacks.sides`, `stack_places.locate`), for dumps that someone sends:
 mostly one of each rank, without a clock. So a hang is stated only if the time since the last step says so, or
 several dumps that are alike, or the stacks themselves prove it: a debugger's prompt, a teardown, everybody in
 a collective but a few in a place that does not end by itself.
@@ -83,7 +83,7 @@ class StackVerdict(Struct):
     cls: str = "working"
     culprits: tuple[Culprit, ...] = ()
     summary: str = ""
-    odd: tuple[Culprit, ...] = ()  # Ranks that stand elsewhere than the others wait, where that convicts nobody.
+    odd: tuple[Culprit, ...] = ()  # Ranks that stand elsewhere than the others wait, where that convicts no one.
     undumped: tuple[Culprit, ...] = ()
     gone: tuple[Culprit, ...] = ()  # Whose process had ended.
     others: tuple[tuple[str, int], ...] = ()  # Processes that hold no rank, by what they are.
@@ -166,7 +166,7 @@ def _with_a_prompt(case: StackCase) -> Ruling | None:
 
 
 def _with_waiting(case: StackCase) -> Ruling:
-    """Somebody waits for peers."""
+    """Someone waits for peers."""
     outside = list(case.outside)
     if not outside:
         return _nobody_outside(case)

@@ -1,4 +1,4 @@
-"""Who waits and who stands outside: the core of every vote on stacks, live or on dumps that somebody sends."""
+"""Who waits and who stands outside: the core of every vote on stacks, live or on dumps that someone sends."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def takes_its_time(place: RankPlace) -> bool:
 
 def makes_its_own_samples(place: RankPlace) -> bool:
     """Whether a rank is in the code that makes a sample, below a data loader without workers: that works, and
-    waits for nobody."""
+    waits for no one."""
     inner = next(iter(place.frames), None)
     made = place.place is Place.DATALOADER and inner is not None
     return made and inner is not None and place_of(inner.function, inner.file) is not Place.DATALOADER

@@ -167,7 +167,7 @@ _ENOUGH = 3
 
 
 def is_kernel_log(lines: Iterable[str]) -> bool:
-    """Whether most of these lines are the kernel's own: then somebody gave a kernel log for a job's."""
+    """Whether most of these lines are the kernel's own: then someone gave a kernel log for a job's."""
     filled = [line for line in lines if line.strip()]
     own = sum(1 for line in filled if KERNELS_OWN.match(line))
     return own >= _ENOUGH and own >= _MOSTLY * len(filled)

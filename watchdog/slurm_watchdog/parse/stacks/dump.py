@@ -1,4 +1,4 @@
-"""The stacks of one process as somebody dumped them, and what the text around them says of it: a value."""
+"""The stacks of one process as someone dumped them, and what the text around them says of it: a value."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def _saved_words(at: ActionRun) -> str:
 
 
 def _may_be_requeued_again(at: Observed) -> bool:
-    """Whether a request that was repeated because nobody answered may still be under way to Slurm: it would
+    """Whether a request that was repeated because no one answered may still be under way to Slurm: it would
     hit the next run. A job that is held takes no harm from it."""
     before = at.tries(Operation.REQUEUE_HOLD)
     doubtful = [r.outcome_at or r.intent_at for r in before if r.outcome is OperationOutcome.UNKNOWN]

@@ -43,14 +43,14 @@ def _requeue(at: Observed) -> Way:
     if (closed := _closed(at)) is not None:
         return closed
     if at.in_vain(Operation.REQUEUE_HOLD):
-        # Nobody knows: it may happen yet, and then any other way would run the job twice.
+        # No one knows: it may happen yet, and then any other way would run the job twice.
         return at.give_up(at.why_failed(Operation.REQUEUE_HOLD)), ""
     do = Execute(operation=Operation.REQUEUE_HOLD, only_unfinished=at.stage is Stage.SAME_RUN)
     return at.retry(do), ""
 
 
 def _closed(at: Observed) -> Way | None:
-    """Where the job must not go through the queue again: somebody holds it, or another job continues in its place."""
+    """Where the job must not go through the queue again: someone holds it, or another job continues in its place."""
     if at.job is not None and at.job.kept_from_queue:
         return None, at.job.kept_from_queue
     if at.stage is Stage.FINISHED and at.freed:

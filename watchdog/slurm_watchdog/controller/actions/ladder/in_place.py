@@ -32,7 +32,7 @@ def restart_step(at: Observed) -> Way:
             return None, at.why_failed(operation)
     for operation in ORDER:
         if at.tried(operation) and not at.done(operation) and at.in_vain(operation):
-            # Nobody knows: it may happen yet, and any other way would then end a step that trains.
+            # No one knows: it may happen yet, and any other way would then end a step that trains.
             return at.give_up(at.why_failed(operation)), ""
     if at.paused and not at.tried(Operation.WRITE_ORDER):
         return Wait(reason="paused: the step is not started again until `slurm-watchdog resume`"), ""

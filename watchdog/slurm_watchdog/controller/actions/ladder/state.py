@@ -92,7 +92,7 @@ class Observed(ActionRun):
     """When this controller began to drive the action: what agents know takes a moment to arrive after that."""
     submitted: SlurmJob | None = None  # The job that was submitted in place of this one.
     submission_looked_for: bool = False
-    """Whether `submitted` None means that Slurm has none, and not that nobody has asked yet."""
+    """Whether `submitted` None means that Slurm has none, and not that no one has asked yet."""
     behind: tuple[SlurmJob, ...] = ()
     """Jobs that continue where this one ends: elements of its array, jobs that depend on it."""
     freed: tuple[SlurmJob, ...] = ()

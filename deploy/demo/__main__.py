@@ -134,7 +134,7 @@ class Story:
         """What Slack got since its message number `since`, when the last of it says that the incident is over."""
         slack = self.watchdog.slack
         self.watchdog.wait_for(
-            lambda: any("over after" in text.lower() for text in slack.texts()[since:]),
+            lambda: any("(over)" in text for text in slack.texts()[since:]),
             30,
             "Slack to hear that it is over",
         )

@@ -30,4 +30,4 @@ def test_the_demo_tells_its_whole_story() -> None:
         "a": "filesystem_outage", "b": "collective_hang", "c": "operator_restart", "d": "collective_hang",
     }  # fmt: skip
     said = [line for line in done.stdout.splitlines() if "slack  " in line]
-    assert sum("over after" in line.lower() for line in said) == 4, "\n".join(said)
+    assert sum(line.endswith("(over)") for line in said) == 4, "\n".join(said)

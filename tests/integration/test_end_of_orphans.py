@@ -4,6 +4,7 @@ touched."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import tempfile
@@ -175,7 +176,7 @@ def test_orphans_are_ended_by_the_ladder_and_one_that_cannot_be_has_its_node_dra
     assert "DRAIN" in node["State"]
     assert f"slurm-watchdog: unkillable process {pid} (stuck)" in node["Reason"]
     told = watchdog.wait_for(
-        lambda: [t for t in watchdog.slack.texts() if "NEEDS YOU" in t], WAIT_S, "Slack to be told"
+        lambda: [t for t in map(json.dumps, watchdog.slack.messages) if "NEEDS YOU" in t], WAIT_S, "Slack to be told"
     )
     assert any("unkillable" in text for text in told)
     assert 'slurm_watchdog_actions_total{action="end_process",outcome="ok"} 2.0' in watchdog.metrics()

@@ -60,7 +60,8 @@ def write() -> str:
     paths: dict[str, dict[str, Any]] = {}
     for route in ROUTES:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route, known)
-    error = {"$ref": "#/components/schemas/Error"}
+    refused = {"application/json": {"schema": {"$ref": "#/components/schemas/Error"}}}
+    codes = " ".join(f"{code}: {words}" for code, words in REFUSALS.items())
     document = {
         "openapi": "3.1.0",
         "info": {
@@ -72,10 +73,19 @@ def write() -> str:
         "paths": paths,
         "components": {
             "schemas": {**dict(sorted(components.items())), "Error": ERROR},
-            "responses": {code: {"description": words, "content": {"application/json": {"schema": error}}} for code, words in REFUSALS.items()},
+            "responses": {"Error": {"description": codes, "content": refused}},
         },
     }  # fmt: skip
-    return json.dumps(document, indent=1, ensure_ascii=False) + "\n"
+    return _laid_out(document, 3) + "\n"
+
+
+def _laid_out(value: Any, levels: int) -> str:
+    """JSON, what is deeper than so many levels in one line: a line for each path and each schema."""
+    if not levels or not isinstance(value, dict):
+        return json.dumps(value, ensure_ascii=False)
+    return (
+        "{\n" + ",\n".join(f"{json.dumps(key)}: {_laid_out(each, levels - 1)}" for key, each in value.items()) + "\n}"
+    )
 
 
 def _operation(route: Route, known: Mapping[Any, Schema]) -> dict[str, Any]:
@@ -87,7 +97,7 @@ def _operation(route: Route, known: Mapping[Any, Schema]) -> dict[str, Any]:
         "parameters": parameters,
         "responses": {
             "200": {"description": "Done.", "content": {"application/json": {"schema": known[route.answer]}}},
-            **{code: {"$ref": f"#/components/responses/{code}"} for code in REFUSALS},
+            "default": {"$ref": "#/components/responses/Error"},
         },
     }  # fmt: skip
     if route.body is not None:

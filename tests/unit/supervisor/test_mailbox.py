@@ -19,6 +19,7 @@ from slurm_watchdog.model.supervisor import (
     parse_status,
 )
 from slurm_watchdog.supervisor.mailbox import (
+    Ordered,
     is_our_switch,
     misses_agent,
     other_writer,
@@ -26,7 +27,6 @@ from slurm_watchdog.supervisor.mailbox import (
     remove_switch,
     write_status,
 )
-from slurm_watchdog.supervisor.state import Ordered
 
 STATUS = SupervisorStatus(protocol=PROTOCOL, state=SupervisorState.RUNNING, step_id="0", nodes=("n1",))
 

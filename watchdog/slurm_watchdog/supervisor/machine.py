@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Concatenate, ParamSpec
+
 from msgspec.structs import replace
 
 from slurm_watchdog.model.supervisor import (
@@ -33,20 +36,10 @@ from slurm_watchdog.supervisor.placement import NoSpare, choose
 from slurm_watchdog.supervisor.preflight import look_s
 from slurm_watchdog.supervisor.state import (
     Action,
-    Asked,
     Begin,
-    Begun,
-    Beside,
-    Ended,
     Ends,
-    Event,
     Forward,
     Look,
-    Looked,
-    Lost,
-    NotBegun,
-    NotRequeued,
-    Ordered,
     Phase,
     Requeue,
     Run,
@@ -54,9 +47,6 @@ from slurm_watchdog.supervisor.state import (
     Settings,
     SignalSteps,
     SignalTree,
-    StepsSeen,
-    Switch,
-    Tick,
 )  # fmt: skip
 
 TREE_S = 1.0  # Between KILL of the steps, with TERM of what runs on this host, and KILL of that.
@@ -67,6 +57,14 @@ LOOK_MORE_S = 3.0  # Beside look_s(), for slurmctld, which is asked before, and 
 SIGINT = 2
 
 Next = tuple[Run, tuple[Action, ...]]
+Event = Callable[[Run, float, float], Next]
+"""What has happened: it takes the state, `now` on the monotonic clock, and `wall` since the epoch."""
+P = ParamSpec("P")
+
+
+def event(happened: Callable[Concatenate[Run, float, float, P], Next], *about: P.args, **more: P.kwargs) -> Event:
+    """One of the functions below, with what is known of it."""
+    return lambda run, now, wall: happened(run, now, wall, *about, **more)
 
 
 def first(settings: Settings, now: float) -> Next:
@@ -76,46 +74,18 @@ def first(settings: Settings, now: float) -> Next:
     return run, (Look(settings.allocation.nodes),)
 
 
-def next_state(run: Run, event: Event, now: float, wall: float) -> Next:
-    """What is so after `event`, and what is to be done. `now` is on the monotonic clock, `wall` since the epoch."""
-    if run.phase is Phase.OVER:
-        return run, ()
-    match event:
-        case Tick():
-            return _tick(run, now, wall)
-        case Looked(suspects):
-            run = replace(run, suspects=suspects, looked=True)
-            return _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
-        case NotBegun(why):
-            return _over(run, now, 127, f"the command cannot be started: {why}")
-        case Begun(ticks):
-            return replace(run, begun_ticks=ticks), ()
-        case StepsSeen():
-            return _steps(run, event)
-        case Ordered(order, written_at):
-            return _order(run, order, wall - written_at, now, wall)
-        case Ended() if event.start == run.starts:
-            return _ended(run, event, now, wall)
-        case Switch(present):
-            return _switch(run, present, now)
-        case Asked():
-            return _asked(run, event, now)
-        case Lost(nodes):
-            return _lost(run, nodes, now, wall)
-        case NotRequeued():
-            return _not_requeued(run, now)
-        case Beside(pid):
-            return _beside(run, pid)
-    return run, ()
+def next_state(run: Run, happened: Event, now: float, wall: float) -> Next:
+    """What is so after it, and what is to be done."""
+    return (run, ()) if run.phase is Phase.OVER else happened(run, now, wall)
 
 
-def is_about_time(run: Run, event: Event, now: float, wall: float) -> bool:
-    """Whether what `event` leads to depends on the end of the job's time, as it is known: Slurm may have moved it."""
+def is_about_time(run: Run, happened: Event, now: float, wall: float) -> bool:
+    """Whether what `happened` leads to depends on the end of the job's time, which Slurm may have moved."""
     if _seconds_left(run, wall) >= LAST_S + GIVE_UP_S:
         return False
     allocation = replace(run.settings.allocation, end_at=None)
     unlimited = replace(run, settings=replace(run.settings, allocation=allocation))
-    return next_state(run, event, now, wall)[1] != next_state(unlimited, event, now, wall)[1]
+    return next_state(run, happened, now, wall)[1] != next_state(unlimited, happened, now, wall)[1]
 
 
 def with_end(run: Run, end_at: float | None) -> Run:
@@ -126,7 +96,8 @@ def with_end(run: Run, end_at: float | None) -> Run:
     return replace(run, settings=replace(run.settings, allocation=allocation))
 
 
-def _tick(run: Run, now: float, wall: float) -> Next:
+def tick(run: Run, now: float, wall: float) -> Next:
+    """Time has passed."""
     age_s = now - run.since
     if run.phase is Phase.LOOKING and age_s > look_s(len(run.settings.allocation.nodes)) + LOOK_MORE_S:
         return _start(run, now, wall)
@@ -184,6 +155,22 @@ def _look(run: Run, now: float) -> Next:
     return replace(run, phase=Phase.LOOKING, since=now, looked=False), (Look(nodes),)
 
 
+def looked(run: Run, now: float, wall: float, suspects: Mapping[str, str]) -> Next:
+    """The look at the nodes is over; `suspects`: node to what is wrong there, a part of a sentence."""
+    run = replace(run, suspects=suspects, looked=True)
+    return _start(run, now, wall) if run.phase is Phase.LOOKING else (run, ())
+
+
+def not_begun(run: Run, now: float, wall: float, why: str) -> Next:
+    """The command could not be started."""
+    return _over(run, now, 127, f"the command cannot be started: {why}")
+
+
+def begun(run: Run, now: float, wall: float, ticks: int) -> Next:
+    """The command runs since then: see SupervisorStatus.begun_ticks."""
+    return replace(run, begun_ticks=ticks), ()
+
+
 def _start(run: Run, now: float, wall: float) -> Next:
     settings = run.settings
     if run.starts and _seconds_left(run, wall) < LAST_S:
@@ -219,9 +206,11 @@ def _count(run: Run) -> int:
     return max(min(settings.count, usable), min(settings.least, settings.count))
 
 
-def _steps(run: Run, seen: StepsSeen) -> Next:
-    steps, ours = seen.steps, run.placement.nodes
-    elsewhere = tuple(node for node in run.settings.allocation.nodes if node in seen.nodes and node not in ours)
+def steps_seen(run: Run, now: float, wall: float, steps: tuple[str, ...], nodes: tuple[str, ...] = ()) -> Next:
+    """Steps that the present start has begun, all of them, oldest first (BATCH_STEP alone: Slurm lists none), and where
+    they run, as far as Slurm says."""
+    ours = run.placement.nodes
+    elsewhere = tuple(node for node in run.settings.allocation.nodes if node in nodes and node not in ours)
     if run.phase is not Phase.RUNNING or not steps or (steps == run.steps and elsewhere == run.elsewhere):
         return run, ()
     if steps == (BATCH_STEP,) and (run.steps or ours != (run.settings.allocation.batch_host,)):
@@ -236,7 +225,8 @@ def _steps(run: Run, seen: StepsSeen) -> Next:
     return replace(run, order=None, answer=OrderAnswer.STARTED, words=words), (*said, Say(words))
 
 
-def _beside(run: Run, pid: int) -> Next:
+def beside(run: Run, now: float, wall: float, pid: int) -> Next:
+    """Another supervisor of this job lives; 0: none any more."""
     run, before = replace(run, beside=pid), run.beside
     if not pid or before:
         return run, ()
@@ -249,7 +239,9 @@ def _beside(run: Run, pid: int) -> Next:
 # ------------------------------------------------------------------------------------ orders
 
 
-def _order(run: Run, order: RestartOrder, age_s: float, now: float, wall: float) -> Next:
+def ordered(run: Run, now: float, wall: float, order: RestartOrder, written_at: float) -> Next:
+    """An order was found; `written_at`: since the epoch, as its file says."""
+    age_s = wall - written_at
     if order.decision in run.seen:
         return run, ()
     run = replace(run, seen=run.seen | {order.decision})
@@ -303,22 +295,23 @@ def _refusal(run: Run, order: RestartOrder, age_s: float, wall: float) -> str:
 # ------------------------------------------------------------------------------------ lost nodes
 
 
-def _lost(run: Run, nodes: tuple[str, ...], now: float, wall: float) -> Next:
-    """Without `--no-kill` Slurm would end the job and requeue it: what it leaves to us is done in every mode."""
+def lost(run: Run, now: float, wall: float, nodes: tuple[str, ...]) -> Next:
+    """The command cannot continue without these nodes. But for `--no-kill` Slurm would end the job and requeue it:
+    what it leaves to us is done in every mode."""
     if run.phase is not Phase.RUNNING or run.asked_at is not None:
         return run, ()
     run = replace(run, avoided=run.avoided | set(nodes))
-    lost = f"Slurm has lost {', '.join(nodes)}"
+    gone = f"Slurm has lost {', '.join(nodes)}"
     if why := _not_without(run, wall):
-        words = f"{lost}, and the command cannot be started again here ({why}): the job is requeued"
+        words = f"{gone}, and the command cannot be started again here ({why}): the job is requeued"
         said = () if words == run.words else (Say(words),)
         return replace(run, words=words), (*said, Requeue())
     words = (
-        f"{lost}: the command is ended and started again without {'it' if len(nodes) == 1 else 'them'} "
+        f"{gone}: the command is ended and started again without {'it' if len(nodes) == 1 else 'them'} "
         f"(restart {run.starts} of at most {run.settings.max_restarts})"
     )
     looking, actions = _look(run, now)
-    failed = f"Slurm has lost {', '.join(nodes)}, and its command is {_restarting(run)}"
+    failed = f"{gone}, and its command is {_restarting(run)}"
     ending = replace(looking, phase=Phase.ENDING, ends=Ends.TERM, words=words, failed=failed)
     return ending, (Say(words), *_signal(run, "TERM"), *actions)
 
@@ -336,8 +329,8 @@ def _not_without(run: Run, wall: float) -> str:
     return ""
 
 
-def _not_requeued(run: Run, now: float) -> Next:
-    """Slurm would end such a job, too."""
+def not_requeued(run: Run, now: float, wall: float) -> Next:
+    """Slurm does not requeue the job. It would end such a job, too."""
     if run.phase is not Phase.RUNNING or run.asked_at is not None:
         return run, ()
     words = "Slurm does not requeue the job: it is ended"
@@ -348,23 +341,29 @@ def _not_requeued(run: Run, now: float) -> Next:
 # ------------------------------------------------------------------------------------ ends
 
 
-def _ended(run: Run, event: Ended, now: float, wall: float) -> Next:
-    run = replace(run, exit_code=event.code)
+def ended(
+    run: Run, now: float, wall: float, start: int, code: int, *, switched: bool = False, stopped: str = ""
+) -> Next:
+    """The command has ended, or what was left of it has. `start`: its number, from 1; `switched`: our kill switch is
+    there; `stopped`: who ended its step, where that was not itself: a part of a sentence."""
+    if start != run.starts:
+        return run, ()
+    run = replace(run, exit_code=code)
     if run.phase is Phase.ENDING:
         return _after_end(run, now, wall)
     if run.phase is not Phase.RUNNING:
         return run, ()
     if run.asked_at is not None:
-        return _over(run, now, event.code, "the command has ended, as it was asked to")
-    if event.switched:
+        return _over(run, now, code, "the command has ended, as it was asked to")
+    if switched:
         words = "the command has ended by our kill switch: an order to start it again is waited for"
         return replace(run, phase=Phase.WAITING, since=now, words=words), (Say(words),)
-    why = _not_again(run, event, now, wall)
+    why = _not_again(run, code, stopped, now, wall)
     if why is not None:
-        return _over(run, now, event.code, why)
-    words = again_words(code_words(event.code), RESTART_DELAY_S, run.starts, run.settings.max_restarts)
+        return _over(run, now, code, why)
+    words = again_words(code_words(code), RESTART_DELAY_S, run.starts, run.settings.max_restarts)
     left = _end_all(run, "TERM")
-    failed = f"its command ended with {code_words(event.code)}, {_restarting(run)}"
+    failed = f"its command ended with {code_words(code)}, {_restarting(run)}"
     return replace(run, phase=Phase.PAUSING, since=now, words=words, failed=failed), (Say(words), *left)
 
 
@@ -372,20 +371,20 @@ def _restarting(run: Run) -> str:
     return restarting_words(run.starts, run.settings.max_restarts)
 
 
-def _not_again(run: Run, event: Ended, now: float, wall: float) -> str | None:
+def _not_again(run: Run, code: int, stopped: str, now: float, wall: float) -> str | None:
     """Why a command that has ended by itself is not started again; None: it is."""
-    if event.code == 0:
+    if code == 0:
         return "the command has ended well"
-    why = event.stopped
+    why = stopped
     if not why and run.told_at is not None and now - run.told_at <= TOLD_S:
         why = told_words(now - run.told_at)
-    if not why and event.code == INTERRUPTED:
+    if not why and code == INTERRUPTED:
         why = "it was interrupted"
     if not why and run.restarts_left <= 0:
         why = used_up_words(run.settings.max_restarts)
     if not why and _seconds_left(run, wall) < LAST_S:
         why = f"it is {_late(run, wall)}"
-    return not_again_words(code_words(event.code), why) if why else None
+    return not_again_words(code_words(code), why) if why else None
 
 
 def _after_end(run: Run, now: float, wall: float) -> Next:
@@ -398,28 +397,29 @@ def _after_end(run: Run, now: float, wall: float) -> Next:
     return replace(run, phase=Phase.LOOKING), ()
 
 
-def _switch(run: Run, present: bool, now: float) -> Next:
+def switch_seen(run: Run, now: float, wall: float, present: bool) -> Next:
+    """Whether our kill switch is there."""
     if run.phase is not Phase.WAITING:
         return run, ()
     gone_at = None if present else run.switch_gone_at if run.switch_gone_at is not None else now
     return replace(run, switch_gone_at=gone_at), ()
 
 
-def _asked(run: Run, event: Asked, now: float) -> Next:
-    """A signal. One that ends goes to the steps first: srun itself answers it by killing them at once."""
-    if not event.ends:
+def asked(run: Run, now: float, wall: float, number: int, ends: bool) -> Next:
+    """A signal came. One that ends goes to the steps first: srun itself answers it by killing them at once."""
+    if not ends:
         if run.phase is not Phase.RUNNING:
             return run, ()
-        return replace(run, told_at=now), (Forward(event.number),)
+        return replace(run, told_at=now), (Forward(number),)
     if run.phase in (Phase.RUNNING, Phase.ENDING):
         once = run.asked_at is None and bool(run.steps)
         run = replace(run, asked_at=now if run.asked_at is None else run.asked_at)
         if run.phase is Phase.ENDING:
             return run, ()
-        name = "INT" if event.number == SIGINT else "TERM"
-        action = SignalSteps(name, run.steps) if once and not run.in_batch else Forward(event.number)
+        name = "INT" if number == SIGINT else "TERM"
+        action = SignalSteps(name, run.steps) if once and not run.in_batch else Forward(number)
         return replace(run, ends=Ends.TERM if run.ends is Ends.NOT else run.ends), (action,)
-    return _over(run, now, run.exit_code or 128 + event.number, "the job was asked to end")
+    return _over(run, now, run.exit_code or 128 + number, "the job was asked to end")
 
 
 def _over(run: Run, now: float, code: int, words: str) -> Next:

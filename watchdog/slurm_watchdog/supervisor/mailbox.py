@@ -11,6 +11,7 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -19,17 +20,24 @@ from slurm_watchdog.model.supervisor import (
     MAX_STATUS_BYTES,
     ORDER_PREFIX,
     STATUS_FILE,
+    RestartOrder,
     SupervisorState,
     SupervisorStatus,
     order_in,
     parse_status,
 )
-from slurm_watchdog.supervisor.state import Ordered
 
 MAX_ORDER_BYTES = 4096
 MAX_ORDERS = 256  # Of one look: a directory of more is not the controller's work.
 NO_AGENT_S = 60.0
 """After so long without that directory no one is thought to watch: a dozen of the agent's ticks of 5 s. A judgement."""
+
+
+class Ordered(NamedTuple):
+    """An order that was found, and when its file was written, since the epoch."""
+
+    order: RestartOrder
+    written_at: float
 
 
 def misses_agent(directory: str, age_s: float) -> bool | None:

@@ -22,13 +22,13 @@ from slurm_watchdog.base.process_setup import set_name
 from slurm_watchdog.model.kill_switch import HEARTBEAT, parse_line
 from slurm_watchdog.model.supervisor import BATCH_STEP, WRITE_EVERY_S, SupervisorStatus, run_directory
 from slurm_watchdog.slurm.node_names import fold_nodes
+from slurm_watchdog.supervisor import machine, state
 from slurm_watchdog.supervisor.allocation import Allocation, node_count
 from slurm_watchdog.supervisor.endings import MARK, TAIL_BYTES, exit_code, stopped_by
 from slurm_watchdog.supervisor.given_input import NO_INPUT
 from slurm_watchdog.supervisor.job_nodes import FILE_S, JobNodes, log_files
 from slurm_watchdog.supervisor.launcher import RESUME_FROM, Launcher
 from slurm_watchdog.supervisor.lost_nodes import least_nodes
-from slurm_watchdog.supervisor.machine import first, is_about_time, next_state, with_end
 from slurm_watchdog.supervisor.mailbox import (
     is_our_switch,
     misses_agent,
@@ -39,31 +39,7 @@ from slurm_watchdog.supervisor.mailbox import (
 )
 from slurm_watchdog.supervisor.parent import ENDING_SIGNALS, SIGNALS, SharedPid, in_child, say, unblock
 from slurm_watchdog.supervisor.placement import Placement
-from slurm_watchdog.supervisor.state import (
-    Action,
-    Asked,
-    Begin,
-    Begun,
-    Beside,
-    Ended,
-    Event,
-    Forward,
-    Look,
-    Looked,
-    Lost,
-    NotBegun,
-    NotRequeued,
-    Phase,
-    Requeue,
-    Say,
-    Settings,
-    SignalSteps,
-    SignalTree,
-    StepsSeen,
-    Switch,
-    Tick,
-    status_of,
-)
+from slurm_watchdog.supervisor.state import Action, Phase, Settings, status_of
 
 END_S = 1.0  # At the end, for what is still to be written.
 
@@ -178,9 +154,9 @@ class _Service:
         self._switch = environ.get("SLURM_WATCHDOG_KILL_SWITCH") or f"{self._directory}/kill"
         self._launcher, self._voice = launcher, Voice()
         self._command, self._signalled_at = command, dict[int, float]()
-        self._events: asyncio.Queue[Event] = asyncio.Queue()
+        self._events: asyncio.Queue[machine.Event] = asyncio.Queue()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._run, self._actions = first(settings, clock.monotonic())
+        self._run, self._actions = machine.first(settings, clock.monotonic())
         self._written: SupervisorStatus | None = None
         self._written_at = 0.0
         self._asking = False
@@ -211,24 +187,24 @@ class _Service:
         now, before = clock.monotonic(), self._signalled_at.get(number)
         if before is None or now - before >= SAME_SIGNAL_S:
             self._signalled_at[number] = now
-            self._events.put_nowait(Asked(number, number in ENDING_SIGNALS))
+            self._events.put_nowait(machine.event(machine.asked, number, number in ENDING_SIGNALS))
 
-    async def _next(self) -> Event:
+    async def _next(self) -> machine.Event:
         quick = self._run.phase in (Phase.ENDING, Phase.LOOKING) or not self._run.steps
         try:
             async with timeout(QUICK_POLL_S if quick else POLL_S):
                 return await self._events.get()
         except TimeoutError:
-            return Tick()
+            return machine.tick
 
-    async def _handle(self, event: Event) -> None:
-        if is_about_time(self._run, event, clock.monotonic(), clock.wall()):
+    async def _handle(self, happened: machine.Event) -> None:
+        if machine.is_about_time(self._run, happened, clock.monotonic(), clock.wall()):
             # `scontrol update TimeLimit=` and a suspension move it. Once an order, or an end: 3 s at most.
-            self._run = with_end(self._run, await self._launcher.ask.end_at())
-        self._run, actions = next_state(self._run, event, clock.monotonic(), clock.wall())
+            self._run = machine.with_end(self._run, await self._launcher.ask.end_at())
+        self._run, actions = machine.next_state(self._run, happened, clock.monotonic(), clock.wall())
         self._write()  # that an order is taken is said before anything is done
         await self._do(actions)
-        if isinstance(event, Tick):
+        if happened is machine.tick:
             self._poll()
 
     def _poll(self) -> None:
@@ -236,7 +212,7 @@ class _Service:
         self._look_beside()
         for found in read_orders(self._directory):
             if found.order.decision not in self._run.seen:
-                self._events.put_nowait(found)
+                self._events.put_nowait(machine.event(machine.ordered, found.order, found.written_at))
         if self._run.phase is Phase.RUNNING:
             self._ask_for_steps()
             if self._nodes.is_due():
@@ -258,7 +234,7 @@ class _Service:
         known = self._run.beside
         pid = known if known and is_supervisor(known) else other_writer(self._directory, os.getpid(), is_supervisor)
         if pid != known:
-            self._events.put_nowait(Beside(pid))
+            self._events.put_nowait(machine.event(machine.beside, pid))
 
     def _ask_for_steps(self) -> None:
         """If one is not known yet: no step at all, or that of a new call of srun."""
@@ -280,23 +256,23 @@ class _Service:
         finally:
             self._asking = False
         if steps:
-            await self._events.put(StepsSeen(steps, tuple(self._launcher.step_nodes)))
+            await self._events.put(machine.event(machine.steps_seen, steps, tuple(self._launcher.step_nodes)))
             return
         late = since == self._run.since and clock.monotonic() - since >= BATCH_AFTER_S
         if steps is not None and late and not self._launcher.waiting_calls():
-            await self._events.put(StepsSeen((BATCH_STEP,)))
+            await self._events.put(machine.event(machine.steps_seen, (BATCH_STEP,)))
 
     async def _look_for_lost(self, start: int) -> None:
         used = (*self._run.placement.nodes, *self._run.elsewhere)
         runs_on = self._launcher.step_nodes
         found = await self._nodes.look([node for node in used if not runs_on or node in runs_on])
         if found and start == self._run.starts:
-            await self._events.put(Lost(found))
+            await self._events.put(machine.event(machine.lost, found))
 
     async def _requeue(self) -> None:
         """Where Slurm does not answer, the next look asks it again."""
         if await self._launcher.ask.requeue():
-            await self._events.put(NotRequeued())
+            await self._events.put(machine.not_requeued)
 
     def _write(self) -> None:
         status, now = status_of(self._run, os.getpid()), clock.monotonic()
@@ -316,19 +292,19 @@ class _Service:
     async def _do(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Say(text):
+                case state.Say(text):
                     self._say(text)
-                case Look(nodes):
+                case state.Look(nodes):
                     self._spawn(self._look(nodes))
-                case Begin(placement, in_batch, resume_from):
+                case state.Begin(placement, in_batch, resume_from):
                     await self._begin(placement, in_batch, resume_from)
-                case SignalSteps(name, steps):
+                case state.SignalSteps(name, steps):
                     self._spawn(self._launcher.signal_steps(name, steps))
-                case SignalTree(name):
+                case state.SignalTree(name):
                     self._launcher.signal_tree(name)
-                case Requeue():
+                case state.Requeue():
                     self._spawn(self._requeue())
-                case Forward(number):
+                case state.Forward(number):
                     self._launcher.forward(number, ends=number in ENDING_SIGNALS)
 
     def _say(self, text: str) -> None:
@@ -336,7 +312,9 @@ class _Service:
         self._launcher.helpers |= self._voice.pids
 
     async def _look(self, nodes: tuple[str, ...]) -> None:
-        await self._events.put(Looked(await self._launcher.look(nodes, len(nodes) - self._run.settings.count)))
+        await self._events.put(
+            machine.event(machine.looked, await self._launcher.look(nodes, len(nodes) - self._run.settings.count))
+        )
 
     async def _begin(self, placement: Placement, in_batch: bool, resume_from: str) -> None:
         start = self._run.starts
@@ -350,14 +328,14 @@ class _Service:
         try:
             process = await self._launcher.start(placement, start - 1, resume_from)
         except OSError as error:
-            self._events.put_nowait(NotBegun(str(error)))
+            self._events.put_nowait(machine.event(machine.not_begun, str(error)))
             return
         self._command.put(process.pid)
         self._nodes.begun()
         self._calls, self._ask_at, self._ask_after_s = frozenset(), clock.monotonic() + STEP_FIRST_S, STEP_FIRST_S
-        self._events.put_nowait(Begun(self._launcher.begun_ticks()))
+        self._events.put_nowait(machine.event(machine.begun, self._launcher.begun_ticks()))
         if in_batch:
-            self._events.put_nowait(StepsSeen((BATCH_STEP,)))
+            self._events.put_nowait(machine.event(machine.steps_seen, (BATCH_STEP,)))
         self._spawn(self._wait(process, start))
 
     async def _wait(self, process: asyncio.subprocess.Process, start: int) -> None:
@@ -367,11 +345,11 @@ class _Service:
         by_itself = self._run.phase is Phase.RUNNING
         switched = by_itself and await self._is_switched()
         stopped = stopped_by(await self._tail()) if by_itself and code != 0 else ""
-        await self._events.put(Ended(start=start, code=code, switched=switched, stopped=stopped))
+        await self._events.put(machine.event(machine.ended, start, code, switched=switched, stopped=stopped))
         while self._run.phase is Phase.WAITING or not self._events.empty():
             await asyncio.sleep(POLL_S)
             if self._run.phase is Phase.WAITING:
-                await self._events.put(Switch(await self._is_switched()))
+                await self._events.put(machine.event(machine.switch_seen, await self._is_switched()))
 
     async def _is_switched(self) -> bool:
         """Whether the kill switch is there, and ours. In a directory of our own it is read at once, on a machine under
